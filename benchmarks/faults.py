@@ -42,13 +42,13 @@ A cause is named if the finding has one. No signature matches an exception of th
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("junit", nargs="*", type=Path)
-    given = parser.parse_args()
-    status, rows = 0, read(given.junit)
-    if not given.junit:
+    args = parser.parse_args()
+    status, rows = 0, read(args.junit)
+    if not args.junit:
         with tempfile.TemporaryDirectory() as folder:
             junit = Path(folder) / "junit.xml"
             command = [sys.executable, "-m", "pytest", "tests/faults", f"--junitxml={junit}"]
-            command += ["-o", "junit_family=xunit1"]  # the one that knows properties of a test
+            command += ["-o", "junit_family=xunit1"]  # the family with properties of tests
             status = subprocess.run(command, cwd=ROOT).returncode
             rows = read([junit])
     if not rows:
@@ -59,13 +59,13 @@ def main() -> int:
 
 
 def read(paths: Sequence[Path]) -> list[Measured]:
-    """The rows of these reports; of a fault in several, the last."""
-    found = {row.name: row for path in paths for row in from_junit(path)}
-    return sorted(found.values(), key=lambda row: (row.family, row.name))
+    """The rows of these reports; for a fault in several reports, the last row."""
+    rows = {row.name: row for path in paths for row in from_junit(path)}
+    return sorted(rows.values(), key=lambda row: (row.family, row.name))
 
 
 def document(rows: Sequence[Measured]) -> str:
-    """docs/reference/staged-faults.md."""
+    """The text of docs/reference/staged-faults.md."""
     head = ("fault", "family", "red", "finding and signature", "rank", "host", "seconds")
     lines = [
         (

@@ -1,5 +1,7 @@
-"""What watching gradients for numbers that are not finite costs: steps of train_mlp.py's model with
-the watch and without, in turns within one run, so that a machine whose speed drifts changes both.
+"""The cost of watching gradients for numbers that are not finite.
+
+Measures steps of train_mlp.py's model with and without the watch, alternating within one run, so
+that a change of the machine's speed affects both.
 
     torchrun --standalone --nproc_per_node=2 benchmarks/gradient_watch.py
     torchrun --standalone --nproc_per_node=2 benchmarks/gradient_watch.py --hidden-size 128
@@ -29,7 +31,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hidden-size", type=int, default=2048)
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")
-    parser.add_argument("--steps", type=int, default=5, help="of a turn")
+    parser.add_argument("--steps", type=int, default=5, help="in a turn")
     parser.add_argument("--turns", type=int, default=9)
     return parser.parse_args()
 
@@ -54,7 +56,7 @@ def training(
 def seconds(
     count: int, step: Callable[[], None], device: torch.device, watched: nn.Module | None
 ) -> float:
-    """Of one step, the mean of a turn on this rank; ranks begin it together."""
+    """The mean seconds of a step in one turn on this rank; all ranks begin the turn together."""
     watch = GradientWatch(watched.named_parameters(), count, device) if watched else None
     dist.barrier()
     started = time.perf_counter()
@@ -85,8 +87,8 @@ def main() -> None:
         ratios = sorted(with_watch / without for without, with_watch in pairs)
         rank.say(
             f"{args.turns} pairs of {args.steps} steps: without the watch "
-            f"{median(one for one, _ in pairs):.4g} s a step, with it "
-            f"{median(one for _, one in pairs):.4g} s; ratio {median(ratios):.4f} "
+            f"{median(without for without, _ in pairs):.4g} s per step, with it "
+            f"{median(with_watch for _, with_watch in pairs):.4g} s; ratio {median(ratios):.4f} "
             f"({ratios[0]:.4f} to {ratios[-1]:.4f})"
         )
 

@@ -1,10 +1,10 @@
-"""What a phase costs beyond its own work: wall from its submission to its result known, less the
-scheduler's queue wait and torchrun's own wall. Median of five runs of mlp_1gpu, one at a time.
+"""The overhead of a phase: the wall time from its submission until its result is known, less the
+scheduler's queue wait and torchrun's wall time. Median of five runs of mlp_1gpu, one at a time.
 
     python benchmarks/overhead.py            on local, and on a lab that it starts and ends
     python benchmarks/overhead.py --runs 9
 
-The bounds are 3 s on local and 5 s on the lab, on an idle machine.
+The limits are 3 s on local and 5 s on the lab, on an idle machine.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ BOUNDS_S = {"local": 3.0, "lab": 5.0}
 
 
 def measure(cluster: str) -> tuple[float, float]:
-    """One run of the phase; its overhead in seconds, without and with the queue wait.
+    """Run the phase once; return its overhead in seconds, without and with the queue wait.
 
-    Slurm tells times in whole seconds, so the first may be wrong by one; the second is exact, or,
-    where the first is 0, no less than it was.
+    Slurm reports times in whole seconds, so the first may be wrong by one. The second is exact,
+    unless the first is 0: then it may be too large.
     """
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
         environ = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": folder}
@@ -45,8 +45,8 @@ def measure(cluster: str) -> tuple[float, float]:
 
 
 @contextmanager
-def ready(cluster: str) -> Iterator[str]:
-    """Have the cluster there; gives the reason where it cannot be had, else nothing."""
+def prepared(cluster: str) -> Iterator[str]:
+    """Start the lab if the cluster needs it; yield the reason if it is not available, or ""."""
     reason = lab.find_obstacle() if cluster == "lab" else None
     if cluster != "lab" or reason:
         yield reason or ""
@@ -66,17 +66,17 @@ def main() -> int:
     args = parser.parse_args()
     worst = 0
     for cluster in args.clusters:
-        with ready(cluster) as reason:
+        with prepared(cluster) as reason:
             if reason:
                 print(f"{cluster}: left out: {reason}", flush=True)
                 continue
-            found = [measure(cluster) for _ in range(args.runs)]
+            runs = [measure(cluster) for _ in range(args.runs)]
         bound = BOUNDS_S[cluster]
-        for index, what in enumerate(("overhead", "with the queue wait")):
-            values = [one[index] for one in found]
-            listed = " ".join(f"{one:.2f}" for one in values)
-            print(f"{cluster}: {what}: median {median(values):.2f} s of {listed}", flush=True)
-        worst |= median(one for one, _ in found) >= bound
+        for index, kind in enumerate(("overhead", "with the queue wait")):
+            values = [run[index] for run in runs]
+            listed = " ".join(f"{value:.2f}" for value in values)
+            print(f"{cluster}: {kind}: median {median(values):.2f} s of {listed}", flush=True)
+        worst |= median(overhead for overhead, _ in runs) >= bound
     return int(worst)
 
 

@@ -1,6 +1,6 @@
 """The pytest plugin: options, markers, collection, the `phase` fixture. It parses and delegates.
 
-A plain pytest must not get slower: modules that only a run needs are imported when it starts.
+Plain pytest must not get slower, so modules that only a run needs are imported when it starts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cluster-exclusive",
         action="store_true",
-        help="allow one such run of the cluster at a time; exit with status 4 if another is active",
+        help="allow one run with this option per cluster at a time; exit with status 4 if another "
+        "is active",
     )
     group.addoption(
         "--cluster-report-dir",
@@ -137,7 +138,7 @@ def pytest_pycollect_makeitem(
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, None, None]:
-    """Add the size marks before `-m` selects; keep the job of every selected phase."""
+    """Add the size marks before `-m` selects; keep the job of every phase with a selected test."""
     markers, problems = read_phases(items)
     suite = suite_of(config)
     if suite is not None:

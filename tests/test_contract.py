@@ -55,9 +55,9 @@ NAMES = re.compile(r"(?<=\.)((?:criteria|metrics|versions)\.)\w+")
 
 LISTS = Path(__file__).with_name("contract.yaml")
 WHAT_TO_DO = """\
-Users rely on what is missing: bring it back, or keep an alias for it. If it has to go all the same,
-say in CHANGELOG.md what users do instead, and take it off the list.
-Users will rely on what is new: add it to the list, in alphabetical order.
+Users rely on missing items: restore them, or keep aliases. If one must go, say in CHANGELOG.md what
+users do instead, and remove it from the list.
+Users will rely on new items: add them to the list, in alphabetical order.
 The list is `{kind}` in tests/contract.yaml."""
 
 IMPORT = re.compile(r"^from (pytest_clustersmoke[\w.]*) import ([\w, ]+)$", re.MULTILINE)
@@ -77,11 +77,11 @@ def promised() -> dict[str, list[str]]:
 CONTRACT = promised()
 
 
-def compare(kind: str, listed: set[str], found: set[str]) -> str:
+def compare(kind: str, listed: set[str], actual: set[str]) -> str:
     """What is missing, what is new, and what to do; empty if there is no difference."""
-    if listed == found:
+    if listed == actual:
         return ""
-    missing, new = sorted(listed - found), sorted(found - listed)
+    missing, new = sorted(listed - actual), sorted(actual - listed)
     lines = [*(f"missing: {item}" for item in missing), *(f"new: {item}" for item in new)]
     return "\n".join(["contract.yaml and the code differ:", *lines, WHAT_TO_DO.format(kind=kind)])
 
@@ -92,8 +92,8 @@ def shipped(name: str) -> Path:
     return path
 
 
-class Found:
-    """What users see today: one method for each list of contract.yaml."""
+class Surface:
+    """What users see today: a method for each list of contract.yaml."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -120,15 +120,19 @@ class Found:
             words = todo.pop()
             text = run_command(*words, "--help")
             todo += [(*words, name) for name in subcommands(text)]
-            yield from (" ".join(("clustersmoke", *words, one)) for one in arguments(text))
+            yield from (
+                " ".join(("clustersmoke", *words, argument)) for argument in arguments(text)
+            )
 
     def exit_statuses(self) -> Iterator[str]:
-        """As documented; test_exit_statuses.py provokes each one."""
+        """The statuses in the documents; test_exit_statuses.py provokes each."""
         for title, head, rows in tables(EXIT_STATUSES.read_text()):
             for first, *cells in rows:
                 if head[0] == "subcommand":
-                    said = zip(head[1:], cells, strict=True)
-                    yield from (f"{title} {first}: {status}" for status, cell in said if cell)
+                    cells_by_head = zip(head[1:], cells, strict=True)
+                    yield from (
+                        f"{title} {first}: {status}" for status, cell in cells_by_head if cell
+                    )
                 else:
                     verdict = cells[0] if re.fullmatch("[A-Z ]+", cells[0]) else ""
                     yield f"{title}: {first} {verdict}".strip()
@@ -163,19 +167,19 @@ class Found:
 
     def rank_api(self) -> Iterator[str]:
         for name, cls in classes(rank).items():
-            yield from {f"{name}.{one}" for one in (*members(cls), *assigned(cls))}
+            yield from {f"{name}.{member}" for member in (*members(cls), *assigned(cls))}
 
     def criteria_api(self) -> Iterator[str]:
         """The base classes of phases; their tests name the cases of JUnit."""
         for name, cls in classes(criteria).items():
             if cls is criteria.PhaseView:  # its own list is `phase_api`
                 continue
-            yield from (f"{name}.{one}" for one in members(cls))
+            yield from (f"{name}.{member}" for member in members(cls))
 
     def phase_api(self) -> Iterable[str]:
         """What a criterion sees of its phase."""
-        found: list[str] = json.loads((self._run / "members.json").read_text())
-        return found
+        members: list[str] = json.loads((self._run / "members.json").read_text())
+        return members
 
     # -- Names -------------------------------------------------------------------------------------
 
@@ -196,7 +200,7 @@ class Found:
 
     def signatures(self) -> Iterator[str]:
         loaded = yaml.safe_load(shipped("signatures.yaml").read_text())
-        return (one["id"] for one in loaded["signatures"])
+        return (signature["id"] for signature in loaded["signatures"])
 
     def staged_faults(self) -> Iterator[str]:
         yield from (f"--cluster-prove {name}" for name in FAULTS)
@@ -228,7 +232,7 @@ class Found:
         root = ElementTree.parse(self._report / "junit.xml").getroot()
         for place in ("suite", "case"):
             properties = root.iterfind(f".//test{place}/properties/property")
-            names = {one.attrib["name"] for one in properties}
+            names = {definition.attrib["name"] for definition in properties}
             yield from (f"{place} {name}" for name in names | {*VERSIONS})
 
     def metrics_prom(self) -> Iterator[str]:
@@ -266,14 +270,14 @@ class Found:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return Found(tmp_path_factory.mktemp("contract"))
+def actual(tmp_path_factory: pytest.TempPathFactory) -> Surface:
+    return Surface(tmp_path_factory.mktemp("contract"))
 
 
 @pytest.mark.parametrize("kind", CONTRACT)
-def test_list_is_what_users_see(kind: str, found: Found) -> None:
+def test_list_is_what_users_see(kind: str, actual: Surface) -> None:
     """Everything on the list exists, and everything that exists is on the list."""
-    difference = compare(kind, {*CONTRACT[kind]}, {*getattr(found, kind)()})
+    difference = compare(kind, {*CONTRACT[kind]}, {*getattr(actual, kind)()})
     if difference:
         pytest.fail(difference, pytrace=False)
 
@@ -285,12 +289,12 @@ def test_list_is_sorted_and_has_nothing_twice(kind: str) -> None:
 
 
 def test_every_list_is_compared() -> None:
-    """Each list has a method that collects its items, and the other way round."""
-    assert {*CONTRACT} == {name for name in vars(Found) if not name.startswith("_")}
+    """Each list has a method that collects its items, and each method has a list."""
+    assert {*CONTRACT} == {name for name in vars(Surface) if not name.startswith("_")}
 
 
 def test_difference_says_what_to_do() -> None:
-    """The missing and the new are named, with what to do about each; the rest is not mentioned."""
+    """Missing and new items are named, with what to do about each; the others are not."""
     words = compare("options", {"--kept", "--gone"}, {"--kept", "--added"})
     assert "missing: --gone\nnew: --added\n" in words and "--kept" not in words
     assert "alias" in words and "CHANGELOG.md" in words and "`options`" in words

@@ -1,4 +1,4 @@
-"""The documents are true: examples run, links lead somewhere, the reference is complete."""
+"""The documents are correct: examples run, links have targets, the reference is complete."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ def test_shown_profile_is_accepted(text: str, suite: Suite) -> None:
 def anchors(path: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     text = BLOCK.sub("", path.read_text())
-    found: set[str] = set()
+    targets: set[str] = set()
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
         kept = re.sub(r"[^\w\- ]", "", re.sub(r"\\(.)", r"\1", heading).lower())
         anchor = kept.strip().replace(" ", "-")
-        same = sum(other == anchor or other.startswith(f"{anchor}-") for other in found)
-        found.add(f"{anchor}-{same}" if anchor in found else anchor)
-    return found
+        same = sum(other == anchor or other.startswith(f"{anchor}-") for other in targets)
+        targets.add(f"{anchor}-{same}" if anchor in targets else anchor)
+    return targets
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)

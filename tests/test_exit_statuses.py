@@ -144,13 +144,13 @@ def test_table_of_a_proof_is_complete(suite: Suite) -> None:
 
 
 def exists(place: str) -> bool:
-    """Whether a referenced test exists."""
+    """Whether the test, or a test in the file, exists."""
     path, _, name = place.partition("::")
     if not (ROOT / path).is_file():
         return False
     tree = ast.parse((ROOT / path).read_text())
     names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    return name in names if name else any(one.startswith("test_") for one in names)
+    return name in names if name else any(name.startswith("test_") for name in names)
 
 
 # The subcommands
@@ -213,13 +213,13 @@ def test_lost_terminal_ends_clustersmoke_except_under_nohup(
 
 def subcommands(parser: argparse.ArgumentParser, before: str = "") -> set[str]:
     """The subcommands of a parser, and each of `lab`."""
-    found: set[str] = set()
+    statuses: set[str] = set()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, inner in action.choices.items():
                 nested = subcommands(inner, f"{name} ") if name == "lab" else set()
-                found |= nested or {before + name}
-    return found
+                statuses |= nested or {before + name}
+    return statuses
 
 
 def test_table_of_clustersmoke_is_complete() -> None:

@@ -1,4 +1,4 @@
-"""The ids of findings are read from sources, whichever way they get into a finding."""
+"""The ids of findings are read from the sources, however they get into a finding."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ SOURCES = {
 
 @pytest.mark.parametrize("way", SOURCES)
 def test_id_is_found(tmp_path: Path, way: str) -> None:
-    """An id is found where it is written, and no other text is taken for one."""
+    """An id is found wherever it is written, and no other text is taken for an id."""
     source, ids = SOURCES[way]
     tmp_path.joinpath("module.py").write_text(source)
     assert finding_ids(tmp_path, {"Finding"}) == ids
 
 
 def test_id_is_found_across_modules(tmp_path: Path) -> None:
-    """A constant that is imported counts, and so does what another module calls a function with."""
+    """Imported constants count, and so do the arguments of calls in other modules."""
     tmp_path.joinpath("names.py").write_text('FULL = ("disk-full", "a fix")\n')
     tmp_path.joinpath("disk.py").write_text(
         "from names import FULL\ndef make(id):\n    return Finding(id), Finding(FULL[0])\n"

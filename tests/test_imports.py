@@ -30,11 +30,11 @@ def at_import(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 def imported(name: str) -> set[str]:
     """All modules that `name` imports when it is loaded."""
-    path, found = MODULES[name], set()
+    path, names = MODULES[name], set()
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in at_import(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
             continue
         base = node.module or ""
         if node.level:
@@ -42,18 +42,18 @@ def imported(name: str) -> set[str]:
             base = ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [base])])
         for alias in node.names:
             full = f"{base}.{alias.name}"
-            found.add(full if full in MODULES else base)
-    return found
+            names.add(full if full in MODULES else base)
+    return names
 
 
 def ours(name: str) -> set[str]:
-    return {one for one in imported(name) if one in MODULES} - {name}
+    return {module for module in imported(name) if module in MODULES} - {name}
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_module_imports_nothing_heavy(name: str) -> None:
-    """No module of the package, not even of the ranks, imports torch and the like at load."""
-    assert not {one.split(".")[0] for one in imported(name)} & HEAVY
+    """No module, not even one for the ranks, imports torch or the like when it is loaded."""
+    assert not {module.split(".")[0] for module in imported(name)} & HEAVY
 
 
 @pytest.mark.parametrize("name", ["plugin", "session.items", "text", "report.verdict"])
@@ -66,7 +66,9 @@ def test_modules_of_every_pytest_are_light(name: str) -> None:
             continue
         early.add(module)
         todo += list(ours(module))
-    outside = {one.split(".")[0] for module in early for one in imported(module)}
+    outside = {
+        imported_module.split(".")[0] for module in early for imported_module in imported(module)
+    }
     assert not outside & (HEAVY | LATE)
 
 

@@ -71,7 +71,7 @@ def run_ladder(folder: Path, cluster: str, *words: str, **variables: str) -> Run
 
 
 def check_phases(ladder: RunFiles) -> None:
-    """Every phase ran and passed, on its nodes; no criterion is skipped but those that may be."""
+    """Every phase ran on its nodes and passed; only criteria that may be skipped are skipped."""
     record = ladder.record()
     assert record["verdict"] == "FIT"
     phases = {phase["phase"]: phase for phase in record["phases"]}
@@ -86,20 +86,19 @@ def check_phases(ladder: RunFiles) -> None:
 
 
 def property_names(ladder: RunFiles) -> dict[str, tuple[str, frozenset[str]]]:
-    """Each case of junit.xml: its result and the names of its properties."""
+    """The result and the names of the properties of each case of junit.xml."""
     cases = properties(ladder.report / "junit.xml")
     return {name: (case["result"], frozenset(case)) for name, case in cases.items()}
 
 
 def check_files(ladder: RunFiles) -> None:
-    """report.json is valid by the schema that ships, and junit.xml by the XSD of Jenkins; both say
-    the same."""
+    """report.json matches the shipped schema, and junit.xml the XSD of Jenkins; they agree."""
     assert wrong(ladder.record(), json.loads(SCHEMA_PATH.read_text())) == []
     same(ladder.record(), Read(ladder.report / "junit.xml"))
 
 
 def check_page(ladder: RunFiles) -> None:
-    """In a real browser the page logs no error; each phase has its nodes drawn, and its metrics."""
+    """In a real browser the page logs no error; each phase shows its nodes and metrics."""
     with started() as chromium, first_screen(chromium, ladder.report / "index.html") as opened:
         opened.open_all()
         opened.check_quiet()

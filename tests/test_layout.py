@@ -1,4 +1,4 @@
-"""The structure of the package: its entries, the direction of imports, names used once."""
+"""The structure of the package: its entries, the direction of imports, unique names."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ LEVEL = {entry: level for level, entries in enumerate(LAYERS) for entry in entri
 
 def module_paths() -> dict[str, Path]:
     """Every module of the package by its dotted name."""
-    found = {}
+    modules = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(REPOSITORY).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
 
 
 MODULES = module_paths()
@@ -43,10 +43,10 @@ TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 def imports_of(name: str) -> set[str]:
     """The package's modules that a module imports, also inside functions and for types."""
     package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
-    found: set[str] = set()
+    imports: set[str] = set()
     for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -54,8 +54,8 @@ def imports_of(name: str) -> set[str]:
                 base = ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [base])])
             for alias in node.names:
                 full = f"{base}.{alias.name}"
-                found.add(full if full in MODULES else base)
-    return {module for module in found if module in MODULES} - {name}
+                imports.add(full if full in MODULES else base)
+    return {module for module in imports if module in MODULES} - {name}
 
 
 def entry_of(name: str) -> str:
@@ -80,8 +80,8 @@ def used_twice(names: Iterable[str]) -> list[str]:
 def violations() -> set[str]:
     """Every breach of the layout, one line each."""
     graph = entry_imports()
-    found = {f"entry not in the map: {entry}" for entry in graph.keys() - LEVEL.keys()}
-    found |= {
+    problems = {f"entry not in the map: {entry}" for entry in graph.keys() - LEVEL.keys()}
+    problems |= {
         f"import that does not go down: {entry} -> {other}"
         for entry, others in graph.items()
         for other in others
@@ -90,16 +90,16 @@ def violations() -> set[str]:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError:
-        found.add("entries import each other in a cycle")
+        problems.add("entries import each other in a cycle")
     stems = [path.stem for path in MODULES.values() if not path.stem.startswith("__")]
-    found |= {f"file stem used twice: {stem}" for stem in used_twice(stems)}
+    problems |= {f"file stem used twice: {stem}" for stem in used_twice(stems)}
     classes = [
         node.name
         for tree in TREES.values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
-    return found | {f"public class name used twice: {name}" for name in used_twice(classes)}
+    return problems | {f"public class name used twice: {name}" for name in used_twice(classes)}
 
 
 def test_layout_has_no_violation() -> None:

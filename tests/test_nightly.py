@@ -39,24 +39,24 @@ def workflow() -> dict[str, Any]:
 
 
 def job() -> dict[str, Any]:
-    (found,) = workflow()["jobs"].values()
-    return dict(found)
+    (single,) = workflow()["jobs"].values()
+    return dict(single)
 
 
 def steps() -> dict[str, str]:
     """The shell scripts of the workflow's steps, by their names."""
-    return {one["name"]: one["run"] for one in job()["steps"] if "run" in one}
+    return {step["name"]: step["run"] for step in job()["steps"] if "run" in step}
 
 
 def crontab() -> list[tuple[str, str]]:
     """The jobs of the crontab: schedule and command."""
-    found = []
+    jobs = []
     for line in CRONTAB.read_text().splitlines():
         if not line or line.startswith("#") or re.match(r"[A-Za-z_]+\s*=", line):
             continue
         fields = line.split(None, 5)
-        found.append((" ".join(fields[:5]), fields[5]))
-    return found
+        jobs.append((" ".join(fields[:5]), fields[5]))
+    return jobs
 
 
 def test_page_shows_the_example_files() -> None:
@@ -82,7 +82,8 @@ def test_page_shows_the_refusal_of_a_second_run(tmp_path: Path) -> None:
     assert str(problem).replace(str(tmp_path), "/scratch/…/runs") == line
 
 
-def checked(*words: str | Path) -> None:
+def check_command(*words: str | Path) -> None:
+    """Run a command, which must succeed."""
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -95,24 +96,24 @@ def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
         scripts[-1].write_text(text)
     assert len(scripts) == 3 and os.access(SCRIPT, os.X_OK)
     for path in scripts:
-        checked("bash", "-n", path)
-        checked(TOOLS / "shellcheck", "--shell=bash", "--severity=style", path)
+        check_command("bash", "-n", path)
+        check_command(TOOLS / "shellcheck", "--shell=bash", "--severity=style", path)
 
 
 def test_workflow_matches_githubs_schema(tmp_path: Path) -> None:
     """GitHub's schema accepts it, and refuses a broken one."""
     command = (sys.executable, "-m", "check_jsonschema", "--builtin-schema")
-    checked(*command, "vendor.github-workflows", WORKFLOW)
+    check_command(*command, "vendor.github-workflows", WORKFLOW)
     broken = tmp_path / "broken.yml"
     broken.write_text(WORKFLOW.read_text().replace("runs-on:", "runs-at:"))
     with pytest.raises(AssertionError, match="runs-on"):
-        checked(*command, "vendor.github-workflows", broken)
+        check_command(*command, "vendor.github-workflows", broken)
 
 
 def test_schedules_run_once_a_night() -> None:
     """Crontab and workflow have a valid cron schedule that occurs once in 24 hours."""
     times = [when for when, _ in crontab()]
-    times += [one["cron"] for one in workflow()["on"]["schedule"]]
+    times += [entry["cron"] for entry in workflow()["on"]["schedule"]]
     assert len(times) == 2
     for when in times:
         assert croniter.is_valid(when), when
@@ -134,7 +135,7 @@ def test_example_runs_are_exclusive() -> None:
         assert text.count('--cluster-report-dir="$REPORTS"') == 1
 
 
-def by_cron(home: Path) -> subprocess.CompletedProcess[str]:
+def run_as_cron(home: Path) -> subprocess.CompletedProcess[str]:
     """Run the crontab's command as cron does: by sh, in the home directory, with only cron's
     variables."""
     ((_, command),) = crontab()
@@ -149,7 +150,7 @@ def by_cron(home: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def settle(home: Path, suite: Path, **settings: str) -> None:
+def install_script(home: Path, suite: Path, **settings: str) -> None:
     """Copy the script next to the suite, and write this machine's settings to nightly.env."""
     shutil.copy(SCRIPT, suite / "nightly.sh")
     lines = [
@@ -167,13 +168,13 @@ def night(suite: Suite, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (suite.path / "smoke_tests").mkdir()
     suite.phase(file="smoke_tests/test_small.py")
     (suite.path / "pytest.ini").write_text("[pytest]\n")
-    settle(home, suite.path, CLUSTER="one", PYTEST_ADDOPTS=" ".join(BARE))
+    install_script(home, suite.path, CLUSTER="one", PYTEST_ADDOPTS=" ".join(BARE))
     return home
 
 
 def test_fit_night_is_silent(night: Path, suite: Suite) -> None:
     """cron has nothing to mail; the output is kept next to the report."""
-    done = by_cron(night)
+    done = run_as_cron(night)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     (log,) = suite.reports.glob("nightly-*.log")
     assert log.read_text().splitlines()[-1] == "FIT: 1 of 1 phases passed"
@@ -188,7 +189,7 @@ def test_unfit_night_is_mailed(night: Path, suite: Suite) -> None:
     for path in (old, kept):
         path.touch()
         os.utime(path, (0, 0))
-    done = by_cron(night)
+    done = run_as_cron(night)
     assert done.returncode == 1 and done.stderr == ""
     assert "UNFIT: 1 of 1 phases failed (small: test_fails)" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("exit status 1; this output: ")
@@ -200,14 +201,14 @@ def test_second_run_names_the_holder_of_the_cluster(night: Path, suite: Suite) -
     code = (
         "import sys; from pathlib import Path\n"
         "from pytest_clustersmoke.evidence.locks import lock_cluster\n"
-        "held = lock_cluster(Path(sys.argv[1]), 'one', 'the-first'); print('held', flush=True)\n"
-        "sys.stdin.read(); held.release()"
+        "lock = lock_cluster(Path(sys.argv[1]), 'one', 'the-first'); print('held', flush=True)\n"
+        "sys.stdin.read(); lock.release()"
     )
     command = [sys.executable, "-c", code, str(suite.shared)]
     first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert first.stdout is not None and first.stdout.readline() == "held\n"
-        done = by_cron(night)
+        done = run_as_cron(night)
     finally:
         first.communicate("")
     assert done.returncode == 4
@@ -218,7 +219,7 @@ def test_second_run_names_the_holder_of_the_cluster(night: Path, suite: Suite) -
 def test_missing_setting_is_named(night: Path, suite: Suite) -> None:
     """Without CLUSTER nothing runs."""
     (suite.path / "nightly.env").unlink()
-    done = by_cron(night)
+    done = run_as_cron(night)
     assert done.returncode == 4 and "CLUSTER is not set: set it in nightly.env" in done.stderr
     assert suite.published() == []
 
@@ -239,7 +240,7 @@ def home() -> Iterator[Path]:
         subprocess.run(command, env={**os.environ, "SLURM_CONF": conf}, check=True)
         only = f"{' '.join(BARE)} -m singlegpu"
         suite = folder / "clustersmoke"
-        settle(folder, suite, CLUSTER="lab", SLURM_CONF=conf, PYTEST_ADDOPTS=only)
+        install_script(folder, suite, CLUSTER="lab", SLURM_CONF=conf, PYTEST_ADDOPTS=only)
         yield folder
     finally:
         lab.down(running.name)
@@ -250,7 +251,9 @@ def newest(reports: Path) -> tuple[str, int]:
     """The newest run's id and the number of its JUnit cases, none of which failed."""
     run = (reports / "latest").resolve()
     suites = ElementTree.parse(run / "junit.xml").getroot().iter("testsuite")
-    counted = [(int(one.get("tests", 0)), one.get("failures"), one.get("errors")) for one in suites]
+    counted = [
+        (int(suite.get("tests", 0)), suite.get("failures"), suite.get("errors")) for suite in suites
+    ]
     ((cases, failures, errors),) = counted
     assert (failures, errors) == ("0", "0")
     return run.name, cases
@@ -259,7 +262,7 @@ def newest(reports: Path) -> tuple[str, int]:
 @pytest.mark.lab
 def test_crontab_runs_on_slurm(home: Path) -> None:
     """With cron's environment a real phase is FIT, and nothing is printed."""
-    done = by_cron(home)
+    done = run_as_cron(home)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert newest(home / "clustersmoke" / "reports")[1] > 10
 
@@ -285,7 +288,9 @@ def test_workflow_runs_on_slurm(home: Path) -> None:
         assert done.returncode == 0, (name, done.stdout + done.stderr)
     run, _ = newest(work / "reports")
     assert (work / "output").read_text() == f"path={work}/reports/{run}\n"
-    upload = next(one["with"]["path"] for one in job()["steps"] if "upload" in one.get("uses", ""))
+    upload = next(
+        step["with"]["path"] for step in job()["steps"] if "upload" in step.get("uses", "")
+    )
     for line in upload.splitlines():
         name = line.rpartition("/")[2]
         assert (work / "reports" / run / name).is_file(), name

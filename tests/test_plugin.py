@@ -18,8 +18,8 @@ def sizes(suite: Suite) -> Suite:
     return suite
 
 
-def test_phases_without_a_cluster_are_skipped_with_the_way_to_choose(suite: Suite) -> None:
-    """Without --cluster every criterion and job is skipped with a hint; nothing runs."""
+def test_phases_without_a_cluster_are_skipped_with_a_hint(suite: Suite) -> None:
+    """Without --cluster every criterion and job is skipped, with a hint; nothing runs."""
     suite.phase()
     result = suite.run("-rs", cluster="")
     result.assert_outcomes(skipped=2)
@@ -61,7 +61,7 @@ def test_markers_are_documented(suite: Suite) -> None:
 
 
 def test_our_markers_pass_strict_markers(suite: Suite) -> None:
-    """--strict-markers accepts all of them, including the derived ones."""
+    """--strict-markers accepts all markers, including the derived ones."""
     suite.phase()
     assert suite.run("--strict-markers", "--collect-only").ret == 0
 
@@ -166,11 +166,11 @@ def test_run_on_two_nodes_and_its_report(suite: Suite) -> None:
     assert result.ret == 0
     cases = properties(suite.report / "junit.xml")
     assert set(cases) == {"test_small.TestSmall::job", "test_small.TestSmall::test_ranks_and_nodes"}
-    for found in cases.values():
-        assert found["phase"] == "small" and found["outcome"] == "passed"
-        assert found["nodes"] == "local0,local1" and found["job_id"].startswith("local-")
-        assert float(found["queue_s"]) >= 0 and float(found["run_s"]) > 0
-        assert found["steps_per_s"] == "10.0" and found["transport"] == "gloo"
+    for case in cases.values():
+        assert case["phase"] == "small" and case["outcome"] == "passed"
+        assert case["nodes"] == "local0,local1" and case["job_id"].startswith("local-")
+        assert float(case["queue_s"]) >= 0 and float(case["run_s"]) > 0
+        assert case["steps_per_s"] == "10.0" and case["transport"] == "gloo"
 
 
 def test_junitxml_option_chooses_the_path(suite: Suite) -> None:
@@ -289,8 +289,8 @@ def test_max_jobs_limits_the_jobs_at_once(suite: Suite) -> None:
     suite.phase("one_b")
     suite.run("--cluster-max-jobs", "1").assert_outcomes(passed=4)
     ways = ("intent", "submitted", "ended")
-    journal = [one for one in suite.journal() if one["event"] in ways]
-    assert [(one["event"], one["phase"]) for one in journal] == [
+    journal = [event for event in suite.journal() if event["event"] in ways]
+    assert [(event["event"], event["phase"]) for event in journal] == [
         (event, phase) for phase in ("one_a", "one_b") for event in ways
     ]
 
@@ -299,7 +299,7 @@ def test_phase_named_twice_runs_once(suite: Suite) -> None:
     """Naming the same node id twice submits its job once."""
     path = suite.phase()
     suite.run(f"{path}::TestSmall::test_all_done", f"{path}::TestSmall").assert_outcomes(passed=2)
-    assert [one["event"] for one in suite.journal()].count("submitted") == 1
+    assert [event["event"] for event in suite.journal()].count("submitted") == 1
 
 
 def test_one_criterion_runs_by_its_node_id(suite: Suite) -> None:
@@ -310,7 +310,7 @@ def test_one_criterion_runs_by_its_node_id(suite: Suite) -> None:
 
 
 def test_criteria_may_be_parametrised_and_use_other_fixtures(suite: Suite) -> None:
-    """Criteria may be parametrised and use other fixtures beside `phase`."""
+    """They need not use only the fixture `phase`."""
     suite.phase(
         body="""
         @pytest.mark.parametrize("name", ["steps_per_s", "samples_per_s"])

@@ -1,8 +1,8 @@
 """The `clustersmoke` command: runs a subcommand, and turns errors into messages.
 
-Exit status: 0 done; 1 the answer is no (`lab status`: nothing runs; `diagnose`: findings;
-`compare`: differences), or `lab up` failed; 2 unusable arguments, machine or file; 129, 130 and 143
-ended by a signal; 141 the reader of the output is gone.
+Exit status: 0 done; 1 no lab runs (`lab status`), findings (`diagnose`), differences (`compare`),
+or `lab up` failed; 2 unusable arguments, machine or file; 129, 130 and 143 ended by a signal; 141
+the reader of the output is gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from . import propose_command as propose
 from . import transports_command as transports
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Each adds its parser, and sets `run`: a function of the parsed arguments that returns the status.
+# Each function adds a parser and sets its `run`, which takes the parsed arguments and returns the
+# exit status.
 SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     transports.add_parser,
     diagnose.add_parser,
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"clustersmoke: {error}", file=sys.stderr)
         return 1 if isinstance(error, LabStartError) else 2
     except BrokenPipeError:
-        # The reader is gone (`| head`). Without this, Python would complain again at exit.
+        # The reader is gone (`| head`). Without this, Python would print an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -99,6 +100,6 @@ def _prepare_stdout() -> None:
 
 def _end(number: int, _: FrameType | None) -> None:
     """Raise Ended once; a second signal must not interrupt the cleanup."""
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
     raise Ended(number)

@@ -82,7 +82,7 @@ class Wishes:
 @dataclass
 class ClusterDraft:
     """A profile to write. `guesses` has the reason for each guessed key, by its full name and in
-    the order of the file; `found` is shown to the user."""
+    the order of the file; `found` is what the survey found, as lines for the user."""
 
     name: str
     backend: str
@@ -122,7 +122,7 @@ class ClusterDraft:
 
 
 def draft_local(wishes: Wishes, why: str) -> ClusterDraft:
-    """A profile of this machine, for want of Slurm."""
+    """A profile of this machine, if there is no Slurm."""
     shipped = shipped_profile("local")
     shared = wishes.shared_dir
     return ClusterDraft(
@@ -200,13 +200,13 @@ def _set_paths(
     draft: ClusterDraft, wishes: Wishes, kind: NodeKind, environ: Mapping[str, str]
 ) -> None:
     """The run directory, the interpreter, and what nodes do not share."""
-    this = socket.gethostname()
-    remote = not kind.hosts <= {this, this.split(".")[0], "localhost"}
-    seen = "every node must see it at the same path" if remote else ""
+    hostname = socket.gethostname()
+    remote = not kind.hosts <= {hostname, hostname.split(".")[0], "localhost"}
+    shared = "every node must see it at the same path" if remote else ""
     runs, why = _choose_run_directory(wishes, environ)
     python = Path(sys.executable)
     draft.shared_dir, draft.python = _plain(runs), _plain(shlex.quote(str(python)))
-    draft.guess("shared_dir", why, seen)
+    draft.guess("shared_dir", why, shared)
     if remote and not any(path.is_relative_to(DISK) for path in (runs, wishes.directory, python)):
         draft.node_local = [DISK]
         draft.guess("node_local", f"nodes usually have their own {DISK}")
@@ -215,12 +215,15 @@ def _set_paths(
         if importlib.util.find_spec("torch")
         else "torch is missing: install pytest-clustersmoke[train] into it"
     )
-    draft.guess("python", seen, lacks)
+    draft.guess("python", shared, lacks)
 
 
 def _choose_run_directory(wishes: Wishes, environ: Mapping[str, str]) -> tuple[Path, str]:
-    """The run directory, and the reason unless the user chose it: a scratch directory that the
-    shell names, or else next to the suite, which nodes must see in any case."""
+    """The run directory, and why it is a guess (empty if the user chose it).
+
+    It is below a scratch directory that the shell names, or next to the suite, which the nodes must
+    see in any case.
+    """
     if wishes.shared_dir is not None:
         return wishes.shared_dir, ""
     for name in SCRATCH:
@@ -273,15 +276,15 @@ def _choose_options(draft: ClusterDraft, survey: ClusterSurvey, choice: Partitio
 def _small_phases(
     shipped: Mapping[str, Mapping[str, Any]], nodes: float, ranks: int
 ) -> list[DraftPhase]:
-    """The phases in sizes that two cores train in seconds, for nodes of this many ranks."""
+    """The phases, small enough for two cores to train in seconds, on nodes with this many ranks."""
     phases = []
     for name, values in shipped.items():
         settings = dict(values)
-        wanted = int(settings.get("nodes", NEEDS[name].nodes))
-        each = int(settings.get("gpus_per_node", NEEDS[name].gpus))
+        needed = int(settings.get("nodes", NEEDS[name].nodes))
+        ranks_needed = int(settings.get("gpus_per_node", NEEDS[name].gpus))
         if name == "allreduce_multinode":
-            wanted = settings["nodes"] = int(min(wanted, max(nodes, PAIR)))
-        why = _too_few(wanted, each, nodes, ranks, "ranks")
+            needed = settings["nodes"] = int(min(needed, max(nodes, PAIR)))
+        why = _too_few(needed, ranks_needed, nodes, ranks, "ranks")
         phases.append(DraftPhase(name, settings, why))
     return phases
 
@@ -307,8 +310,8 @@ def _phases(choice: PartitionChoice) -> list[DraftPhase]:
 
 
 def _note_shares(draft: ClusterDraft, kind: NodeKind) -> None:
-    """Record what is a guess in the documented sizes on these nodes."""
-    node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, a tenth of which stays with the system"
+    """Record which of the documented sizes are guesses on these nodes."""
+    node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, a tenth of which is left to the system"
     why = f"each job gets CPUs and memory in proportion to its GPUs (a node has {node})"
     draft.guess("phases", why)
     for phase in draft.phases:
@@ -317,10 +320,10 @@ def _note_shares(draft: ClusterDraft, kind: NodeKind) -> None:
             draft.guess(f"phases.{phase.name}", why)
 
 
-def _too_few(nodes: int, each: int, most: float, has: int, unit: str) -> str:
+def _too_few(nodes: int, per_node: int, most: float, has: int, unit: str) -> str:
     """Why a phase does not fit; empty if it does."""
-    if each > has:
-        return f"needs {each} {unit} per node, nodes have {has}"
+    if per_node > has:
+        return f"needs {per_node} {unit} per node, nodes have {has}"
     return f"needs {nodes} nodes, a job can have {most:g}" if nodes > most else ""
 
 
@@ -335,15 +338,16 @@ def _share(kind: NodeKind, gpus: int) -> dict[str, Any]:
 
 def _time(nodes: int, choice: PartitionChoice) -> str:
     """The time limit in Slurm's own form."""
-    wanted = SEVERAL_NODES_S if nodes > 1 else ONE_NODE_S
-    minutes = max(1, int(min(wanted, choice.partition.max_time or inf) // 60))
+    seconds = SEVERAL_NODES_S if nodes > 1 else ONE_NODE_S
+    minutes = max(1, int(min(seconds, choice.partition.max_time or inf) // 60))
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
 
 
 def _expect_transports(draft: ClusterDraft) -> None:
-    """Inside a node what any will do; between nodes what a person has to write."""
+    """Expect any transport but the network inside nodes, and leave those between nodes for a
+    person to write."""
     why = (
-        "until it says what carries data between nodes, a run is INCONCLUSIVE: [NET/IB*] for "
+        "until it names the transports between nodes, a run is INCONCLUSIVE: [NET/IB*] for "
         "InfiniBand and RoCE, [NET/Socket] for TCP"
     )
     for phase in draft.phases:
@@ -364,12 +368,12 @@ def _expect_transports(draft: ClusterDraft) -> None:
 
 
 def _plain(value: object) -> str:
-    """Text in which cluster.yaml would fill in variables, with none in it."""
+    """The value as text, escaped so that cluster.yaml expands no variable in it."""
     return str(value).replace("$", "$$")
 
 
 def _flow(value: Any) -> str:
-    """A value on one line, quoted where YAML would read another."""
+    """A value as YAML on one line, quoted if YAML would read it as something else."""
     import yaml
 
     text = yaml.safe_dump(value, default_flow_style=True, width=inf, sort_keys=False)

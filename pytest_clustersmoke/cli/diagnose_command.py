@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..evidence.finding import Finding
-from ..text import plural, sanitize_line
+from ..text import plural, sanitize_line, shorten
 from .log_streams import ReadProgress, name_refused, open_stream
 from .subcommand import add, add_logs, print_lines
 
@@ -24,8 +24,8 @@ MAX_PLACES = 16
 LOGS = (".log", ".out", ".err")
 DESCRIPTION = """\
 Reads the logs of a failed job (of torch, NCCL, gloo, DeepSpeed, Slurm, the kernel), and reports
-why it failed: first the causes, each with its log lines and the next step, then what follows from
-them. All logs must be of one job.
+why it failed: first the causes, each with its log lines and the next step, then their
+consequences. All logs must be of one job.
 """
 EXAMPLES = """\
 examples:
@@ -97,14 +97,14 @@ def _json_lines(findings: list[Finding]) -> Iterator[str]:
     yield "["
     for index, finding in enumerate(findings, 1):
         whole = finding.as_dict()
-        kept = ("id", "cause", "fix", "primary", "evidence", "hosts", "ranks")
-        line = json.dumps({key: whole[key] for key in kept}, ensure_ascii=True)
+        keys = ("id", "cause", "fix", "primary", "evidence", "hosts", "ranks")
+        line = json.dumps({key: whole[key] for key in keys}, ensure_ascii=True)
         yield f" {line}{',' * (index < len(findings))}"
     yield "]"
 
 
 def text(findings: list[Finding], read: int, out: TextOutput) -> Iterator[str]:
-    """Findings for people: causes with their evidence and next step, then a line for each
+    """Findings for people: the causes, each with its evidence and next step, then one line for each
     finding that follows from them."""
     if not findings:
         yield f"no known failure and no exception found in {plural(read, 'file')}"
@@ -139,18 +139,10 @@ def _cause(finding: Finding, number: str, out: TextOutput) -> Iterator[str]:
 
 
 def _where(finding: Finding) -> str:
-    ranks = (
-        [f"rank {', '.join(_list_some([str(rank) for rank in finding.ranks]))}"]
-        if finding.ranks
-        else []
-    )
-    hosts = [f"on {', '.join(_list_some(list(finding.hosts)))}"] if finding.hosts else []
-    return " ".join(ranks + hosts)
-
-
-def _list_some(words: list[str]) -> list[str]:
-    more = len(words) - MAX_PLACES
-    return words if more <= 0 else [*words[:MAX_PLACES], f"and {more} more"]
+    ranks, hosts = [str(rank) for rank in finding.ranks], list(finding.hosts)
+    places = [f"rank {shorten(ranks, MAX_PLACES)}"] if ranks else []
+    places += [f"on {shorten(hosts, MAX_PLACES)}"] if hosts else []
+    return " ".join(places)
 
 
 def _count(finding: Finding) -> str:

@@ -1,8 +1,8 @@
 """The logs to read, from the arguments of `clustersmoke diagnose`, and their writers if known.
 
-A directory means all files below it, except hidden ones and those that are not text. For a phase
-directory written by this suite, its logs are read, but not our own records; there the path of a log
-gives its rank and node.
+A directory means all files below it, except hidden ones and those that are not text. In a phase
+directory of this suite only logs are read, not our own records; there the path of a log gives its
+rank and node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..evidence.run_directory import PhaseDir, read_json
-from .log_inputs import PHASES, SPEC, Inputs
+from ..text import shorten
+from .log_inputs import MAX_NAMED, PHASES, SPEC, Inputs
 
 # Folders of logs in a phase directory; everything else is ours, or written by the program.
 LOG_FOLDERS = ("submitit", "nodes", "nccl")
@@ -42,16 +43,20 @@ class LogInputs(Inputs):
     _walked: set[str] = field(default_factory=set)
 
     def named(self) -> Iterator[Named]:
-        for one in self.found:
-            host, rank, survived = _writer(one.path) if one.path is not None else ("", None, False)
-            yield Named(one.path, one.name, one.name not in self._walked, host, rank, survived)
+        for source in self.found:
+            host, rank, survived = (
+                _writer(source.path) if source.path is not None else ("", None, False)
+            )
+            yield Named(
+                source.path, source.name, source.name not in self._walked, host, rank, survived
+            )
 
     def _directory(self, path: Path) -> None:
         phases = [path] if (path / SPEC).is_file() else _phases(path)
         if len(phases) > 1:
-            names = ", ".join(map(str, phases[:3])) + ", ..." * (len(phases) > 3)
-            what = f"contains the logs of {len(phases)} jobs; name the directory of one: {names}"
-            self.refused.append((str(path), what))
+            names = shorten(list(map(str, phases)), MAX_NAMED)
+            reason = f"contains the logs of {len(phases)} jobs; name the directory of one: {names}"
+            self.refused.append((str(path), reason))
             return
         files = list(_logs(phases[0], self._walk) if phases else self._walk(path))
         self._walked.update(map(str, files))
@@ -63,7 +68,7 @@ class LogInputs(Inputs):
 
 def _phases(path: Path) -> list[Path]:
     try:
-        return sorted(one for one in (path / PHASES).iterdir() if (one / SPEC).is_file())
+        return sorted(phase for phase in (path / PHASES).iterdir() if (phase / SPEC).is_file())
     except OSError:
         return []
 
@@ -91,9 +96,13 @@ def _writer(path: Path) -> tuple[str, int | None, bool]:
             continue
         facts = read_json(phase.node_facts(int(number))) or {}
         host = facts.get("node")
-        each, local = spec.get("ranks_per_node"), parts[-2]
+        ranks_per_node, local = spec.get("ranks_per_node"), parts[-2]
         logs = folder == "nodes" and "logs" in parts[at:] and local.isdigit()
-        rank = int(number) * each + int(local) if logs and isinstance(each, int) else None
+        rank = (
+            int(number) * ranks_per_node + int(local)
+            if logs and isinstance(ranks_per_node, int)
+            else None
+        )
         survived = rank is not None and rank in _survivors(phase.root)
         return host if isinstance(host, str) else "", rank, survived
     return "", None, False
@@ -107,8 +116,12 @@ def _survivors(phase: Path) -> frozenset[int]:
 
     directory = PhaseDir(phase)
     spec = read_json(directory.spec) or {}
-    nodes, each = spec.get("nodes"), spec.get("ranks_per_node")
-    if type(nodes) is not int or type(each) is not int or not 0 < nodes * each <= MAX_RANKS:
+    nodes, ranks_per_node = spec.get("nodes"), spec.get("ranks_per_node")
+    if (
+        type(nodes) is not int
+        or type(ranks_per_node) is not int
+        or not 0 < nodes * ranks_per_node <= MAX_RANKS
+    ):
         return frozenset()
     return (
         FailureEvidence(collect_phase(directory)).survivors

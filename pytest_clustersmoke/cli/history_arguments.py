@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from ..evidence.history.history_database import NAME, HistoryUnusable, open_for_reading
 from ..evidence.history.history_query import PastRun, PhaseCount, count_phase_runs, read_runs
-from ..text import Problem, UsageProblems, near, sanitize_line
+from ..text import Problem, UsageProblems, near, sanitize_line, shorten
 
 LATEST, PREVIOUS = "latest", "previous"
 MAX_LISTED = 20
@@ -32,7 +32,7 @@ def add_report_dir(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def open_history(report_dir: Path) -> Iterator[Connection]:
-    """Open the history, after reporting runs whose controller was killed, which stores them.
+    """Open the history. First report runs whose controller was killed, so that they are in it.
     Raises UsageProblems if there is no readable history."""
     from ..report.recovery import recover
 
@@ -51,54 +51,52 @@ def open_history(report_dir: Path) -> Iterator[Connection]:
         refuse(str(error))
 
 
-def refuse(what: str, where: str = "", expected: str = "", todo: str = "") -> NoReturn:
+def refuse(problem: str, where: str = "", expected: str = "", todo: str = "") -> NoReturn:
     raise UsageProblems(
-        [Problem(sanitize_line(what), where, sanitize_line(expected), sanitize_line(todo))]
+        [Problem(sanitize_line(problem), where, sanitize_line(expected), sanitize_line(todo))]
     )
 
 
 def choose_phases(
     connection: Connection, cluster: str | None, phase: str | None
 ) -> list[PhaseCount]:
-    """The phases of all clusters, or of the one given, or the one phase given. Raises
-    UsageProblems."""
-    found = count_phase_runs(connection)
+    """The phases of this cluster, or of all; only the phase of this name, if given. Raises
+    UsageProblems for an unknown name."""
+    counts = count_phase_runs(connection)
     for kind, name in (("cluster", cluster), ("phase", phase)):
         if name is None:
             continue
-        names = sorted({getattr(count, kind) for count in found})
+        names = sorted({getattr(count, kind) for count in counts})
         if name not in names:
             refuse(
                 f"no {kind} `{name}` in the history", f"--{kind}", one_of(names), near(name, names)
             )
-        found = [count for count in found if getattr(count, kind) == name]
-    return found
+        counts = [count for count in counts if getattr(count, kind) == name]
+    return counts
 
 
 def one_of(names: Sequence[str]) -> str:
     """``one of `a`, `b` ``; a long list is cut."""
-    more = len(names) - MAX_LISTED
-    listed = ", ".join(f"`{name}`" for name in names[:MAX_LISTED])
-    return f"one of {listed}{f' and {more} more' if more > 0 else ''}" if names else ""
+    return f"one of {shorten([f'`{name}`' for name in names], MAX_LISTED)}" if names else ""
 
 
 def find_run(connection: Connection, word: str, cluster: str | None) -> PastRun:
-    """Find a run by id, a prefix of one, `latest`, or `previous`, the run before the latest on
-    its cluster. Raises UsageProblems."""
+    """Find a run by its id, a prefix of its id, `latest` or `previous` (the run before the latest
+    on the same cluster). Raises UsageProblems."""
     word = sanitize_line(word)
     if word in (LATEST, PREVIOUS):
-        found = read_runs(connection, cluster=cluster, limit=1)
-        if found and word == PREVIOUS:
-            found = read_runs(connection, cluster=found[0].cluster, limit=2)[1:]
-        if not found:
+        runs = read_runs(connection, cluster=cluster, limit=1)
+        if runs and word == PREVIOUS:
+            runs = read_runs(connection, cluster=runs[0].cluster, limit=2)[1:]
+        if not runs:
             refuse(f"the history has no {word} run")
-        return found[0]
-    found = read_runs(connection, cluster=cluster, prefix=word, limit=MAX_LISTED) if word else []
-    whole = [run for run in found if run.run_id == word]
-    if len(whole or found) == 1:
-        return (whole or found)[0]
-    if found:
-        listed = ", ".join(run.run_id for run in found[:5])
+        return runs[0]
+    runs = read_runs(connection, cluster=cluster, prefix=word, limit=MAX_LISTED) if word else []
+    whole = [run for run in runs if run.run_id == word]
+    if len(whole or runs) == 1:
+        return (whole or runs)[0]
+    if runs:
+        listed = ", ".join(run.run_id for run in runs[:5])
         refuse(f"`{word}` matches several runs", "", "", f"give more of the id, such as {listed}")
     newest = [run.run_id for run in read_runs(connection, cluster=cluster, limit=200)]
     refuse(

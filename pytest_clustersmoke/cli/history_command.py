@@ -16,8 +16,8 @@ from .subcommand import add, print_lines
 
 DESCRIPTION = """\
 Shows past runs from history.db of the report directory: one line per phase and cluster, or one line
-per run if there is only one phase of one cluster. A run that was never reported because its
-controller was killed is reported first; nothing else is changed.
+per run if there is only one phase of one cluster. Runs that were never reported because their
+controller was killed are reported first; nothing else is changed.
 """
 EXAMPLES = """\
 examples:
@@ -61,7 +61,7 @@ def _run(parsed: argparse.Namespace) -> int:
     with arguments.open_history(parsed.report_dir) as connection:
         counts = arguments.choose_phases(connection, parsed.cluster, parsed.phase)
         series = [_series(connection, count, parsed) for count in counts]
-    series = [one for one in series if one.runs]  # their rows may have been deleted meanwhile
+    series = [phase for phase in series if phase.runs]  # its rows may have been deleted meanwhile
     if parsed.metric is not None:
         _check_metric(parsed.metric, series)
     form = json_lines if parsed.json else csv_lines if parsed.csv else text_lines
@@ -83,9 +83,9 @@ def _series(connection: Connection, count: PhaseCount, parsed: argparse.Namespac
 
 
 def _check_metric(metric: str, series: Iterable[PhaseSeries]) -> None:
-    found = {name for one in series for run in one.runs for name in run.metrics}
-    if metric not in found:
-        names = sorted(found) or list(METRICS)
+    known = {name for phase in series for run in phase.runs for name in run.metrics}
+    if metric not in known:
+        names = sorted(known) or list(METRICS)
         arguments.refuse(
             f"no metric `{metric}` in these runs",
             "--metric",

@@ -30,19 +30,19 @@ METRIC_COLUMNS = ("metric", "#newest", "unit", "#median", "#off", "#MAD", "trend
 @dataclass(frozen=True)
 class PhaseSeries:
     """A phase of a cluster and its newest runs, newest first. `same` are the good runs that the
-    newest is judged against; `asked` is the metric that the user chose, if any."""
+    newest is judged against; `chosen` is the metric that the user chose, if any."""
 
     count: PhaseCount
     runs: Sequence[PhaseRun]
     same: Sequence[PhaseRun]
-    asked: str | None = None
+    chosen: str | None = None
 
     @property
     def metrics(self) -> list[str]:
         """The metrics to show; the one that represents the phase comes first."""
         names = dict.fromkeys(name for run in self.runs for name in run.metrics)
-        if self.asked is not None:
-            return [self.asked] if self.asked in names else []
+        if self.chosen is not None:
+            return [self.chosen] if self.chosen in names else []
         first = [name for name in HEADLINES if name in names]
         return list(dict.fromkeys([*first[:1], *names]))
 
@@ -116,7 +116,7 @@ def _run_lines(series: PhaseSeries) -> Iterator[str]:
 
 
 def _criteria(run: PhaseRun) -> str:
-    """The first failed criterion and how many more, or else how many passed."""
+    """The first failed criterion and how many more, or how many passed."""
     results = Counter(run.criteria.values())
     if results["failed"]:
         first = next(name for name, result in run.criteria.items() if result == "failed")
@@ -139,16 +139,16 @@ def _seconds(value: float | None) -> str:
 
 
 def json_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
-    """One JSON object, in lines."""
+    """The lines of one JSON object."""
     phases = [
         {
-            "cluster": one.count.cluster,
-            "phase": one.count.phase,
-            "runs_in_all": one.count.runs,
-            "good_in_all": one.count.good,
-            "runs": [_json_run(run, one.metrics) for run in one.runs],
+            "cluster": phase.count.cluster,
+            "phase": phase.count.phase,
+            "runs_in_all": phase.count.runs,
+            "good_in_all": phase.count.good,
+            "runs": [_json_run(run, phase.metrics) for run in phase.runs],
         }
-        for one in series
+        for phase in series
     ]
     yield from json.dumps({"phases": phases}, indent=1, allow_nan=False).splitlines()
 
@@ -172,16 +172,16 @@ def _metrics(run: PhaseRun, names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def csv_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
-    """One line per metric of each run; a run without metrics has one line, too."""
+    """One line per metric of each run; a run without metrics also has one line."""
     import csv
     import io
 
     lines = io.StringIO()
     writer = csv.DictWriter(lines, CSV, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for one in series:
-        for run in one.runs:
-            writer.writerows(_csv_rows(run, one.metrics))
+    for phase in series:
+        for run in phase.runs:
+            writer.writerows(_csv_rows(run, phase.metrics))
     yield from lines.getvalue().splitlines()
 
 

@@ -47,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=Path,
         default=Path(),
         metavar="DIRECTORY",
-        help="directory for the files (default: here); on a cluster, one that its nodes see",
+        help="directory for the files (default: here); the nodes of a cluster must see it",
     )
     init.add_argument(
         "--cluster", metavar="NAME", help="the profile's name (default: Slurm's, or local)"
@@ -62,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=_path,
         metavar="PATH",
         help="directory for the runs, which every node must see (default: below a scratch "
-        "directory that the shell names, else DIRECTORY/runs)",
+        "directory that the shell names, or DIRECTORY/runs)",
     )
     init.add_argument("--force", action="store_true", help="replace existing files")
     init.set_defaults(run=_run)
@@ -108,31 +108,31 @@ def _make_draft(wishes: Wishes) -> ClusterDraft:
     if wishes.shared_dir is not None:
         problems += check_path(wishes.shared_dir, "--shared-dir", "choose another")
     if wishes.name is not None and not NAME.fullmatch(wishes.name):
-        what = f"`{wishes.name}` is not the name of a profile"
-        problems.append(Problem(what, "--cluster", "letters, digits, `_` and `-`"))
+        text = f"`{wishes.name}` is not the name of a profile"
+        problems.append(Problem(text, "--cluster", "letters, digits, `_` and `-`"))
     try:
         survey = survey_cluster(os.environ)
         choice = choose_partition(survey, wishes.partition)
         draft = draft_slurm(wishes, survey, choice, os.environ)
-    except NoSlurm as silence:
+    except NoSlurm as error:
         # A user who names a partition or a Slurm does not want a profile for this machine.
-        what, todo = f"Slurm is not available: {silence}", "to get a profile for this machine"
+        text, todo = f"Slurm is not available: {error}", "to get a profile for this machine"
         if wishes.partition is not None:
             todo = f"omit it {todo}, or run this on a login node"
-            problems.append(Problem(what, "--partition", todo=todo))
-        elif silence.silent and os.environ.get("SLURM_CONF"):
+            problems.append(Problem(text, "--partition", todo=todo))
+        elif error.installed and os.environ.get("SLURM_CONF"):
             todo = f"try again when it answers, or unset SLURM_CONF {todo}"
-            problems.append(Problem(what, "SLURM_CONF", todo=todo))
-        draft = draft_local(wishes, str(silence))
-    except UsageProblems as found:
-        problems += found.problems
+            problems.append(Problem(text, "SLURM_CONF", todo=todo))
+        draft = draft_local(wishes, str(error))
+    except UsageProblems as refused:
+        problems += refused.problems
     if problems:
         raise UsageProblems(problems)
     return draft
 
 
 def _check_profile(text: str, name: str) -> None:
-    """Refuse to write a file that pytest would refuse."""
+    """Raise UsageProblems if pytest would refuse this file."""
     from ..config.cluster_file import load
     from ..text import Problem, UsageProblems
 
@@ -141,26 +141,26 @@ def _check_profile(text: str, name: str) -> None:
         path.write_text(text, encoding="utf-8")
         try:
             load(path, os.environ).profile(name)
-        except UsageProblems as found:
+        except UsageProblems as refused:
             raise UsageProblems(
                 Problem(
-                    f"the values found make no valid profile: {one.what}",
+                    f"the values found make no valid profile: {problem.what}",
                     "",
-                    one.expected,
-                    one.todo,
+                    problem.expected,
+                    problem.todo,
                 )
-                for one in found.problems
+                for problem in refused.problems
             ) from None
 
 
 def _summary_lines(draft: ClusterDraft) -> list[str]:
-    left = [f"  {one.name}: {one.left_out}" for one in draft.phases if one.left_out]
+    left_out = [f"  {phase.name}: {phase.left_out}" for phase in draft.phases if phase.left_out]
     guesses = [f"  {key}: {why}" for key, why in draft.guesses.items()]
     return [
         *("found:", *(f"  {line}" for line in draft.found)),
         *(["guessed (see `check this` in cluster.yaml):", *guesses] if guesses else []),
         f"phases: {', '.join(one.name for one in draft.phases if not one.left_out)}",
-        *(["left out:", *left] if left else []),
+        *(["left out:", *left_out] if left_out else []),
     ]
 
 

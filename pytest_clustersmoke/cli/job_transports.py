@@ -15,7 +15,7 @@ from .placement import Placement, place
 class JobTransports:
     """Which ranks of a job communicated, from its logs.
 
-    Ranks are numbered per communicator: `links` are separate by communicator, `merged()` are not.
+    Ranks are numbered per communicator: `links` keeps communicators apart, `merged()` does not.
     Links are sorted by source and destination, so those of a pair are adjacent.
     """
 
@@ -42,11 +42,11 @@ class JobTransports:
 
     @cached_property
     def _by_communicator(self) -> Sequence[Sequence[Link]]:
-        found: list[list[Link]] = [[] for _ in self.log.communicators]
+        links: list[list[Link]] = [[] for _ in self.log.communicators]
         for link in self.links:
             for index in link.communicators:
-                found[index].append(link)
-        return found
+                links[index].append(link)
+        return links
 
     @cached_property
     def pairs(self) -> dict[tuple[str | None, str], int]:
@@ -65,7 +65,7 @@ class JobTransports:
 
     @cached_property
     def networks(self) -> dict[str, list[NcclProcess | None]]:
-        """The networks that NCCL chose (`Using network IB`), and the processes that said so."""
+        """The networks that NCCL chose (`Using network IB`), and the processes that logged each."""
         users: dict[str, list[NcclProcess | None]] = {}
         for process, names in self.log.networks.items():
             for name in names:
@@ -73,7 +73,7 @@ class JobTransports:
         return dict(sorted(users.items()))
 
     def nodes(self, communicator: Communicator) -> int | None:
-        """NCCL's own count of nodes, or else that of the host names if every rank has one."""
+        """NCCL's own count of nodes, or that of the host names if every rank has one."""
         if communicator.nodes is not None:
             return communicator.nodes
         placement = self.placements[communicator.index]

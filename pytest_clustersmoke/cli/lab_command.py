@@ -21,8 +21,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "lab",
         help="run a real Slurm on this machine, with fake GPUs",
         description="A real Slurm on this machine: a controller, nodes with fake GPUs, two "
-        "partitions. It listens on loopback (isolated nodes: on their own network), and leaves "
-        "nothing behind.",
+        "partitions. It listens on loopback only (isolated nodes on a network of their own), and "
+        "leaves nothing behind.",
     )
     actions = lab.add_subparsers(metavar="ACTION", required=True)
     _add_up(actions)
@@ -84,14 +84,14 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     up.add_argument(
         "--memory",
         action="store_true",
-        help="limit jobs to the memory they ask for (--mem): the kernel kills what takes more",
+        help="limit jobs to the memory they ask for (--mem): the kernel kills jobs that take more",
     )
     up.add_argument("--name", default=DEFAULT_NAME, help="name of the lab (default: %(default)s)")
     up.add_argument(
         "--dir",
         type=Path,
         metavar="DIR",
-        help="a new directory for its files (default: "
+        help="new directory for its files (default: "
         "${XDG_STATE_HOME:-~/.local/state}/clustersmoke/labs/NAME)",
     )
     up.set_defaults(run=_up)
@@ -171,7 +171,7 @@ def _nodes(record: LabRecord) -> str:
     states = dict(parse_node_states(answer.stdout))
     gpus = record.lab().gpus_per_node
     return (
-        ", ".join(f"{name} {each}" for name, each in states.items()) + f" ({gpus} fake GPUs each)"
+        ", ".join(f"{name} {state}" for name, state in states.items()) + f" ({gpus} fake GPUs each)"
     )
 
 
@@ -179,12 +179,12 @@ def _env(parsed: argparse.Namespace) -> int:
     if parsed.name is None:
         lab = lab_state.find({})
     else:
-        found = [record for record in lab_state.running() if record.name == parsed.name]
-        if not found:
+        named = [record for record in lab_state.running() if record.name == parsed.name]
+        if not named:
             raise LabError(
                 f"lab {parsed.name} is not running; `clustersmoke lab status` lists all labs"
             )
-        lab = found[0].lab()
+        lab = named[0].lab()
     print(lab_state.export_line(lab))
     return 0
 

@@ -1,7 +1,7 @@
 """Merges edges, which are lines of a log, into links, each inside a node or between nodes.
 
-A job of thousands of ranks, each connected to all others, has millions of edges. So everything is
-one pass over edges that the reader has sorted, and equal parts of links share one object.
+A job of thousands of ranks, each connected to all others, has millions of edges. So there is only
+one pass over the edges, which the reader has sorted, and equal parts of links share one object.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Kinds = dict[tuple[str, "int | None", "int | None"], set[str]]
 
 
 class Link(NamedTuple):
-    """One transport, in NCCL's wording, between two ranks, merged from all lines that have it.
+    """One transport between two ranks, in NCCL's wording, merged from all lines that name it.
 
     `certain` is False if a line may belong to several `communicators`. `asymmetric` says whether
-    the two ends logged different kinds for the same channel; None if only one end logged it, as
-    always with P2P and SHM.
+    the two ends logged different kinds for the same channel; None if only one end logged it, which
+    is always so with P2P and SHM.
     """
 
     source: int
@@ -148,22 +148,22 @@ def _merge(links: Sequence[Link]) -> Link:
 def _kinds(edges: Iterable[Edge]) -> Kinds:
     """The kinds that each end of a pair logged for each channel. The ends may use different NICs,
     but not different networks or GPUDirect RDMA. P2P and SHM are logged by one end only."""
-    found: Kinds = defaultdict(set)
+    kinds: Kinds = defaultdict(set)
     for edge in edges:
         if edge.role is not None and edge.transport.net:
             for channel in edge.channels or (None,):
-                found[edge.role, edge.connection, channel].add(edge.kind)
-    return found
+                kinds[edge.role, edge.connection, channel].add(edge.kind)
+    return kinds
 
 
 def _asymmetric(edge: Edge, kinds: Kinds) -> bool | None:
-    """Whether the other end logged another kind for a channel that both logged."""
+    """Whether the other end logged a different kind for a channel that both logged."""
     if not kinds or edge.role is None or not edge.transport.net:
         return None
     role = OTHER_END[edge.role]
     spots = [(role, edge.connection, channel) for channel in edge.channels or (None,)]
-    others = [kinds[spot] for spot in spots if spot in kinds]
-    return any(other != {edge.kind} for other in others) if others else None
+    other_ends = [kinds[spot] for spot in spots if spot in kinds]
+    return any(other != {edge.kind} for other in other_ends) if other_ends else None
 
 
 def _common_ends(ends: Sequence[Ends]) -> Ends:
@@ -172,8 +172,8 @@ def _common_ends(ends: Sequence[Ends]) -> Ends:
         return ends[0]
     sources, destinations = {source for source, _ in ends}, {other for _, other in ends}
     source = sources.pop() if len(sources) == 1 else None
-    both: Ends = _share((source, destinations.pop() if len(destinations) == 1 else None))
-    return both
+    common: Ends = _share((source, destinations.pop() if len(destinations) == 1 else None))
+    return common
 
 
 @lru_cache(maxsize=2**16)

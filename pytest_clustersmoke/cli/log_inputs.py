@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from ..text import near
+from ..text import near, shorten
 
 STDIN = "-"
 STDIN_NAME = "<stdin>"
@@ -21,6 +21,8 @@ STDIN_NAME = "<stdin>"
 OPEN_ALREADY = ("/dev/fd/", "/proc/self/fd/")
 # Names in a run directory (see evidence/run_directory.py).
 SPEC, NCCL, PHASES = "spec.json", "nccl", "phases"
+# At most this many phases are named if a directory has several.
+MAX_NAMED = 3
 
 
 Some = TypeVar("Some", bound="Inputs")
@@ -28,7 +30,7 @@ Some = TypeVar("Some", bound="Inputs")
 
 @dataclass(frozen=True)
 class Input:
-    """One thing to read; `path` is None for standard input."""
+    """A file or stream to read; `path` is None for standard input."""
 
     path: Path | None
     name: str
@@ -58,7 +60,7 @@ class Inputs:
     @property
     def size(self) -> int | None:
         """Bytes of all files; None if a stream is among them."""
-        sizes = [one.size for one in self.found]
+        sizes = [source.size for source in self.found]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
     def _path(self, path: Path, named: bool = False) -> None:
@@ -88,7 +90,7 @@ class Inputs:
         files = {top: list(self._walk(top)) for top in tops}
         filled = [top for top in tops if files[top]]
         if len(filled) > 1:
-            names = ", ".join(str(top.parent) for top in filled[:3]) + ", ..." * (len(filled) > 3)
+            names = shorten([str(top.parent) for top in filled], MAX_NAMED)
             self.refused.append(
                 (
                     str(path),
@@ -105,7 +107,7 @@ class Inputs:
             self.refused.append((str(path), "contains no files; expected NCCL logs"))
 
     def _failed_below(self, path: Path) -> bool:
-        """Whether something below it could not be listed."""
+        """Whether the directory, or one below it, could not be listed."""
         return any(Path(name) == path or path in Path(name).parents for name, _ in self.refused)
 
     def _walk(self, top: Path) -> Iterator[Path]:
@@ -119,10 +121,10 @@ class Inputs:
                 if not file.startswith("."):
                     yield Path(folder) / file
 
-    def _add(self, one: Input, identity: tuple[int, int] | str) -> None:
+    def _add(self, source: Input, identity: tuple[int, int] | str) -> None:
         if identity not in self._seen:
             self._seen.add(identity)
-            self.found.append(one)
+            self.found.append(source)
 
 
 def _is_phase(path: Path) -> bool:
@@ -156,5 +158,5 @@ def _explain_error(path: Path, error: OSError) -> str:
         return f"does not exist, nor does {path.parent}; check the path"
     if path.is_symlink():
         return "is a broken link; check its target"
-    meant = near(path.name, [one.name for one in _children(path.parent)])
-    return f"does not exist; {meant or 'check the name'}"
+    hint = near(path.name, [entry.name for entry in _children(path.parent)])
+    return f"does not exist; {hint or 'check the name'}"

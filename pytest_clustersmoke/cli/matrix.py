@@ -76,11 +76,11 @@ def _matrix(
             cells[link.source, link.destination] = SEVERAL
     ranks = sorted({*placement.nodes, *(rank for pair in cells for rank in pair)})
     if len(ranks) > MAX_RANKS:
-        many = (
+        text = (
             f"{len(ranks):,} ranks are too many to draw (at most {MAX_RANKS:,}); --json "
             "lists all edges"
         )
-        yield from out.wrap(many)
+        yield from out.wrap(text)
         return
     lines = list(_grid(ranks, [placement.node(rank) for rank in ranks], cells))
     if out.width is not None and max(map(len, lines)) > out.width:
@@ -93,13 +93,13 @@ def _matrix(
 def _grid(
     ranks: Sequence[int], nodes: Sequence[HostNode | None], cells: dict[tuple[int, int], str]
 ) -> Iterator[str]:
-    """Rows and columns of ranks, with a stroke between nodes where ranks stand node by node."""
+    """Rows and columns of ranks, with a stroke between nodes if ranks are ordered by node."""
     gap = " " if len(ranks) <= ROOMY_RANKS else ""
     changes = {i for i in range(1, len(ranks)) if nodes[i] != nodes[i - 1]}
     strokes = changes if len(changes) < len(ranks) / 2 else set()
     names = [sanitize_line(node.host)[:MAX_NAME] if node else "?" for node in nodes]
-    left, digits = max(map(len, names)), len(str(ranks[-1]))
-    margin = " " * (left + digits + 3)
+    name_width, digits = max(map(len, names)), len(str(ranks[-1]))
+    margin = " " * (name_width + digits + 3)
 
     def line(marks: Sequence[str]) -> str:
         return "".join(("|" if i in strokes else gap) + mark for i, mark in enumerate(marks))
@@ -111,4 +111,4 @@ def _grid(
             yield margin + line(["-"] * len(ranks)).replace(" ", "-")
         marks = [cells.get((source, rank), SELF if rank == source else NONE) for rank in ranks]
         name = names[i] if i == 0 or i in changes else ""
-        yield f"{name.ljust(left)}  {str(source).rjust(digits)} {line(marks)}"
+        yield f"{name.ljust(name_width)}  {str(source).rjust(digits)} {line(marks)}"

@@ -16,12 +16,11 @@ ANSWER_S = 15.0  # for one command
 
 
 class NoSlurm(Exception):
-    """No Slurm was found, or it does not answer; the text says which. `silent`: its commands are
-    installed."""
+    """Slurm's commands are not `installed`, or Slurm does not answer; the text says which."""
 
-    def __init__(self, why: str, silent: bool) -> None:
+    def __init__(self, why: str, installed: bool) -> None:
         super().__init__(why)
-        self.silent = silent
+        self.installed = installed
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,8 @@ class ClusterSurvey:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """What the chosen nodes have at least. `gpu` is Slurm's type, empty if it names none; memory is
-    in MiB."""
+    """What each of the chosen nodes has at least. `gpu` is Slurm's type, empty if it names none;
+    memory is in MiB."""
 
     gpu: str
     gpus: int
@@ -53,8 +52,9 @@ class NodeKind:
 
 @dataclass(frozen=True)
 class PartitionChoice:
-    """A partition and the kind of its nodes, with the reason why either is a guess (empty if it is
-    not). A job gets at most `max_nodes`; `slices` of GPUs (MIG) are left out."""
+    """A partition and the kind of its nodes. `why` and `why_kind` say why each is a guess; they are
+    empty if it is not. A job gets at most `max_nodes`; `slices` counts the GPU slices (MIG), which
+    are left out."""
 
     partition: SlurmPartition
     kind: NodeKind
@@ -67,58 +67,61 @@ class PartitionChoice:
 def survey_cluster(environ: Mapping[str, str]) -> ClusterSurvey:
     """Ask the Slurm that `environ` names. Raises NoSlurm."""
     if find_command("scontrol", environ) is None:
-        raise NoSlurm("no `scontrol` on PATH", silent=False)
+        raise NoSlurm("no `scontrol` on PATH", installed=False)
     client, user = SlurmClient(environ, ANSWER_S), user_name()
     accounts: set[str] = set()
     default = ""
     try:
         config, partitions, nodes = client.config(), client.partitions(), client.nodes()
-    except SlurmUnavailable as silence:
-        raise NoSlurm(str(silence), silent=True) from None
+    except SlurmUnavailable as error:
+        raise NoSlurm(str(error), installed=True) from None
     if config.accounting and user:
         with suppress(SlurmUnavailable):  # without them the accounts are unknown
-            accounts = {one.account for one in client.associations(user, config.cluster)} - {""}
+            accounts = {
+                association.account for association in client.associations(user, config.cluster)
+            } - {""}
             default = client.default_account(user)
     names = tuple(sorted(accounts))
     return ClusterSurvey(config, partitions, nodes, names, default if default in names else "")
 
 
-def choose_partition(survey: ClusterSurvey, wanted: str | None) -> PartitionChoice:
-    """The wanted partition, or the default one, or the one with the most GPUs. Raises
-    UsageProblems if there is none with nodes."""
+def choose_partition(survey: ClusterSurvey, requested: str | None) -> PartitionChoice:
+    """The requested partition, or the default one, or the one with the most GPUs. Raises
+    UsageProblems if it does not exist or has no nodes."""
     partition, why = (
-        _find_partition(survey, wanted) if wanted is not None else _choose_default(survey)
+        _find_partition(survey, requested) if requested is not None else _choose_default(survey)
     )
     nodes = survey.nodes_of(partition.name)
     if not nodes:
-        what = f"partition {partition.name} has no nodes"
-        raise UsageProblems([Problem(what, "--partition", "a partition with nodes")])
+        text = f"partition {partition.name} has no nodes"
+        raise UsageProblems([Problem(text, "--partition", "a partition with nodes")])
     kind, why_kind = _most_common_kind(nodes)
     most = int(min(kind.nodes, partition.max_nodes or inf))
     slices = sum(node.gpus - sum(node.whole_gpus.values()) for node in nodes)
     return PartitionChoice(partition, kind, most, slices, why, why_kind)
 
 
-def _find_partition(survey: ClusterSurvey, wanted: str) -> tuple[SlurmPartition, str]:
+def _find_partition(survey: ClusterSurvey, requested: str) -> tuple[SlurmPartition, str]:
     known = survey.partitions
-    if wanted not in known:
+    if requested not in known:
         listed = ", ".join(f"`{name}`" for name in known) or "none"
-        hint = near(wanted, known)
-        problem = Problem(f"no partition `{wanted}`", "--partition", f"one of {listed}", hint)
+        hint = near(requested, known)
+        problem = Problem(f"no partition `{requested}`", "--partition", f"one of {listed}", hint)
         raise UsageProblems([problem])
-    return known[wanted], ""
+    return known[requested], ""
 
 
 def _choose_default(survey: ClusterSurvey) -> tuple[SlurmPartition, str]:
-    """The default partition if it has GPUs (or none has), else the one with the most GPUs."""
+    """The default partition if it has GPUs or no partition has any; otherwise the one with the most
+    GPUs."""
     gpus = {
         name: sum(sum(node.whole_gpus.values()) for node in survey.nodes_of(name))
-        for name, one in survey.partitions.items()
-        if survey.nodes_of(name) and _is_open(one, survey)
+        for name, partition in survey.partitions.items()
+        if survey.nodes_of(name) and _is_open(partition, survey)
     }
     if not gpus:
-        what = "Slurm lists no partition that is up, has nodes and is open to this user"
-        raise UsageProblems([Problem(what, todo="name one with --partition")])
+        text = "Slurm lists no partition that is up, has nodes and is open to this user"
+        raise UsageProblems([Problem(text, todo="name one with --partition")])
     default = next((name for name in gpus if survey.partitions[name].default), None)
     if default is not None and (gpus[default] or not any(gpus.values())):
         return survey.partitions[default], ""

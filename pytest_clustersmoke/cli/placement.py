@@ -1,9 +1,9 @@
 """Which node each rank of a communicator ran on, from the log only.
 
-A rank is on the host of its process: the one that logged its init, or logged one of its edges as
-sender or receiver. A rank is never placed by arithmetic on its number, nor by the transport of an
-edge (MNNVL is P2P between nodes). A rank without a log line, or with lines from several hosts, has
-no node: None.
+A rank is on the host of its process, which is the process that logged the rank's init, or one of
+its edges as sender or receiver. A rank is never placed by arithmetic on its number, nor by the
+transport of an edge (MNNVL is P2P between nodes). A rank without a log line, or with lines from
+several hosts, has no node: None.
 
 Ranks of one host name are on one node, unless the evidence shows that nodes share the name:
 - two of them have the same GPU (bus id) or localRank: a GPU holds one rank of a communicator, and
@@ -24,7 +24,7 @@ from ..text import plural
 
 
 class HostNode(NamedTuple):
-    """A node by its name; `scope` distinguishes nodes of one name (see NcclProcess)."""
+    """A node by its host name; `scope` distinguishes nodes of one name (see NcclProcess)."""
 
     scope: str
     host: str
@@ -35,8 +35,8 @@ Ends = tuple["HostNode | None", "HostNode | None"]
 
 
 class Placement:
-    """Where the ranks of one communicator ran. `claims` are the processes that logged edges as
-    sender or receiver for each rank."""
+    """Where the ranks of one communicator ran. `claims` has, for each rank, the processes that
+    logged its edges as sender or receiver."""
 
     def __init__(self, communicator: Communicator, claims: Claims | None = None) -> None:
         self.processes: dict[int, NcclProcess] = {}
@@ -77,7 +77,7 @@ class Placement:
 
     @property
     def doubts(self) -> list[str]:
-        """Why some ranks have no node that is certain."""
+        """Why the node of some ranks is not certain."""
         disputes = {" and ".join(node.host for node in nodes) for nodes in self.disputed.values()}
         disputed = [f"processes on {hosts} logged as the same rank" for hosts in sorted(disputes)]
         return [*disputed, *self.ambiguous.values(), *filter(None, [self.merged])]
@@ -128,7 +128,7 @@ class Placement:
     def _least(self, name: HostNode, members: list[Member]) -> int:
         """The least number of nodes with this name; records why if there are several."""
         least = 1
-        for what, values in (
+        for key, values in (
             ("the GPU with bus id", [member.bus_id for member in members]),
             ("localRank", [member.local_rank for member in members]),
         ):
@@ -137,7 +137,7 @@ class Placement:
                 if times > least:
                     least = times
                     self.ambiguous[name] = (
-                        f"{times} ranks of {name.host} have {what} {value}: several nodes have "
+                        f"{times} ranks of {name.host} have {key} {value}: several nodes have "
                         f"the name {name.host}, or ranks share a GPU"
                     )
         return least

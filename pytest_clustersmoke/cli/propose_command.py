@@ -35,10 +35,10 @@ DIGITS = 4
 IN_SOURCE = ("torch", "cuda", "nccl", "driver")  # the versions named in a reference's source
 INDENT = "    "  # of the keys of a profile
 DESCRIPTION = """\
-Prints YAML for a cluster's `references`, from its good past runs: for each phase, from those with
-the hardware, arguments and versions of its newest good run, or, if these are too few, of the newest
-setup with enough runs. Runs that were never reported because their controller was killed are
-reported first; nothing else is changed.
+Prints YAML for a cluster's `references`, from its good past runs. Each phase's references come from
+the runs with the hardware, arguments and versions of its newest good run; if these are too few,
+from the newest setup with enough runs. Runs that were never reported because their controller was
+killed are reported first; nothing else is changed.
 """
 EXAMPLES = """\
 examples:
@@ -95,11 +95,11 @@ def _lines(cluster: str, past: Sequence[GoodRuns]) -> Iterator[str]:
     yield f"{INDENT}# For the profile {_name(cluster)}, from the good runs in its history."
     yield f"{INDENT}# Bounds are {far} from the median, and at least {LEAST_PERCENT} %."
     written: list[str] = []
-    for one in past:
-        block, why = _block(one)
+    for phase in past:
+        block, why = _block(phase)
         written += block
         if not block:
-            yield f"{INDENT}# left out: {_name(one.count.phase)}, {why}"
+            yield f"{INDENT}# left out: {_name(phase.count.phase)}, {why}"
     yield f"{INDENT}references:" if written else f"{INDENT}# no phase has enough good runs"
     yield from written
 
@@ -124,7 +124,7 @@ def _block(past: GoodRuns) -> tuple[list[str], str]:
     if not written:
         return [], "none of its metrics can have bounds"
     title = f"{INDENT}  {_name(past.count.phase)}:  # on {sanitize_line(runs[0].setup.hardware)}"
-    lines = [*_passed_over(past), *written, *left_out]
+    lines = [*_note_newer_setup(past), *written, *left_out]
     return [title, *(f"{INDENT}    {line}" for line in lines)], ""
 
 
@@ -135,14 +135,14 @@ def _too_few(count: PhaseCount, runs: Sequence[PhaseRun]) -> str:
     return f"{good}{newest}{more}; {MIN_RUNS} are needed"
 
 
-def _passed_over(past: GoodRuns) -> Iterator[str]:
-    """A comment if there are newer runs of another setup, with the differences."""
+def _note_newer_setup(past: GoodRuns) -> Iterator[str]:
+    """A comment on newer runs of another setup, if there are any, with the differences."""
     if past.later is not None:
         new = past.later
-        what = describe_setup_changes(
+        changes = describe_setup_changes(
             past.runs[0], new.setup.hardware, new.setup.shape, new.versions
         )
-        why = f"; changed since: {', '.join(what)}" if what else ""
+        why = f"; changed since: {', '.join(changes)}" if changes else ""
         day = moment(new.begun)[:10]
         yield sanitize_line(
             f"# not from the newest good run ({day}): fewer than {MIN_RUNS} like it{why}"

@@ -52,7 +52,9 @@ class MetricPair:
 
     def __str__(self) -> str:
         """`steps_per_s 9.500 -> 6.600 steps/s (-30.5 %), worse`."""
-        first, second = (NONE if one is None else show(one) for one in (self.first, self.second))
+        first, second = (
+            NONE if value is None else show(value) for value in (self.first, self.second)
+        )
         text = f"{self.metric} {first} -> {second} {self.unit}"
         if self.percent is None:
             return text
@@ -112,16 +114,16 @@ class RunComparison:
         words = []
         if self.first.verdict != self.second.verdict:
             words.append(f"verdict {self.first.verdict} -> {self.second.verdict}")
-        compared = [pair for pair in self.phases if not self._is_alone(pair)]
+        compared = [pair for pair in self.phases if not self._selected_in_one_run(pair)]
         return words + [f"{pair.name}: {text}" for pair in compared for text in pair.differences()]
 
-    def _is_alone(self, pair: PhasePair) -> bool:
-        """Whether only one of the runs selected it."""
+    def _selected_in_one_run(self, pair: PhasePair) -> bool:
+        """Whether only one of the runs selected the phase."""
         return NONE in pair.outcomes and self.first.selection != self.second.selection
 
     @cached_property
     def surroundings(self) -> list[str]:
-        """Other differences as text; each once, with its phases."""
+        """Other differences, as text: each once, with the phases that have it."""
         phases: dict[str, list[str]] = defaultdict(list)
         for pair in self.phases:
             for change in pair.surroundings():
@@ -130,9 +132,9 @@ class RunComparison:
         old, new = self.first.package_version, self.second.package_version
         if old != new:
             words.append(f"pytest-clustersmoke {old} -> {new}")
-        alone = [pair for pair in self.phases if self._is_alone(pair)]
+        unpaired = [pair for pair in self.phases if self._selected_in_one_run(pair)]
         for side, other in (("first", 1), ("second", 0)):
-            names = [pair.name for pair in alone if pair.outcomes[other] == NONE]
+            names = [pair.name for pair in unpaired if pair.outcomes[other] == NONE]
             words += [f"only in the {side} run: {', '.join(names)}"] if names else []
         old_nodes = {node for pair in self.phases if pair.first for node in pair.first.nodes}
         new_nodes = {node for pair in self.phases if pair.second for node in pair.second.nodes}
@@ -174,9 +176,11 @@ def _phase_dict(pair: PhasePair) -> dict[str, Any]:
 
 
 def compare_runs(connection: Connection, first: PastRun, second: PastRun) -> RunComparison:
-    """Compare two runs. The bound of a metric is at least 5 %; with enough good runs of the first
-    one's setup, it is also at least the distance that gets a warning."""
-    old, new = ({one.phase: one for one in read_phases(connection, run)} for run in (first, second))
+    """Compare two runs. The bound of a metric is at least 5 %; if there are enough good runs with
+    the first run's setup, it is also at least the distance that gets a warning."""
+    old, new = (
+        {phase.phase: phase for phase in read_phases(connection, run)} for run in (first, second)
+    )
     pairs = [
         PhasePair(name, old.get(name), new.get(name), _metric_pairs(connection, old, new, name))
         for name in {**old, **new}

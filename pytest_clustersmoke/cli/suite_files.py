@@ -1,4 +1,4 @@
-"""The shipped suite, and how its files are written to a new place without overwriting."""
+"""The shipped suite, and writing its files to a new place without overwriting others."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def shipped_suite() -> Path:
     for path in (PACKAGE / f"_{FOLDER}", PACKAGE.parent / FOLDER):
         if (path / "test_mlp.py").is_file():
             return path
-    what = f"this installation of pytest-clustersmoke has no suite next to {PACKAGE}"
+    text = f"this installation of pytest-clustersmoke has no suite next to {PACKAGE}"
     todo = "reinstall it (pip install --force-reinstall pytest-clustersmoke)"
-    raise UsageProblems([Problem(what, todo=todo)])
+    raise UsageProblems([Problem(text, todo=todo)])
 
 
 def shipped_profile(name: str) -> dict[str, Any]:
     """A profile of the shipped cluster.yaml, as written there."""
     import yaml
 
-    # In the repository a link to its cluster.yaml.
+    # In the repository this is a link to its cluster.yaml.
     file = yaml.safe_load((PACKAGE / "_cluster.yaml").read_text(encoding="utf-8"))
     profile: dict[str, Any] = file["clusters"][name]
     return profile
@@ -56,13 +56,13 @@ def shipped_profile(name: str) -> dict[str, Any]:
 def suite_files() -> dict[str, bytes]:
     """The suite's files by their paths in a new cluster's directory."""
     root = shipped_suite()
-    found = {}
+    files = {}
     for path in sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
         hidden = any(part.startswith((".", "__pycache__")) for part in parts)
         if path.is_file() and not hidden and path.suffix in (".py", ".jsonl"):
-            found["/".join((FOLDER, *parts))] = path.read_bytes()
-    return found
+            files["/".join((FOLDER, *parts))] = path.read_bytes()
+    return files
 
 
 def has_settings(directory: Path) -> bool:
@@ -93,14 +93,14 @@ def write_files(directory: Path, files: Mapping[str, bytes], force: bool) -> lis
 
 def find_problems(directory: Path, files: Mapping[str, bytes], force: bool) -> Iterator[Problem]:
     """Why the files cannot be written, or must not be."""
-    nearest = next(one for one in (directory, *directory.parents) if os.path.lexists(one))
+    nearest = next(folder for folder in (directory, *directory.parents) if os.path.lexists(folder))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         why = "cannot be written" if nearest.is_dir() else "is not a directory"
         yield Problem(f"{nearest} {why}", "DIRECTORY", "a directory that this user can write")
         return
     for name, data in files.items():
         path = directory / name
-        above = next(one for one in path.parents if os.path.lexists(one))
+        above = next(folder for folder in path.parents if os.path.lexists(folder))
         if not above.is_dir():
             yield Problem(f"{above} is not a directory", "DIRECTORY", todo="move it away")
         elif path.is_dir():

@@ -23,8 +23,8 @@ def moment(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float | None], middle: float | None) -> str:
-    """Bars, oldest first, with gaps. The scale spans at least a tenth to each side of the middle,
-    so that noise looks like noise. Empty if the terminal cannot show bars."""
+    """Bars, oldest first; missing values are gaps. The scale spans at least a tenth on each side of
+    the middle, so that noise looks like noise. Empty if the terminal cannot show bars."""
     from sparklines import sparklines
 
     shown = [value if value is not None and math.isfinite(value) else None for value in values]
@@ -55,14 +55,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     from rich.table import Table
 
     cells = [[sanitize_line(cell) for cell in row] for row in rows]
-    kept = [i for i in range(len(columns)) if any(row[i] for row in cells)]
+    filled = [i for i in range(len(columns)) if any(row[i] for row in cells)]
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i in kept:
+    for i in filled:
         title = columns[i].removeprefix("#")
         is_number = title != columns[i]
         grid.add_column(title, justify="right" if is_number else "left", overflow="fold")
     for row in cells:
-        grid.add_row(*(row[i] for i in kept))
+        grid.add_row(*(row[i] for i in filled))
     console = Console(
         width=None if sys.stdout.isatty() else NO_WIDTH,
         color_system=None if os.environ.get("NO_COLOR") else "auto",

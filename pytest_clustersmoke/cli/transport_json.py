@@ -19,13 +19,13 @@ SCHEMA = 1
 
 
 def json_lines(job: JobTransports) -> Iterator[str]:
-    """The object, in lines that people can read, too."""
+    """The lines of the object, broken so that people can read them as well."""
     return _lines(_record(job))
 
 
 def _lines(value: Any, start: str = "") -> Iterator[str]:
-    """A value as JSON. A `map` is a list whose items are made as they are written, since a job may
-    have millions of edges."""
+    """A value as JSON. A `map` becomes a list; its items are made as they are written, since a job
+    may have millions of edges."""
     if isinstance(value, map):
         yield start + "["
         for number, item in enumerate(value):

@@ -1,4 +1,4 @@
-"""What is surprising in a job's transports, worst first.
+"""Remarks about what is unusual in a job's transports, worst first.
 
 Nothing is judged, since no expectation is known: a remark says what stands out, and where.
 """
@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from ..evidence.nccl.nccl_log import Communicator
-from ..text import plural, ranges, span_list
+from ..text import plural, ranges, shorten, span_list
 from .job_transports import JobTransports, hosts_of
 from .links import INTER, INTRA, Link
 
@@ -29,7 +29,7 @@ NOT_PLACED = (
 
 @dataclass(frozen=True)
 class TransportRemark:
-    """One thing that stands out; `examples` are lines that show it."""
+    """One observation; `examples` are lines that show it."""
 
     text: str
     examples: Sequence[str] = ()
@@ -45,7 +45,9 @@ def remarks(job: JobTransports) -> list[TransportRemark]:
 def _init(job: JobTransports) -> Remarks:
     for communicator in job.log.communicators:
         stuck = [
-            rank for rank, who in communicator.members.items() if who.started and not who.complete
+            rank
+            for rank, member in communicator.members.items()
+            if member.started and not member.complete
         ]
         if stuck:
             yield TransportRemark(
@@ -70,7 +72,9 @@ def _why_no_edges(job: JobTransports) -> Iterator[str]:
             yield "no NCCL output found: is this a rank's log, and was NCCL_DEBUG=INFO set?"
         return
     if not any(
-        who.complete for communicator in log.communicators for who in communicator.members.values()
+        member.complete
+        for communicator in log.communicators
+        for member in communicator.members.values()
     ):
         yield (
             "no communicator completes its init: it may have failed, or the log may be cut, "
@@ -91,17 +95,17 @@ def _why_no_edges(job: JobTransports) -> Iterator[str]:
 
 
 def _net_inside(job: JobTransports) -> Remarks:
-    found = [link for link in job.links if link.placement == INTRA and link.transport.net]
-    yield from _remark_on_links(job, found, "NET inside a node", job.sides.get(INTRA, 0))
+    links = [link for link in job.links if link.placement == INTRA and link.transport.net]
+    yield from _remark_on_links(job, links, "NET inside a node", job.sides.get(INTRA, 0))
 
 
 def _socket_beside(job: JobTransports) -> Remarks:
     nets = [link for link in job.links if link.transport.net]
     others = sorted({link.kind for link in nets} - {"NET/Socket"})
     if others:
-        found = [link for link in nets if link.kind == "NET/Socket"]
+        sockets = [link for link in nets if link.kind == "NET/Socket"]
         yield from _remark_on_links(
-            job, found, f"NET/Socket alongside {', '.join(others)}", _count_pairs(nets)
+            job, sockets, f"NET/Socket alongside {', '.join(others)}", _count_pairs(nets)
         )
 
 
@@ -119,17 +123,17 @@ def _without_gpudirect(job: JobTransports) -> Remarks:
 
 
 def _asymmetric(job: JobTransports) -> Remarks:
-    found = [link for link in job.links if link.asymmetric]
+    links = [link for link in job.links if link.asymmetric]
     yield from _remark_on_links(
-        job, found, "the two ends use different transports", _count_pairs(job.links)
+        job, links, "the two ends use different transports", _count_pairs(job.links)
     )
 
 
 def _node_local_between(job: JobTransports) -> Remarks:
     between = [link for link in job.links if link.placement == INTER]
-    found = [link for link in between if not link.transport.net and link.kind != MNNVL]
+    links = [link for link in between if not link.transport.net and link.kind != MNNVL]
     text = "P2P or SHM between two host names (containers of one node? only MNNVL joins nodes)"
-    yield from _remark_on_links(job, found, text, _count_pairs(between))
+    yield from _remark_on_links(job, links, text, _count_pairs(between))
 
 
 def _rare_inside(job: JobTransports) -> Remarks:
@@ -174,10 +178,10 @@ def _unplaced(job: JobTransports) -> Remarks:
         )
 
 
-def _silent(job: JobTransports) -> Remarks:
+def _ranks_without_lines(job: JobTransports) -> Remarks:
     by_text: dict[str, list[int]] = defaultdict(list)
     for communicator in job.log.communicators:
-        spans = list(_silent_ranks(job, communicator))
+        spans = list(_find_ranks_without_lines(job, communicator))
         if spans:
             count = sum(last - first + 1 for first, last in spans)
             of = f" of {communicator.ranks:,}" if communicator.ranks else ""
@@ -190,7 +194,9 @@ def _silent(job: JobTransports) -> Remarks:
         )
 
 
-def _silent_ranks(job: JobTransports, communicator: Communicator) -> Iterator[tuple[int, int]]:
+def _find_ranks_without_lines(
+    job: JobTransports, communicator: Communicator
+) -> Iterator[tuple[int, int]]:
     """The ranks of a communicator without a line, as spans, since there may be millions."""
     placement = job.placements[communicator.index]
     placed = sorted({*placement.nodes, *placement.disputed, *communicator.members})
@@ -225,21 +231,21 @@ _LOOKS: tuple[Callable[[JobTransports], Remarks], ...] = (
     _networks,
     _versions,
     _unplaced,
-    _silent,
+    _ranks_without_lines,
     _torn,
 )
 
 
-def _remark_on_links(job: JobTransports, found: list[Link], text: str, of: int) -> Remarks:
-    """A remark on links, if there are any: how many pairs of how many, and each link."""
-    if found:
+def _remark_on_links(job: JobTransports, links: list[Link], text: str, of: int) -> Remarks:
+    """A remark on links, if there are any: the number of pairs among `of`, and each link."""
+    if links:
         examples = []
-        for link in found:
+        for link in links:
             source = _name_rank(job, link.communicators, link.source)
             destination = _name_rank(job, link.communicators, link.destination)
             roles = f" ({' and '.join(link.roles)})" if link.asymmetric and link.roles else ""
             examples.append(f"{source} -> {destination}: {link.wording}{roles}: {link.where}")
-        yield TransportRemark(f"{text}: {_count_pairs(found):,} of {plural(of, 'pair')}", examples)
+        yield TransportRemark(f"{text}: {_count_pairs(links):,} of {plural(of, 'pair')}", examples)
 
 
 def _name_rank(job: JobTransports, communicators: tuple[int, ...], rank: int) -> str:
@@ -263,5 +269,4 @@ def _count_pairs(links: Iterable[Link]) -> int:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_HOSTS} more" if len(names) > MAX_HOSTS else ""
-    return ", ".join(names[:MAX_HOSTS]) + more or "unknown"
+    return shorten(names, MAX_HOSTS) or "unknown"

@@ -20,7 +20,7 @@ MAX_NODES = 8
 MAX_EXAMPLES = 4
 MAX_WARNINGS = 20
 MAX_NAMES = 8
-# Up to this many pairs are all shown; of more, only the rare ones.
+# Up to this many pairs are all shown; above that, only the rare ones.
 FEW_PAIRS = 64
 MAX_ROWS = 64
 # More rows than this are not aligned, which would take longer than reading the logs.
@@ -56,10 +56,10 @@ def head(job: JobTransports, out: TextOutput, everything: bool = False) -> Itera
     yield from _communicators(job, out, everything)
     yield from out.wrap(sanitize_line(_networks(job)), rest="  ")
     yield from out.wrap(sanitize_line(_in_network(job)), rest="  ")
-    found = remarks(job)
-    if found:
+    all_remarks = remarks(job)
+    if all_remarks:
         yield ""
-        for remark in found:
+        for remark in all_remarks:
             yield from _remark(remark, out, everything)
 
 
@@ -91,13 +91,13 @@ def _some(
 
 
 def _communicators(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[str]:
-    found = job.log.communicators
-    if len(found) > MAX_COMMUNICATORS and not everything:
-        sizes = Counter(_size(job, communicator) for communicator in found).most_common()
+    communicators = job.log.communicators
+    if len(communicators) > MAX_COMMUNICATORS and not everything:
+        sizes = Counter(_size(job, communicator) for communicator in communicators).most_common()
         lines = (f"{plural(count, 'communicator')}: {size}" for size, count in sizes)
         yield from _some(lines, MAX_COMMUNICATORS, "", "  ", out)
         return
-    for communicator in found:
+    for communicator in communicators:
         name = f"communicator {communicator.index}" + (
             f" (id {communicator.id})" if communicator.id else ""
         )
@@ -110,7 +110,7 @@ def _size(job: JobTransports, communicator: Communicator) -> str:
     nodes = job.nodes(communicator)
     ranks = "ranks unknown" if communicator.ranks is None else plural(communicator.ranks, "rank")
     where = ", nodes unknown" if nodes is None else f" on {plural(nodes, 'node')}"
-    done = sum(who.complete for who in communicator.members.values())
+    done = sum(member.complete for member in communicator.members.values())
     if communicator.complete:
         init = "init complete"
     elif communicator.complete is False:
@@ -197,14 +197,14 @@ def _nic_counts(links: Sequence[Link]) -> str:
 
 
 def _edges(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[str]:
-    """All edges if they are few, else the rare ones."""
+    """All edges if they are few, otherwise the rare ones."""
     links: Sequence[Link] = job.links
     pairs = sum(1 for _ in groupby(links, key=attrgetter("pair")))
     rare = pairs > FEW_PAIRS and not everything
     if rare:
         links = [link for link in links if _is_rare(job, link)]
-        what = "rare edges" if links else "no rare edges"
-        yield from out.wrap(f"{what} (of {pairs:,} pairs; --all shows all):", rest="  ")
+        title = "rare edges" if links else "no rare edges"
+        yield from out.wrap(f"{title} (of {pairs:,} pairs; --all shows all):", rest="  ")
     shown = links[:MAX_ROWS] if rare else links
     titles = ["comm", "edge", "transport", "side", "NIC", "hosts", "channels", "logged by", "at"]
     first = 0 if len(job.log.communicators) > 1 else 1
@@ -218,7 +218,7 @@ def _edges(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[st
 
 
 def _is_rare(job: JobTransports, link: Link) -> bool:
-    """Whether few pairs of its side use this kind, or it is asymmetric, or NET inside a node."""
+    """Whether few pairs of its side use this kind, or it is asymmetric, or is NET inside a node."""
     few = job.pairs[link.placement, link.kind] <= RARE_SHARE * job.sides[link.placement]
     return few or bool(link.asymmetric or (link.placement == INTRA and link.transport.net))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Reads NCCL's logs (2.3 to 2.30, under NCCL_DEBUG=INFO), and shows the transport of each pair of
-ranks, inside nodes and between nodes, and what stands out. All logs must be of one job.
+ranks, inside nodes and between nodes, and remarks on what is unusual. All logs must be of one job.
 """
 EXAMPLES = """\
 examples:
@@ -46,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    # Everything read is kept until the end: searching millions of objects for garbage is useless.
+    # Everything read is kept until the end, so collecting garbage would only cost time.
     gc.disable()
     try:
         job = _read(parsed.logs)
@@ -60,7 +60,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _read(words: list[str]) -> JobTransports:
-    """Read all inputs; the job records what could not be read."""
+    """Read all inputs; the result also lists what could not be read."""
     from ..evidence.nccl.log_reader import Reader, Unreadable
     from .job_transports import JobTransports
     from .log_inputs import Inputs

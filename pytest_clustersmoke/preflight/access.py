@@ -75,12 +75,12 @@ def find_unusable_paths(
 ) -> list[Problem]:
     """Find paths that cannot be written or that sbatch would misread."""
     where = profile.where("shared_dir")
-    found = check_path(profile.shared_dir, where, "choose another")
-    found += _check_writable(profile.shared_dir, "the run directory", where)
-    found += _check_writable(report_dir, "the reports", "--cluster-report-dir")
+    problems = check_path(profile.shared_dir, where, "choose another")
+    problems += _check_writable(profile.shared_dir, "the run directory", where)
+    problems += _check_writable(report_dir, "the reports", "--cluster-report-dir")
     for phase in phases:
-        found += check_path(phase.script, f"phase `{phase.name}`", "move the suite")
-    return found
+        problems += check_path(phase.script, f"phase `{phase.name}`", "move the suite")
+    return problems
 
 
 def prepare_run(profile: Profile, run_id: str, environ: Mapping[str, str]) -> Start:
@@ -114,11 +114,11 @@ def find_missing_commands(profile: Profile, environ: Mapping[str, str]) -> list[
     todo = "run this on a login node of the cluster"
     if profile.lab:
         todo = "run `clustersmoke lab install`, then `clustersmoke lab up`"
-    what = f"no `{missing[0]}` on PATH, but {profile.name} is a Slurm cluster"
-    return [Problem(what, profile.where("backend"), "Slurm's commands", todo)]
+    text = f"no `{missing[0]}` on PATH, but {profile.name} is a Slurm cluster"
+    return [Problem(text, profile.where("backend"), "Slurm's commands", todo)]
 
 
-def _check_writable(directory: Path, what: str, where: str) -> list[Problem]:
+def _check_writable(directory: Path, role: str, where: str) -> list[Problem]:
     """Check that files can be created there later; nothing is created now."""
     nearest = next(path for path in (directory, *directory.parents) if exists(path))
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
@@ -126,7 +126,7 @@ def _check_writable(directory: Path, what: str, where: str) -> list[Problem]:
     why = "cannot be written" if nearest.is_dir() else "is not a directory"
     return [
         Problem(
-            f"{what} would go to {directory}, but {nearest} {why}",
+            f"{role} would go to {directory}, but {nearest} {why}",
             where,
             "a directory that this user can write",
         )

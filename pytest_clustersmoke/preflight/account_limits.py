@@ -43,8 +43,8 @@ def check_rights(
 ) -> Iterator[Finding]:
     """Explain a refusal of sbatch by account, QOS or group. `causes`: those that sbatch names.
 
-    Some rules cannot be seen completely from here (parent accounts, operators, groups known only to
-    the controller): a finding by one of them needs sbatch to name the same cause.
+    Some rules are only partly visible from here (parent accounts, operators, groups known only to
+    the controller): they give a finding only if sbatch names the same cause.
     """
     yield from _check_account(request, slurm, causes)
     yield from _check_qos(request, slurm, causes)
@@ -70,10 +70,10 @@ def _check_account(
     mine = slurm.associations
     if mine is not None and "associations" in slurm.enforced:
         accounts = {association.account for association in mine}
-        partitions = {each.partition for each in mine if each.account == name}
+        partitions = {association.partition for association in mine if association.account == name}
         elsewhere = partitions and not partitions & {"", request.partition.name}
         if not mine or (name and name not in accounts) or (name and elsewhere):
-            what = f"asks for account `{name}`" if name else "needs an account"
+            wish = f"asks for account `{name}`" if name else "needs an account"
             why = (
                 f"this user may use it only in {name_some(partitions)}"
                 if elsewhere
@@ -81,12 +81,12 @@ def _check_account(
             )
             yield Finding(
                 "account-refused",
-                f"phase {request.phase.name} {what} in partition {request.partition.name}, but "
+                f"phase {request.phase.name} {wish} in partition {request.partition.name}, but "
                 f"{why}",
                 near(name, accounts) or "set `slurm.account` in cluster.yaml to one of them",
                 evidence=(
                     *setting_evidence(where, "account"),
-                    *(request.note(each.limits.text) for each in mine),
+                    *(request.note(association.limits.text) for association in mine),
                 ),
             )
             return
@@ -186,15 +186,15 @@ def _check_tres(
             "gpus_per_node",
         ),
     )
-    for kind, finding_id, what, asks, sourced, key in counts:
+    for kind, finding_id, unit, asks, sourced, key in counts:
         first = next((level for level in levels if kind in level.tres.get(column, {})), None)
         most = first.tres[column][kind] if first else inf
         if first and asks > most:
             yield Finding(
                 finding_id,
-                f"phase {request.phase.name} asks for {asks} {what}, but {first.owner} allows "
+                f"phase {request.phase.name} asks for {asks} {unit}, but {first.owner} allows "
                 f"{whose} at most {most} ({column})",
-                f"ask for fewer {what}, or choose another QOS or account",
+                f"ask for fewer {unit}, or choose another QOS or account",
                 evidence=(*setting_evidence(sourced, key), request.note(first.text)),
             )
 
@@ -206,8 +206,8 @@ def _limit_levels(request: RequestedResources, slurm: Slurm) -> list[AccountingL
     if jobs is not None and "OverPartQOS" in jobs.flags:
         order.reverse()
     association = _find_association(request, slurm)
-    found = [qos.limits for qos in order if qos is not None]
-    return [*found, association.limits] if association is not None else found
+    levels = [qos.limits for qos in order if qos is not None]
+    return [*levels, association.limits] if association is not None else levels
 
 
 def _find_qos(request: RequestedResources, slurm: Slurm) -> SlurmQos | None:
@@ -220,8 +220,10 @@ def _find_qos(request: RequestedResources, slurm: Slurm) -> SlurmQos | None:
 def _find_association(request: RequestedResources, slurm: Slurm) -> Association | None:
     """The job's association, if only one is possible."""
     name, mine = sbatch_option(request.phase, "account"), slurm.associations or ()
-    matching = [each for each in mine if not name or each.account == name]
-    exact = [each for each in matching if each.partition == request.partition.name]
-    general = [each for each in matching if not each.partition]
+    matching = [association for association in mine if not name or association.account == name]
+    exact = [
+        association for association in matching if association.partition == request.partition.name
+    ]
+    general = [association for association in matching if not association.partition]
     candidates = exact or general
     return candidates[0] if len(candidates) == 1 else None

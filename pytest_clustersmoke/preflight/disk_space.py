@@ -64,14 +64,14 @@ def find_lack_of_space(profile: Profile, phases: Iterable[Phase]) -> Iterator[Pr
         )
     # A file system without a fixed number of inodes reports 0 for both.
     if free.f_files and free.f_favail < need.files:
-        what = f"the file system of {directory} has room for {free.f_favail} more files"
+        text = f"the file system of {directory} has room for {free.f_favail} more files"
         expected = f"room for {need.files}, the most that a run of these phases may create"
-        yield Problem(what, where, expected, "delete what is not needed, or move `shared_dir`")
+        yield Problem(text, where, expected, "delete what is not needed, or move `shared_dir`")
 
 
-def _too_small(what: str, where: str, need: SpaceNeed) -> Problem:
+def _too_small(text: str, where: str, need: SpaceNeed) -> Problem:
     expected = f"at least {_format_size(need.bytes)}" + (f": {need.words}" if need.words else "")
-    return Problem(what, where, expected, "delete what is not needed, or move `shared_dir`")
+    return Problem(text, where, expected, "delete what is not needed, or move `shared_dir`")
 
 
 def _format_size(count: int) -> str:

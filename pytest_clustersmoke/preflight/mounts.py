@@ -18,7 +18,7 @@ LOCAL_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "
 
 @dataclass(frozen=True)
 class Mount:
-    """A line of the table: mount point, kind (`nfs4`, `ext4`), and what is mounted there."""
+    """A line of the table: mount point, kind (`nfs4`, `ext4`), and source (`server:/home`)."""
 
     point: Path
     kind: str
@@ -70,7 +70,7 @@ def _read_exports(table: Path) -> list[Path]:
 
 def resolve_existing(path: Path) -> Path:
     """The path, or the nearest existing directory above it, with links resolved."""
-    nearest = next((each for each in (path, *path.parents) if exists(each)), Path("/"))
+    nearest = next((folder for folder in (path, *path.parents) if exists(folder)), Path("/"))
     return nearest.resolve()
 
 

@@ -41,14 +41,14 @@ def remark_on_job(
     nodes = [node for node in result.nodes if isinstance(node.facts.get("variables"), dict)]
     if not nodes:
         return remark_on_plan(phase, profile, environ)
-    found = remark_on_profile(context)
-    others = [(_name(node), _other_variables(context, node)) for node in nodes]
-    for name in sorted({name for _, values in others for name in values}):
-        found += _remark_on_name(context, name, others, environ)
-    found += _remark_on_conf_files(context, nodes)
-    found += _remark_on_contradictions(context, result, nodes)
-    found += _remark_on_interfaces(context, result, environ)
-    return list(dict.fromkeys(found))
+    remarks = remark_on_profile(context)
+    observed = [(_name(node), _other_variables(context, node)) for node in nodes]
+    for name in sorted({name for _, values in observed for name in values}):
+        remarks += _remark_on_name(context, name, observed, environ)
+    remarks += _remark_on_conf_files(context, nodes)
+    remarks += _remark_on_contradictions(context, result, nodes)
+    remarks += _remark_on_interfaces(context, result, environ)
+    return list(dict.fromkeys(remarks))
 
 
 def _name(node: NodeResult) -> str:
@@ -57,11 +57,11 @@ def _name(node: NodeResult) -> str:
 
 def _other_variables(context: PhaseContext, node: NodeResult) -> dict[str, str]:
     """Variables that a node saw but neither the profile nor the launcher set."""
-    kept = {*context.phase.env_set, *context.launchers}
+    decided = {*context.phase.env_set, *context.launchers}
     return {
         name: value
         for name, value in filter_variables(node.facts["variables"]).items()
-        if name not in kept
+        if name not in decided
     }
 
 
@@ -69,16 +69,16 @@ Observed = Sequence[tuple[str, Mapping[str, str]]]
 
 
 def _remark_on_name(
-    context: PhaseContext, name: str, others: Observed, environ: Mapping[str, str]
+    context: PhaseContext, name: str, observed: Observed, environ: Mapping[str, str]
 ) -> Iterator[Remark]:
     """Remarks about one variable that the profile does not set."""
     holders: dict[str | None, list[str]] = {}
-    for node, values in others:  # two nodes can have the same name
+    for node, values in observed:  # two nodes can have the same name
         holders.setdefault(values.get(name), []).append(node)
     if len(holders) > 1:
         values_on = "; ".join(
             f"{'not set' if value is None else show_value(value)} on "
-            f"{_name_nodes(nodes, len(others))}"
+            f"{_name_nodes(nodes, len(observed))}"
             for value, nodes in holders.items()
         )
         yield context.remark(
@@ -88,7 +88,7 @@ def _remark_on_name(
     for value, nodes in holders.items():
         if value is None:
             continue
-        where = _name_nodes(nodes, len(others))
+        where = _name_nodes(nodes, len(observed))
         if value == ours:
             source, severity = SHELL, WARNING
             text = (
@@ -142,8 +142,11 @@ def _remark_on_interfaces(
     """Report pinned interfaces that nodes do not have; nodes with equal ones share a remark."""
     ours = context.inherited(environ)
     keyed = [
-        ((each.name, each.value, each.source, each.why, each.has), each.node)
-        for each in find_unmatched_interfaces(result)
+        (
+            (mismatch.name, mismatch.value, mismatch.source, mismatch.why, mismatch.has),
+            mismatch.node,
+        )
+        for mismatch in find_unmatched_interfaces(result)
     ]
     for (name, value, source, why, has), pairs in groupby(sorted(keyed), lambda pair: pair[0]):
         nodes = _name_nodes((node for _, node in pairs), len(result.nodes))
@@ -157,7 +160,7 @@ def _remark_on_interfaces(
 
 
 def _name_nodes(nodes: Iterable[str], of: int) -> str:
-    """Names of nodes; of many the first."""
+    """The names of nodes; a long list is cut."""
     names = list(nodes)
     if len(names) == of > 1:
         return "every node"

@@ -61,8 +61,8 @@ class RequestedResources:
     @property
     def time(self) -> Sourced | None:
         """The shortest time limit that the phase accepts."""
-        given = [key for key in ("time_min", "time") if sbatch_option(self.phase, key)]
-        return self.phase.slurm[given[0]] if given else None
+        keys = [key for key in ("time_min", "time") if sbatch_option(self.phase, key)]
+        return self.phase.slurm[keys[0]] if keys else None
 
 
 def sbatch_option(phase: Phase, name: str) -> str:
@@ -74,7 +74,7 @@ def sbatch_option(phase: Phase, name: str) -> str:
 
 
 def setting_evidence(sourced: Sourced | None, name: str) -> tuple[Evidence, ...]:
-    """The line where a setting was written, as evidence; empty if nobody wrote one."""
+    """The line of a setting, as evidence; empty if it is not set."""
     if sourced is None:
         return ()
     file, _, line = sourced.source.rpartition(":")
@@ -108,7 +108,7 @@ def find_partitions(
 
 
 def name_some(names: Any) -> str:
-    """Sorted names in backquotes; of many the first."""
+    """Sorted names in backquotes; a long list is cut."""
     return shorten([f"`{name}`" for name in sorted(map(str, names))], MAX_NAMED) or "none"
 
 
@@ -193,14 +193,14 @@ def _check_capacity(
     wants: list[tuple[str, str, int, Callable[[SlurmNode], int], Sourced | None, str]] = [
         ("too-many-gpus", "GPUs per node", request.gpus, lambda n: n.gpus, phase.gpus_per_node, ""),
         *[
-            ("submission-refused", what, most, has, phase.slurm.get(key), key)
-            for what, most, has, key in (
+            ("submission-refused", unit, most, has, phase.slurm.get(key), key)
+            for unit, most, has, key in (
                 ("CPUs per node", cpus, _cpus, "cpus_per_task"),
                 ("MiB of memory per node", memory, _memory, "mem"),
             )
         ],
     ]
-    for finding_id, what, most, has, sourced, key in wants:
+    for finding_id, unit, most, has, sourced, key in wants:
         enough = [node for node in here.values() if has(node) >= most]
         if len(enough) >= request.nodes:
             continue
@@ -215,7 +215,7 @@ def _check_capacity(
         setting = key or "gpus_per_node"
         yield Finding(
             finding_id,
-            f"phase {phase.name} asks for {most} {what} on {plural(request.nodes, 'node')}, but "
+            f"phase {phase.name} asks for {most} {unit} on {plural(request.nodes, 'node')}, but "
             f"{supply}",
             f"set `{setting}` to what the nodes have, or choose another partition",
             evidence=(*setting_evidence(sourced, setting), request.note(largest.text)),
@@ -226,10 +226,10 @@ def _check_capacity(
 def _check_constraint(
     request: RequestedResources, here: Mapping[str, SlurmNode]
 ) -> Iterator[Finding]:
-    wanted = sbatch_option(request.phase, "constraint")
-    if not SIMPLE_CONSTRAINT.fullmatch(wanted):
-        return  # none, or an expression, which is left to sbatch
-    features = set(wanted.split("&"))
+    constraint = sbatch_option(request.phase, "constraint")
+    if not SIMPLE_CONSTRAINT.fullmatch(constraint):
+        return  # no constraint, or an expression, which is left to sbatch
+    features = set(constraint.split("&"))
     enough = [node for node in here.values() if features <= node.features]
     if len(enough) >= request.nodes:
         return
@@ -238,7 +238,7 @@ def _check_constraint(
     yield Finding(
         "submission-refused",
         f"phase {request.phase.name} asks for {plural(request.nodes, 'node')} with the feature "
-        f"{wanted}, but partition {request.partition.name} has {len(enough)}; its "
+        f"{constraint}, but partition {request.partition.name} has {len(enough)}; its "
         f"features are {name_some(known)}",
         hints[0] if hints else "set `slurm.constraint` to features that its nodes have",
         evidence=setting_evidence(request.phase.slurm.get("constraint"), "constraint"),
@@ -267,7 +267,7 @@ def _check_named_nodes(
 def find_candidates(request: RequestedResources, nodes: Mapping[str, SlurmNode]) -> list[SlurmNode]:
     """Nodes of the partition on which this phase could run, whatever their state."""
     phase = request.phase
-    wanted, left_out = (
+    named, left_out = (
         set(expand_hostlist(sbatch_option(phase, key))) for key in ("nodelist", "exclude")
     )
     constraint = sbatch_option(phase, "constraint")
@@ -281,7 +281,7 @@ def find_candidates(request: RequestedResources, nodes: Mapping[str, SlurmNode])
         node
         for node in nodes.values()
         if request.partition.name in node.partitions
-        and (not wanted or node.name in wanted)
+        and (not named or node.name in named)
         and node.name not in left_out
         and features <= node.features
         and node.gpus >= request.gpus
@@ -301,14 +301,14 @@ def check_availability(
     fit = find_candidates(request, nodes)
     need = max(request.nodes, len(set(expand_hostlist(sbatch_option(request.phase, "nodelist")))))
     bad = [node for node in fit if node.gone or (also_away and node.away)]
-    left = len(fit) - len(bad)
-    if not bad or left >= need:
+    available = len(fit) - len(bad)
+    if not bad or available >= need:
         return
     yield Finding(
         "nodes-unavailable",
         f"phase {request.phase.name} needs {plural(need, 'node')}, but of the "
         f"{plural(len(fit), 'node')} of partition {request.partition.name} that could run it only "
-        f"{left} {'takes' if left == 1 else 'take'} jobs: "
+        f"{available} {'takes' if available == 1 else 'take'} jobs: "
         + shorten([node.description for node in bad], MAX_NAMED, "; "),
         "have these nodes checked and resumed (scontrol update nodename=... state=resume)",
         evidence=(

@@ -78,12 +78,12 @@ def _check_scripts(phases: Sequence[Phase], local: str) -> Iterator[Problem]:
     """Report all scripts under one path as one problem."""
     if not phases:
         return
-    what = f"the script of phase `{phases[0].name}`, {phases[0].script}, lies"
+    scripts = f"the script of phase `{phases[0].name}`, {phases[0].script}, lies"
     if len(phases) > 1:
         names = ", ".join(f"`{phase.name}`" for phase in phases)
-        what = f"the scripts of phases {names}, in {phases[0].script.parent}, lie"
+        scripts = f"the scripts of phases {names}, in {phases[0].script.parent}, lie"
     yield Problem(
-        f"{what} under {local}, which nodes do not share",
+        f"{scripts} under {local}, which nodes do not share",
         phases[0].where,
         "a script on a file system that all nodes share",
         "move the suite there",
@@ -109,30 +109,30 @@ def _check_arguments(phase: Phase, local: str) -> Iterator[Problem]:
             continue
         if not value.startswith("/") or not Path(value).is_relative_to(local):
             continue
-        what = (
+        text = (
             f"phase `{phase.name}` of {phase.nodes.value} nodes has {name}={value}, under "
             f"{local}, which nodes do not share"
         )
         if OUTPUTS.fullmatch(name):
             yield Problem(
-                what,
+                text,
                 argument.source,
                 "a directory that all nodes share, so that each can read what another wrote",
                 "omit it if the program can write to the run's own directory",
             )
         elif CONFIGURATIONS.fullmatch(name):
-            yield Problem(what, argument.source, "a file that all nodes share")
+            yield Problem(text, argument.source, "a file that all nodes share")
 
 
 def list_shared_paths(profile: Profile, phases: Iterable[Phase]) -> list[SharedPath]:
     """The paths that every node must see as this machine does."""
     where, shared = profile.where("shared_dir"), profile.shared_dir
-    found = [SharedPath("the run directory", shared, where, "move `shared_dir` to one", shared)]
+    paths = [SharedPath("the run directory", shared, where, "move `shared_dir` to one", shared)]
     scripts = {phase.script: phase for phase in phases}
     for script, phase in scripts.items():
-        what = f"the script of phase `{phase.name}`"
-        found.append(SharedPath(what, script, phase.where, "move the suite to one", script))
-    return [*found, *_list_interpreters(profile)]
+        role = f"the script of phase `{phase.name}`"
+        paths.append(SharedPath(role, script, phase.where, "move the suite to one", script))
+    return [*paths, *_list_interpreters(profile)]
 
 
 def _list_interpreters(profile: Profile) -> Iterator[SharedPath]:
@@ -144,9 +144,9 @@ def _list_interpreters(profile: Profile) -> Iterator[SharedPath]:
     others = (*OF_THE_IMAGE, *map(Path, profile.node_local))  # reported elsewhere
     by_folder = {path.parent: path for path in (python.resolve(), python)}
     for folder, path in reversed(by_folder.items()):
-        what = "the interpreter" if path == python else "the target of the interpreter's link"
+        role = "the interpreter" if path == python else "the target of the interpreter's link"
         if not any(path.is_relative_to(other) for other in others):
-            yield SharedPath(what, path, profile.where("python"), todo, folder, installed=True)
+            yield SharedPath(role, path, profile.where("python"), todo, folder, installed=True)
 
 
 def find_unshared(

@@ -26,7 +26,7 @@ from . import account_limits, partition_fit
 from .partition_fit import RequestedResources, Slurm
 from .shared_paths import find_doubtful
 
-# For one command, and for all together: a silent scheduler must not delay the start.
+# For one command, and for all together: a scheduler that hangs must not delay the start.
 ANSWER_S, ALL_S = 10.0, 30.0
 MAX_LINES = 10
 
@@ -35,8 +35,8 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Checked:
-    """Slurm's answers: findings by phase that it would not run; when the other phases might start,
-    in Unix seconds; lines for people."""
+    """Slurm's answers: the findings about each phase that it would not run; when the other phases
+    might start, in Unix seconds; lines for people."""
 
     findings: Mapping[str, list[Finding]] = field(default_factory=dict)
     starts: Mapping[str, float] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class SlurmCheck:
         deadline = time.monotonic() + ALL_S
         slurm = self._ask_slurm()
         trials = self._test_submissions(phases, run, deadline)
-        found = {}
+        findings_by_phase = {}
         for phase in phases:
             trial = trials.get(phase.name, TrialSubmission(None, ""))
             record = CheckNotes(run.phase(phase.name))
@@ -105,31 +105,31 @@ class SlurmCheck:
             findings = check_phase(phase, self._profile, slurm, trial, record)
             record.write()
             if findings:
-                found[phase.name] = findings
+                findings_by_phase[phase.name] = findings
         starts = {name: trial.start for name, trial in trials.items() if trial.start is not None}
-        runs = [phase for phase in phases if phase.name not in found]
+        runs = [phase for phase in phases if phase.name not in findings_by_phase]
         lines = [
             *find_doubtful(self._profile, phases, (slurm.nodes or {}).values()),
             *report_unavailable_nodes(runs, slurm),
-            *_report_starts(starts, found, trials),
+            *_report_starts(starts, findings_by_phase, trials),
             *(f"not checked: {words}" for words in self._unasked),
         ]
-        return Checked(found, starts, tuple(lines))
+        return Checked(findings_by_phase, starts, tuple(lines))
 
     def _test_submissions(
         self, phases: Iterable[Phase], run: RunDir, deadline: float
     ) -> dict[str, TrialSubmission]:
-        """Test-submit each phase; stop once sbatch has been silent for too long."""
+        """Test-submit each phase; stop once sbatch has timed out."""
         trials: dict[str, TrialSubmission] = {}
         for phase in phases:
             directory = run.phase(phase.name)
             write_atomically(directory.batch_script, self._backend.script(phase, directory))
-            left = min(ANSWER_S, deadline - time.monotonic())
-            silent = any(trial.timed_out for trial in trials.values())
-            if silent or left <= 0:
+            seconds = min(ANSWER_S, deadline - time.monotonic())
+            timed_out = any(trial.timed_out for trial in trials.values())
+            if timed_out or seconds <= 0:
                 self._unasked.append(f"sbatch --test-only of {phase.name}: Slurm was too slow")
                 continue
-            trials[phase.name] = self._client.test_only(directory.batch_script, left)
+            trials[phase.name] = self._client.test_only(directory.batch_script, seconds)
             if trials[phase.name].accepted is None:
                 self._unasked.append(f"{phase.name}: {trials[phase.name].message}")
         return trials
@@ -156,56 +156,57 @@ class SlurmCheck:
     def _answer(self, ask: Callable[[], Answer]) -> Answer | None:
         try:
             return ask()
-        except SlurmUnavailable as silence:
-            self._unasked.append(str(silence))
+        except SlurmUnavailable as error:
+            self._unasked.append(str(error))
             return None
 
 
 def check_phase(
     phase: Phase, profile: Profile, slurm: Slurm, trial: TrialSubmission, record: CheckNotes
 ) -> list[Finding]:
-    """Everything that keeps a phase from running; of several partitions, the best one counts."""
-    partitions, found = partition_fit.find_partitions(phase, slurm, record.note)
+    """Everything that keeps a phase from running. If it may use several partitions, the one with
+    the fewest findings counts."""
+    partitions, findings = partition_fit.find_partitions(phase, slurm, record.note)
     if trial.start is not None:
-        # A site's job_submit plugin may move a job to another partition than it names, or than the
-        # default one: the partition in which Slurm would start it counts.
-        partitions, found = _estimated_partition(partitions, slurm, trial), []
+        # A site's job_submit plugin may move a job to a partition other than the one it names, or
+        # the default one: the partition in which Slurm would start it counts.
+        partitions, findings = _estimated_partition(partitions, slurm, trial), []
     requests = [
         RequestedResources(phase, profile, partition, record.note) for partition in partitions
     ]
-    each = [_check_in_partition(request, slurm, trial) for request in requests]
-    if each and all(each):
-        fewest: list[Finding] = min(each, key=len)
-        found += fewest
+    by_partition = [_check_in_partition(request, slurm, trial) for request in requests]
+    if by_partition and all(by_partition):
+        fewest: list[Finding] = min(by_partition, key=len)
+        findings += fewest
     if trial.accepted is not False:
-        return found
-    explained = trial.causes & {finding.id for finding in found} if trial.causes else found
+        return findings
+    explained = trial.causes & {finding.id for finding in findings} if trial.causes else findings
     if not explained and trial.no_nodes and slurm.nodes:
         for request in requests:
-            found += partition_fit.check_availability(request, slurm.nodes, also_away=True)
+            findings += partition_fit.check_availability(request, slurm.nodes, also_away=True)
     evidence = record.note(trial.message)
-    if not found or (trial.causes and not explained):
-        found.append(_report_refusal(phase, trial))
-    # Slurm names one cause only, and briefly: our findings stand, with its message as evidence.
-    return [replace(found[0], evidence=(*found[0].evidence, evidence)), *found[1:]]
+    if not findings or (trial.causes and not explained):
+        findings.append(_report_refusal(phase, trial))
+    # Slurm names only one cause, and briefly: our findings stand, with its message as evidence.
+    return [replace(findings[0], evidence=(*findings[0].evidence, evidence)), *findings[1:]]
 
 
 def _check_in_partition(
     request: RequestedResources, slurm: Slurm, trial: TrialSubmission
 ) -> list[Finding]:
-    found = [
+    findings = [
         finding
         for finding in partition_fit.check_partition(request)
         if not account_limits.is_lifted(finding, request, slurm)
     ]
     if trial.accepted is False:  # sbatch knows the user's rights best; explain its refusal
-        found += account_limits.check_rights(request, slurm, trial.causes)
-    found += account_limits.check_limits(request, slurm)
+        findings += account_limits.check_rights(request, slurm, trial.causes)
+    findings += account_limits.check_limits(request, slurm)
     if slurm.nodes is not None and trial.start is None:
-        found += partition_fit.check_nodes(request, slurm.nodes)
+        findings += partition_fit.check_nodes(request, slurm.nodes)
     elif slurm.nodes is not None and _uses_unavailable_nodes(trial, slurm.nodes):
-        found += partition_fit.check_availability(request, slurm.nodes)
-    return found
+        findings += partition_fit.check_availability(request, slurm.nodes)
+    return findings
 
 
 def _estimated_partition(
@@ -261,7 +262,9 @@ def _discard(text: str) -> Evidence:
 
 
 def _report_starts(
-    starts: Mapping[str, float], found: Mapping[str, object], trials: Mapping[str, TrialSubmission]
+    starts: Mapping[str, float],
+    refused: Mapping[str, object],
+    trials: Mapping[str, TrialSubmission],
 ) -> list[str]:
     """Report when phases might start, if that is not at once."""
     now = time.time()
@@ -269,5 +272,5 @@ def _report_starts(
         f"Slurm estimates that {name} may start at "
         f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(when))} on {trials[name].nodes}"
         for name, when in starts.items()
-        if name not in found and when - now > 60
+        if name not in refused and when - now > 60
     ]

@@ -1,6 +1,6 @@
 """Find variables that rule out every transport that the cluster expects of a phase.
 
-Only certain contradictions are reported: of a glob, only the text before the first wildcard counts,
+Only certain contradictions are reported: only the text of a glob before its first wildcard counts,
 and a variable rules out only what it excludes on every machine.
 """
 
@@ -32,7 +32,7 @@ class Expected:
 
     @property
     def of_transports(self) -> bool:
-        """Whether anything is expected that must be read from NCCL's log lines."""
+        """Whether something is expected that only NCCL's log lines show."""
         expect = self.expect
         return (self.inside or self.between) and any(
             (
@@ -112,7 +112,8 @@ def _expectation_key(guilty: tuple[str, ...], expected: Expected, inside: bool) 
 
 
 def _find_guilty(variables: Mapping[str, str], expected: Expected, inside: bool) -> tuple[str, ...]:
-    """The variables that rule out everything accepted: each that does so alone, or else all."""
+    """The variables that rule out everything accepted: those that do so alone, or if there are
+    none, those that do so together."""
     accepted = set(expected.accepted_prefixes(inside))
     ruled_out = {
         name: {

@@ -41,8 +41,8 @@ class Remark:
 
 @dataclass(frozen=True)
 class PhaseContext:
-    """What judging a phase's variables needs. `ran_gloo`: the phase is known to have run without
-    NCCL, for example on `device: auto`."""
+    """What is needed to judge a phase's variables. `ran_gloo`: the phase is known to have run
+    without NCCL, for example on `device: auto`."""
 
     phase: Phase
     profile: Profile
@@ -105,16 +105,16 @@ def remark_on_plan(phase: Phase, profile: Profile, environ: Mapping[str, str]) -
     (`environ`) that would leak into it."""
     context = PhaseContext(phase, profile)
     inherited = context.inherited(environ)
-    found = remark_on_profile(context)
+    remarks = remark_on_profile(context)
     for name, value in inherited.items():
         if is_read(name):
             text = (
                 f"{name}={show_value(value)} reaches the nodes unless `setup` unsets it, but the "
                 f"profile does not set it; `env.common.unset: [{name}]` keeps it out"
             )
-            found.append(context.remark(name, WARNING, SHELL, text))
-        found += remark_on_variable(context, name, value, SHELL)
-    return found + list(remark_on_contradictions(context, inherited, SHELL))
+            remarks.append(context.remark(name, WARNING, SHELL, text))
+        remarks += remark_on_variable(context, name, value, SHELL)
+    return remarks + list(remark_on_contradictions(context, inherited, SHELL))
 
 
 def remark_on_profile(context: PhaseContext) -> list[Remark]:

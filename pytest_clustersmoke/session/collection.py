@@ -1,4 +1,4 @@
-"""The phases that pytest collected: which of them the cluster runs, and every problem with them."""
+"""The phases that pytest collected: which of them run on the cluster, and every problem found."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Collected:
             raise pytest.UsageError("\n".join(map(str, [*problems, *self._ask_scheduler(phases)])))
 
     def _ask_scheduler(self, phases: Sequence[Phase]) -> list[Problem]:
-        """What the scheduler would refuse, too, so that one run reports everything."""
+        """What the scheduler would also refuse, so that one run reports everything."""
         if self._plans_only:
             return []
         from .. import preflight

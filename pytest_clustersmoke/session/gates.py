@@ -108,7 +108,7 @@ def _is_accepted(wording: str, globs: Iterable[str], expect: Expectation) -> boo
 
 
 def with_fault(fault: Fault, candidate: Candidate) -> Phase:
-    """The small phase with the fault staged in it, on its last rank if the fault is of one rank."""
+    """The small phase with the fault staged in it; a fault of one rank is staged on the last."""
     source = f"staged: {fault.name}"
     phase = _shrink(candidate, f"{PREFIX}{fault.name}")
     assert phase.staged is not None
@@ -140,8 +140,8 @@ def without_fault(candidate: Candidate) -> Phase:
 
 def _shrink(candidate: Candidate, name: str) -> Phase:
     phase = candidate.phase
-    given = getattr(candidate.cls.obj, SMALL_ARGS, {})
-    small = {**phase.small, **_sourced(given, f"{phase.where}: {SMALL_ARGS}")}
+    small_args = getattr(candidate.cls.obj, SMALL_ARGS, {})
+    small = {**phase.small, **_sourced(small_args, f"{phase.where}: {SMALL_ARGS}")}
     overridden = {
         name: value for name, value in phase.args.items() if value.source == "--cluster-set"
     }

@@ -1,4 +1,4 @@
-"""Signals that end a run: the handler cancels its jobs, as pytest itself exits later."""
+"""Signals that end a run: the handler cancels the jobs at once, as pytest exits only later."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LET_PASS = 3
 
 
 class Interrupts:
-    """Between `catch` and `release` the first of SIGNALS calls `cancel` and raises
-    KeyboardInterrupt. Later ones are ignored, since the time to the end is bounded from then on.
+    """Between `catch` and `release`, the first of SIGNALS calls `cancel` and raises
+    KeyboardInterrupt. Later ones are ignored, since from then on the run ends in bounded time.
 
     After `ending` only the report is left to write: the first LET_PASS signals do not interrupt it.
     """
@@ -45,6 +45,6 @@ class Interrupts:
         if self._let_pass:
             self._let_pass -= 1
             return
-        for each in self._handlers:
-            signal.signal(each, signal.SIG_IGN)
+        for signum in self._handlers:
+            signal.signal(signum, signal.SIG_IGN)
         raise KeyboardInterrupt

@@ -110,7 +110,7 @@ class JobItem(PhaseItem):
 
 
 def phase_class(item: pytest.Item) -> PhaseClass | None:
-    """The phase an item belongs to; None for any other test."""
+    """The phase that an item belongs to; None for a test outside all phases."""
     return item.getparent(PhaseClass)
 
 

@@ -1,8 +1,9 @@
 """The jobs of one run: submits all phases, watches them, records results, cancels what is left.
 
 A separate thread talks to the scheduler, so that no criterion waits for another phase, and Ctrl-C
-in the main thread never interrupts a submission. The thread writes what it learns to the run
-directory, where xdist's workers read it, and posts it on the board for those who wait.
+in the main thread never interrupts a submission. The thread writes every result to the run
+directory, where xdist's workers read it, and posts every change on the board, for the threads that
+wait.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["Progress", "Session", "WatchFailed"]
 
 CLOSE_S = 2.7  # and about a second to write the report and leave
 CANCEL_CONFIRM_S = 2.0
-# How long the end waits for a scheduler that has not answered; its command continues alone.
+# How long `close` waits for a scheduler that has not answered; its command goes on without us.
 LAST_CALL_S = 0.3
 
 

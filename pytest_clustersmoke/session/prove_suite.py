@@ -43,25 +43,25 @@ WITH_XDIST = (
 class ProveSuite(Suite):
     """One session's gates on one cluster."""
 
-    latest = "latest-proof"  # `latest` shows the cluster without staged faults
+    latest = "latest-proof"  # `latest` stays with runs without staged faults
 
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
         if hasattr(config, "workerinput") or getattr(config.option, "tx", None):
             raise pytest.UsageError(WITH_XDIST)
-        # A staged fault must turn its criterion red even if the cluster has that failure as known.
+        # A staged fault must turn its criterion red even if `known` lists that failure.
         super().__init__(config, profile.model_copy(update={"known": ()}))
         self.proof = ProofTally(profile.name, time.strftime("%Y-%m-%d"))
         self._gates: dict[str, Gate] = {}
         self._not_applicable: dict[str, str] = {}
         self._chosen: dict[str, Candidate] = {}
-        self._alone: dict[PhaseClass, Baseline] = {}
+        self._baselines: dict[PhaseClass, Baseline] = {}
         self._current = ""  # the staged phase whose criteria run now
-        self._seen: dict[str, dict[str, Observed]] = {}
+        self._observations: dict[str, dict[str, Observed]] = {}
 
     # Collection
 
     def select(self, items: list[pytest.Item]) -> None:
-        """Keep one of the selected gates for each fault, in the phase that fits it best."""
+        """For each fault, keep the selected gate in the phase that fits it best."""
         self._keep_best_gates(items)
         super().select(items)
 
@@ -165,28 +165,30 @@ class ProveSuite(Suite):
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Iterator[Any]:
-        """Before a gate is judged, run its phase's criteria; they are not reported as tests."""
+        """Run a phase's criteria before its gate is judged; they are not reported as tests."""
         if isinstance(item, GateItem) and self.session is not None:
             result = self.result_of(item)
             if item.fault.fails_criteria and result.outcome == "passed":
                 candidate = self._chosen[item.fault.name]
-                if candidate.cls not in self._alone:
-                    self._alone[candidate.cls] = self._judge_baseline(item, candidate)
+                if candidate.cls not in self._baselines:
+                    self._baselines[candidate.cls] = self._judge_baseline(item, candidate)
                 if (
                     item.fault.slower_than_baseline
-                    and self._alone[candidate.cls].outcome == "passed"
+                    and self._baselines[candidate.cls].outcome == "passed"
                 ):
                     self._compare_with_baseline(item, candidate)
-                self._seen[item.fault.name] = self._run_criteria(item, candidate, item.staged_name)
+                self._observations[item.fault.name] = self._run_criteria(
+                    item, candidate, item.staged_name
+                )
         return (yield)
 
     def _judge_baseline(self, gate: GateItem, candidate: Candidate) -> Baseline:
         self._current = without_fault(candidate).name
         result = self.result_of(candidate.criteria[0])
-        seen = (
+        observed = (
             self._run_criteria(gate, candidate, self._current) if result.outcome == "passed" else {}
         )
-        return Baseline(result.outcome, str(result.job.get("reason", "")), seen)
+        return Baseline(result.outcome, str(result.job.get("reason", "")), observed)
 
     def _run_criteria(self, gate: GateItem, candidate: Candidate, name: str) -> dict[str, Observed]:
         """Run every criterion of the phase on the job of this name."""
@@ -226,9 +228,9 @@ class ProveSuite(Suite):
         assert self.run is not None
         result = self.result_of(item)
         fault, candidate = item.fault, self._chosen[item.fault.name]
-        seen = self._seen.get(fault.name, {})
-        before = self._alone.get(candidate.cls) if seen else None
-        gate = judge(fault, candidate.phase.name, result, seen, before, self.run)
+        observed = self._observations.get(fault.name, {})
+        baseline = self._baselines.get(candidate.cls) if observed else None
+        gate = judge(fault, candidate.phase.name, result, observed, baseline, self.run)
         self._gates[fault.name] = gate
         proof = self.proof
         {

@@ -1,4 +1,4 @@
-"""`--cluster-list`, and which suite a session gets: a run's, a proof's, or one of xdist's two."""
+"""`--cluster-list`, and the choice of a session's suite: a run's, a proof's or one of xdist's."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ def print_clusters(config: pytest.Config) -> int:
     for name in file.names:
         try:
             profile = file.profile(name)
-        except (
-            UsageProblems
-        ) as problems:  # such as a variable that only the users of that cluster set
+        except UsageProblems as problems:
+            # Such as an unset variable that only the users of that cluster set.
             print(f"{name:<{width}}  cannot be used here: {problems.problems[0]}")
             continue
         gpus = f"{profile.hardware.gpus_per_node} x {profile.hardware.gpu} per node"

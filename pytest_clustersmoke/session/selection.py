@@ -1,4 +1,4 @@
-"""Which of a cluster's phases and criteria a run selected: its verdict holds for those only."""
+"""Which of a cluster's phases and criteria a run selects; its verdict holds for those only."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def _selecting_words(config: pytest.Config, is_cut: bool) -> list[str]:
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Whether no option leaves out a file or a test: then what was not collected does not exist.
-    The suite is at pytest's `testpaths`, or in the root directory."""
+    """Whether no option leaves out a file or a test, so that a phase that was not collected does
+    not exist. The suite is at pytest's `testpaths`, or in the root directory."""
     suite = [config.rootpath / path for path in config.getini("testpaths")] or [config.rootpath]
-    asked = [(config.invocation_params.dir / word).resolve() for word in config.args]
+    places = [(config.invocation_params.dir / word).resolve() for word in config.args]
     options = ("markexpr", "keyword", "deselect", "ignore", "ignore_glob", *CACHE_OPTIONS)
     return all(
-        any(path.resolve().is_relative_to(place) for place in asked) for path in suite
+        any(path.resolve().is_relative_to(place) for place in places) for path in suite
     ) and not any(config.getoption(name, None) for name in options)
 
 
@@ -62,12 +62,12 @@ def criterion_of(nodeid: str) -> str:
 
 def criteria(names: Mapping[PhaseClass, str], items: Iterable[pytest.Item]) -> dict[str, list[str]]:
     """The criteria among these items, by phase name."""
-    found: dict[str, list[str]] = {name: [] for name in names.values()}
+    by_phase: dict[str, list[str]] = {name: [] for name in names.values()}
     for item in items:
         cls = phase_class(item)
         if cls is not None and cls in names and not isinstance(item, JobItem):
-            found[names[cls]].append(criterion_of(item.nodeid))
-    return found
+            by_phase[names[cls]].append(criterion_of(item.nodeid))
+    return by_phase
 
 
 def all_criteria(
@@ -75,14 +75,14 @@ def all_criteria(
 ) -> dict[str, list[str]]:
     """All criteria of these phases, by phase name.
 
-    A class collects all its own criteria, whatever node ids select. Those of a nested class are
-    known from the items only: if node ids select a part, the class counts as one more criterion,
-    which has no result.
+    A class collects all its own criteria, whatever node ids select. The criteria of a nested class
+    are known from the items only: if node ids select a part, the nested class counts as one more
+    criterion, which has no result.
     """
-    found, node_ids = criteria(names, items), list(args)
+    by_phase, node_ids = criteria(names, items), list(args)
     for cls, name in names.items():
         is_part = any(f"::{cls.name}::" in node_id for node_id in node_ids)
         for criterion in cls.criteria:
             if isinstance(criterion, pytest.Item) or is_part:
-                found[name].append(criterion_of(criterion.nodeid))
-    return found
+                by_phase[name].append(criterion_of(criterion.nodeid))
+    return by_phase

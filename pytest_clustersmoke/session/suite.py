@@ -209,7 +209,7 @@ class Suite(Collected):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
-        """End a criterion of a job that did not pass with one line that points to the job."""
+        """If the job did not pass, fail the criterion with one line that points to the job."""
         cls = phase_class(pyfuncitem)
         if cls is None:
             return
@@ -247,7 +247,7 @@ class Suite(Collected):
         return count_report(self.tally, report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Under --continue-on-collection-errors the phases run all the same."""
+        """Count errors: under --continue-on-collection-errors the phases run nevertheless."""
         self.tally.other_failures += report.failed
         if report.skipped:
             self.tally.skipped_files.append(f"{report.nodeid} ({failure_text(report)})")
@@ -280,9 +280,9 @@ class Suite(Collected):
         return None
 
     def _refuse_other_success(self, session: pytest.Session, exitstatus: int) -> None:
-        """With --cluster, other tests' success must not pass for a verdict on the cluster."""
-        wanted = self.config.getoption("--cluster") and not self._plans_only
-        if wanted and exitstatus == pytest.ExitCode.OK:
+        """With --cluster, the success of other tests must not look like the cluster's verdict."""
+        judges = self.config.getoption("--cluster") and not self._plans_only
+        if judges and exitstatus == pytest.ExitCode.OK:
             say(self.config, f"no phase ran on {self.profile.name}: no verdict")
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
@@ -302,7 +302,7 @@ class Suite(Collected):
         session.exitstatus = self.verdict.exit_status
         try:
             self._complete_junit()
-        except Exception as error:  # our own mistake must not lose the verdict
+        except Exception as error:  # a bug of ours must not lose the verdict
             self._print_traceback()
             self.remarks.append(f"junit.xml is incomplete: {type(error).__name__}: {error}")
 
@@ -319,7 +319,7 @@ class Suite(Collected):
             complete_junit(xml, self._finished())
 
     def _drop_junit(self) -> None:
-        """Have pytest neither write nor announce junit.xml."""
+        """Keep pytest from writing and announcing junit.xml."""
         xml = self.config.stash.get(xml_key, None)
         if self._has_own_junit and xml is not None:
             xml.logfile = os.devnull  # its hook at the end of the session runs already

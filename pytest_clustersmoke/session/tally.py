@@ -30,7 +30,7 @@ MAX_CHARACTERS = 4000
 
 
 class JudgedKinds(set[str]):
-    """Kinds of criteria that a phase's criteria judged so far, with those of the running test."""
+    """The kinds that a phase's criteria judged so far; those of the running test are kept apart."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,9 +53,9 @@ def mark_report(
     phase: str,
     result: PhaseResult | None,
 ) -> None:
-    """Mark the report of a phase's test with what the verdict needs: the phase, and which kinds of
-    criteria were judged or could not be measured. JUnit's properties say the same, but any test
-    can write those."""
+    """Mark the report of a phase's test with what the verdict needs: the phase, and which kinds
+    were judged or could not be measured. The verdict does not read JUnit's properties, which say
+    the same, because any test can write them."""
     marks = {"phase": phase}
     setattr(report, MARKS, marks)
     if result is not None:

@@ -34,9 +34,9 @@ def init(tmp_path: Path, slurm: Slurm) -> Init:
 
 @pytest.fixture
 def profile(tmp_path: Path, init: Init) -> Callable[..., tuple[Profile, str]]:
-    """What `init` writes, as pytest will read it, and as it stands in the file."""
+    """The profile that `init` writes, as pytest will read it, and the text of its file."""
 
-    def made(*words: str, **environ: str) -> tuple[Profile, str]:
+    def make(*words: str, **environ: str) -> tuple[Profile, str]:
         done = init(*words, **environ)
         assert done.returncode == 0, done.stdout + done.stderr
         path = tmp_path / "new" / "cluster.yaml"
@@ -44,4 +44,4 @@ def profile(tmp_path: Path, init: Init) -> Callable[..., tuple[Profile, str]]:
         (name,) = file.names
         return file.profile(name), path.read_text()
 
-    return made
+    return make

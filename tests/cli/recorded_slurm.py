@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.preflight.slurm_texts import CONFIG, node, partition
 
 REPOSITORY = Path(__file__).parents[2]
-# What an outer job, lab or site may have set, and `init` would read.
+# Variables that `init` reads, and that an outer job, a lab or the site may have set.
 READ = ("SLURM_CONF", "SCRATCH", "WORK", "WORKDIR", "LOADEDMODULES")
 
 
@@ -40,8 +40,8 @@ class Slurm:
         path.write_text(f"#!/bin/sh\nhere={shlex.quote(str(self.bin))}\n{body}\n")
         path.chmod(0o755)
 
-    def answer(self, what: str, text: str) -> None:
-        (self.bin / what).write_text(text)
+    def answer(self, name: str, text: str) -> None:
+        (self.bin / name).write_text(text)
 
     def nodes(self, *lines: str) -> None:
         self.answer("node", "\n".join(lines))
@@ -50,7 +50,7 @@ class Slurm:
         self.answer("partition", "\n".join(lines))
 
     def accounts(self, associations: str, default: str) -> None:
-        """Have accounting, which enforces these associations."""
+        """Add accounting, which enforces these associations."""
         self.answer("config", CONFIG)
         self.answer("associations", associations)
         self.answer("default", default)
@@ -63,7 +63,7 @@ class Slurm:
 def run(
     slurm: Slurm | None, *words: str | Path, cwd: Path, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `clustersmoke init` as a user does; without a Slurm none is on PATH."""
+    """Run `clustersmoke init` as a user does, with these Slurm commands on PATH, or none."""
     env = {name: value for name, value in os.environ.items() if name not in READ}
     path = [str(slurm.bin)] if slurm else []
     env |= {"PATH": ":".join([*path, "/nowhere"] if not slurm else [*path, "/usr/bin", "/bin"])}

@@ -47,27 +47,29 @@ def test_profile_of_nodes_with_four_a100(profile: Made) -> None:
         4,
     )
     assert set(made.phases) == set(cluster_draft.NEEDS) - {"lora_sft_ddp", "lora_sft_2node"}
-    four, one = made.phases["zero1_4node"], made.phases["mlp_1gpu"]
+    four, single = made.phases["zero1_4node"], made.phases["mlp_1gpu"]
     assert (four.nodes, four.gpus_per_node, four.writes_gib) == (4, 2, 14)
-    # 8 CPUs and 1 TiB a node: a GPU's share is 2 CPUs and 230.4 GiB.
+    # 8 CPUs and 1 TiB per node: a GPU's share is 2 CPUs and 230.4 GiB.
     assert four.slurm == {"cpus_per_task": 4, "mem": "460G", "time": "01:00:00"}
-    assert one.slurm == {"cpus_per_task": 2, "mem": "230G", "time": "00:30:00"}
+    assert single.slurm == {"cpus_per_task": 2, "mem": "230G", "time": "00:30:00"}
     assert made.phases["allreduce_1node"].gpus_per_node == 4
     assert made.phases["allreduce_multinode"].nodes == 4
     assert "# lora_sft_2node is left out: needs 8 GPUs per node, nodes have 4" in text
     assert str(made.shared_dir) == "/scratch/me/runs"
-    assert any("Slurm calls it a100" in one for one in marks(text))
+    assert any("Slurm calls it a100" in mark for mark in marks(text))
 
 
 def test_every_guess_is_printed(init: Init, tmp_path: Path) -> None:
     """Each mark of the file is in the output, with its key and reason."""
-    said = init().stdout
-    told = re.findall(r"^  ([a-z_.0-9]+): (.*)$", said.partition("\nphases: ")[0], re.MULTILINE)
-    reasons = [why for _, why in told]
+    output = init().stdout
+    guesses = re.findall(
+        r"^  ([a-z_.0-9]+): (.*)$", output.partition("\nphases: ")[0], re.MULTILINE
+    )
+    reasons = [why for _, why in guesses]
     marked = marks((tmp_path / "new" / "cluster.yaml").read_text())
     assert len(marked) == len(reasons) > 4
     assert marked == reasons
-    assert "hardware.gpu" in dict(told)
+    assert "hardware.gpu" in dict(guesses)
 
 
 def test_transports_are_required_and_unknown_ones_are_marked(profile: Made) -> None:
@@ -79,7 +81,7 @@ def test_transports_are_required_and_unknown_ones_are_marked(profile: Made) -> N
     between = made.expect["allreduce_multinode"]
     assert between.intra_node == ("P2P/*", "SHM*")
     assert between.inter_node == () and "inter_node: []" in text
-    assert any("INCONCLUSIVE" in one for one in marks(text))
+    assert any("INCONCLUSIVE" in mark for mark in marks(text))
 
 
 def test_limits_of_nodes_and_time_are_respected(slurm: Slurm, profile: Made) -> None:
@@ -93,7 +95,7 @@ def test_limits_of_nodes_and_time_are_respected(slurm: Slurm, profile: Made) -> 
     assert made.phases["allreduce_multinode"].nodes == 3
     assert made.phases["lora_sft_2node"].gpus_per_node == 8
     assert "Mistral-7B" in text
-    assert {one.slurm["time"] for one in made.phases.values()} == {"00:20:00"}
+    assert {phase.slurm["time"] for phase in made.phases.values()} == {"00:20:00"}
 
 
 def test_max_nodes_of_the_partition_limits_phases(slurm: Slurm, profile: Made) -> None:
@@ -111,7 +113,7 @@ def test_one_node_of_one_gpu(slurm: Slurm, profile: Made) -> None:
     made, text = profile()
     assert set(made.phases) == {"mlp_1gpu"} and made.expect == {}
     assert "allreduce_1node is left out: needs 2 GPUs per node, nodes have 1" in text
-    assert any("Slurm does not name it" in one for one in marks(text))
+    assert any("Slurm does not name it" in mark for mark in marks(text))
 
 
 def test_nodes_of_one_gpu(slurm: Slurm, profile: Made) -> None:
@@ -143,11 +145,11 @@ def test_most_common_kind_of_node_is_chosen(slurm: Slurm, init: Init, profile: M
     )
     made, text = profile()
     assert made.hardware.gpus_per_node == 2 and made.hardware.nodes == 5
-    (differ,) = [one for one in marks(text) if "differ" in one]
+    (differ,) = [mark for mark in marks(text) if "differ" in mark]
     for words in ("4 have 2 x a100", "1 with 4 x a100", "1 with 8 x h100", "1 with no GPU"):
         assert words in differ
-    said = init("--force").stdout
-    assert "7 GPU slices (MIG)" in said
+    output = init("--force").stdout
+    assert "7 GPU slices (MIG)" in output
 
 
 def test_node_record_of_slurm_24_11(slurm: Slurm, profile: Made) -> None:
@@ -163,7 +165,8 @@ def test_node_record_of_slurm_24_11(slurm: Slurm, profile: Made) -> None:
 
 
 def test_choice_of_the_partition(slurm: Slurm, init: Init, profile: Made) -> None:
-    """The default one if it has GPUs; else the one with the most, marked; or the one asked for."""
+    """The default one if it has GPUs; otherwise the one with the most GPUs, marked as a guess; or
+    the one that --partition names."""
     slurm.nodes(
         node("c0", partitions="cpu", gres="(null)"),
         node("a0", partitions="few,cpu2", gres="gpu:a100:2"),
@@ -200,7 +203,7 @@ def test_cluster_without_gpus_gets_small_phases(slurm: Slurm, profile: Made) -> 
 
 
 @pytest.mark.parametrize(
-    ("accounts", "default", "wanted", "marked"),
+    ("accounts", "default", "account", "marked"),
     [
         ("pf|lab||normal|normal|||\n", "lab\n", "lab", False),
         ("pf|lab||normal|normal|||\npf|euge||normal||||\n", "lab\n", "lab", True),
@@ -208,13 +211,13 @@ def test_cluster_without_gpus_gets_small_phases(slurm: Slurm, profile: Made) -> 
     ],
 )
 def test_accounts(
-    slurm: Slurm, profile: Made, accounts: str, default: str, wanted: str, marked: bool
+    slurm: Slurm, profile: Made, accounts: str, default: str, account: str, marked: bool
 ) -> None:
-    """The only account, or else the default one, with the others named."""
+    """The only account, or the default one of several, which are named."""
     slurm.accounts(accounts, default)
     made, text = profile()
-    assert made.slurm["account"] == wanted
-    assert any("has the accounts euge, lab" in one for one in marks(text)) is marked
+    assert made.slurm["account"] == account
+    assert any("has the accounts euge, lab" in mark for mark in marks(text)) is marked
 
 
 def test_needs_match_the_markers(tmp_path: Path) -> None:
@@ -225,16 +228,16 @@ def test_needs_match_the_markers(tmp_path: Path) -> None:
         "class Plugin:\n"
         "    def pytest_collection_finish(self, session):\n"
         "        read, problems = read_phases(session.items); assert not problems\n"
-        "        for one in read.values():\n"
-        "            print('NEEDS', one.name, one.nodes, one.gpus_per_node)\n"
+        "        for phase in read.values():\n"
+        "            print('NEEDS', phase.name, phase.nodes, phase.gpus_per_node)\n"
         "pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider', 'smoke_tests'], [Plugin()])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
-    said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("NEEDS")]
-    assert {name: (int(n), int(g)) for name, n, g in said} == {
-        name: (one.nodes, one.gpus) for name, one in cluster_draft.NEEDS.items()
+    needs = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("NEEDS")]
+    assert {name: (int(n), int(g)) for name, n, g in needs} == {
+        name: (needed.nodes, needed.gpus) for name, needed in cluster_draft.NEEDS.items()
     }
 
 
@@ -284,7 +287,7 @@ def test_modules_and_scratch_of_the_shell_are_used(
         "module load conda/2024.10-py312",
     )
     assert made.shared_dir == scratch / "clustersmoke" / "runs"
-    assert any("taken from $SCRATCH of this shell" in one for one in marks(text))
+    assert any("taken from $SCRATCH of this shell" in mark for mark in marks(text))
 
 
 def test_hostile_names_of_slurm_are_text_or_refused(
@@ -311,7 +314,7 @@ def test_hostile_names_of_slurm_are_text_or_refused(
 def test_slurm_without_usable_nodes_is_refused(slurm: Slurm, init: Init, tmp_path: Path) -> None:
     """No usable partition, or one without nodes."""
     slurm.nodes("")
-    for words, said in (
+    for words, message in (
         ((), "Slurm lists no partition that is up, has nodes and is open to this user"),
         (
             ("--partition", "gpu"),
@@ -319,7 +322,7 @@ def test_slurm_without_usable_nodes_is_refused(slurm: Slurm, init: Init, tmp_pat
         ),
     ):
         refused = init(*words)
-        assert refused.returncode == 2 and said in refused.stderr, refused.stderr
+        assert refused.returncode == 2 and message in refused.stderr, refused.stderr
         assert "Traceback" not in refused.stderr
     assert not (tmp_path / "new").exists()
 
@@ -341,8 +344,8 @@ def test_tmp_is_node_local(
     slurm: Slurm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Unless runs or suite are there, or every node is this machine; a reason says that other
-    machines must see the runs."""
+    """It is not if runs or suite are there, or if every node is this machine. If the nodes are
+    other machines, a reason says that they must see the runs."""
     monkeypatch.setattr(sys, "executable", "/opt/bin/python")
     slurm.nodes(node("n0", host=host, partitions="gpu"))
     survey = survey_cluster({"PATH": f"{slurm.bin}:/usr/bin:/bin"})

@@ -25,7 +25,7 @@ def compared(
 
 
 def pair(directory: Path, first: dict[str, Any], second: dict[str, Any], **changes: Any) -> None:
-    """Two runs, a and b, whose phase differs; `changes` are of the second run."""
+    """Store two runs, a and b, with these phases; `changes` apply to the second run."""
     store_run(of_night(100, phase(**first), run_id="a"), directory)
     store_run(of_night(101, phase(**second), **{"run_id": "b", **changes}), directory)
 
@@ -33,15 +33,15 @@ def pair(directory: Path, first: dict[str, Any], second: dict[str, Any], **chang
 def test_similar_runs_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Metrics less than 5 % apart are not a difference; status 0."""
     pair(tmp_path, {}, {"metrics": {**phase()["metrics"], "steps_per_s": metric(9.1)}})
-    status, found = compared(capsys, tmp_path, "a", "b")
-    assert (status, found["differ"], found["differences"]) == (0, False, [])
-    one = found["phases"][0]["metrics"]["steps_per_s"]
-    assert one["percent"] == pytest.approx(-4.21, abs=0.01)
-    assert one["told_from"] == pytest.approx(0.475)
+    status, comparison = compared(capsys, tmp_path, "a", "b")
+    assert (status, comparison["differ"], comparison["differences"]) == (0, False, [])
+    pair_of_values = comparison["phases"][0]["metrics"]["steps_per_s"]
+    assert pair_of_values["percent"] == pytest.approx(-4.21, abs=0.01)
+    assert pair_of_values["told_from"] == pytest.approx(0.475)
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "told"),
+    ("first", "second", "message"),
     [
         ({}, {"outcome": "lost"}, "zero1_4node: passed -> lost"),
         ({"criteria": PASSED}, {"criteria": FAILED}, "zero1_4node: test_x passed -> failed"),
@@ -73,14 +73,14 @@ def test_differences_are_named(
     capsys: pytest.CaptureFixture[str],
     first: dict[str, Any],
     second: dict[str, Any],
-    told: str,
+    message: str,
 ) -> None:
     """Outcome, criteria and metrics that differ are listed; status 1."""
     pair(tmp_path, first, second)
-    status, found = compared(capsys, tmp_path, "a", "b")
-    assert (status, found["differences"]) == (1, [told])
+    status, comparison = compared(capsys, tmp_path, "a", "b")
+    assert (status, comparison["differences"]) == (1, [message])
     assert main(["compare", "--report-dir", str(tmp_path), "a", "b"]) == 1
-    assert f"differences:\n  {told}\n" in capsys.readouterr().out
+    assert f"differences:\n  {message}\n" in capsys.readouterr().out
 
 
 def test_verdict_and_missing_phase_differ(
@@ -89,8 +89,8 @@ def test_verdict_and_missing_phase_differ(
     """The verdict is compared, and so is a phase that one run lacks."""
     store_run(of_night(0, phase("a"), phase("b"), run_id="a"), tmp_path)
     store_run(of_night(1, phase("a"), run_id="b", verdict="UNFIT"), tmp_path)
-    status, found = compared(capsys, tmp_path, "a", "b")
-    assert (status, found["differences"]) == (1, ["verdict FIT -> UNFIT", "b: passed -> none"])
+    status, comparison = compared(capsys, tmp_path, "a", "b")
+    assert (status, comparison["differences"]) == (1, ["verdict FIT -> UNFIT", "b: passed -> none"])
 
 
 def test_versions_and_nodes_do_not_count_as_differences(
@@ -101,9 +101,9 @@ def test_versions_and_nodes_do_not_count_as_differences(
     other["nodes"][3]["node"] = "node7"
     store_run(of_night(0, run_id="a"), tmp_path)
     store_run(of_night(1, other, run_id="b", package_version="0.2.0"), tmp_path)
-    status, found = compared(capsys, tmp_path, "a", "b")
-    assert (status, found["differences"]) == (0, [])
-    assert found["also_different"] == [
+    status, comparison = compared(capsys, tmp_path, "a", "b")
+    assert (status, comparison["differences"]) == (0, [])
+    assert comparison["also_different"] == [
         "driver 550.54.15 -> 560.1 (zero1_4node)",
         "nccl 2.21.5 -> 2.22 (zero1_4node)",
         "pytest-clustersmoke 0.1.0 -> 0.2.0",
@@ -118,10 +118,12 @@ def test_past_noise_widens_the_threshold(
     first, second = ({"metrics": {"steps_per_s": metric(value)}} for value in (9.5, 8.83))
     pair(tmp_path, first, second)
     assert compared(capsys, tmp_path, "a", "b")[0] == 1
-    nights(tmp_path, 20, noise=0.25)  # spread 0.37, and 3.9 of that warn of 20 runs
-    status, found = compared(capsys, tmp_path, "a", "b")
+    nights(tmp_path, 20, noise=0.25)  # spread 0.37; with 20 runs, 3.9 spreads get a warning
+    status, comparison = compared(capsys, tmp_path, "a", "b")
     assert status == 0
-    assert found["phases"][0]["metrics"]["steps_per_s"]["told_from"] == pytest.approx(1.431, 0.01)
+    assert comparison["phases"][0]["metrics"]["steps_per_s"]["told_from"] == pytest.approx(
+        1.431, 0.01
+    )
 
 
 def test_runs_are_found_by_id_prefix_and_name(
@@ -148,7 +150,7 @@ def test_runs_are_found_by_id_prefix_and_name(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ("2026", "latest"),
@@ -173,7 +175,7 @@ def test_runs_are_found_by_id_prefix_and_name(
     ],
 )
 def test_unknown_run_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
     """One line with a near match, and status 2."""
     for number, name in enumerate(("20261101-a", "20261102-b")):
@@ -181,7 +183,7 @@ def test_unknown_run_is_refused(
     assert main(["compare", "--report-dir", str(tmp_path), *words]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith(f"clustersmoke: {told}")
+    assert captured.err.startswith(f"clustersmoke: {message}")
     assert captured.err.count("\n") == 1
 
 
@@ -200,8 +202,8 @@ def test_phase_selected_in_one_run_only_is_not_a_difference(
     store_run(of_night(100, *both, run_id="a"), tmp_path)
     store_run(of_night(101, phase(), run_id="b", selection="zero1"), tmp_path)
     store_run(of_night(102, phase(), run_id="c"), tmp_path)
-    status, found = compared(capsys, tmp_path, "a", "b")
-    assert (status, found["differences"]) == (0, [])
-    assert "only in the first run: lora_sft_ddp" in found["also_different"]
-    status, found = compared(capsys, tmp_path, "a", "c")
-    assert (status, found["differences"]) == (1, ["lora_sft_ddp: passed -> none"])
+    status, comparison = compared(capsys, tmp_path, "a", "b")
+    assert (status, comparison["differences"]) == (0, [])
+    assert "only in the first run: lora_sft_ddp" in comparison["also_different"]
+    status, comparison = compared(capsys, tmp_path, "a", "c")
+    assert (status, comparison["differences"]) == (1, ["lora_sft_ddp: passed -> none"])

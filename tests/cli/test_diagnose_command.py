@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-m", "pytest_clustersmoke.cli", "diagnose"]
 
 
 @dataclass
-class Said:
+class CommandResult:
     status: int
     out: str
     err: str
@@ -38,10 +38,10 @@ class Said:
 def run(capsys: pytest.CaptureFixture[str]) -> Any:
     """Run the subcommand in this process."""
 
-    def diagnose(*words: object) -> Said:
+    def diagnose(*words: object) -> CommandResult:
         parsed = parser().parse_args(["diagnose", *map(str, words)])
         status = parsed.run(parsed)
-        return Said(status, *capsys.readouterr())
+        return CommandResult(status, *capsys.readouterr())
 
     return diagnose
 
@@ -55,9 +55,9 @@ def log(tmp_path: Path) -> Path:
 
 def test_json_is_a_list_with_every_key(run: Any, log: Path) -> None:
     """The first cause comes first, each with its place."""
-    said = run("--json", log)
-    assert said.status == 1
-    first, *others = said.json
+    result = run("--json", log)
+    assert result.status == 1
+    first, *consequences = result.json
     assert first == {
         "id": "cuda_oom",
         "cause": "the GPU is out of memory (asked for 2.00 GiB)",
@@ -67,25 +67,25 @@ def test_json_is_a_list_with_every_key(run: Any, log: Path) -> None:
         "hosts": [],
         "ranks": [3],
     }
-    assert {one["id"] for one in others} == {"nccl_peer_closed", "nccl_remote_error"}
-    assert not any(one["primary"] for one in others)
+    assert {finding["id"] for finding in consequences} == {"nccl_peer_closed", "nccl_remote_error"}
+    assert not any(finding["primary"] for finding in consequences)
 
 
 def test_text_has_cause_place_evidence_and_next_step(run: Any, log: Path) -> None:
     """Each consequence has one line."""
-    said = run(log)
-    lines = said.out.splitlines()
-    assert said.status == 1 and said.err == ""
+    result = run(log)
+    lines = result.out.splitlines()
+    assert result.status == 1 and result.err == ""
     assert lines[0] == "the GPU is out of memory (asked for 2.00 GiB) [cuda_oom]"
     assert lines[1] == "   where: rank 3"
     assert lines[2] == f"   {log}:2: {OOM.strip()}"
     assert lines[3].startswith("   next: use a smaller batch")
     assert lines[5] == "follows from it:" and len(lines) == 8
-    assert f"(1 line; {log}:3)" in said.out
+    assert f"(1 line; {log}:3)" in result.out
 
 
 def test_several_causes_are_numbered(run: Any, tmp_path: Path) -> None:
-    """In their order."""
+    """Causes are in order of time, and each counts its lines."""
     log = tmp_path / "a.log"
     log.write_text("OSError: [Errno 28] No space left on device\n" * 9 + OOM)
     out = run(log).out
@@ -98,10 +98,10 @@ def test_healthy_log_gives_no_findings(run: Any, tmp_path: Path, word: str | Non
     """An empty list, or a line with the number of files; status 0."""
     log = tmp_path / "fine.log"
     log.write_text("FutureWarning: The pynvml package is deprecated\nPASSED\n")
-    said = run(*filter(None, [word]), log)
-    assert said.status == 0
+    result = run(*filter(None, [word]), log)
+    assert result.status == 0
     nothing = "no known failure and no exception found in 1 file\n"
-    assert said.json == [] if word else said.out == nothing
+    assert result.json == [] if word else result.out == nothing
 
 
 def test_standard_input(log: Path) -> None:
@@ -116,28 +116,28 @@ def test_unknown_exception_is_reported(run: Any, tmp_path: Path) -> None:
     """The finding has the exception and its place."""
     log = tmp_path / "a.log"
     log.write_text(TRACEBACK.format("[rank2]: "))
-    said = run(log)
-    assert said.status == 1
-    assert said.out.startswith("unknown cause; the first error: ValueError: labels are 7, 9")
-    assert "   where: rank 2\n" in said.out
+    result = run(log)
+    assert result.status == 1
+    assert result.out.startswith("unknown cause; the first error: ValueError: labels are 7, 9")
+    assert "   where: rank 2\n" in result.out
 
 
 def test_unreadable_files_are_named_after_the_findings(run: Any, log: Path) -> None:
     """Status 2, each file with the reason; the findings of the others are printed."""
     gone, packed = log.with_name("job.lgo"), log.with_name("packed.gz")
     packed.write_bytes(b"\x1f\x8b\x08\0")
-    said = run("--json", log, gone, packed)
-    assert said.status == 2 and said.json[0]["id"] == "cuda_oom"
-    assert f"{gone} does not exist; did you mean `job.log`?" in said.err
-    assert f"{packed} is compressed" in said.err
+    result = run("--json", log, gone, packed)
+    assert result.status == 2 and result.json[0]["id"] == "cuda_oom"
+    assert f"{gone} does not exist; did you mean `job.log`?" in result.err
+    assert f"{packed} is compressed" in result.err
 
 
 def test_fifo_is_refused(run: Any, tmp_path: Path) -> None:
     """It may never end."""
     os.mkfifo(tmp_path / "pipe")
-    said = run(tmp_path / "pipe")
-    assert said.status == 2 and said.out == ""
-    assert "clustersmoke diagnose -" in said.err
+    result = run(tmp_path / "pipe")
+    assert result.status == 2 and result.out == ""
+    assert "clustersmoke diagnose -" in result.err
 
 
 def test_directory_means_all_text_files_below_it(run: Any, log: Path) -> None:
@@ -145,9 +145,12 @@ def test_directory_means_all_text_files_below_it(run: Any, log: Path) -> None:
     (log.parent / "deep").mkdir()
     (log.parent / "deep" / "b.err").write_text("RuntimeError: No CUDA GPUs are available\n")
     (log.parent / "model.pt").write_bytes(b"PK\3\4\0\0\0\0")
-    said = run("--json", log.parent)
-    assert said.status == 1
-    assert {one["id"] for one in said.json if one["primary"]} == {"no_gpu", "cuda_oom"}
+    result = run("--json", log.parent)
+    assert result.status == 1
+    assert {finding["id"] for finding in result.json if finding["primary"]} == {
+        "no_gpu",
+        "cuda_oom",
+    }
     (log.parent / "old.log.gz").write_bytes(b"\x1f\x8b\x08\0")
     assert run(log.parent).status == 2
 
@@ -169,10 +172,10 @@ def test_path_of_a_log_gives_rank_and_node(run: Any, tmp_path: Path) -> None:
     """Node 1's second rank is rank 3; files of the program itself are not logs."""
     directory = phase(tmp_path)
     for word in (directory.root, tmp_path):
-        found = {one["id"]: one for one in run("--json", word).json}
-        assert set(found) == {"cuda_oom", "rank_killed", "torchrun_child_failed"}
-        assert (found["cuda_oom"]["ranks"], found["cuda_oom"]["hosts"]) == ([3], ["n1"])
-        assert (found["rank_killed"]["ranks"], found["rank_killed"]["hosts"]) == ([5], ["n1"])
+        findings = {finding["id"]: finding for finding in run("--json", word).json}
+        assert set(findings) == {"cuda_oom", "rank_killed", "torchrun_child_failed"}
+        assert (findings["cuda_oom"]["ranks"], findings["cuda_oom"]["hosts"]) == ([3], ["n1"])
+        assert (findings["rank_killed"]["ranks"], findings["rank_killed"]["hosts"]) == ([5], ["n1"])
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -185,9 +188,9 @@ def test_error_that_a_rank_survived_is_not_a_finding(run: Any, tmp_path: Path, d
     if done:
         writer.write("done", seconds=1.0)
     writer.close()
-    said = run(directory.root)
-    assert said.status == (0 if done else 1)
-    assert ("no known failure and no exception found in 2 files" in said.out) is done
+    result = run(directory.root)
+    assert result.status == (0 if done else 1)
+    assert ("no known failure and no exception found in 2 files" in result.out) is done
 
 
 @pytest.mark.parametrize("spec", [{}, {"nodes": 10**9}, {"nodes": "x"}, {"nodes": True}])
@@ -204,15 +207,15 @@ def test_logs_of_several_jobs_are_refused(run: Any, tmp_path: Path) -> None:
     """Causes of two jobs have no common order."""
     phase(tmp_path, "one")
     phase(tmp_path, "two")
-    said = run(tmp_path)
-    assert said.status == 2 and said.out == ""
-    assert "contains the logs of 2 jobs; name the directory of one: " in said.err
+    result = run(tmp_path)
+    assert result.status == 2 and result.out == ""
+    assert "contains the logs of 2 jobs; name the directory of one: " in result.err
 
 
 def test_empty_directory_is_not_a_healthy_job(run: Any, tmp_path: Path) -> None:
     """Nothing was read, so nothing is reported as healthy."""
-    said = run(tmp_path)
-    assert (said.status, said.out) == (2, "") and "contains no logs" in said.err
+    result = run(tmp_path)
+    assert (result.status, result.out) == (2, "") and "contains no logs" in result.err
 
 
 def test_log_that_begins_with_zeros_is_read(run: Any, tmp_path: Path) -> None:
@@ -221,8 +224,8 @@ def test_log_that_begins_with_zeros_is_read(run: Any, tmp_path: Path) -> None:
     log.write_bytes(bytes(5000) + OOM.encode())
     assert run(log).status == 1
     log.write_bytes(bytes(5000))
-    said = run(log)
-    assert said.status == 2 and "is binary" in said.err
+    result = run(log)
+    assert result.status == 2 and "is binary" in result.err
 
 
 def test_garbage_after_a_cause_does_not_hide_it(run: Any, tmp_path: Path) -> None:
@@ -232,12 +235,12 @@ def test_garbage_after_a_cause_does_not_hide_it(run: Any, tmp_path: Path) -> Non
     torn, model = tmp_path / "torn.out", tmp_path / "model.pt"
     torn.write_bytes(raw)
     for word in (torn, tmp_path):
-        said = run("--json", word)
-        assert (said.status, said.err) == (1, "")
-        assert said.json[0]["id"] == "cuda_oom" and said.json[0]["ranks"] == [3]
+        result = run("--json", word)
+        assert (result.status, result.err) == (1, "")
+        assert result.json[0]["id"] == "cuda_oom" and result.json[0]["ranks"] == [3]
     torn.rename(model)
-    said = run("--json", tmp_path)
-    assert (said.status, said.out) == (2, "") and f"{tmp_path} contains no text" in said.err
+    result = run("--json", tmp_path)
+    assert (result.status, result.out) == (2, "") and f"{tmp_path} contains no text" in result.err
     tmp_path.joinpath("job.log").write_text("step 1\n")
     assert run("--json", tmp_path).json == []
 
@@ -246,9 +249,9 @@ def test_hostile_text_is_sanitised(run: Any, tmp_path: Path) -> None:
     """Control characters of a log and its name never reach the terminal."""
     log = tmp_path / "a\x1b]0;x\x07.log"
     log.write_bytes(b"\x1b[2J\x9b RuntimeError: CUDA out of memory \x07\x08\xe2\x80\xae\xff\n")
-    said = run(log)
-    assert said.status == 1
-    assert all(line.isprintable() for line in said.out.splitlines())
+    result = run(log)
+    assert result.status == 1
+    assert all(line.isprintable() for line in result.out.splitlines())
     assert run("--json", log).json[0]["id"] == "cuda_oom"
 
 
@@ -267,20 +270,20 @@ def test_many_ranks_are_shortened(run: Any, tmp_path: Path) -> None:
     """In text; JSON has all ranks."""
     log = tmp_path / "a.log"
     log.write_text("".join(OOM.replace("rank3", f"rank{rank}") for rank in range(40)))
-    assert "14, 15, and 24 more\n" in run(log).out
+    assert "14, 15 and 24 more\n" in run(log).out
     assert run("--json", log).json[0]["ranks"] == list(range(40))
 
 
 def test_closed_standard_input_is_an_error(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to read, so no job is reported as healthy."""
     monkeypatch.setattr(sys, "stdin", None)
-    said = run("-")
-    assert said.status == 2 and "standard input is closed" in said.err
+    result = run("-")
+    assert result.status == 2 and "standard input is closed" in result.err
 
 
 def test_help_has_examples_and_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
     """The help has both."""
     with pytest.raises(SystemExit):
         parser().parse_args(["diagnose", "--help"])
-    said = capsys.readouterr().out
-    assert "exit status: 0 no known failure and no exception, 1 findings, 2" in said
+    result = capsys.readouterr().out
+    assert "exit status: 0 no known failure and no exception, 1 findings, 2" in result

@@ -29,7 +29,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, st
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Path:
+def reports(tmp_path: Path) -> Path:
     """Twelve good runs, an upgrade of NCCL, and a run at two thirds of the speed."""
     nights(tmp_path, 12, versions=with_versions(nccl="2.19.3"))
     nights(tmp_path, 9, first=12)
@@ -37,10 +37,10 @@ def held(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_one_phase_is_shown_run_by_run(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_phase_is_shown_run_by_run(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The newest run first, its failed criterion, the change of versions at its run, and the
     metric's level with a sparkline that drops at the end."""
-    status, out, _ = run(capsys, "history", "--report-dir", held)
+    status, out, _ = run(capsys, "history", "--report-dir", reports)
     lines = out.splitlines()
     assert status == 0
     assert lines[0] == "zero1_4node on gilbreth: 22 runs, 21 of them good"
@@ -58,10 +58,12 @@ def test_one_phase_is_shown_run_by_run(held: Path, capsys: pytest.CaptureFixture
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_several_phases_have_one_line_each(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_phases_have_one_line_each(
+    reports: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each phase of each cluster, with its newest run and main metric."""
-    store_run(of_night(30, phase("a"), phase("b", metrics={}, outcome="lost")), held)
-    status, out, _ = run(capsys, "history", "--report-dir", held)
+    store_run(of_night(30, phase("a"), phase("b", metrics={}, outcome="lost")), reports)
+    status, out, _ = run(capsys, "history", "--report-dir", reports)
     assert status == 0
     rows = [line.split() for line in out.splitlines()]
     assert [row[:4] for row in rows[1:]] == [
@@ -74,29 +76,29 @@ def test_several_phases_have_one_line_each(held: Path, capsys: pytest.CaptureFix
 
 
 def test_last_cluster_phase_and_metric_select(
-    held: Path, capsys: pytest.CaptureFixture[str]
+    reports: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each option keeps only what it names."""
-    store_run(of_night(30, phase("a"), cluster="nebius"), held)
+    store_run(of_night(30, phase("a"), cluster="nebius"), reports)
     words = ("--cluster", "nebius", "--phase", "a", "--metric", "peak_memory_gib", "--last", "1")
-    status, out, _ = run(capsys, "history", "--report-dir", held, *words, "--json")
-    (found,) = json.loads(out)["phases"]
-    (only,) = found["runs"]
+    status, out, _ = run(capsys, "history", "--report-dir", reports, *words, "--json")
+    (shown,) = json.loads(out)["phases"]
+    (only,) = shown["runs"]
     assert status == 0
-    assert (found["cluster"], found["phase"], found["runs_in_all"]) == ("nebius", "a", 1)
+    assert (shown["cluster"], shown["phase"], shown["runs_in_all"]) == ("nebius", "a", 1)
     assert only["metrics"] == {"peak_memory_gib": {"value": 9.007, "unit": "GiB"}}
     assert only["begun"] == BEGUN + 30 * DAY_S
     assert only["nodes"] == ["node0", "node1", "node2", "node3"]
     assert only["versions"]["nccl"] == "2.21.5"
 
 
-def test_csv_has_one_line_per_metric(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_has_one_line_per_metric(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A header, then every metric of every run, including runs without metrics and values that are
     not finite."""
-    store_run(of_night(30, phase("zero1_4node", metrics={}, outcome="never_ran")), held)
+    store_run(of_night(30, phase("zero1_4node", metrics={}, outcome="never_ran")), reports)
     bad = {**metric(1.0), "value": "nan"}
-    store_run(night(31, metrics={"steps_per_s": bad, "final_loss": metric(0.5, "1")}), held)
-    status, out, _ = run(capsys, "history", "--report-dir", held, "--csv", "--last", "3")
+    store_run(night(31, metrics={"steps_per_s": bad, "final_loss": metric(0.5, "1")}), reports)
+    status, out, _ = run(capsys, "history", "--report-dir", reports, "--csv", "--last", "3")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert status == 0
     assert [(row["outcome"], row["metric"], row["value"]) for row in rows] == [
@@ -110,7 +112,7 @@ def test_csv_has_one_line_per_metric(held: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ("--cluster", "gilbret"),
@@ -130,23 +132,23 @@ def test_csv_has_one_line_per_metric(held: Path, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_unknown_names_are_refused(
-    held: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str], told: str
+    reports: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str], message: str
 ) -> None:
     """One line with the known names."""
-    assert run(capsys, "history", "--report-dir", held, *words) == (
+    assert run(capsys, "history", "--report-dir", reports, *words) == (
         2,
         "",
-        f"clustersmoke: {told}\n",
+        f"clustersmoke: {message}\n",
     )
 
 
 @pytest.mark.parametrize("last", ["0", "-1", "x", "1.5", "²"])
 def test_invalid_count_is_refused(
-    held: Path, capsys: pytest.CaptureFixture[str], last: str
+    reports: Path, capsys: pytest.CaptureFixture[str], last: str
 ) -> None:
     """--last accepts whole numbers from 1."""
     with pytest.raises(SystemExit) as raised:
-        run(capsys, "history", "--report-dir", held, f"--last={last}")
+        run(capsys, "history", "--report-dir", reports, f"--last={last}")
     assert raised.value.code == 2
     assert f"`{last}` is not a number of runs; expected 1 or more" in capsys.readouterr().err
 
@@ -201,7 +203,7 @@ def on_terminal(width: int, *words: str | Path, **environ: str) -> str:
     command = [sys.executable, "-m", "pytest_clustersmoke.cli", *map(str, words)]
     done = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
-    held = b""
+    output = b""
     while True:
         try:
             part = os.read(ours, 65536)
@@ -209,15 +211,15 @@ def on_terminal(width: int, *words: str | Path, **environ: str) -> str:
             break
         if not part:
             break
-        held += part
+        output += part
     os.close(ours)
     assert done.wait(60) == 0
-    return held.decode()
+    return output.decode()
 
 
-def test_output_fits_a_terminal_and_has_colours(held: Path) -> None:
+def test_output_fits_a_terminal_and_has_colours(reports: Path) -> None:
     """On a terminal the head is bold and no line is too wide; NO_COLOR removes the bold."""
-    words = ("history", "--report-dir", held)
+    words = ("history", "--report-dir", reports)
     out = on_terminal(100, *words)
     assert "\x1b[1m" in out
     plain = on_terminal(72, *words, NO_COLOR="1")
@@ -226,22 +228,26 @@ def test_output_fits_a_terminal_and_has_colours(held: Path) -> None:
     assert "▁" in plain
 
 
-def test_terminal_without_block_characters_has_no_trend(held: Path) -> None:
+def test_terminal_without_block_characters_has_no_trend(reports: Path) -> None:
     """The trend is left out."""
-    out = on_terminal(100, "history", "--report-dir", held, PYTHONIOENCODING="ascii", NO_COLOR="1")
+    out = on_terminal(
+        100, "history", "--report-dir", reports, PYTHONIOENCODING="ascii", NO_COLOR="1"
+    )
     assert "steps_per_s" in out
     assert "trend" not in out
     assert "\\u" not in out
 
 
-def test_commands_do_not_change_the_history(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_do_not_change_the_history(
+    reports: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """No command changes the history, or leaves a file next to it."""
-    before = held.joinpath("history.db").read_bytes()
-    run(capsys, "history", "--report-dir", held)
-    run(capsys, "compare", "previous", "latest", "--report-dir", held)
-    run(capsys, "references", "propose", "--cluster", "gilbreth", "--report-dir", held)
-    assert held.joinpath("history.db").read_bytes() == before
-    assert [path.name for path in held.iterdir()] == ["history.db"]
+    before = reports.joinpath("history.db").read_bytes()
+    run(capsys, "history", "--report-dir", reports)
+    run(capsys, "compare", "previous", "latest", "--report-dir", reports)
+    run(capsys, "references", "propose", "--cluster", "gilbreth", "--report-dir", reports)
+    assert reports.joinpath("history.db").read_bytes() == before
+    assert [path.name for path in reports.iterdir()] == ["history.db"]
 
 
 def test_command_loads_nothing_slow() -> None:
@@ -260,5 +266,7 @@ def test_median_does_not_depend_on_last(tmp_path: Path, capsys: pytest.CaptureFi
         store_run(last, tmp_path)
     past: Any = last["phases"][0]["metrics"]["steps_per_s"]["past"]
     assert main(["history", "--last", "5", "--report-dir", str(tmp_path)]) == 0
-    line = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("steps_per"))
+    line = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("steps_per")
+    )
     assert past["runs"] == 29 and show(past["median"]) in line.split()

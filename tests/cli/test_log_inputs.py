@@ -1,4 +1,4 @@
-"""The files that arguments of the command stand for, and what is refused."""
+"""The files that a command's arguments mean, and the inputs that are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir
 
 
 def names(*words: Path | str) -> list[str]:
-    return [one.name for one in Inputs.of([str(word) for word in words]).found]
+    return [source.name for source in Inputs.of([str(word) for word in words]).found]
 
 
 def refusal(word: Path | str) -> str:
@@ -30,7 +30,7 @@ def write(path: Path) -> Path:
 
 
 def phase(root: Path, *hosts: str) -> PhaseDir:
-    """A phase of a run with a node for each host, which kept a log each."""
+    """A phase of a run, with a node and its log for each host."""
     directory = PhaseDir(root)
     write(directory.spec)
     (directory.root / "nccl").mkdir()
@@ -47,12 +47,12 @@ def test_files_are_read_once_in_the_order_given(tmp_path: Path) -> None:
 
 
 def test_directory_means_all_files_below_it(tmp_path: Path) -> None:
-    """In order of their names, without hidden files and what is not a file."""
-    wanted = [write(tmp_path / name) for name in ("a.log", "b/c.log", "b/d/e")]
+    """In order of their names, without hidden files, FIFOs and sockets."""
+    paths = [write(tmp_path / name) for name in ("a.log", "b/c.log", "b/d/e")]
     write(tmp_path / ".hidden")
     write(tmp_path / ".git" / "config")
     os.mkfifo(tmp_path / "fifo")
-    assert names(tmp_path) == [str(path) for path in wanted]
+    assert names(tmp_path) == [str(path) for path in paths]
 
 
 def test_only_nccl_logs_of_a_phase_are_read(tmp_path: Path) -> None:
@@ -60,21 +60,21 @@ def test_only_nccl_logs_of_a_phase_are_read(tmp_path: Path) -> None:
     directory = phase(tmp_path / "small", "h", "h")
     write(directory.output / "checkpoint")
     for word in (directory.root, directory.root / "nccl"):
-        found = Inputs.of([str(word)]).found
-        assert [one.scope for one in found] == ["0000", "0001"]
-    (one,) = Inputs.of([str(directory.nccl_logs(1) / "h.7.log")]).found
-    assert one.scope == "0001"
+        sources = Inputs.of([str(word)]).found
+        assert [source.scope for source in sources] == ["0000", "0001"]
+    (source,) = Inputs.of([str(directory.nccl_logs(1) / "h.7.log")]).found
+    assert source.scope == "0001"
 
 
 def test_directories_of_other_tools_name_no_nodes(tmp_path: Path) -> None:
-    """`nccl/0000` beside no spec.json may be a rank's: it is no evidence of a node."""
+    """Without a spec.json next to it, `nccl/0000` may be a rank's directory, not a node's."""
     write(tmp_path / "nccl" / "0000" / "h.7.log")
-    (one,) = Inputs.of([str(tmp_path / "nccl")]).found
-    assert one.scope == ""
+    (source,) = Inputs.of([str(tmp_path / "nccl")]).found
+    assert source.scope == ""
 
 
 def test_run_with_one_logged_phase_means_that_phase(tmp_path: Path) -> None:
-    """Phases under gloo write no NCCL logs, and do not count."""
+    """Phases under gloo do not count, since they write no NCCL logs."""
     run = RunDir(tmp_path)
     phase(run.phase("gloo").root)
     directory = phase(run.phase("zero1").root, "h")
@@ -85,9 +85,9 @@ def test_run_with_several_jobs_is_refused(tmp_path: Path) -> None:
     """The error names the phases to choose from."""
     for name in ("one", "two"):
         phase(RunDir(tmp_path).phase(name).root, "h")
-    told = refusal(tmp_path)
-    assert "2 jobs" in told
-    assert str(tmp_path / "phases" / "two") in told
+    message = refusal(tmp_path)
+    assert "2 jobs" in message
+    assert str(tmp_path / "phases" / "two") in message
 
 
 @pytest.mark.parametrize(
@@ -101,30 +101,28 @@ def test_run_with_several_jobs_is_refused(tmp_path: Path) -> None:
     ],
     ids=["missing", "empty", "dangling", "fifo", "gloo"],
 )
-def test_what_cannot_be_read_is_refused(tmp_path: Path, make: object, words: str) -> None:
-    """Each with its name, why, and what to do."""
+def test_unreadable_input_is_refused(tmp_path: Path, make: object, words: str) -> None:
+    """The refusal has the path, the reason and what to do."""
     path = tmp_path / "job.log"
     assert callable(make)
     make(path)
     assert refusal(path).startswith(f"{path} {words}")
 
 
-def test_a_misspelt_name_is_answered_with_the_near_one(tmp_path: Path) -> None:
-    """The directory's own names are what is meant."""
+def test_misspelt_name_gets_a_near_match(tmp_path: Path) -> None:
+    """The suggestion is a name in the same directory."""
     write(tmp_path / "k023.4411.log")
     assert refusal(tmp_path / "k023.4412.log").endswith("did you mean `k023.4411.log`?")
     assert "nor does" in refusal(tmp_path / "no" / "such.log")
 
 
-def test_devices_but_the_empty_one_are_refused() -> None:
+def test_devices_except_dev_null_are_refused() -> None:
     """/dev/zero never ends; /dev/null is an empty log."""
     assert "is a device" in refusal("/dev/zero")
     assert names(os.devnull) == [os.devnull]
 
 
-def test_a_directory_that_cannot_be_listed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlistable_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may list everything, so the error is faked; it is reported once."""
     listed = os.scandir
 
@@ -134,12 +132,12 @@ def test_a_directory_that_cannot_be_listed_is_refused(
         return listed(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    told = refusal(tmp_path)
-    assert "Permission denied; read it as its owner" in told
+    message = refusal(tmp_path)
+    assert "Permission denied; read it as its owner" in message
 
 
-def test_the_size_of_all_is_known_only_of_files(tmp_path: Path) -> None:
-    """Progress has a total if it is known."""
+def test_total_size_is_known_for_files_only(tmp_path: Path) -> None:
+    """With standard input among the inputs, progress has no total."""
     path = str(write(tmp_path / "a.log"))
     assert Inputs.of([path]).size == 5
     assert Inputs.of([path, "-"]).size is None

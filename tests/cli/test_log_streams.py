@@ -1,4 +1,4 @@
-"""How far logs are read."""
+"""The progress of reading logs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import io
 from pytest_clustersmoke.cli.log_streams import ReadProgress
 
 
-def test_progress_is_shown_on_a_terminal_alone() -> None:
-    """Once a second, with the share of the whole; and gone at the end."""
+def test_progress_is_shown_on_a_terminal_only() -> None:
+    """Once a second, with the share that was read; erased at the end."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -1,4 +1,4 @@
-"""The picture of a communicator: a letter where a row's rank talks to a column's."""
+"""The matrix of a communicator: a letter where a row's rank sends to a column's rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(logs: JobLogs, folder: Path) -> JobTransports:
     return JobTransports(reader.log())
 
 
-def test_a_small_job_is_drawn_node_by_node(tmp_path: Path) -> None:
+def test_small_job_is_drawn_node_by_node(tmp_path: Path) -> None:
     """Two nodes of two in a ring: P2P inside, InfiniBand across the stroke between the nodes."""
     lines = drawn(read(JobLogs(2, 2, channels=1), tmp_path))
     assert lines[0] == "G NET/IB/GDRDMA; P P2P/CUMEM; * several kinds; . no edge logged"
@@ -44,22 +44,22 @@ def test_a_small_job_is_drawn_node_by_node(tmp_path: Path) -> None:
 
 
 def test_many_ranks_take_one_character_each(tmp_path: Path) -> None:
-    """512 ranks: a row is as wide as its ranks and the strokes between 64 nodes."""
+    """512 ranks: a row has a character per rank, and a stroke between each two of the 64 nodes."""
     lines = drawn(read(JobLogs(64, 8, channels=1), tmp_path))
     rows = [line for line in lines if "\\" in line]
     assert len(rows) == 512
     assert {len(row) for row in rows} == {len("k001    0  ") - 1 + 512 + 63}
 
 
-def test_a_picture_wider_than_the_terminal_says_how_to_see_it(tmp_path: Path) -> None:
-    """Wrapped lines are no picture."""
-    one = read(JobLogs(2, 8, channels=1), tmp_path)
-    assert any("less -S" in line for line in drawn(one, 40))
-    assert not any("less -S" in line for line in drawn(one, 80))
+def test_matrix_wider_than_the_terminal_has_a_hint(tmp_path: Path) -> None:
+    """A matrix cannot be wrapped; the hint says how to see whole lines."""
+    transports = read(JobLogs(2, 8, channels=1), tmp_path)
+    assert any("less -S" in line for line in drawn(transports, 40))
+    assert not any("less -S" in line for line in drawn(transports, 80))
 
 
 def test_several_kinds_in_a_cell_are_marked() -> None:
-    """Collectives over P2P and send/recv over SHM: a star, and the table says which."""
+    """A pair with collectives over P2P and send/recv over SHM gets a star."""
     head = "k1:1:9 [0] NCCL INFO Channel 00/"
     lines = drawn(
         job(f"{head}0 : 0[0] -> 1[1] via P2P/IPC", f"{head}1 : 0[0] -> 1[1] via SHM/direct/direct")
@@ -68,7 +68,7 @@ def test_several_kinds_in_a_cell_are_marked() -> None:
 
 
 def test_communicators_are_drawn_one_by_one() -> None:
-    """Rank numbers repeat, so pictures are not laid over each other."""
+    """Each has its own matrix, since rank numbers repeat."""
     lines = [
         f"k1:{pid}:9 [0] NCCL INFO comm 0x1 rank {pid % 2} nranks 2 cudaDev 0 busId {pid} "
         f"commId 0x{pid // 2} - Init COMPLETE"
@@ -88,8 +88,8 @@ def test_every_kind_has_a_letter_of_its_own() -> None:
     assert codes["NET/AWS Libfabric/GDRDMA"].isupper()
 
 
-def test_a_claim_of_too_many_ranks_is_not_drawn() -> None:
-    """A picture grows with the square of its ranks."""
+def test_too_many_ranks_are_not_drawn() -> None:
+    """A matrix grows with the square of its ranks."""
     lines = [
         f"k1:{n}:9 [0] NCCL INFO Channel 00 : {2 * n}[0] -> {2 * n + 1}[1] via P2P/IPC"
         for n in range(1, 1100)
@@ -99,8 +99,8 @@ def test_a_claim_of_too_many_ranks_is_not_drawn() -> None:
     )
 
 
-def test_ranks_of_no_line_are_left_out() -> None:
-    """A communicator of a thousand of which one node logged: its own ranks are drawn."""
+def test_ranks_without_a_line_are_left_out() -> None:
+    """Only one node of a communicator of 1000 ranks has a log: the ranks in it are drawn."""
     head = "k1:1:9 [0] NCCL INFO "
     text = drawn(
         job(

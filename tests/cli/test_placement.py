@@ -1,4 +1,4 @@
-"""Each rank on its node by evidence alone, each edge inside a node, between nodes or unknown."""
+"""Ranks are placed on nodes by evidence; an edge is inside a node, between nodes or unknown."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from pytest_clustersmoke.evidence.nccl.nccl_log import (
 )
 
 
-def who(host: str, pid: int = 1, scope: str = "") -> NcclProcess:
+def process(host: str, pid: int = 1, scope: str = "") -> NcclProcess:
     return NcclProcess(scope, host, str(pid))
 
 
 def communicator(
     hosts: Sequence[str | None], nodes: int | None = None, **members: Any
 ) -> Communicator:
-    """Rank i on hosts[i]; None: nothing is known of it. `bus_id` and `local_rank` are lists."""
-    found = {
+    """A communicator with rank i on hosts[i]; None: nothing is known about the rank. `bus_id` and
+    `local_rank` are lists with a value per rank."""
+    known = {
         rank: Member(
-            who(host, 100 + rank),
+            process(host, 100 + rank),
             bus_id=members.get("bus_id", [None] * len(hosts))[rank],
             local_rank=members.get("local_rank", [None] * len(hosts))[rank],
             started=True,
@@ -41,7 +42,7 @@ def communicator(
         for rank, host in enumerate(hosts)
         if host is not None
     }
-    return Communicator(0, "0x1", len(hosts), nodes, found)
+    return Communicator(0, "0x1", len(hosts), nodes, known)
 
 
 def edge(source: int, destination: int, wording: str = "P2P/CUMEM", **values: Any) -> Edge:
@@ -61,11 +62,11 @@ def sides(placement: Placement, *pairs: tuple[int, int]) -> list[bool | None]:
     return [placement.same_node(edge(*pair)) for pair in pairs]
 
 
-# -- Who is where ----------------------------------------------------------------------------------
+# -- Ranks on nodes --------------------------------------------------------------------------------
 
 
 def test_rank_is_on_the_host_of_its_init() -> None:
-    """Hosts decide, not numbers: ranks laid out in turn are placed as they ran."""
+    """The host decides, not the rank's number: ranks that alternate between hosts are placed so."""
     placement = Placement(communicator(["a", "b", "a", "b"]))
     assert placement.ranks_of == {HostNode("", "a"): [0, 2], HostNode("", "b"): [1, 3]}
     assert sides(placement, (0, 2), (0, 1), (1, 2), (3, 1)) == [True, False, False, True]
@@ -73,45 +74,46 @@ def test_rank_is_on_the_host_of_its_init() -> None:
 
 @pytest.mark.parametrize(("role", "rank"), [("send", 0), ("receive", 1)])
 def test_rank_without_init_is_on_the_host_of_its_edge(role: str, rank: int) -> None:
-    """The logger of an edge is its sender or its receiver, as the line says."""
-    one = edge(0, 1, "NET/IB/0", role=role, logger=who("a"))
-    log = Log((), (Communicator(0, None, None, None, {}),), (one,), (), ())
+    """The line says whether the logger of an edge is its sender or its receiver."""
+    line = edge(0, 1, "NET/IB/0", role=role, logger=process("a"))
+    log = Log((), (Communicator(0, None, None, None, {}),), (line,), (), ())
     (placement,) = place(log)
     assert placement.nodes == {rank: HostNode("", "a")}
 
 
 def test_transport_does_not_place_the_other_end() -> None:
-    """P2P to a rank that logged nothing puts neither that rank on this node nor the edge inside."""
-    one = edge(0, 1, "P2P/CUMEM", logger=who("a"))
-    log = Log((), (Communicator(0, None, None, None, {}),), (one,), (), ())
+    """P2P to a rank without a log places neither that rank on this node nor the edge inside it."""
+    line = edge(0, 1, "P2P/CUMEM", logger=process("a"))
+    log = Log((), (Communicator(0, None, None, None, {}),), (line,), (), ())
     (placement,) = place(log)
     assert placement.node(1) is None
-    assert placement.same_node(one) is None
+    assert placement.same_node(line) is None
 
 
 def test_p2p_between_hosts_is_between_nodes() -> None:
-    """A label says nothing of the side: P2P between ranks of two hosts is between nodes."""
+    """The transport's name does not decide: P2P between ranks of two hosts is between nodes."""
     placement = Placement(communicator(["a", "b"]))
     assert placement.same_node(edge(0, 1, "P2P/CUMEM")) is False
 
 
 def test_ambiguous_edge_places_no_rank() -> None:
-    """Whose rank its logger is, is open; that the logger is the edge's sender is not."""
+    """It may belong to two communicators, so its logger's rank is unknown; but the logger is
+    certainly the edge's sender."""
     both = Communicator(0, None, 2, None, {}), Communicator(1, None, 2, None, {})
-    one = edge(0, 1, logger=who("a"), communicators=(0, 1))
-    first, second = place(Log((), both, (one,), (), ()))
+    line = edge(0, 1, logger=process("a"), communicators=(0, 1))
+    first, second = place(Log((), both, (line,), (), ()))
     assert not first.nodes and not second.nodes
-    assert first.ends(one) == (HostNode("", "a"), None)
+    assert first.ends(line) == (HostNode("", "a"), None)
 
 
 def test_rank_claimed_by_two_hosts_has_no_node() -> None:
-    """Contradicting evidence is no evidence: the rank is disputed, and its edges unknown."""
-    one = edge(0, 1, logger=who("b"))
-    log = Log((), (communicator(["a", "a"]),), (one,), (), ())
+    """The evidence is contradictory: the rank is disputed, and the side of its edges unknown."""
+    line = edge(0, 1, logger=process("b"))
+    log = Log((), (communicator(["a", "a"]),), (line,), (), ())
     (placement,) = place(log)
     assert placement.node(0) is None
     assert placement.disputed == {0: [HostNode("", "a"), HostNode("", "b")]}
-    assert placement.same_node(one) is None
+    assert placement.same_node(line) is None
     assert placement.doubts == ["processes on a and b logged as the same rank"]
 
 
@@ -124,7 +126,7 @@ def test_rank_claimed_by_two_hosts_has_no_node() -> None:
     ids=["bus id", "localRank"],
 )
 def test_shared_gpu_or_local_rank_shows_two_nodes_of_one_name(shared: Any) -> None:
-    """Edges within such a name are unknown; those to another name are between nodes still."""
+    """Edges within this host name are unknown; those to another name are still between nodes."""
     shared = {key: [*values, None] for key, values in shared.items()}
     placement = Placement(communicator(["twin"] * 4 + ["other"], **shared))
     assert sides(placement, (0, 1), (0, 2), (0, 4)) == [None, None, False]
@@ -133,33 +135,35 @@ def test_shared_gpu_or_local_rank_shows_two_nodes_of_one_name(shared: Any) -> No
 
 
 def test_more_nodes_than_names_make_names_ambiguous() -> None:
-    """NCCL counts 4 nodes, the names are 2: each may be several, so only its own ranks are open."""
+    """NCCL counts 4 nodes, but there are 2 names: each may be several nodes, so that edges within
+    a name are unknown."""
     placement = Placement(communicator(["a", "a", "b", "b"], nodes=4))
     assert sides(placement, (0, 1), (2, 3), (0, 2)) == [None, None, False]
 
 
 def test_name_of_one_rank_is_one_node() -> None:
-    """Of 3 nodes under 2 names the one with a single rank cannot be the one that is two."""
+    """With 3 nodes under 2 names, the name with a single rank cannot be the one shared by two."""
     placement = Placement(communicator(["a", "a", "b"], nodes=3))
     assert set(placement.ambiguous) == {HostNode("", "a")}
 
 
 def test_extra_nodes_may_belong_to_ranks_without_lines() -> None:
-    """Logs of one node of two: NCCL's count is no contradiction while ranks are missing."""
+    """With logs of one node of two, NCCL's count does not contradict the names."""
     placement = Placement(communicator(["a", "a", None, None], nodes=2))
     assert sides(placement, (0, 1), (1, 2)) == [True, None]
 
 
 def test_name_that_explains_the_count_leaves_the_others_certain() -> None:
-    """Equal bus ids show that `a` is two nodes; with `b` that makes NCCL's three."""
+    """Equal bus ids show that `a` is two nodes; together with `b` these are the three that NCCL
+    counts."""
     buses = ["18000", "18000", "18000", "3a000"]
     placement = Placement(communicator(["a", "a", "b", "b"], nodes=3, bus_id=buses))
     assert sides(placement, (0, 1), (2, 3)) == [None, True]
 
 
 def test_node_directories_distinguish_nodes_of_one_name() -> None:
-    """Where the reader knew which node kept which log, one host name is two nodes."""
-    members = {0: Member(who("h", 1, "0000")), 1: Member(who("h", 1, "0001"))}
+    """If the reader knows the node of each log, one host name can be two nodes."""
+    members = {0: Member(process("h", 1, "0000")), 1: Member(process("h", 1, "0001"))}
     placement = Placement(Communicator(0, None, 2, 2, members))
     assert sides(placement, (0, 1)) == [False]
     assert placement.count == 2
@@ -169,8 +173,8 @@ def test_node_directories_distinguish_nodes_of_one_name() -> None:
 
 
 def test_fewer_nodes_than_names_make_names_ambiguous() -> None:
-    """Containers of one node have names of their own: between two names nothing is certain, within
-    one all is."""
+    """Containers on one node have their own names: edges between two names are unknown, those
+    within a name are certain."""
     placement = Placement(communicator(["c1", "c1", "c2"], nodes=1))
     assert sides(placement, (0, 1), (0, 2)) == [True, None]
     assert "containers" in placement.doubts[0]
@@ -199,7 +203,7 @@ def job(*lines: str) -> JobTransports:
 
 
 def pair(id: str, *hosts: str, buses: tuple[str, str], pid: int = 10) -> list[str]:
-    """Two ranks that begin, complete, and connect the first to the second."""
+    """The lines of two ranks that complete their init; the first connects to the second."""
     lines = [
         INIT.format(
             host=hosts[rank], pid=pid + rank, rank=rank, bus=buses[rank], id=id, state=state
@@ -210,31 +214,34 @@ def pair(id: str, *hosts: str, buses: tuple[str, str], pid: int = 10) -> list[st
     return [*lines[:2], EDGE.format(host=hosts[0], pid=pid), *lines[2:]]
 
 
-def test_a_log_of_two_hosts_is_placed() -> None:
-    """From NCCL's own lines to the side of an edge, equal bus ids on two hosts notwithstanding."""
+def test_log_of_two_hosts_is_placed() -> None:
+    """The edge is between nodes, although both hosts have a GPU with the same bus id."""
     (link,) = job(*pair("ab", "k1", "k2", buses=("18000", "18000"))).links
     assert link.placement == INTER
     assert link.ends == (HostNode("", "k1"), HostNode("", "k2"))
 
 
-def test_a_log_of_one_host_with_one_gpu_twice_is_unknown() -> None:
-    """Two containers of one host name on two nodes: equal bus ids, so the side is not known."""
-    one = job(*pair("ab", "k1", "k1", buses=("18000", "18000")))
-    assert [link.placement for link in one.links] == [None]
-    assert "18000" in one.placements[0].doubts[0]
+def test_log_of_one_host_with_one_gpu_twice_is_unknown() -> None:
+    """Two ranks of one host name have the same bus id, as containers on two nodes may have: the
+    side is unknown."""
+    transports = job(*pair("ab", "k1", "k1", buses=("18000", "18000")))
+    assert [link.placement for link in transports.links] == [None]
+    assert "18000" in transports.placements[0].doubts[0]
 
 
-def test_a_pair_can_be_inside_in_one_communicator_and_between_in_another() -> None:
-    """Ranks are a communicator's: merged over all communicators, such an edge has no side."""
-    one = job(
+def test_pair_can_be_inside_in_one_communicator_and_between_in_another() -> None:
+    """Rank numbers belong to a communicator: merged over all, this edge has no side."""
+    transports = job(
         *pair("ab", "k1", "k2", buses=("18000", "18000")),
         *pair("cd", "k3", "k3", buses=("18000", "3a000"), pid=30),
     )
-    assert [link.placement for comm in one.log.communicators for link in one.of(comm)] == [
+    assert [
+        link.placement for comm in transports.log.communicators for link in transports.of(comm)
+    ] == [
         INTER,
         INTRA,
     ]
-    (merged,) = one.merged()
+    (merged,) = transports.merged()
     assert merged.placement is None
     assert merged.ends == (None, None)
     assert merged.communicators == (0, 1)

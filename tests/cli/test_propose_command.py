@@ -1,4 +1,4 @@
-"""`clustersmoke references propose`: its output can be pasted."""
+"""`clustersmoke references propose`: its output can be pasted into cluster.yaml."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def proposed(capsys: pytest.CaptureFixture[str], directory: Path, *words: str) -
 
 
 def pasted(directory: Path, text: str) -> dict[str, dict[str, Reference]]:
-    """The references of a profile into which the text was pasted, as the loader has them."""
+    """The references of a profile into which the text was pasted, as loaded."""
     path = directory / "cluster.yaml"
     path.write_text(PROFILE + text)
     return load(path, {}).profile("gilbreth").references
@@ -64,22 +64,22 @@ def test_output_can_be_pasted_into_cluster_yaml(
             of_night(number, phase(metrics=metrics), phase("ddp_2gpu", metrics=metrics)), tmp_path
         )
     text = proposed(capsys, tmp_path)
-    found = pasted(tmp_path, text)
-    assert list(found) == ["ddp_2gpu", "zero1_4node"]
-    values = {name: one.value for name, one in found["zero1_4node"].items()}
+    references = pasted(tmp_path, text)
+    assert list(references) == ["ddp_2gpu", "zero1_4node"]
+    values = {name: reference.value for name, reference in references["zero1_4node"].items()}
     assert values == {
         "steps_per_s": 9.5,
         "samples_per_s": 2432,
         "tokens_per_s_per_rank": 1235000,
         "peak_memory_gib": 9.007,
     }
-    one = found["zero1_4node"]["steps_per_s"]
-    assert (one.lower, one.upper, one.unit) == (-0.11, None, "steps/s")
-    assert one.source == (
+    speed = references["zero1_4node"]["steps_per_s"]
+    assert (speed.lower, speed.upper, speed.unit) == (-0.11, None, "steps/s")
+    assert speed.source == (
         "median of 10 runs, 2026-11-18 to 2026-11-27, torch 2.5.1+cu121, cuda 12.1, nccl 2.21.5, "
         "driver 550.54.15"
     )
-    memory = found["zero1_4node"]["peak_memory_gib"]
+    memory = references["zero1_4node"]["peak_memory_gib"]
     assert (memory.lower, memory.upper) == (None, 0.11)
     assert "# latency_us is left out: times, latencies and losses vary too much" in text
 
@@ -89,25 +89,25 @@ def test_output_can_be_pasted_into_cluster_yaml(
 def test_bound_is_where_the_history_check_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], noise: float, higher: bool
 ) -> None:
-    """However much past values vary, the bound is at least 10 % off, and not closer than that of
-    the history check."""
+    """However much past values vary, the bound is at least 10 % from the median, and not closer to
+    it than the bound of the history check."""
     name, unit = ("steps_per_s", "steps/s") if higher else ("peak_memory_gib", "GiB")
     values = [9.4567 + noise * (number % 7 - 3) for number in range(21)]
     for number, value in enumerate(values):
         store_run(night(number, metrics={name: metric(value, unit, higher)}), tmp_path)
-    one = pasted(tmp_path, proposed(capsys, tmp_path))["zero1_4node"][name]
+    reference = pasted(tmp_path, proposed(capsys, tmp_path))["zero1_4node"][name]
     here = measure_level(values)
     assert here is not None
     far = here.off(FAIL_SPREADS)
-    off = max(far, 0.1 * one.value)
+    off = max(far, 0.1 * reference.value)
     if higher:
-        assert one.low is not None
-        assert here.median - off - 0.01 * one.value <= one.low <= here.median - far
-        assert one.low <= 0.9 * one.value * (1 + 1e-12)
+        assert reference.low is not None
+        assert here.median - off - 0.01 * reference.value <= reference.low <= here.median - far
+        assert reference.low <= 0.9 * reference.value * (1 + 1e-12)
     else:
-        assert one.high is not None
-        assert here.median + off + 0.01 * one.value >= one.high >= here.median + far
-        assert one.high >= 1.1 * one.value * (1 - 1e-12)
+        assert reference.high is not None
+        assert here.median + off + 0.01 * reference.value >= reference.high >= here.median + far
+        assert reference.high >= 1.1 * reference.value * (1 - 1e-12)
 
 
 def test_phases_with_too_few_runs_are_named(
@@ -127,11 +127,11 @@ def test_phases_with_too_few_runs_are_named(
     assert list(pasted(tmp_path, text)) == ["zero1_4node"]
 
 
-def test_one_later_run_of_another_setup_hides_no_past(
+def test_newest_run_of_another_setup_does_not_hide_earlier_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the newest good run stands alone, the newest setup with enough good runs is proposed,
-    and a comment says what differs since."""
+    """If the newest good run is the only one of its setup, the references come from the newest
+    setup with enough good runs, and a comment says what has changed since."""
     nights(tmp_path, 9, shape='{"steps": 10}')
     nights(tmp_path, 30, first=10, shape='{"steps": 30}')
     nights(tmp_path, 1, first=50, shape='{"steps": 60}')
@@ -152,8 +152,8 @@ def test_phase_option_selects_one_phase(tmp_path: Path, capsys: pytest.CaptureFi
     text = proposed(capsys, tmp_path, "--phase", "ddp_2gpu")
     assert all(line.startswith("    #") for line in text.splitlines())
     assert pasted(tmp_path, text) == {}
-    found = pasted(tmp_path, proposed(capsys, tmp_path, "--phase", "zero1_4node"))
-    assert list(found) == ["zero1_4node"]
+    references = pasted(tmp_path, proposed(capsys, tmp_path, "--phase", "zero1_4node"))
+    assert list(references) == ["zero1_4node"]
 
 
 def test_metrics_without_a_bound_are_named(
@@ -186,7 +186,7 @@ def test_metrics_without_a_bound_are_named(
 def test_phase_without_any_bound_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A phase no metric of which can have a bound is left out, in a comment."""
+    """A phase is left out, with a comment, if none of its metrics can have a bound."""
     for number in range(8):
         store_run(night(number, metrics={"final_loss": metric(-1.0, "1", False)}), tmp_path)
     text = proposed(capsys, tmp_path)
@@ -200,15 +200,15 @@ def test_hostile_names_stay_on_their_line(
     """Recorded versions and hardware cannot break out of quotes or comments."""
     versions = with_versions(torch='2.5"}\n  evil: [', nccl="${HOME}: # x 😀")
     nights(tmp_path, 8, versions=versions, hardware="H100\n    evil: true")
-    found = pasted(tmp_path, proposed(capsys, tmp_path))
-    assert list(found) == ["zero1_4node"]
+    references = pasted(tmp_path, proposed(capsys, tmp_path))
+    assert list(references) == ["zero1_4node"]
     assert json.dumps('2.5"}   evil: [')[1:-1] in json.dumps(
-        found["zero1_4node"]["steps_per_s"].source
+        references["zero1_4node"]["steps_per_s"].source
     )
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--cluster", "gilbret"), "--cluster: no cluster `gilbret` in the history"),
         (
@@ -218,9 +218,9 @@ def test_hostile_names_stay_on_their_line(
     ],
 )
 def test_unknown_names_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
     """An unknown cluster or phase gives one line, and status 2."""
     nights(tmp_path, 1)
     assert main(["references", "propose", "--report-dir", str(tmp_path), *words]) == 2
-    assert capsys.readouterr().err.startswith(f"clustersmoke: {told}")
+    assert capsys.readouterr().err.startswith(f"clustersmoke: {message}")

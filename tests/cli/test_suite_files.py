@@ -1,5 +1,4 @@
-"""The files of a new cluster are written only if nothing is in the way, and nothing is overwritten
-unasked."""
+"""The files of a new cluster are written all or not at all, and replace others only on request."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ FILES = {"a/one.py": b"1", "a/b/two.py": b"2", "three": b"3"}
 
 def tree(directory: Path) -> dict[str, bytes]:
     """Every file below a directory, hidden ones included."""
-    found = directory.rglob("*")
-    return {str(p.relative_to(directory)): p.read_bytes() for p in found if p.is_file()}
+    paths = directory.rglob("*")
+    return {str(p.relative_to(directory)): p.read_bytes() for p in paths if p.is_file()}
 
 
 def test_new_directory_has_all_files(tmp_path: Path) -> None:
@@ -54,8 +53,8 @@ def test_existing_files_with_the_same_content_are_accepted(tmp_path: Path) -> No
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
-    """Each file that is there with other content, each directory in a file's place and each file in
-    a directory's; nothing is written. --force helps against the first alone."""
+    """Files with other content, directories in place of files, and files in place of directories;
+    nothing is written. --force allows the first only."""
     tmp_path.joinpath("a").mkdir()
     tmp_path.joinpath("a/one.py").write_bytes(b"other")
     tmp_path.joinpath("a/b").write_bytes(b"a file")
@@ -76,7 +75,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
 
 
 def test_force_replaces_files_and_links(tmp_path: Path) -> None:
-    """A link is replaced, and not its target."""
+    """A link is replaced; its target is not."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"kept")
     new = tmp_path / "new"
@@ -94,8 +93,8 @@ def test_directory_below_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_command_reports_all_problems_at_once(init: Init, tmp_path: Path) -> None:
-    """A second cluster in the same place: each file that differs, status 2, nothing changed; and a
-    word that is no name with them. --force writes it."""
+    """A second cluster in the same directory: each file that differs is named, and nothing is
+    written. --force writes it. Invalid options are also reported together."""
     assert init().returncode == 0
     new = tmp_path / "new"
     (new / "smoke_tests" / "test_mlp.py").write_text("mine")
@@ -156,21 +155,21 @@ def test_closed_output_is_accepted(slurm: Slurm, tmp_path: Path) -> None:
 def test_pytest_ini_is_written_if_needed(
     init: Init, tmp_path: Path, name: str, text: str, own: bool
 ) -> None:
-    """Settings of pytest that are there stay the only ones, and the next command fits them."""
+    """It is not written next to other settings of pytest; the printed command fits either case."""
     new = tmp_path / "new"
     new.mkdir()
     (new / name).write_text(text)
-    said = init("--cluster", "mine").stdout
+    output = init("--cluster", "mine").stdout
     assert (
         (new / "pytest.ini").exists() and "smoke_tests" in (new / "pytest.ini").read_text()
     ) is own
     paths = "" if own else "smoke_tests "
-    assert f"  pytest {paths}--cluster mine --cluster-dry-run" in said
+    assert f"  pytest {paths}--cluster mine --cluster-dry-run" in output
     assert (new / name).read_text() == text
 
 
 def test_suite_is_that_of_the_repository() -> None:
-    """Programs, their tests and their data; no caches and no hidden files."""
+    """It has the programs, their tests and their data, but no caches and no hidden files."""
     root = Path(__file__).parents[2]
     listed = subprocess.run(
         ["git", "ls-files", "smoke_tests"], cwd=root, capture_output=True, text=True

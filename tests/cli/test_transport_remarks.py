@@ -1,4 +1,4 @@
-"""What stands out in a job's logs is said first, with ranks, hosts and places."""
+"""Remarks on unusual transports come first, with ranks, hosts and log lines."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def job(*lines: str) -> JobTransports:
     return JobTransports(reader.log())
 
 
-def told(job: JobTransports) -> str:
+def remarks_text(job: JobTransports) -> str:
     """All remarks as text."""
-    return "\n".join("\n  ".join([one.text, *one.examples]) for one in remarks(job))
+    return "\n".join("\n  ".join([remark.text, *remark.examples]) for remark in remarks(job))
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def read(logs: JobLogs, folder: Path) -> JobTransports:
 
 
 def test_healthy_job_has_no_remarks(healthy: JobLogs, tmp_path: Path) -> None:
-    """Two nodes of eight, P2P inside and InfiniBand with GPUDirect between: no remark at all."""
-    assert told(read(healthy, tmp_path)) == ""
+    """Two nodes of eight ranks, with P2P inside and GPUDirect RDMA between, give no remark."""
+    assert remarks_text(read(healthy, tmp_path)) == ""
 
 
 @pytest.mark.parametrize(
@@ -85,29 +85,29 @@ def test_unusual_pair_is_named(
 ) -> None:
     """The remark counts pairs; its example has both ranks, their hosts and GPUs, and the line."""
     healthy.overrides[pair] = transport
-    found = told(read(healthy, tmp_path))
-    assert text in found
-    assert example in found
+    output = remarks_text(read(healthy, tmp_path))
+    assert text in output
+    assert example in output
 
 
 def test_mnnvl_between_nodes_is_no_remark(healthy: JobLogs, tmp_path: Path) -> None:
     """Multi-node NVLink is P2P between nodes."""
     healthy.overrides[0, 9] = "P2P/MNNVL"
-    assert told(read(healthy, tmp_path)) == ""
+    assert remarks_text(read(healthy, tmp_path)) == ""
 
 
 def test_asymmetric_ends_are_named_with_their_roles() -> None:
-    """The sender has GPUDirect RDMA, the receiver has not: both lines are shown."""
-    one = job(
+    """The sender uses GPUDirect RDMA, the receiver does not: both lines are shown."""
+    transports = job(
         "9[1a000] -> 2[6b000] [send] via NET/IB/0/GDRDMA",
         "9[1a000] -> 2[6b000] [receive] via NET/IB/1",
     )
-    assert "two ends use different transports: 1 of 1 pair" in told(one)
-    assert "9 -> 2: NET/IB/1 (receive): x.log:2" in told(one)
+    assert "two ends use different transports: 1 of 1 pair" in remarks_text(transports)
+    assert "9 -> 2: NET/IB/1 (receive): x.log:2" in remarks_text(transports)
 
 
 def test_incomplete_init_names_its_ranks() -> None:
-    """First of all: a rank that began and did not end is where the job hung."""
+    """This remark comes first: the job hung in a rank that started its init and did not end it."""
     line = INFO + "comm 0x1 rank 1 nranks 2 cudaDev 0 nvmlDev 3 busId 1000 commId 0xa - Init START"
     first = remarks(job(line))[0]
     assert first.text == "communicator 0: init started and did not complete on 1 rank: 1"
@@ -130,21 +130,21 @@ def test_incomplete_init_names_its_ranks() -> None:
     ],
 )
 def test_log_without_edges_has_possible_reasons(lines: list[str], reason: str) -> None:
-    """Each reason that the log allows; none is a verdict."""
-    found = told(job(*lines))
-    assert "no edges" in found
-    assert reason in found
+    """Each reason that the log does not rule out; none is a verdict."""
+    text = remarks_text(job(*lines))
+    assert "no edges" in text
+    assert reason in text
 
 
 def test_lazy_connection_is_no_reason_before_nccl_2_22() -> None:
-    """NCCL 2.21 connected in init."""
-    found = told(job("NCCL version 2.21.5+cuda12.4", INFO + "Using network IB"))
-    assert "NCCL_RUNTIME_CONNECT" not in found
+    """NCCL 2.21 connects edges during init."""
+    text = remarks_text(job("NCCL version 2.21.5+cuda12.4", INFO + "Using network IB"))
+    assert "NCCL_RUNTIME_CONNECT" not in text
 
 
 def test_different_networks_and_devices_are_named() -> None:
-    """One node without InfiniBand makes all talk over sockets."""
-    found = told(
+    """One node without InfiniBand makes all nodes use sockets."""
+    text = remarks_text(
         job(
             INFO + "Using network IB",
             INFO + "comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE",
@@ -152,43 +152,43 @@ def test_different_networks_and_devices_are_named() -> None:
             INFO.replace("k1", "k2") + "Using network Socket",
         )
     )
-    assert "processes chose different networks\n  IB: k1\n  Socket: k2" in found
-    assert "NET/IB found no device on 1 of 2 hosts: k2" in found
+    assert "processes chose different networks\n  IB: k1\n  Socket: k2" in text
+    assert "NET/IB found no device on 1 of 2 hosts: k2" in text
 
 
 def test_different_versions_are_named() -> None:
-    """Two NCCLs in one job."""
-    assert "NCCL versions differ: 2.19.3, 2.20.5" in told(
+    """A job with two versions of NCCL."""
+    assert "NCCL versions differ: 2.19.3, 2.20.5" in remarks_text(
         job("NCCL version 2.20.5+cuda12.4", "NCCL version 2.19.3+cuda12.3")
     )
 
 
 def test_ranks_without_a_line_are_counted_not_listed() -> None:
-    """Of a communicator of millions, as hostile text may claim, the gaps are told as spans."""
+    """The ranks are given as spans, since a hostile log may claim millions of ranks."""
     line = INFO + "comm 0x1 rank 5 nranks 9999999 cudaDev 0 busId 1000 - Init COMPLETE"
-    assert "ranks 0-4, 6-9999998 (9,999,998 of 9,999,999)" in told(job(line))
+    assert "ranks 0-4, 6-9999998 (9,999,998 of 9,999,999)" in remarks_text(job(line))
 
 
 def test_pairs_of_unknown_side_have_a_reason() -> None:
-    """Pairs are counted; what makes a node doubtful is named, else what is always needed."""
-    found = told(job(INFO + "Channel 00 : 0[0] -> 1[1] via P2P/IPC"))
-    assert "unknown whether inside a node or between nodes: 1 of 1 pair" in found
-    assert "an end has no line that is certainly its own" in found
+    """Pairs are counted; the reason is why a node is ambiguous, or that a rank has no line."""
+    text = remarks_text(job(INFO + "Channel 00 : 0[0] -> 1[1] via P2P/IPC"))
+    assert "unknown whether inside a node or between nodes: 1 of 1 pair" in text
+    assert "an end has no line that is certainly its own" in text
     comm = "comm 0x1 rank {0} nranks 2 cudaDev 0 busId 1000 commId 0xa - Init COMPLETE"
     twins = [INFO.replace(":1:", f":{rank}:") + comm.format(rank) for rank in (0, 1)]
-    found = told(job(*twins, INFO + "Channel 00 : 0[1000] -> 1[1000] via P2P/IPC"))
-    assert "2 ranks of k1 have the GPU with bus id 1000" in found
+    text = remarks_text(job(*twins, INFO + "Channel 00 : 0[1000] -> 1[1000] via P2P/IPC"))
+    assert "2 ranks of k1 have the GPU with bus id 1000" in text
 
 
 def test_torn_lines_are_counted_with_their_places() -> None:
-    """An edge that was cut is missing, which must be said."""
-    found = told(job(INFO + "Channel 00/0 : 0[0] -> 1[1] via P2P/CUM"))
-    assert "1 line cut or torn; their edges are missing\n  x.log:1" in found
+    """The edge of a line that was cut is missing, which the report must say."""
+    text = remarks_text(job(INFO + "Channel 00/0 : 0[0] -> 1[1] via P2P/CUM"))
+    assert "1 line cut or torn; their edges are missing\n  x.log:1" in text
 
 
 @pytest.mark.parametrize(
     ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")]
 )
 def test_ranges_are_short(numbers: list[int], text: str) -> None:
-    """Neighbours are joined."""
+    """Consecutive numbers are joined."""
     assert ranges(numbers) == text

@@ -1,4 +1,4 @@
-"""`clustersmoke transports`: what it prints, for people and programs, and how it ends."""
+"""`clustersmoke transports`: its output, for people and programs, and its exit status."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COMMAND = [sys.executable, "-m", "pytest_clustersmoke.cli", "transports"]
 
 
 @dataclass
-class Said:
+class CommandResult:
     status: int
     out: str
     err: str
@@ -60,10 +60,10 @@ class Said:
 def run(capsys: pytest.CaptureFixture[str]) -> Any:
     """Run the subcommand in this process."""
 
-    def transports(*words: object) -> Said:
+    def transports(*words: object) -> CommandResult:
         parsed = parser().parse_args(["transports", *map(str, words)])
         status = parsed.run(parsed)
-        return Said(status, *capsys.readouterr())
+        return CommandResult(status, *capsys.readouterr())
 
     return transports
 
@@ -76,7 +76,7 @@ def ring(tmp_path: Path) -> Path:
 
 
 def on_terminal(words: list[str], columns: int, env: dict[str, str] | None = None) -> str:
-    """What a command writes on a terminal of so many columns."""
+    """What a command writes on a terminal with this many columns."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}
@@ -104,10 +104,10 @@ def on_terminal(words: list[str], columns: int, env: dict[str, str] | None = Non
 
 
 def test_json_has_every_key_with_values_of_its_kind(run: Any, ring: Path) -> None:
-    """One object: numbers are numbers, what is not known is null."""
-    said = run("--json", ring)
-    assert said.status == 0
-    told = said.json
+    """One object: numbers are numbers, unknown values are null."""
+    result = run("--json", ring)
+    assert result.status == 0
+    record = result.json
     edge = {
         "src": 0,
         "dst": 1,
@@ -132,7 +132,7 @@ def test_json_has_every_key_with_values_of_its_kind(run: Any, ring: Path) -> Non
         "file": str(ring),
         "line": 4,
     }
-    (communicator,) = told.pop("communicators")
+    (communicator,) = record.pop("communicators")
     members = communicator.pop("members")
     assert communicator == {
         "index": 0,
@@ -156,7 +156,7 @@ def test_json_has_every_key_with_values_of_its_kind(run: Any, ring: Path) -> Non
         "local_rank": None,
         "complete": True,
     }
-    assert told == {
+    assert record == {
         "schema": 1,
         "version": "2.20.5",
         "edges": [edge],
@@ -191,25 +191,25 @@ def test_json_is_documented(run: Any, ring: Path) -> None:
         if not isinstance(value, dict | list):
             return set()
         own = set(value) if isinstance(value, dict) else set()
-        return own.union(*(keys(one) for one in inner))
+        return own.union(*(keys(item) for item in inner))
 
     ring.write_text(RING + "k1:10:20 [0] NCCL INFO CollNet 00/0 : 0 [send] via COLLNET/SHARP/0\n")
-    found = keys(run("--json", ring).json)
-    assert "pxn_proxy" in found
-    assert [key for key in sorted(found) if f"`{key}`" not in text] == []
+    names = keys(run("--json", ring).json)
+    assert "pxn_proxy" in names
+    assert [key for key in sorted(names) if f"`{key}`" not in text] == []
 
 
 def test_edges_are_unique_and_in_order_of_ranks(run: Any, tmp_path: Path) -> None:
-    """Files in any order give the same edges in one order, each once."""
+    """Whatever the order of the files, the edges are the same, in the same order, each once."""
     for name, pairs in {"a": [(2, 10), (10, 2)], "b": [(2, 9), (2, 10)]}.items():
         (tmp_path / name).write_text("".join(EDGE.format(*pair) for pair in pairs))
     for order in ("ab", "ba"):
         edges = run("--json", *(tmp_path / name for name in order)).json["edges"]
-        assert [(one["src"], one["dst"]) for one in edges] == [(2, 9), (2, 10), (10, 2)]
+        assert [(edge["src"], edge["dst"]) for edge in edges] == [(2, 9), (2, 10), (10, 2)]
 
 
 def test_numbers_hidden_in_quoted_logs_are_null(run: Any, tmp_path: Path) -> None:
-    """`host:XXXX:XXXX` has no process number."""
+    """`host:XXXX:XXXX` has no process id."""
     path = tmp_path / "x.log"
     path.write_text(EDGE.format(0, 1).replace("10:20", "XXXX:XXXX"))
     (member,) = run("--json", path).json["communicators"][0]["members"]
@@ -220,12 +220,12 @@ def test_numbers_hidden_in_quoted_logs_are_null(run: Any, tmp_path: Path) -> Non
 
 
 def test_text_report_of_a_small_job(run: Any, ring: Path) -> None:
-    """Header, summary, edges and warnings; no colour in a pipe, no control character of a log."""
-    said = run(ring)
-    assert said.status == 0
-    assert said.err == ""
+    """Header, summary, edges and warnings, without colours in a pipe or control characters."""
+    result = run(ring)
+    assert result.status == 0
+    assert result.err == ""
     assert (
-        said.out
+        result.out
         == f"""\
 NCCL 2.20.5: 1 communicator, 1 edge, 1 file read
 communicator 0 (id 0xf0): 2 ranks on 2 nodes, init complete
@@ -257,8 +257,8 @@ def test_unknown_values_are_called_unknown(run: Any, tmp_path: Path) -> None:
     assert row.split()[3:8] == ["NET/IB/0/GDRDMA", "unknown", "unknown", "unknown", "unknown"]
 
 
-def test_many_pairs_are_summed_up_with_the_rare_ones(run: Any, tmp_path: Path) -> None:
-    """Of 128 ranks the one pair that differs is shown; --all shows each pair."""
+def test_many_pairs_are_summarised_and_rare_ones_shown(run: Any, tmp_path: Path) -> None:
+    """With 128 ranks, only the pair that differs is shown; --all shows each pair."""
     JobLogs(16, 8, channels=8, overrides={(8, 9): "SHM/direct/direct"}).write(tmp_path)
     short, whole = run(tmp_path).out, run("--all", tmp_path).out
     assert "intra-node  SHM                1  collectives\n" in short
@@ -272,7 +272,7 @@ def test_many_pairs_are_summed_up_with_the_rare_ones(run: Any, tmp_path: Path) -
 
 
 def test_many_communicators_are_counted_by_their_size(run: Any, tmp_path: Path) -> None:
-    """A hundred communicators of one size are one line."""
+    """A hundred communicators of one size share a line."""
     path = tmp_path / "x.log"
     path.write_text(
         "".join(
@@ -283,7 +283,7 @@ def test_many_communicators_are_counted_by_their_size(run: Any, tmp_path: Path) 
 
 
 def test_matrix_replaces_the_table(run: Any, ring: Path) -> None:
-    """Header, picture, warnings."""
+    """Header, matrix, warnings."""
     out = run("--matrix", ring).out
     assert "k1  0  \\ G" in out
     assert "both ends" not in out
@@ -292,18 +292,18 @@ def test_matrix_replaces_the_table(run: Any, ring: Path) -> None:
 
 @pytest.mark.parametrize("form", ["--json", "--matrix", "--all"])
 def test_log_without_edges_is_not_an_error(run: Any, tmp_path: Path, form: str) -> None:
-    """Nothing was found in what could be read: status 0, in every form."""
+    """The log could be read and has no edges: status 0, in every form."""
     path = tmp_path / "x.log"
     path.write_text("epoch 1 loss 0.3\n")
-    said = run(form, path)
-    assert said.status == 0
-    assert said.json["edges"] == [] if form == "--json" else "no edges" in said.out
+    result = run(form, path)
+    assert result.status == 0
+    assert result.json["edges"] == [] if form == "--json" else "no edges" in result.out
 
 
-def test_a_long_list_of_edges_is_not_aligned(
+def test_long_list_of_edges_is_not_aligned(
     run: Any, ring: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Aligning a hundred thousand rows would take minutes: they have the same words in lines."""
+    """Aligning a hundred thousand rows would take minutes; their lines have the same cells."""
     aligned = run("--all", ring).out.splitlines()
     monkeypatch.setattr(transport_text, "MAX_TABLE", 0)
     lines = run("--all", ring).out.splitlines()
@@ -327,14 +327,14 @@ def test_no_color_is_respected(ring: Path) -> None:
 
 
 def test_run_directories_distinguish_nodes_of_one_host_name(run: Any, tmp_path: Path) -> None:
-    """Virtual nodes of one machine share its name and GPU; the launcher kept their logs apart."""
+    """Virtual nodes of one machine share its name and GPU; the launcher keeps their logs apart."""
     phase = PhaseDir(tmp_path / "small")
     write_json(phase.spec, {})
-    one, two = RING.replace("k2:", "k1:"), ""
-    for line in one.splitlines(keepends=True):
+    first, two = RING.replace("k2:", "k1:"), ""
+    for line in first.splitlines(keepends=True):
         if line.startswith("k1:11"):
-            one, two = one.replace(line, ""), two + line
-    for node, text in enumerate((one, two)):
+            first, two = first.replace(line, ""), two + line
+    for node, text in enumerate((first, two)):
         phase.nccl_logs(node).mkdir(parents=True)
         (phase.nccl_logs(node) / "k1.log").write_text(text)
     assert run("--json", phase.root).json["edges"][0]["placement"] == "inter_node"
@@ -345,7 +345,7 @@ def test_run_directories_distinguish_nodes_of_one_host_name(run: Any, tmp_path: 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_mutated_logs_are_reported_in_every_form(seed: int, tmp_path: Path) -> None:
-    """Hostile text: whatever was cut, doubled or changed, each form is written whole."""
+    """Whatever was cut, repeated or changed in a log, each form is complete and printable."""
     chance = random.Random(seed)
     text = "\n".join(JobLogs(2, 4, channels=4).lines(1, 1)).encode() + RING.encode()
     words = [b"[send]", b" -> ", b"nranks 4", b"rank 0 ", b"9999999", b"NET/IB/0", b"\xff\x1b["]
@@ -359,32 +359,32 @@ def test_mutated_logs_are_reported_in_every_form(seed: int, tmp_path: Path) -> N
         reader = Reader()
         reader.stream(io.BytesIO(b"\n".join(lines)), "x.log")
         job = JobTransports(reader.log(), ("x.log",))
-        told = json.loads("\n".join(json_lines(job)))
-        keys = [(one["src"], one["dst"], one["transport"]) for one in told["edges"]]
+        record = json.loads("\n".join(json_lines(job)))
+        keys = [(edge["src"], edge["dst"], edge["transport"]) for edge in record["edges"]]
         assert keys == sorted(set(keys))
         for out in (TextOutput(), TextOutput(60, colours=True)):
             for line in [*transport_text.text(job, out, everything=True), *matrices(job, out)]:
                 assert line.replace("\x1b[", "").isprintable() or not line
 
 
-# -- What cannot be read ---------------------------------------------------------------------------
+# -- Unreadable inputs -----------------------------------------------------------------------------
 
 
 def test_unreadable_files_are_named_after_the_report(run: Any, ring: Path) -> None:
-    """Status 2, the report on stdout, and one line on stderr for each file with what to do."""
+    """Status 2, the report on stdout, and one line per file on stderr, with what to do."""
     packed = ring.with_name("packed.log.gz")
     packed.write_bytes(b"\x1f\x8b" + bytes(20))
     binary = ring.with_name("core")
     binary.write_bytes(bytes(range(256)) * 8)
-    said = run("--json", ring, packed, binary, ring.with_name("rong.log"))
-    assert said.status == 2
-    assert len(said.json["edges"]) == 1
-    assert [one["file"] for one in said.json["unreadable"]] == [
+    result = run("--json", ring, packed, binary, ring.with_name("rong.log"))
+    assert result.status == 2
+    assert len(result.json["edges"]) == 1
+    assert [file["file"] for file in result.json["unreadable"]] == [
         str(ring.with_name("rong.log")),
         str(packed),
         str(binary),
     ]
-    missing, compressed, other = said.err.splitlines()
+    missing, compressed, other = result.err.splitlines()
     assert missing == (
         f"clustersmoke: {ring.with_name('rong.log')} does not exist; did you mean `ring.log`?"
     )
@@ -396,43 +396,43 @@ def test_unreadable_files_are_named_after_the_report(run: Any, ring: Path) -> No
 def test_nothing_is_printed_if_nothing_can_be_read(
     run: Any, tmp_path: Path, form: tuple[str, ...]
 ) -> None:
-    """Status 2 and the reason alone."""
-    said = run(*form, tmp_path / "missing.log")
-    assert (said.status, said.out) == (2, "")
-    assert len(said.err.splitlines()) == 1
+    """Status 2, and only the reason."""
+    result = run(*form, tmp_path / "missing.log")
+    assert (result.status, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
 
 
 def test_many_unreadable_files_are_counted(run: Any, tmp_path: Path) -> None:
-    """A directory of checkpoints does not scroll the reason away."""
+    """Many files, such as checkpoints, do not scroll the reason away."""
     for number in range(30):
         (tmp_path / f"{number:02d}.bin").write_bytes(bytes(100))
-    said = run(tmp_path)
-    assert said.status == 2
-    assert len(said.err.splitlines()) == 21
-    assert "and 10 more" in said.err
+    result = run(tmp_path)
+    assert result.status == 2
+    assert len(result.err.splitlines()) == 21
+    assert "and 10 more" in result.err
 
 
 def test_error_during_reading_keeps_earlier_results(run: Any, ring: Path) -> None:
     """/proc/self/mem is a file whose first byte cannot be read."""
-    said = run(ring, "/proc/self/mem")
-    assert said.status == 2
-    assert "0 -> 1" in said.out
-    assert said.err == "clustersmoke: /proc/self/mem cannot be read: Input/output error\n"
+    result = run(ring, "/proc/self/mem")
+    assert result.status == 2
+    assert "0 -> 1" in result.out
+    assert result.err == "clustersmoke: /proc/self/mem cannot be read: Input/output error\n"
 
 
 def test_closed_standard_input_is_unreadable(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """`clustersmoke transports - <&-`"""
     monkeypatch.setattr(sys, "stdin", None)
-    said = run("-")
-    assert (said.status, said.out) == (2, "")
-    assert said.err == "clustersmoke: <stdin> cannot be read: standard input is closed\n"
+    result = run("-")
+    assert (result.status, result.out) == (2, "")
+    assert result.err == "clustersmoke: <stdin> cannot be read: standard input is closed\n"
 
 
 # -- As a user runs it -----------------------------------------------------------------------------
 
 
 def test_standard_input_is_read_as_bytes(ring: Path) -> None:
-    """`-`, whatever else the stream holds."""
+    """`-` reads the log, whatever else the stream contains."""
     text = b"\xff\xfe loss 3\n"[2:] + b"\xe9t\xe9\n" + ring.read_bytes()
     done = subprocess.run([*COMMAND, "-", "--json"], input=text, capture_output=True, check=True)
     (edge,) = json.loads(done.stdout)["edges"]
@@ -449,7 +449,7 @@ def test_pipe_of_the_shell_is_read(ring: Path) -> None:
 
 
 def test_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
-    """Nobody may ever write into it."""
+    """It may have no writer, so that reading it would never end."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
     done = subprocess.run([*COMMAND, str(path)], capture_output=True, text=True, timeout=30)
@@ -467,7 +467,7 @@ def test_closed_output_ends_the_command(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_text_are_printed(tmp_path: Path) -> None:
-    """A terminal of ASCII, a file name of bytes, a log of another encoding: nothing breaks."""
+    """A terminal that shows ASCII only, a file name that is not UTF-8, a log in Latin-1."""
     path = os.fsencode(tmp_path) + b"/\xff\n.log"
     Path(os.fsdecode(path)).write_text(RING.replace("k2", "kö"), encoding="latin-1")
     done = subprocess.run(
@@ -479,7 +479,7 @@ def test_names_that_are_not_text_are_printed(tmp_path: Path) -> None:
 
 
 def test_job_of_512_ranks_is_reported_within_ten_seconds(tmp_path: Path) -> None:
-    """64 nodes of 8, 16 channels, each form, start-up included, on a machine that is busy."""
+    """64 nodes of 8 ranks, 16 channels, in each form, including start-up, on a busy machine."""
     JobLogs(64, 8, noise=20).write(tmp_path)
     for form in ("--all", "--matrix", "--json"):
         done = subprocess.run([*COMMAND, form, tmp_path], capture_output=True, timeout=10)
@@ -488,7 +488,7 @@ def test_job_of_512_ranks_is_reported_within_ten_seconds(tmp_path: Path) -> None
 
 
 def test_help_loads_nothing_heavy() -> None:
-    """`clustersmoke --help` is instant: the search engine is loaded when logs are read."""
+    """`clustersmoke --help` is fast: the search engine is loaded only when logs are read."""
     code = (
         "import sys; from pytest_clustersmoke.cli import main\n"
         "try: main(['--help'])\n"

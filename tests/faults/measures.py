@@ -89,14 +89,14 @@ def by_family(rows: Iterable[Measured]) -> list[tuple[str, ...]]:
 
 def _line(family: str, rows: Sequence[Measured]) -> tuple[str, ...]:
     seconds = [row.seconds for row in rows if row.seconds is not None]
-    took = f"{len(seconds)}, {median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
+    figures = f"{len(seconds)}, {median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
     counts = (
         len(rows),
         sum(row.met for row in rows),
         sum(row.met and row.named for row in rows),
         sum(row.met and row.placed for row in rows),
     )
-    return (family, *map(str, counts), took, str(sum(row.replayed for row in rows)))
+    return (family, *map(str, counts), figures, str(sum(row.replayed for row in rows)))
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

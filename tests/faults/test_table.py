@@ -18,7 +18,7 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_row_says_what_its_fault_leads_to(fault: Fault) -> None:
-    """Criteria that can be measured, and a rank; or a finding in time, with a cause that is known;
+    """Either criteria that can be measured, with a rank; or a finding in time, with a known cause;
     or a usage error."""
     assert sum(map(bool, (fault.failed, fault.finding, fault.usage))) == 1
     assert fault.failed <= CRITERIA - UNMEASURED

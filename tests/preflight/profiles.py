@@ -46,5 +46,5 @@ def problems(
     """The usage errors of a phase with this expectation, without the directory in them."""
     profile = gpu_profile(folder, variables, expect={"small": expect}, hardware=dict(hardware))
     phase = make_phase(profile, nodes=nodes, gpus_per_node=ranks)
-    found = environment.find_contradictory_settings(phase, profile)
-    return [str(problem).replace(f"{folder}/", "") for problem in found]
+    contradictions = environment.find_contradictory_settings(phase, profile)
+    return [str(problem).replace(f"{folder}/", "") for problem in contradictions]

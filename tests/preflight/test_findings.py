@@ -67,17 +67,17 @@ def judge(tmp_path: Path) -> Judge:
         profile = make_profile(tmp_path, backend="slurm", hardware=hardware, slurm=options)
         phase = make_phase(profile, **marker)
         record = CheckNotes(PhaseDir(tmp_path / "small"))
-        found = check_phase(phase, profile, answers, trial, record)
+        findings = check_phase(phase, profile, answers, trial, record)
         record.write()
-        for finding in found:
+        for finding in findings:
             assert finding.severity == "failure" and finding.evidence and finding.fix
-        return found
+        return findings
 
     return find
 
 
-def ids(found: list[Finding]) -> list[str]:
-    return [finding.id for finding in found]
+def ids(findings: list[Finding]) -> list[str]:
+    return [finding.id for finding in findings]
 
 
 def test_phase_that_fits_has_no_finding(judge: Judge) -> None:
@@ -90,18 +90,18 @@ def test_phase_that_fits_has_no_finding(judge: Judge) -> None:
 
 def test_unknown_partition_is_reported(judge: Judge) -> None:
     """The fix is a near match; with several partitions each name is checked."""
-    (found,) = judge(slurm(), options={"partition": "mian"})
-    assert found.id == "partition-unknown" and found.fix == "did you mean `main`?"
-    assert "`high`, `main`" in found.cause
-    assert found.evidence[0].text == "partition: mian"
+    (finding,) = judge(slurm(), options={"partition": "mian"})
+    assert finding.id == "partition-unknown" and finding.fix == "did you mean `main`?"
+    assert "`high`, `main`" in finding.cause
+    assert finding.evidence[0].text == "partition: mian"
     assert ids(judge(slurm(), options={"partition": "main,nope"})) == ["partition-unknown"]
 
 
 def test_default_partition_is_checked(judge: Judge) -> None:
     """Without a partition, the limits of the default one apply."""
     answers = slurm(partitions=[texts.partition(nodes="1"), texts.partition("high", default="NO")])
-    (found,) = judge(answers, options={"partition": False}, nodes=2)
-    assert found.id == "too-many-nodes" and "allows a job at most 1" in found.cause
+    (finding,) = judge(answers, options={"partition": False}, nodes=2)
+    assert finding.id == "too-many-nodes" and "allows a job at most 1" in finding.cause
 
 
 def test_partition_of_slurms_estimate_counts(judge: Judge) -> None:
@@ -115,16 +115,16 @@ def test_partition_of_slurms_estimate_counts(judge: Judge) -> None:
     assert judge(answers, there, {"partition": "a-name-of-the-sites"}, gpus_per_node=2) == []
     short = texts.partition("high", default="NO", time="00:30:00")
     limited = slurm(nodes, [texts.partition(), short])
-    found = judge(limited, there, {"partition": False, "time": 60}, gpus_per_node=2)
-    assert ids(found) == ["time-over-limit"]
+    findings = judge(limited, there, {"partition": False, "time": 60}, gpus_per_node=2)
+    assert ids(findings) == ["time-over-limit"]
 
 
 def test_estimate_on_drained_nodes_does_not_count(judge: Judge) -> None:
     """The drained node is named."""
     answers = slurm([texts.node("n0"), texts.node("n1", state="IDLE+DRAIN", reason="bad disk")])
     there = TrialSubmission(True, "", start=1.0, nodes="n[0-1]", partition="main")
-    (found,) = judge(answers, there, nodes=2)
-    assert found.id == "nodes-unavailable" and found.hosts == ("n1",)
+    (finding,) = judge(answers, there, nodes=2)
+    assert finding.id == "nodes-unavailable" and finding.hosts == ("n1",)
 
 
 def test_one_fitting_partition_is_enough(judge: Judge) -> None:
@@ -143,15 +143,15 @@ def test_partition_that_is_not_up_is_reported(judge: Judge, state: str) -> None:
 def test_all_causes_are_reported(judge: Judge) -> None:
     """Nodes, time, GPUs and CPUs together."""
     answers = slurm(partitions=[texts.partition(nodes="1", time="00:30:00")])
-    found = judge(answers, options={"time": 60, "cpus_per_task": 9}, nodes=2, gpus_per_node=3)
-    wanted = ["too-many-nodes", "time-over-limit", "too-many-gpus", "submission-refused"]
-    assert ids(found) == wanted
-    assert "01:00:00" in found[1].cause and "00:30:00" in found[1].cause
-    assert "asks for 3 GPUs per node on 2 nodes, but no node of" in found[2].cause
-    assert "has more than 2" in found[2].cause
+    findings = judge(answers, options={"time": 60, "cpus_per_task": 9}, nodes=2, gpus_per_node=3)
+    expected = ["too-many-nodes", "time-over-limit", "too-many-gpus", "submission-refused"]
+    assert ids(findings) == expected
+    assert "01:00:00" in findings[1].cause and "00:30:00" in findings[1].cause
+    assert "asks for 3 GPUs per node on 2 nodes, but no node of" in findings[2].cause
+    assert "has more than 2" in findings[2].cause
     assert (
-        "asks for 9 CPUs per node on 2 nodes" in found[3].cause
-        and "has more than 8" in found[3].cause
+        "asks for 9 CPUs per node on 2 nodes" in findings[3].cause
+        and "has more than 8" in findings[3].cause
     )
 
 
@@ -166,10 +166,10 @@ def test_qos_flag_lifts_the_partition_limit(judge: Judge) -> None:
 def test_too_few_nodes_with_enough_gpus(judge: Judge) -> None:
     """The finding has the number of nodes that fit."""
     nodes = [texts.node("n0", gres="gpu:a:4"), texts.node("n1"), texts.node("n2")]
-    (found,) = judge(slurm(nodes), nodes=2, gpus_per_node=4)
+    (finding,) = judge(slurm(nodes), nodes=2, gpus_per_node=4)
     assert (
-        found.id == "too-many-gpus"
-        and "only 1 of the 3 nodes of partition main has as many" in found.cause
+        finding.id == "too-many-gpus"
+        and "only 1 of the 3 nodes of partition main has as many" in finding.cause
     )
     assert judge(slurm(nodes), nodes=1, gpus_per_node=4) == []
 
@@ -181,11 +181,14 @@ def test_nodes_that_take_no_jobs_are_named(judge: Judge) -> None:
         texts.node("n1", state="IDLE+DRAIN", reason="bad disk"),
         texts.node("n2", state="DOWN*", reason="Not responding"),
     ]
-    (found,) = judge(slurm(nodes), REFUSED, nodes=2)
-    assert found.id == "nodes-unavailable" and found.hosts == ("n1", "n2")
-    assert "bad disk" in found.cause and "Not responding" in found.cause
-    assert [one.text.split()[0] for one in found.evidence[1:3]] == ["NodeName=n1", "NodeName=n2"]
-    assert found.evidence[-1].text == REFUSED.message
+    (finding,) = judge(slurm(nodes), REFUSED, nodes=2)
+    assert finding.id == "nodes-unavailable" and finding.hosts == ("n1", "n2")
+    assert "bad disk" in finding.cause and "Not responding" in finding.cause
+    assert [evidence.text.split()[0] for evidence in finding.evidence[1:3]] == [
+        "NodeName=n1",
+        "NodeName=n2",
+    ]
+    assert finding.evidence[-1].text == REFUSED.message
     assert judge(slurm(nodes), nodes=1) == []
 
 
@@ -199,33 +202,33 @@ def test_rebooting_node_counts_only_if_sbatch_refuses(judge: Judge) -> None:
     """A job waits for a node that reboots; if sbatch refuses the job, that node is the cause."""
     nodes = [texts.node("n0"), texts.node("n1", state="MIXED+DRAIN+REBOOT_REQUESTED")]
     assert judge(slurm(nodes), nodes=2) == []
-    (found,) = judge(slurm(nodes), REFUSED, nodes=2)
-    assert found.id == "nodes-unavailable" and found.hosts == ("n1",)
+    (finding,) = judge(slurm(nodes), REFUSED, nodes=2)
+    assert finding.id == "nodes-unavailable" and finding.hosts == ("n1",)
 
 
 def test_node_lists_are_checked(judge: Judge) -> None:
     """A name that does not exist is the user's mistake; a node that is down is not."""
     nodes = [texts.node("n0"), texts.node("n1", state="DOWN", reason="x"), texts.node("n2")]
-    (found,) = judge(slurm(nodes), options={"nodelist": "n[0,5]"})
-    assert found.id == "submission-refused" and "`n5`" in found.cause
-    (found,) = judge(slurm(nodes), options={"nodelist": "n1"})
-    assert found.id == "nodes-unavailable" and found.hosts == ("n1",)
+    (finding,) = judge(slurm(nodes), options={"nodelist": "n[0,5]"})
+    assert finding.id == "submission-refused" and "`n5`" in finding.cause
+    (finding,) = judge(slurm(nodes), options={"nodelist": "n1"})
+    assert finding.id == "nodes-unavailable" and finding.hosts == ("n1",)
     assert judge(slurm(nodes), options={"exclude": "n1"}, nodes=2) == []
 
 
 def test_unknown_feature_is_reported(judge: Judge) -> None:
     """The fix is a near match; expressions are left to sbatch."""
     nodes = [texts.node("n0", features="a100,ib"), texts.node("n1", features="v100")]
-    (found,) = judge(slurm(nodes), options={"constraint": "a10"})
-    assert found.fix == "did you mean `a100`?" and "`a100`, `ib`, `v100`" in found.cause
+    (finding,) = judge(slurm(nodes), options={"constraint": "a10"})
+    assert finding.fix == "did you mean `a100`?" and "`a100`, `ib`, `v100`" in finding.cause
     assert judge(slurm(nodes), options={"constraint": "a100&ib"}) == []
     assert judge(slurm(nodes), options={"constraint": "[a10*2|x]"}) == []
 
 
 def test_memory_is_compared_in_sbatchs_units(judge: Judge) -> None:
     """0 means all memory of a node."""
-    (found,) = judge(slurm(), options={"mem": "2T"})
-    assert "2097152 MiB of memory" in found.cause and "1048576" in found.cause
+    (finding,) = judge(slurm(), options={"mem": "2T"})
+    assert "2097152 MiB of memory" in finding.cause and "1048576" in finding.cause
     assert judge(slurm(), options={"mem": 0}) == [] == judge(slurm(), options={"mem": "200G"})
 
 
@@ -235,18 +238,18 @@ QOS = TrialSubmission(False, "Invalid qos specification")
 
 def test_unknown_account_is_reported(judge: Judge) -> None:
     """The finding lists the user's accounts; if sbatch accepts the job there is none."""
-    (found,) = judge(accounting(), ACCOUNT, {"account": "labb"})
-    assert found.id == "account-refused" and found.fix == "did you mean `lab`?"
-    assert found.evidence[-1].text == ACCOUNT.message
+    (finding,) = judge(accounting(), ACCOUNT, {"account": "labb"})
+    assert finding.id == "account-refused" and finding.fix == "did you mean `lab`?"
+    assert finding.evidence[-1].text == ACCOUNT.message
     assert judge(accounting(), TAKEN, {"account": "labb"}) == []
 
 
 def test_unknown_or_forbidden_qos_is_reported(judge: Judge) -> None:
     """The finding lists the QOS that the user may use."""
-    (found,) = judge(accounting(), QOS, {"account": "lab", "qos": "standbye"})
-    assert found.id == "qos-refused" and "no QOS `standbye`" in found.cause
-    (found,) = judge(accounting(), QOS, {"account": "root", "qos": "standby"})
-    assert "under account root; allowed there: `normal`" in found.cause
+    (finding,) = judge(accounting(), QOS, {"account": "lab", "qos": "standbye"})
+    assert finding.id == "qos-refused" and "no QOS `standbye`" in finding.cause
+    (finding,) = judge(accounting(), QOS, {"account": "root", "qos": "standby"})
+    assert "under account root; allowed there: `normal`" in finding.cause
 
 
 def test_partition_rules_explain_a_refusal(judge: Judge) -> None:
@@ -254,22 +257,22 @@ def test_partition_rules_explain_a_refusal(judge: Judge) -> None:
     nodes = [texts.node(f"n{i}", partitions="gpu") for i in range(3)]
     answers = slurm(nodes, [texts.PARTITION_24], groups=frozenset({"users"}))
     options = {"partition": "gpu", "account": "eugen", "qos": "standby"}
-    (found,) = judge(answers, ACCOUNT, options, nodes=2)
-    assert found.id == "account-refused" and "allows only `euge`, `lab`" in found.cause
-    (found,) = judge(answers, QOS, options, nodes=2)
-    assert found.id == "qos-refused" and "denies it" in found.cause
+    (finding,) = judge(answers, ACCOUNT, options, nodes=2)
+    assert finding.id == "account-refused" and "allows only `euge`, `lab`" in finding.cause
+    (finding,) = judge(answers, QOS, options, nodes=2)
+    assert finding.id == "qos-refused" and "denies it" in finding.cause
     words = TrialSubmission(False, "User's group not permitted to use this partition")
-    (found,) = judge(answers, words, options, nodes=2)
-    assert found.id == "submission-refused" and "`gpu`, `hpc`" in found.cause
+    (finding,) = judge(answers, words, options, nodes=2)
+    assert finding.id == "submission-refused" and "`gpu`, `hpc`" in finding.cause
 
 
 def test_limits_of_a_qos_are_reported(judge: Judge) -> None:
     """Time, nodes per job and GPUs per user, if limits are enforced."""
     options = {"account": "lab", "qos": "standby", "time": 60}
-    found = judge(accounting(), options=options, nodes=2, gpus_per_node=2)
-    assert ids(found) == ["time-over-limit", "too-many-nodes", "too-many-gpus"]
-    assert "QOS standby allows a user at most 2 (MaxTRESPU)" in found[2].cause
-    assert "asks for 4 GPUs" in found[2].cause
+    findings = judge(accounting(), options=options, nodes=2, gpus_per_node=2)
+    assert ids(findings) == ["time-over-limit", "too-many-nodes", "too-many-gpus"]
+    assert "QOS standby allows a user at most 2 (MaxTRESPU)" in findings[2].cause
+    assert "asks for 4 GPUs" in findings[2].cause
     lax = slurm(qos=records.parse_qos(texts.QOS))
     assert judge(lax, options=options, nodes=2, gpus_per_node=2) == []
 
@@ -282,26 +285,26 @@ def test_limits_of_a_qos_are_reported(judge: Judge) -> None:
         ("QOSMaxGRESPerUser; Job violates accounting/QOS policy", "too-many-gpus"),
     ],
 )
-def test_a_refusal_that_nothing_explains(judge: Judge, words: str, identity: str) -> None:
-    """Slurm's own words are the cause; the id follows them where they name one."""
-    (found,) = judge(slurm(), TrialSubmission(False, words))
-    assert found.id == identity and words in found.cause
-    assert any(one.text == words for one in found.evidence)
+def test_unexplained_refusal_quotes_slurm(judge: Judge, words: str, identity: str) -> None:
+    """Slurm's own message is the cause, and gives the finding's id if it names a cause."""
+    (finding,) = judge(slurm(), TrialSubmission(False, words))
+    assert finding.id == identity and words in finding.cause
+    assert any(evidence.text == words for evidence in finding.evidence)
 
 
 def test_other_cause_of_a_refusal_is_added(judge: Judge) -> None:
-    """Slurm names one cause at a time; one that we did not find is a finding too."""
+    """Slurm names one cause at a time; if ours differ, its cause is a finding as well."""
     answers = slurm(partitions=[texts.partition(time="00:30:00")])
-    found = judge(answers, ACCOUNT, {"time": 60})
-    assert ids(found) == ["time-over-limit", "account-refused"]
+    findings = judge(answers, ACCOUNT, {"time": 60})
+    assert ids(findings) == ["time-over-limit", "account-refused"]
 
 
 def test_evidence_is_in_the_record(judge: Judge, tmp_path: Path) -> None:
     """Each line to which a finding points exists."""
-    found = judge(slurm([texts.node("n0", state="DOWN", reason="gone")]), REFUSED)
+    findings = judge(slurm([texts.node("n0", state="DOWN", reason="gone")]), REFUSED)
     lines = (tmp_path / "small" / "preflight.txt").read_text().splitlines()
-    evidence = [each for each in found[0].evidence if each.file.endswith("preflight.txt")]
-    assert evidence and all(lines[each.line - 1] == each.text for each in evidence)
+    evidence = [item for item in findings[0].evidence if item.file.endswith("preflight.txt")]
+    assert evidence and all(lines[item.line - 1] == item.text for item in evidence)
 
 
 def test_nodes_out_of_service_are_reported_once(tmp_path: Path) -> None:

@@ -35,8 +35,12 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
 
     def check_profile(profile: Profile) -> tuple[list[str], list[str]]:
         problems = shared_paths.find_unshared(profile, [], {"PATH": str(tmp_path)})
-        assert all(one.where == profile.where("python") and one.todo for one in problems)
-        return [one.what for one in problems], shared_paths.find_doubtful(profile, [], nodes)
+        assert all(
+            problem.where == profile.where("python") and problem.todo for problem in problems
+        )
+        return [problem.what for problem in problems], shared_paths.find_doubtful(
+            profile, [], nodes
+        )
 
     return check_profile
 
@@ -49,8 +53,8 @@ def profile_of(folder: Path, python: Path | str, **keys: object) -> Profile:
 
 def python_at(folder: Path, base: Path) -> Path:
     """An environment's interpreter in `folder`: a link, as venv makes it, to one in `base`."""
-    for one in (folder, base):
-        one.mkdir(parents=True, exist_ok=True)
+    for directory in (folder, base):
+        directory.mkdir(parents=True, exist_ok=True)
     real, python = base / "python3.11", folder / "python"
     real.touch()
     python.symlink_to(real)

@@ -45,8 +45,8 @@ class Ran:
         """The remarks, without the directory in them."""
         profile = gpu_profile(self.folder, variables, **keys)
         phase = make_phase(profile, nodes=self.count, gpus_per_node=2)
-        found = environment.remark_on_job(self.result(variables), phase, profile, shell)
-        return [str(one).replace(f"{self.folder}/", "") for one in found]
+        lines = environment.remark_on_job(self.result(variables), phase, profile, shell)
+        return [str(remark).replace(f"{self.folder}/", "") for remark in lines]
 
 
 def saw(**variables: str) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def test_leak_that_reached_the_nodes_is_reported(tmp_path: Path) -> None:
 def test_job_without_node_facts_keeps_the_earlier_remarks(tmp_path: Path) -> None:
     """For a job that never ran, the remarks are those from before it."""
     ran = Ran(tmp_path, {}, {"variables": "none"})
-    (one,) = ran.remarks(shell={"NCCL_ALGO": "Ring"})
-    assert "NCCL_ALGO=Ring reaches the nodes unless" in one
+    (remark,) = ran.remarks(shell={"NCCL_ALGO": "Ring"})
+    assert "NCCL_ALGO=Ring reaches the nodes unless" in remark
 
 
 def test_variable_that_differs_between_nodes_is_reported(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_variable_that_differs_between_nodes_is_reported(tmp_path: Path) -> None
 def test_nccl_variables_are_notes_after_gloo_ran(tmp_path: Path) -> None:
     """With `device: auto`, only the ranks know whether NCCL ran."""
     ran = Ran(tmp_path, saw(NCCL_FOO="1", GLOO_FOO="1"), backend="gloo")
-    found = ran.remarks(shell={"NCCL_FOO": "1", "GLOO_FOO": "1"})
-    assert [text.split()[0] for text in found if "NCCL_FOO" in text] == ["note:", "note:"]
-    assert [text.split()[0] for text in found if "GLOO_FOO" in text] == ["warning:", "warning:"]
+    remarks = ran.remarks(shell={"NCCL_FOO": "1", "GLOO_FOO": "1"})
+    assert [text.split()[0] for text in remarks if "NCCL_FOO" in text] == ["note:", "note:"]
+    assert [text.split()[0] for text in remarks if "GLOO_FOO" in text] == ["warning:", "warning:"]
 
 
 def test_two_nodes_with_one_name_stay_apart(tmp_path: Path) -> None:
@@ -110,16 +110,16 @@ def test_two_nodes_with_one_name_stay_apart(tmp_path: Path) -> None:
 def test_variable_of_the_profile_is_reported_once(tmp_path: Path) -> None:
     """It is judged once, with its line in cluster.yaml."""
     ran = Ran(tmp_path, saw(NCCL_TIMEOUT="600", NCCL_DEBUG="WARN", NCCL_DEBUG_FILE="/x"))
-    (one,) = ran.remarks({"NCCL_TIMEOUT": "600"})
-    assert one.startswith("note: cluster.yaml:") and "NCCL_TIMEOUT is not a variable" in one
+    (remark,) = ran.remarks({"NCCL_TIMEOUT": "600"})
+    assert remark.startswith("note: cluster.yaml:") and "NCCL_TIMEOUT is not a variable" in remark
 
 
 def test_contradiction_on_the_nodes_is_reported(tmp_path: Path) -> None:
     """It is reported once, with its nodes."""
     ran = Ran(tmp_path, saw(NCCL_P2P_DISABLE="1"), saw(), saw(NCCL_P2P_DISABLE="1"))
     expect = {"small": {"intra_node": ["P2P/*"]}}
-    (one,) = [text for text in ran.remarks(expect=expect) if "expected" in text]
-    assert one.startswith(
+    (remark,) = [text for text in ran.remarks(expect=expect) if "expected" in text]
+    assert remark.startswith(
         "warning: n0, n2: NCCL_P2P_DISABLE=1 rules out everything that is expected: P2P/* inside "
         "a node (cluster.yaml:"
     )
@@ -138,12 +138,12 @@ def test_nccls_configuration_file_is_read(tmp_path: Path) -> None:
     }
     facts = {**saw(NCCL_NET="IB"), "nccl_conf": files}
     ran = Ran(tmp_path, facts, facts)
-    found = ran.remarks({"NCCL_NET": "IB"}, expect={"small": {"inter_node": ["NET/IB*"]}})
-    assert found[:2] == [
+    remarks = ran.remarks({"NCCL_NET": "IB"}, expect={"small": {"inter_node": ["NET/IB*"]}})
+    assert remarks[:2] == [
         "note: /home/me/.nccl.conf on every node: NCCL takes NCCL_ALGO=Ring from this file",
         "note: /etc/nccl.conf on every node: NCCL takes NCCL_IB_DISABLE=1 from this file",
     ]
-    assert len(found) == 3 and found[2].startswith(
+    assert len(remarks) == 3 and remarks[2].startswith(
         "warning: every node: NCCL_IB_DISABLE=1 rules out everything that is expected: NET/IB*"
     )
 
@@ -172,7 +172,8 @@ def unmatched(folder: Path, variables: Mapping[str, str], *nodes: Mapping[str, A
     """Interfaces and ports that the profile's variables select but nodes do not have."""
     all_facts = [{"variables": dict(variables), **facts} for facts in nodes]
     return [
-        str(each) for each in find_unmatched_interfaces(Ran(folder, *all_facts).result(variables))
+        str(mismatch)
+        for mismatch in find_unmatched_interfaces(Ran(folder, *all_facts).result(variables))
     ]
 
 
@@ -227,8 +228,8 @@ def test_remark_has_the_line_and_all_its_nodes(tmp_path: Path) -> None:
     """Nodes with the same interfaces share a remark, with the variable's file:line."""
     pinned = saw(NCCL_SOCKET_IFNAME="eth0")
     ran = Ran(tmp_path, {**pinned, "interfaces": ETH}, *[{**pinned, "interfaces": IB}] * 6)
-    (one,) = ran.remarks({"NCCL_SOCKET_IFNAME": "eth0"})
-    assert one.startswith("warning: cluster.yaml:") and one.endswith(
+    (remark,) = ran.remarks({"NCCL_SOCKET_IFNAME": "eth0"})
+    assert remark.startswith("warning: cluster.yaml:") and remark.endswith(
         "on n1, n2, n3, n4 and 2 more NCCL_SOCKET_IFNAME=eth0 selects no interface with an "
         "address; it has ibp65s0, bond0"
     )
@@ -239,18 +240,22 @@ def test_remark_names_the_shell_as_source(tmp_path: Path) -> None:
     pinned = {**saw(NCCL_SOCKET_IFNAME="eth0"), "interfaces": IB}
     text = "on every node NCCL_SOCKET_IFNAME=eth0 selects no interface with an address; it has "
     for shell, source in (({"NCCL_SOCKET_IFNAME": "eth0"}, "this shell"), ({}, "set on the node")):
-        (one,) = [
-            one for one in Ran(tmp_path, pinned, pinned).remarks(shell=shell) if "it has" in one
+        (remark,) = [
+            text for text in Ran(tmp_path, pinned, pinned).remarks(shell=shell) if "it has" in text
         ]
-        assert one == f"warning: {source}: {text}ibp65s0, bond0"
+        assert remark == f"warning: {source}: {text}ibp65s0, bond0"
 
 
 def test_interface_pinned_on_the_node_is_checked(tmp_path: Path) -> None:
     """NCCL's configuration file on the node counts as well."""
     facts = {"variables": {}, "interfaces": IB}
     conf = {"nccl_conf": {"/etc/nccl.conf": {"NCCL_SOCKET_IFNAME": "eth0"}}}
-    (one,) = find_unmatched_interfaces(Ran(tmp_path, {**facts, **conf}).result())
-    assert (one.node, one.source, one.available) == ("n0", "set on the node", ("ibp65s0", "bond0"))
+    (mismatch,) = find_unmatched_interfaces(Ran(tmp_path, {**facts, **conf}).result())
+    assert (mismatch.node, mismatch.source, mismatch.available) == (
+        "n0",
+        "set on the node",
+        ("ibp65s0", "bond0"),
+    )
 
 
 def test_nccl_interfaces_do_not_matter_without_nccl(tmp_path: Path) -> None:
@@ -260,7 +265,9 @@ def test_nccl_interfaces_do_not_matter_without_nccl(tmp_path: Path) -> None:
     cpu = Ran(tmp_path / "a", facts).result(both, device="cpu")
     gloo = Ran(tmp_path / "b", facts, backend="gloo").result(both)
     for result in (cpu, gloo):
-        assert [one.name for one in find_unmatched_interfaces(result)] == ["GLOO_SOCKET_IFNAME"]
+        assert [mismatch.name for mismatch in find_unmatched_interfaces(result)] == [
+            "GLOO_SOCKET_IFNAME"
+        ]
 
 
 def test_loopback_between_machines_is_reported(tmp_path: Path) -> None:
@@ -271,8 +278,8 @@ def test_loopback_between_machines_is_reported(tmp_path: Path) -> None:
 
     lo = {"GLOO_SOCKET_IFNAME": "lo"}
     why = "selects only loopback, which cannot reach another node"
-    found = unmatched(tmp_path / "a", lo, node("a"), node("b"))
-    assert len(found) == 2 and all(why in one for one in found)
+    mismatches = unmatched(tmp_path / "a", lo, node("a"), node("b"))
+    assert len(mismatches) == 2 and all(why in text for text in mismatches)
     assert unmatched(tmp_path / "b", lo, node("a"), node("a")) == []
     assert unmatched(tmp_path / "c", lo, node("a")) == []
     assert unmatched(tmp_path / "d", lo, node("a"), {"interfaces": ETH}) == []
@@ -291,9 +298,9 @@ def test_loopback_between_machines_is_reported(tmp_path: Path) -> None:
 )
 def test_hca_must_select_an_active_port(tmp_path: Path, value: str, why: str) -> None:
     """NCCL_IB_HCA must select a port of each node that is active."""
-    found = unmatched(tmp_path, {"NCCL_IB_HCA": value}, {"rdma_ports": [ACTIVE, DOWN]})
+    mismatches = unmatched(tmp_path, {"NCCL_IB_HCA": value}, {"rdma_ports": [ACTIVE, DOWN]})
     there = "mlx5_0:1 (4: ACTIVE), mlx5_1:1 (1: DOWN)"
-    assert found == (
+    assert mismatches == (
         [f"n0: NCCL_IB_HCA={value} (the profile) {why}; it has {there}"] if why else []
     )
 
@@ -304,6 +311,6 @@ def test_hca_does_not_matter_without_infiniband(tmp_path: Path) -> None:
     none: dict[str, Any] = {"rdma_ports": []}
     assert unmatched(tmp_path / "a", {**pinned, "NCCL_IB_DISABLE": "1"}, none) == []
     assert unmatched(tmp_path / "b", {**pinned, "NCCL_NET": "Socket"}, none) == []
-    (one,) = unmatched(tmp_path / "c", pinned, none)
-    assert one == "n0: NCCL_IB_HCA=mlx5_0 (the profile) selects no RDMA port; it has none"
+    (mismatch,) = unmatched(tmp_path / "c", pinned, none)
+    assert mismatch == "n0: NCCL_IB_HCA=mlx5_0 (the profile) selects no RDMA port; it has none"
     assert unmatched(tmp_path / "d", pinned, {}) == []

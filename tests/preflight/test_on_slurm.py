@@ -24,11 +24,11 @@ USER = pwd.getpwuid(os.getuid()).pw_name
 
 def findings(outcome: Outcome, phase: str) -> dict[str, dict[str, Any]]:
     """The phase's findings by their ids."""
-    return {one["id"]: one for one in outcome.phase(phase)["findings"]}
+    return {finding["id"]: finding for finding in outcome.phase(phase)["findings"]}
 
 
 def submitted(outcome: Outcome) -> list[str]:
-    return [str(one["phase"]) for one in outcome.events("submitted")]
+    return [str(event["phase"]) for event in outcome.events("submitted")]
 
 
 @contextmanager
@@ -68,19 +68,19 @@ def test_all_phases_that_slurm_would_not_run_are_reported(lab_suite: Suite) -> N
     assert outcome.phase("good")["outcome"] == "passed" and not findings(outcome, "good")
     for name in settings:
         assert outcome.phase(name)["outcome"] == "never_ran", outcome.output
-    one = findings(outcome, "nowhere")["partition-unknown"]
-    assert "no partition `mian`" in one["cause"] and one["fix"] == "did you mean `main`?"
+    finding = findings(outcome, "nowhere")["partition-unknown"]
+    assert "no partition `mian`" in finding["cause"] and finding["fix"] == "did you mean `main`?"
     yaml = (lab_suite.path / "cluster.yaml").read_text().splitlines()
-    evidence = one["evidence"][0]
+    evidence = finding["evidence"][0]
     assert evidence["file"].endswith("cluster.yaml") and "mian" in yaml[evidence["line"] - 1]
-    assert "invalid partition specified: mian" in one["evidence"][-1]["text"]
+    assert "invalid partition specified: mian" in finding["evidence"][-1]["text"]
     wide = findings(outcome, "wide")["too-many-nodes"]["cause"]
     assert wide == f"phase wide asks for {NODES + 1} nodes, but partition main has {NODES}"
     assert "3 GPUs per node" in findings(outcome, "gpus")["too-many-gpus"]["cause"]
     for words in ("02:00:00", "01:00:00"):
         assert words in findings(outcome, "long")["time-over-limit"]["cause"]
     assert list(findings(outcome, "twice")) == ["time-over-limit", "submission-refused"]
-    ends = [one["phase"] for one in outcome.events("ended")]
+    ends = [event["phase"] for event in outcome.events("ended")]
     assert ends.index("good") == len(ends) - 1  # the others were reported before it ran
 
 

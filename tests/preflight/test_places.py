@@ -41,14 +41,14 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_mount_of_a_path_is_found(table: Path, tmp_path: Path, below: str, kind: str) -> None:
     """The deepest mount, the last of several; for a missing path, that of its parent."""
-    found = mounts.find_mount(tmp_path / below, mounts.read_mounts(table))
-    assert found is not None and found.kind == kind
+    mount = mounts.find_mount(tmp_path / below, mounts.read_mounts(table))
+    assert mount is not None and mount.kind == kind
 
 
 def test_mount_table_of_this_machine_is_read() -> None:
     """Something is mounted at the root."""
-    found = mounts.find_mount(Path("/"), mounts.read_mounts())
-    assert found is not None and found.point == Path("/") and found.kind
+    mount = mounts.find_mount(Path("/"), mounts.read_mounts())
+    assert mount is not None and mount.point == Path("/") and mount.kind
 
 
 def no_slurm(path: Path) -> dict[str, str]:
@@ -158,8 +158,8 @@ def test_space_for_checkpoints_is_checked(
         limits={"max_jobs": 1},
     )
     phases = [make_phase(profile, name) for name in "abc"]
-    found = list(disk_space.find_lack_of_space(profile, phases))
-    assert len(found) == bool(words) and all(words in one.what for one in found)
+    problems = list(disk_space.find_lack_of_space(profile, phases))
+    assert len(problems) == bool(words) and all(words in problem.what for problem in problems)
     need = disk_space.estimate_need(profile, phases)
     assert need.bytes == disk_space.LEAST_BYTES + 14 * 2**30 and "a 14 GiB" in need.words
     assert "b 10 GiB" not in need.words  # one job at a time

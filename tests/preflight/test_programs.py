@@ -24,10 +24,10 @@ def problems(folder: Path, gpu: str, **args: Any) -> list[Problem]:
 @pytest.mark.parametrize("args", [{"bf16": True}, {"precision": "bf16-mixed"}])
 def test_bf16_on_hardware_without_it_is_refused(tmp_path: Path, args: dict[str, Any]) -> None:
     """The problem has the argument and the line of the hardware."""
-    (found,) = problems(tmp_path, "Tesla V100-SXM2-32GB", **args)
+    (problem,) = problems(tmp_path, "Tesla V100-SXM2-32GB", **args)
     ((name, value),) = args.items()
-    assert f"{name}={value}" in found.what and ".yaml:" in found.what
-    assert "compute capability 7.0, and bf16 needs 8.0" in found.what
+    assert f"{name}={value}" in problem.what and ".yaml:" in problem.what
+    assert "compute capability 7.0, and bf16 needs 8.0" in problem.what
 
 
 def test_other_precisions_are_accepted(tmp_path: Path) -> None:
@@ -46,12 +46,14 @@ def test_launchers_that_need_ssh_are_refused(tmp_path: Path) -> None:
         setup=["module load x", "A=1 deepspeed --hostfile h train.py  # start"],
     )
     args = {"hostfile": "/h", "launcher": "pdsh"}
-    found = list(launchers.find_launchers(profile, [make_phase(profile, script=script, args=args)]))
-    assert len(found) == 5
-    assert "`python` is the launcher `mpirun`" in found[0].what
-    assert found[1].where == profile.where("setup", 1)
-    assert "hostfile=/h" in found[2].what and "launcher=pdsh" in found[3].what
-    assert found[4].where == f"{script}:3" and "srun" in found[4].expected
+    found_problems = list(
+        launchers.find_launchers(profile, [make_phase(profile, script=script, args=args)])
+    )
+    assert len(found_problems) == 5
+    assert "`python` is the launcher `mpirun`" in found_problems[0].what
+    assert found_problems[1].where == profile.where("setup", 1)
+    assert "hostfile=/h" in found_problems[2].what and "launcher=pdsh" in found_problems[3].what
+    assert found_problems[4].where == f"{script}:3" and "srun" in found_problems[4].expected
 
 
 def test_deepspeed_with_hosts_is_refused(tmp_path: Path) -> None:
@@ -117,15 +119,15 @@ def test_paths_under_node_local_are_refused(tmp_path: Path) -> None:
     )
     args = {"output_dir": "/scratch-local/x", "cache_dir": "/scratch-local/hf"}
     args["deepspeed_config"] = "/scratch-local/ds.json"
-    two, one = (make_phase(profile, args=args, nodes=nodes) for nodes in (2, 1))
-    first, second, third = shared_paths.find_node_local(profile, [two, one])
+    two, single = (make_phase(profile, args=args, nodes=nodes) for nodes in (2, 1))
+    first, second, third = shared_paths.find_node_local(profile, [two, single])
     assert "the interpreter of the nodes" in first.what and first.where == profile.where("python")
     assert "output_dir=/scratch-local/x" in second.what
     assert "deepspeed_config=/scratch-local/ds.json" in third.what
     plain = make_profile(
         tmp_path, backend="slurm", node_local=["/scratch-local"], python="python3 -X dev"
     )
-    assert list(shared_paths.find_node_local(plain, [one])) == []
+    assert list(shared_paths.find_node_local(plain, [single])) == []
 
 
 def test_shipped_suite_has_no_problem() -> None:

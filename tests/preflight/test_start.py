@@ -138,7 +138,7 @@ def test_failing_question_hides_no_usage_error(
     """The failure will appear again when the phases are submitted."""
     monkeypatch.setenv("PATH", refusing["PATH"])
 
-    def broken(*given: object) -> object:
+    def broken(*arguments: object) -> object:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(slurm_check.SlurmCheck, "__call__", broken)
@@ -169,7 +169,7 @@ def test_phases_that_cannot_run_are_not_submitted(
     finding = Finding(identity, "too few", "fewer", evidence=evidence, hosts=("n1",))
 
     def ask(phases: Iterable[Phase], run: RunDir) -> Checked:
-        assert [one.name for one in phases] == ["a", "b"] and not backend.calls
+        assert [phase.name for phase in phases] == ["a", "b"] and not backend.calls
         return Checked({"a": [finding]}, {"b": 7.0}, ("look at n1",))
 
     run = RunDir(tmp_path / "run1")
@@ -184,7 +184,7 @@ def test_phases_that_cannot_run_are_not_submitted(
     assert result["findings"][0]["id"] == identity and result["findings"][0]["hosts"] == ["n1"]
     session.close()
     assert [name for (name,) in backend.named("submit")] in ([], ["b"])
-    assert ("preflight", "look at n1") in [(one.phase, one.text) for one in progress]
-    events = [one["event"] for one in read_events(run.journal).records]
+    assert ("preflight", "look at n1") in [(change.phase, change.text) for change in progress]
+    events = [record["event"] for record in read_events(run.journal).records]
     assert events[:2] == ["refused", "ended"]
     assert (read_json(run.phase("b").result) or {})["estimated_start"] == 7.0

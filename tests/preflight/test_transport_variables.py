@@ -185,8 +185,8 @@ def test_excluded_devices_contradict_hca(
     tmp_path: Path, value: str, hca: str, excluded: bool
 ) -> None:
     """NCCL_IB_HCA contradicts a pattern if no device that it selects could match."""
-    found = problems(tmp_path, {"NCCL_IB_HCA": value}, 2, hca=hca)
-    assert bool(found) is excluded
+    contradictions = problems(tmp_path, {"NCCL_IB_HCA": value}, 2, hca=hca)
+    assert bool(contradictions) is excluded
 
 
 def test_one_rank_per_node_has_no_peer_inside(tmp_path: Path) -> None:
@@ -222,5 +222,5 @@ def test_cluster_set_is_checked(tmp_path: Path) -> None:
     profile = gpu_profile(tmp_path, expect={"small": {"inter_node": ["NET/IB*"]}})
     settings = [parse_setting("small.env.NCCL_IB_DISABLE=1")]
     phase = make_phase(profile, settings=settings, nodes=2, gpus_per_node=2)
-    (one,) = environment.find_contradictory_settings(phase, profile)
-    assert one.where == "--cluster-set"
+    (problem,) = environment.find_contradictory_settings(phase, profile)
+    assert problem.where == "--cluster-set"

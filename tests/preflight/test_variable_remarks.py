@@ -41,8 +41,8 @@ def test_variables_of_the_shell_are_reported(tmp_path: Path) -> None:
         "NCCL_TIMEOUT": "600",
         "PATH": "/bin",
     }
-    found = environment.remark_on_plan(make_phase(profile), profile, shell)
-    assert [str(one) for one in found] == [
+    remarks = environment.remark_on_plan(make_phase(profile), profile, shell)
+    assert [str(remark) for remark in remarks] == [
         "warning: this shell: NCCL_FOO=1 reaches the nodes unless `setup` unsets it, but the "
         "profile does not set it; `env.common.unset: [NCCL_FOO]` keeps it out",
         f"warning: this shell: NCCL_FOO {CHECKED}; a plugin or another version may read it",
@@ -55,8 +55,8 @@ def test_variables_of_the_launcher_do_not_leak(tmp_path: Path) -> None:
     """Variables that the launcher sets, or that ranks never inherit, are not reported as leaks."""
     shell = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/tmp/x", "NCCL_DEBUG_SUBSYS": "COLL"}
     assert remarks_of(tmp_path, shell=shell) == []
-    (one,) = remarks_of(tmp_path, shell={"NCCL_HOSTID": "x"}, backend="slurm")
-    assert one.name == "NCCL_HOSTID" and remarks_of(tmp_path, shell={"NCCL_HOSTID": "x"}) == []
+    (remark,) = remarks_of(tmp_path, shell={"NCCL_HOSTID": "x"}, backend="slurm")
+    assert remark.name == "NCCL_HOSTID" and remarks_of(tmp_path, shell={"NCCL_HOSTID": "x"}) == []
 
 
 def test_list_of_launcher_variables_is_complete(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_list_of_launcher_variables_is_complete(tmp_path: Path) -> None:
 def test_leak_that_contradicts_is_a_warning(tmp_path: Path) -> None:
     """A setup line may still unset it, so it is not a usage error."""
     expect = {"small": {"intra_node": ["P2P/*"]}}
-    found = remarks_of(tmp_path, shell={"NCCL_P2P_DISABLE": "1"}, expect=expect)
-    leak, contradiction = found
+    remarks = remarks_of(tmp_path, shell={"NCCL_P2P_DISABLE": "1"}, expect=expect)
+    leak, contradiction = remarks
     assert leak.severity == contradiction.severity == "warning"
     assert contradiction.text.startswith(
         "NCCL_P2P_DISABLE=1 rules out everything that is expected: P2P/* inside a node ("
@@ -81,15 +81,15 @@ def test_leak_that_contradicts_is_a_warning(tmp_path: Path) -> None:
 
 def test_leak_and_profile_contradict_together(tmp_path: Path) -> None:
     """Only together do they rule out what is expected: the remark names both variables."""
-    found = remarks_of(
+    remarks = remarks_of(
         tmp_path,
         {"NCCL_SHM_DISABLE": "1"},
         {"NCCL_P2P_DISABLE": "1"},
         expect={"small": {"intra_node": ["P2P/*", "SHM*"]}},
     )
-    (one,) = [one for one in found if "expected" in one.text]
-    assert (one.name, one.source) == ("NCCL_P2P_DISABLE", "this shell")
-    assert one.text.startswith(
+    (remark,) = [remark for remark in remarks if "expected" in remark.text]
+    assert (remark.name, remark.source) == ("NCCL_P2P_DISABLE", "this shell")
+    assert remark.text.startswith(
         "NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 rule out everything that "
     )
 
@@ -97,8 +97,8 @@ def test_leak_and_profile_contradict_together(tmp_path: Path) -> None:
 def test_nccl_variables_on_cpu_are_notes(tmp_path: Path) -> None:
     """On CPUs, a leaked variable of NCCL has no effect; one of gloo has."""
     shell = {"NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-    found = remarks_of(tmp_path, shell=shell, hardware=CPU)
-    assert {one.name: one.severity for one in found} == {
+    remarks = remarks_of(tmp_path, shell=shell, hardware=CPU)
+    assert {remark.name: remark.severity for remark in remarks} == {
         "NCCL_IB_DISABLE": "note",
         "GLOO_SOCKET_IFNAME": "warning",
     }
@@ -106,9 +106,9 @@ def test_nccl_variables_on_cpu_are_notes(tmp_path: Path) -> None:
 
 def test_hostile_value_is_sanitised_and_cut(tmp_path: Path) -> None:
     """Control characters are replaced, and only the start of a long value is shown."""
-    (one,) = remarks_of(tmp_path, shell={"NCCL_ALGO": "\x1b[31m" + "x" * 500})
-    assert one.text.startswith("NCCL_ALGO=\ufffd[31mxxx") and "..." in one.text
-    assert len(one.text) < 250 and "\x1b" not in one.text
+    (remark,) = remarks_of(tmp_path, shell={"NCCL_ALGO": "\x1b[31m" + "x" * 500})
+    assert remark.text.startswith("NCCL_ALGO=\ufffd[31mxxx") and "..." in remark.text
+    assert len(remark.text) < 250 and "\x1b" not in remark.text
 
 
 @pytest.mark.parametrize(
@@ -138,21 +138,19 @@ def test_shipped_profiles_have_only_known_notes(
 ) -> None:
     """Variables that the documents set but nothing reads give notes; there is no contradiction."""
     profile = load(REPOSITORY / "cluster.yaml", {"USER": "me"}).profile(cluster)
-    found = set()
+    notes = set()
     for name, settings in profile.phases.items():
         assert settings.nodes is not None or cluster in ("local", "lab")
         phase = make_phase(profile, name, gpus_per_node=2)
         assert environment.find_contradictory_settings(phase, profile) == []
-        for one in environment.remark_on_plan(phase, profile, {}):
-            assert one.severity == "note"
-            found.add((one.name, name))
+        for remark in environment.remark_on_plan(phase, profile, {}):
+            assert remark.severity == "note"
+            notes.add((remark.name, name))
     known = set(profile.phases)
-    assert found == {pair for pair in expected if pair[1] in known}
+    assert notes == {pair for pair in expected if pair[1] in known}
 
 
-def test_the_dry_run_of_gilbreth_shows_a_leak(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_of_gilbreth_shows_a_leak(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """`pytest --cluster gilbreth --cluster-dry-run` reports what the shell would pass on."""
     monkeypatch.setenv("USER", "somebody")
     monkeypatch.setenv("NCCL_FOO", "1")
@@ -219,7 +217,10 @@ def test_run_shows_each_remark_once_and_keeps_its_verdict(
     (submitted,) = lines_with(result, "one: submitted as job")
     assert result.outlines.index(first) < result.outlines.index(submitted)
     for phase in suite.record()["phases"]:
-        remarks = {(each["name"], each["severity"], each["source"]) for each in phase["remarks"]}
+        remarks = {
+            (remark_record["name"], remark_record["severity"], remark_record["source"])
+            for remark_record in phase["remarks"]
+        }
         assert remarks == {
             ("NCCL_FOO", "note", "this shell"),
             ("GLOO_FOO", "warning", "this shell"),

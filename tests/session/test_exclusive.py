@@ -26,17 +26,17 @@ WORDS = ("--cluster-exclusive",)
 
 def refusal(suite: Suite, *words: str) -> str:
     """The error line of a refused run, which leaves no run and no report."""
-    reports, runs = suite.published(), kept(suite)
+    reports, runs = suite.published(), list_runs(suite)
     result = suite.run_apart(*WORDS, *words)
     output = result.stdout.str() + result.stderr.str()
     assert result.ret == pytest.ExitCode.USAGE_ERROR, output
     assert "Traceback" not in output and "INTERNALERROR" not in output, output
-    assert suite.published() == reports and kept(suite) == runs
+    assert suite.published() == reports and list_runs(suite) == runs
     (line,) = [line for line in output.splitlines() if "--cluster-exclusive" in line]
     return line
 
 
-def kept(suite: Suite) -> list[Path]:
+def list_runs(suite: Suite) -> list[Path]:
     """The runs in the shared directory, without the lock file."""
     return [path for path in suite.runs() if not path.name.startswith(".")]
 
@@ -59,7 +59,7 @@ def test_second_run_is_refused_with_the_holder(suite: Suite, words: tuple[str, .
     the lock at its end. Under xdist only the controller takes it."""
     with holder(suite, *words) as first:
         line = refusal(suite)
-        (run,) = kept(suite)
+        (run,) = list_runs(suite)
         assert re.search(
             rf"--cluster-exclusive: one is in use: held by run {run.name} since "
             rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{{4}} "
@@ -178,10 +178,10 @@ def test_clusters_in_one_directory_do_not_share_a_lock(tmp_path: Path) -> None:
     """The lock is per cluster, not per directory."""
     process = locked_by(cluster_lock_path(tmp_path, "one"), "{}")
     try:
-        held = lock_cluster(tmp_path, "two", "mine")
+        lock = lock_cluster(tmp_path, "two", "mine")
         assert "mine" in cluster_lock_path(tmp_path, "two").read_text()
         assert cluster_lock_path(tmp_path, "one").read_text() == "{}"
-        held.release()
+        lock.release()
     finally:
         process.communicate("")
 
@@ -190,11 +190,11 @@ def test_path_that_cannot_be_locked_is_refused(tmp_path: Path) -> None:
     """A link, and a directory that cannot be created: the error has the reason."""
     cluster_lock_path(tmp_path, "link").symlink_to(tmp_path / "elsewhere")
     tmp_path.joinpath("file").touch()
-    wanted = {
+    expected = {
         (tmp_path, "link"): "cannot be taken (Too many levels of symbolic links)",
         (tmp_path / "file" / "runs", "one"): "cannot be taken (Not a directory)",
     }
-    for (directory, cluster), why in wanted.items():
+    for (directory, cluster), why in expected.items():
         with pytest.raises(UsageProblems) as refused:
             lock_cluster(directory, cluster, "mine")
         (problem,) = refused.value.problems

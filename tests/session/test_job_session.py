@@ -105,9 +105,9 @@ def test_all_phases_are_submitted_before_any_result(run: Run) -> None:
     for name in ("c", "a", "b"):
         run.passes(name)
         session.wait(name, ignore)
-    assert {name: one.outcome for name, one in session.outcomes.items()} == dict.fromkeys(
-        "abc", "passed"
-    )
+    assert {
+        name: judgement.outcome for name, judgement in session.outcomes.items()
+    } == dict.fromkeys("abc", "passed")
 
 
 def test_intent_is_journalled_before_submission(run: Run) -> None:
@@ -204,8 +204,8 @@ def test_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
     run.backend.jobs["a"] = JobState("ended", "COMPLETED")
-    asked = len(run.backend.calls)
-    until(lambda: len(run.backend.calls) > asked)
+    calls = len(run.backend.calls)
+    until(lambda: len(run.backend.calls) > calls)
     run.passes("a")
     session.wait("a", ignore)
     assert run.result("a")["outcome"] == "passed"
@@ -221,7 +221,7 @@ def test_interruption_cancels_all_jobs_in_one_call(run: Run) -> None:
     session.cancel()
     session.close()
     assert run.backend.named("cancel") == [("b", "c", "d")]
-    outcomes = {name: one.outcome for name, one in session.outcomes.items()}
+    outcomes = {name: judgement.outcome for name, judgement in session.outcomes.items()}
     assert outcomes == {"a": "passed", "b": "cancelled", "c": "cancelled", "d": "cancelled"}
 
 
@@ -230,17 +230,17 @@ def test_interruption_does_not_wait_for_a_slow_scheduler(
 ) -> None:
     """The jobs are cancelled while the watch thread waits for an answer."""
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
-    asked, answer = threading.Event(), threading.Event()
+    called, answer = threading.Event(), threading.Event()
 
     def slow(job_ids: object) -> dict[str, JobState]:
-        asked.set()
+        called.set()
         answer.wait(WITHIN_S)
         return {}
 
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
     monkeypatch.setattr(run.backend, "states", slow)
-    assert asked.wait(WITHIN_S)
+    assert called.wait(WITHIN_S)
     session.cancel()
     until(lambda: run.backend.named("cancel"))
     assert session.close() == [] and run.backend.named("cancel") == [("a",)]
@@ -252,17 +252,17 @@ def test_interruption_does_not_wait_for_a_slow_cancellation(
 ) -> None:
     """If scancel does not answer, the run ends in time; the command continues alone."""
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
-    asked, answer = threading.Event(), threading.Event()
+    called, answer = threading.Event(), threading.Event()
 
     def slow(job_ids: object) -> bool:
-        asked.set()
+        called.set()
         return answer.wait(WITHIN_S)
 
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
     monkeypatch.setattr(run.backend, "cancel", slow)
     session.cancel()
-    assert asked.wait(WITHIN_S)
+    assert called.wait(WITHIN_S)
     began = time.monotonic()
     assert session.close() == []
     assert time.monotonic() - began < WITHIN_S / 2
@@ -274,16 +274,16 @@ def test_unanswered_submission_is_cancelled_by_name(
 ) -> None:
     """An interruption while sbatch hangs cancels the job by name, and returns the phase."""
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
-    asked, answer = threading.Event(), threading.Event()
+    called, answer = threading.Event(), threading.Event()
 
     def slow(phase: Phase, directory: PhaseDir) -> str:
-        asked.set()
+        called.set()
         answer.wait(WITHIN_S)
         return "a"
 
     monkeypatch.setattr(run.backend, "submit", slow)
     session = run.start("a")
-    assert asked.wait(WITHIN_S)
+    assert called.wait(WITHIN_S)
     session.cancel()
     assert session.close() == ["a"]
     assert run.backend.named("cancel_named") == [("a",)]

@@ -17,7 +17,7 @@ FLAT = ("--cluster-prove", "-k", "loss-flat")
 
 
 def flat(suite: Suite, *flags: str) -> None:
-    """A phase in which `loss-flat` can be staged; its program has these flags."""
+    """Add a phase in which `loss-flat` can be staged; its program gets these flags."""
     args = {"steps": 3, **dict.fromkeys(flags, True)}
     suite.phase(base="Trained", script=str(STAGED), args=args)
 
@@ -48,11 +48,11 @@ def test_every_record_of_a_proof_is_marked(suite: Suite) -> None:
         assert (read_json(folder / "spec.json") or {})["fault"]["name"] == fault
         assert (read_json(folder / "result.json") or {})["fault"] == fault
     journal = list(read_events(run / "journal.jsonl").named("intent"))
-    assert {one["phase"]: one["fault"] for one in journal} == phases
+    assert {event["phase"]: event["fault"] for event in journal} == phases
     assert not (suite.reports / "latest").is_symlink()
     report = json.loads((suite.reports / "latest-proof" / "report.json").read_text())
     assert report["verdict"] == "PROVEN" and report["proof"]["proven"] == ["loss-flat"]
-    assert {one["phase"]: one["fault"] for one in report["phases"]} == phases
+    assert {phase["phase"]: phase["fault"] for phase in report["phases"]} == phases
     cases = properties(suite.reports / "latest-proof" / "junit.xml")
     (case,) = cases.values()
     assert (case["fault"], case["gate"], case["base_phase"]) == ("loss-flat", "proven", "small")
@@ -79,7 +79,7 @@ def test_red_criterion_without_a_staged_fault_proves_nothing(suite: Suite) -> No
 
 
 def test_unexpected_red_criterion_is_named(suite: Suite) -> None:
-    """Damage beyond the staged fault is reported with the criterion that shows it."""
+    """Damage beyond the staged fault is reported, with the criterion that shows it."""
     flat(suite, "harm")
     result = suite.run(*FLAT)
     assert result.ret == 1
@@ -116,7 +116,7 @@ def test_inherited_fault_variable_reaches_no_rank(
     monkeypatch.setenv("CLUSTERSMOKE_FAULT", "loss-flat")
     block = {"PYTHONPATH": str(Path(STAGED).parents[2] / "fakes" / "torchrun"), suite.marker: "1"}
     suite.cluster(env={"common": {"set": {**block, "CLUSTERSMOKE_FAULT": "loss-flat"}}})
-    body = "def test_told(self, phase):\n    assert phase.fact('said') == \"told ''\""
+    body = "def test_variable(self, phase):\n    assert phase.fact('said') == \"fault ''\""
     suite.phase(body=body, script=str(STAGED), args={"steps": 3})
     result = suite.run()
     assert result.ret == 0, result.stdout.str()

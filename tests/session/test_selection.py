@@ -41,7 +41,7 @@ def test_criterion_of_takes_the_name_from_a_node_id(nodeid: str, name: str) -> N
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
 @pytest.mark.parametrize(
-    ("words", "said", "selection"),
+    ("words", "sentence", "selection"),
     [
         (
             ("-k", "small and test_good"),
@@ -70,17 +70,17 @@ def test_criterion_of_takes_the_name_from_a_node_id(nodeid: str, name: str) -> N
     ],
 )
 def test_verdict_names_the_selected_part(
-    suite: Suite, words: tuple[str, ...], said: str, selection: str, workers: tuple[str, ...]
+    suite: Suite, words: tuple[str, ...], sentence: str, selection: str, workers: tuple[str, ...]
 ) -> None:
     """It does not count as a run of the whole cluster in metrics and history."""
     suite.phase(body=BODY)
     run = suite.run_apart if workers else suite.run
     result = run(*words, *workers)
-    assert result.outlines[-1] == said
+    assert result.outlines[-1] == sentence
     record = suite.record()
-    assert record["sentence"] == said and record["selection"] == selection
+    assert record["sentence"] == sentence and record["selection"] == selection
     (phase,) = record["phases"]
-    assert phase["all_criteria"] is ("criteria" not in said)
+    assert phase["all_criteria"] is ("criteria" not in sentence)
     assert (suite.reports / "metrics-one.prom").exists() is (selection == "")
 
 
@@ -109,23 +109,23 @@ def test_run_of_last_failures_is_not_the_whole_phase(suite: Suite, word: str, na
     path = suite.phase(body=BODY)
     assert suite.run_apart(*cached).ret != 0
     path.write_text(path.read_text().replace("not phase.ranks_done", "phase.ranks_done"))
-    said = suite.run_apart(*cached).outlines[-1]
-    assert said == f"FIT for {named}: 1 of 1 phases passed, 1 of 5 criteria reported"
+    sentence = suite.run_apart(*cached).outlines[-1]
+    assert sentence == f"FIT for {named}: 1 of 1 phases passed, 1 of 5 criteria reported"
     assert suite.run_apart(*cached).outlines[-1] == "FIT: 1 of 1 phases passed"
 
 
 def test_criteria_of_a_nested_class_count_for_the_phase(suite: Suite) -> None:
-    """With node ids alone their number is unknown."""
+    """If node ids select a part of it, the number of its criteria is unknown."""
     inner = "class TestInner:\n    def test_{}(self, phase): pass\n    def test_d(self): pass\n"
     suite.phase(body=inner.format("c") + "def test_a(self, phase): pass\n")
     assert suite.run().outlines[-1] == "FIT: 1 of 1 phases passed"
-    one = "test_small.py::TestSmall::TestInner::test_c"
+    node_id = "test_small.py::TestSmall::TestInner::test_c"
     assert (
-        suite.run(one).outlines[-1]
-        == f"FIT for {one}: 1 of 1 phases passed, 1 of 3 criteria reported"
+        suite.run(node_id).outlines[-1]
+        == f"FIT for {node_id}: 1 of 1 phases passed, 1 of 3 criteria reported"
     )
-    told = suite.run("-k", "test_c").outlines[-1]
-    assert told == "FIT for test_c: 1 of 1 phases passed, 1 of 3 criteria reported"
+    sentence = suite.run("-k", "test_c").outlines[-1]
+    assert sentence == "FIT for test_c: 1 of 1 phases passed, 1 of 3 criteria reported"
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
@@ -139,8 +139,8 @@ def test_verdict_names_changed_settings(suite: Suite, workers: tuple[str, ...]) 
     assert suite.record()["selection"] == f"all {how}"
     assert [path.name for path in textfiles(suite)] == []
     if not workers:
-        said = suite.run(*sets, "-m", "singlegpu").outlines[-1]
-        assert said == f"FIT for singlegpu {how}: 1 of 1 phases passed"
+        sentence = suite.run(*sets, "-m", "singlegpu").outlines[-1]
+        assert sentence == f"FIT for singlegpu {how}: 1 of 1 phases passed"
 
 
 def textfiles(suite: Suite) -> list[Path]:

@@ -16,7 +16,7 @@ def test_plain(record_property):
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
 def test_property_of_a_phase_makes_no_criterion(suite: Suite, workers: tuple[str, ...]) -> None:
-    """Any test can write properties: this one fails the run, and judges nothing."""
+    """Any test can write properties: this one fails the run and judges nothing."""
     suite.phase()
     suite.path.joinpath("test_plain.py").write_text(CLAIMS.format(0))
     result = suite.run_apart(*workers)
@@ -116,7 +116,7 @@ def test_job_is_cancelled_if_its_submission_cannot_be_journalled(suite: Suite) -
     suite.phase(args={"wait_for": str(suite.path / "never")})
     result = suite.run_apart()
     assert result.ret == 3
-    (ended,) = (one["jobs"] for one in suite.journal() if one["event"] == "cancelled")
+    (ended,) = (event["jobs"] for event in suite.journal() if event["event"] == "cancelled")
     assert len(ended) == 1
 
 

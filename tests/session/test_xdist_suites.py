@@ -26,8 +26,8 @@ def three(suite: Suite) -> Suite:
 
 
 def cases(suite: Suite) -> dict[str, dict[str, str | None]]:
-    found = properties(suite.report / "junit.xml")
-    return {name: {key: one.get(key) for key in SAME} for name, one in found.items()}
+    by_case = properties(suite.report / "junit.xml")
+    return {name: {key: values.get(key) for key in SAME} for name, values in by_case.items()}
 
 
 def test_run_with_workers_gives_the_same_results(three: Suite) -> None:
@@ -39,7 +39,7 @@ def test_run_with_workers_gives_the_same_results(three: Suite) -> None:
     assert spread.ret == alone.ret == 1
     assert spread.outlines[-1] == alone.outlines[-1] == verdict
     assert verdict == "UNFIT: 1 of 3 phases failed (bad: failed)"
-    submitted = [one["phase"] for one in three.journal() if one["event"] == "submitted"]
+    submitted = [event["phase"] for event in three.journal() if event["event"] == "submitted"]
     assert sorted(submitted) == ["bad", "good", "wide"]
     assert [path.name for path in three.shared.glob(".*")] == []
 
@@ -90,9 +90,9 @@ def test_interruption_leaves_nothing(
         begun = time.monotonic()
         running.interrupt(signum)
         outcome = running.wait(30)
-        took = time.monotonic() - begun
+        seconds = time.monotonic() - begun
     assert outcome.ret == 2, outcome.output
-    assert took < 5 * LOADED, outcome.output
+    assert seconds < 5 * LOADED, outcome.output
     wait_for("the end of the run's processes", lambda: not leftovers[1](), 5)
     assert outcome.phase("small")["outcome"] == "cancelled"
     assert outcome.outlines[-1].startswith(

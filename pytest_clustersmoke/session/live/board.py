@@ -31,8 +31,8 @@ class PhaseState:
     """A phase as it is now.
 
     `state` is waiting (to be submitted), pending, running, ending (the scheduler says that the job
-    has ended, the nodes' results are missing) or done. `detail` is why a pending job waits, or the
-    nodes of a running one. `submitted`, `started` and `estimated_start` are Unix seconds.
+    has ended, but the nodes' results are missing) or done. `detail` is why a pending job waits, or
+    the nodes of a running one. `submitted`, `started` and `estimated_start` are Unix seconds.
     """
 
     phase: str

@@ -1,7 +1,7 @@
 """The progress of a running phase, from the events of its rank 0.
 
-The files are hostile text on a file system that may be slow: only regular files are read, one at a
-time, and at most READ_BYTES per read.
+The files are untrusted text on a file system that may be slow: only regular files are read, one at
+a time, and at most READ_BYTES per read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_STAGE = 40
 class Mark:
     """The progress of a rank: its stage, and its steps once it trains.
 
-    `loss` may be nan or infinite, which its user must see.
+    `loss` may be nan or infinite, which users must see.
     """
 
     stage: str = ""

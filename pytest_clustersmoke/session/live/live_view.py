@@ -1,6 +1,6 @@
 """Shows a run while pytest waits for it: as a live view on a terminal, as lines elsewhere.
 
-Showing must never fail a run: an error is reported once, and lines take the view's place.
+An error here must never fail the run: it is reported once, and lines take the view's place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .screen import Screen
 if TYPE_CHECKING:
     from ..job_session import Session
 
-# Lines of these are printed even if a view shows everything else.
+# Lines of these phases are printed even while the view shows everything else.
 ALWAYS = {"preflight"}
 # Rows of the terminal that the view leaves free: pytest's own line and a spare one.
 FREE_ROWS = 2
@@ -196,11 +196,11 @@ class ShowingQueue:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._waiting():
             while True:
-                left = TICK_S if deadline is None else deadline - time.monotonic()
+                seconds = TICK_S if deadline is None else deadline - time.monotonic()
                 try:
-                    return self._events.get(timeout=max(0.0, min(TICK_S, left)))
+                    return self._events.get(timeout=max(0.0, min(TICK_S, seconds)))
                 except queue.Empty:
-                    if left <= TICK_S and deadline is not None:
+                    if seconds <= TICK_S and deadline is not None:
                         raise
                 self._tick()
 

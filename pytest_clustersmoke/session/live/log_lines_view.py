@@ -1,4 +1,4 @@
-"""The progress of running phases as lines for a log: few, since a log keeps them all."""
+"""The progress of running phases as lines for a log; few of them, since a log keeps every line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from .board import RUNNING, PhaseState
 from .event_tail import Mark
 
-# A line at each quarter of the steps, but not within CALM_S of the last one; and one a minute.
+# A line at each quarter of the steps, unless the last line is less than CALM_S old, and at least
+# one a minute.
 PARTS, CALM_S, AT_LEAST_S = 4, 5.0, 60.0
 # A stage that lasts this long gets a line.
 LONG_STAGE_S = 10.0

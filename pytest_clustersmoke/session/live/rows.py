@@ -1,5 +1,5 @@
-"""The rows of the live view: a head with counts, then a row per phase. The last row counts the
-phases that do not fit. Pure functions of states, progress marks and a clock."""
+"""The rows of the live view: a head with counts, then a row per phase; the last row counts the
+phases that do not fit. All functions are pure: states, progress marks and the time go in."""
 
 from __future__ import annotations
 

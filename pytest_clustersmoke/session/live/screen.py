@@ -1,10 +1,10 @@
 """Draws rows on a terminal below the cursor, and leaves the cursor where it was, so that pytest
 continues to write there as if nothing had been drawn.
 
-rich's Live keeps the cursor below its rows, and moves up by the number of rows to erase them: after
-a resize those are other rows. With the cursor above, everything below it is ours, however the
-terminal reflows it, and "erase to the end of the screen" removes it all. The cursor is never
-hidden, so a kill leaves nothing to repair.
+rich's Live keeps the cursor below its rows, and moves it up by their number to erase them; after a
+resize the terminal has reflowed them, and that number is wrong. With the cursor above the rows,
+everything below it is ours, and "erase to the end of the screen" removes it, however it was
+reflowed. The cursor is never hidden, so that a kill leaves nothing to repair.
 """
 
 from __future__ import annotations

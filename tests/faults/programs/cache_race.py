@@ -31,14 +31,14 @@ def tokenise(rank: Rank) -> Any:
 
     def encode(row: dict[str, str]) -> dict[str, list[int]]:
         if not rank.is_main and row["text"] == "three":
-            rank.barrier()  # its temporary file lies there
-            rank.barrier()  # and does so no more
+            rank.barrier()  # this rank's temporary file is in the cache
+            rank.barrier()  # rank 0 has removed it
         return {"tokens": list(row["text"].encode())}
 
-    found = rows.map(encode, cache_file_name=str(cache / "tokenised.arrow"))
+    encoded = rows.map(encode, cache_file_name=str(cache / "tokenised.arrow"))
     if rank.is_main:
         rank.barrier()
-    return found
+    return encoded
 
 
 def main() -> None:

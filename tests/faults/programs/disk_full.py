@@ -20,8 +20,8 @@ MOUNT = f'mount -t tmpfs -o size={SIZE} none "$0" && exec "$@"'
 UNSHARE = ["unshare", "--mount", "--map-root-user"]
 
 
-def onto_a_small_disk(output: str) -> None:
-    """Restart where `output` is a small file system, if one can be mounted."""
+def restart_on_small_disk(output: str) -> None:
+    """Restart this program with a small file system at `output`, if one can be mounted."""
     if INSIDE in os.environ:
         return
     try:
@@ -55,5 +55,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     if os.environ["RANK"] == "0":
-        onto_a_small_disk(f"{os.environ['CLUSTERSMOKE_PHASE_DIR']}/output")
+        restart_on_small_disk(f"{os.environ['CLUSTERSMOKE_PHASE_DIR']}/output")
     main()

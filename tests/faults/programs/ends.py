@@ -50,9 +50,9 @@ ENDS: dict[str, Callable[[], object]] = {
 class Ending:
     """Stage the fault, if this is its rank and its moment."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self.how, self.when, self.at_step = given.how, given.when, given.at_step
-        self.here = int(os.environ["RANK"]) == given.at_rank
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.how, self.when, self.at_step = args.how, args.when, args.at_step
+        self.here = int(os.environ["RANK"]) == args.at_rank
 
     def come(self, when: str, step: int = 0) -> None:
         if self.here and self.when == when and step == self.at_step * (when == "step"):
@@ -100,8 +100,8 @@ def main() -> None:
     parser.add_argument("--at-rank", type=int, required=True)
     parser.add_argument("--at-step", type=int, default=3)
     parser.add_argument("--when", choices=("init", "model", "step", "collective"), default="step")
-    given, rest = parser.parse_known_args()
-    ending = Ending(given)
+    args, rest = parser.parse_known_args()
+    ending = Ending(args)
     whole_steps, whole_model, whole_init = (
         Rank.steps,
         train_mlp.build_model,

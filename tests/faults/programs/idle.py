@@ -26,15 +26,15 @@ _kept: list[IO[str]] = []  # open as long as the process lives
 def numbers() -> dict[str, int]:
     """The variables of torchrun and of the launcher, under their names in a rank's `start`."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    found = {name.lower(): int(os.environ[name]) for name in names}
-    return found | {"node_rank": int(os.environ["CLUSTERSMOKE_NODE_RANK"])}
+    values = {name.lower(): int(os.environ[name]) for name in names}
+    return values | {"node_rank": int(os.environ["CLUSTERSMOKE_NODE_RANK"])}
 
 
 def begin() -> EventWriter:
     """Write the first event, for the watch, and prepare for dumps, as every rank does."""
     place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
-    who = numbers()
-    rank = who["rank"]
+    ids = numbers()
+    rank = ids["rank"]
     # What `Rank` writes when the launcher asks for dumps, or when torchrun ends it first: stacks,
     # but no collectives.
     stacks = place.rank_stack(rank).open("w")
@@ -47,7 +47,7 @@ def begin() -> EventWriter:
         "start",
         schema=SCHEMA,
         job=job_name(read_json(place.spec) or {}),
-        **who,
+        **ids,
         pid=os.getpid(),
         pid_started=start_s(os.getpid()),
         host=socket.gethostname(),
@@ -62,19 +62,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--die-rank", type=int)
-    given = parser.parse_args()
+    args = parser.parse_args()
     events, rank = begin(), int(os.environ["RANK"])
     events.write("stage", name="train", state="begin")
-    ends = time.monotonic() + given.seconds
+    ends = time.monotonic() + args.seconds
     step = 0
     while step == 0 or time.monotonic() < ends:
         step += 1
         events.write("step", step=step, steps=0)
-        if rank == given.die_rank and step == 3:
+        if rank == args.die_rank and step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(min(MARK_EVERY_S, given.seconds))
-    events.write("stage", name="train", state="end", seconds=given.seconds)
-    events.write("done", seconds=given.seconds)
+        time.sleep(min(MARK_EVERY_S, args.seconds))
+    events.write("stage", name="train", state="end", seconds=args.seconds)
+    events.write("done", seconds=args.seconds)
 
 
 if __name__ == "__main__":

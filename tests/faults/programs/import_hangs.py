@@ -25,8 +25,8 @@ def load_settings(at_rank: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--at-rank", type=int, required=True)
-    given = parser.parse_args()
-    load_settings(given.at_rank)
+    args = parser.parse_args()
+    load_settings(args.at_rank)
     with Rank.start():
         pass
 

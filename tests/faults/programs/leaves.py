@@ -1,4 +1,4 @@
-"""Rank 1 returns from its program at step 3, cleanly and with status 0; rank 0 trains on."""
+"""Rank 1 returns from its program at step 3, cleanly and with status 0; rank 0 keeps training."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ staging: Any = importlib.import_module("staging")
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with Rank.start(timeout_s=60) as rank:
-        for step in rank.steps(given.steps, samples_per_rank=1):
+        for step in rank.steps(args.steps, samples_per_rank=1):
             if rank.rank == 1 and step.index == 3:
                 staging.staged()
                 return

@@ -40,11 +40,11 @@ def main() -> None:
     parser.add_argument("--at-rank", type=int, required=True)
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--steps", type=int, default=8)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with Rank.start() as rank:
-        items = Items(given.steps, hangs=rank.rank == given.at_rank)
-        batches = iter(DataLoader(items, batch_size=1, num_workers=given.workers))
-        for step in rank.steps(given.steps, samples_per_rank=1):
+        items = Items(args.steps, hangs=rank.rank == args.at_rank)
+        batches = iter(DataLoader(items, batch_size=1, num_workers=args.workers))
+        for step in rank.steps(args.steps, samples_per_rank=1):
             loss = next(batches).sum()
             dist.all_reduce(loss)
             step.record(loss=loss)

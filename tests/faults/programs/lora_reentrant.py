@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 train_lora_sft: Any = importlib.import_module("train_lora_sft")
-transformers: Any = train_lora_sft.transformers  # while it loads it puts another in its place
+transformers: Any = train_lora_sft.transformers  # loading it replaces the module in sys.modules
 staging: Any = importlib.import_module("staging")
 
 
@@ -33,8 +33,8 @@ def compute_loss(trainer: Any, *words: Any, **named: Any) -> Any:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--fault", choices=("twice", "no-grad"))
-    given, sys.argv[1:] = parser.parse_known_args()
-    fault = given.fault
+    options, sys.argv[1:] = parser.parse_known_args()
+    fault = options.fault
     if fault == "no-grad":
         transformers.PreTrainedModel.enable_input_require_grads = lambda _: None
     whole = transformers.TrainingArguments

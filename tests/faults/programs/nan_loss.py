@@ -15,7 +15,7 @@ AT_RANK, AT_STEP = 1, 3
 
 
 class Spoilt:
-    """The teacher, with one bad number. Step 0 is also that of the gradient probe."""
+    """The teacher, with one bad number. The gradient probe also uses step 0."""
 
     where = "data"
     model: Any = None
@@ -57,9 +57,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--where", choices=("data", "gradient", "parameter"), default="data")
     parser.add_argument("--program", choices=("train_mlp", "train_zero"), default="train_mlp")
-    given, sys.argv[1:] = parser.parse_known_args()
-    Spoilt.where = given.where
-    program: Any = importlib.import_module(given.program)
+    options, sys.argv[1:] = parser.parse_known_args()
+    Spoilt.where = options.where
+    program: Any = importlib.import_module(options.program)
     whole_model = program.build_model
     program.build_model = spoilt_model
     program.Teacher = Spoilt

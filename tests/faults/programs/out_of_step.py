@@ -68,12 +68,12 @@ def main() -> None:
     parser.add_argument("--at-rank", type=int, required=True)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--timeout-s", type=float, default=120)
-    given = parser.parse_args()
-    with Rank.start(timeout_s=given.timeout_s) as rank:
-        for step in rank.steps(given.steps, samples_per_rank=1):
-            if step.index == AT_STEP and rank.rank == given.at_rank:
+    args = parser.parse_args()
+    with Rank.start(timeout_s=args.timeout_s) as rank:
+        for step in rank.steps(args.steps, samples_per_rank=1):
+            if step.index == AT_STEP and rank.rank == args.at_rank:
                 staging.staged()
-                out_of_step(given.how)
+                out_of_step(args.how)
             else:
                 in_step()
             step.record(loss=1.0)

@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     name = parser.parse_args().name
     records = yaml.safe_load((Path(__file__).parent / "recorded.yaml").read_text())
-    record = next(one for one in records if one["name"] == name)
+    record = next(record for record in records if record["name"] == name)
     events = idle.begin()
     events.write("stage", name="train", state="begin")
     events.write("step", step=1, steps=0)

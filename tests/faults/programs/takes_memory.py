@@ -19,15 +19,15 @@ PIECE_MIB = 16
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, required=True)
-    given = parser.parse_args()
+    args = parser.parse_args()
     events = idle.begin()
     events.write("stage", name="train", state="begin")
     events.write("step", step=1, steps=0)
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         staging.staged()
-        held = []
-        for piece in range(given.mib // PIECE_MIB):
-            held.append(b"x" * (PIECE_MIB * 2**20))
+        blocks = []
+        for piece in range(args.mib // PIECE_MIB):
+            blocks.append(b"x" * (PIECE_MIB * 2**20))
             # Show progress: near the limit the kernel takes its time for each page.
             events.write("step", step=2 + piece, steps=0)
     time.sleep(600)

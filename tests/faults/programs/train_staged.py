@@ -1,8 +1,8 @@
 """The fake rank program, which stages `loss-flat` and `rank-raised` where its spec names them.
 
 --deaf     stages nothing, whatever the spec names
---silent   stages the fault without writing so
---harm     also loses a metric, which this fault does not do
+--silent   stages the fault without recording it
+--harm     also loses a metric, which is not part of this fault
 --leak     stages `loss-flat` where the spec names no fault
 """
 
@@ -25,21 +25,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for flag in ("deaf", "silent", "harm", "leak"):
         parser.add_argument(f"--{flag}", action="store_true")
-    given, rest = parser.parse_known_args()
+    args, rest = parser.parse_known_args()
     phase = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
     rank = int(os.environ["RANK"])
     fault = json.loads(phase.spec.read_text()).get("fault", {"name": ""})["name"]
-    told = os.environ.get("CLUSTERSMOKE_FAULT", "")
-    rest += ["--say", f"told {told!r}"]
-    if given.leak:
+    variable = os.environ.get("CLUSTERSMOKE_FAULT", "")
+    rest += ["--say", f"fault {variable!r}"]
+    if args.leak:
         fault = "loss-flat"
-    if fault and fault != "nothing" and not given.deaf:
-        if not given.silent:
+    if fault and fault != "nothing" and not args.deaf:
+        if not args.silent:
             events = EventWriter(phase.rank_events(rank))
             events.write("staged", name=fault)
             events.close()
         rest += {"loss-flat": ["--loss", "rises"], "rank-raised": ["--fail"]}[fault]
-        rest += ["--rate", "nan"] if given.harm else []
+        rest += ["--rate", "nan"] if args.harm else []
     sys.argv[1:] = rest
     sys.path.insert(0, str(FAKE.parent))
     runpy.run_path(str(FAKE), run_name="__main__")

@@ -40,8 +40,8 @@ def save_badly(rank: Rank, save: Callable[[], object]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--fault", choices=("rank-0-only", "shard-cut", "shard-gone"))
-    given, sys.argv[1:] = parser.parse_known_args()
-    fault = given.fault
+    options, sys.argv[1:] = parser.parse_known_args()
+    fault = options.fault
     whole_save = Rank.save_checkpoint
     Rank.save_checkpoint = save_badly  # type: ignore[method-assign, assignment]
     train_zero.main()

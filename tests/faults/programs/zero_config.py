@@ -40,8 +40,8 @@ class InFp32:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--fault", choices=("no-optimizer", "batch", "fp32-input"))
-    given, sys.argv[1:] = parser.parse_known_args()
-    fault = given.fault
+    options, sys.argv[1:] = parser.parse_known_args()
+    fault = options.fault
     whole_config, whole_teacher = train_zero.deepspeed_config, train_zero.Teacher
     if fault == "fp32-input":
         train_zero.Teacher = InFp32

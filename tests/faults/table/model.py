@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Sizes that train in no time; the loss still falls by more than the criterion asks for.
+# Sizes that train within seconds; the loss still falls by more than the criterion requires.
 SMALL: Mapping[str, Any] = {
     "hidden_size": 32,
     "batch_size": 8,

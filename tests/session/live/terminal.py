@@ -124,12 +124,12 @@ class Terminal:
         while not holds():
             with self._changed:
                 self._changed.wait(0.1)
-            seen = "\n".join(self.text())
-            assert time.monotonic() < deadline, f"timed out; the terminal shows:\n{seen}"
+            screen_text = "\n".join(self.text())
+            assert time.monotonic() < deadline, f"timed out; the terminal shows:\n{screen_text}"
 
     def shows(self, *texts: str) -> bool:
-        seen = "\n".join(self.rows())
-        return all(text in seen for text in texts)
+        screen_text = "\n".join(self.rows())
+        return all(text in screen_text for text in texts)
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())

@@ -19,7 +19,7 @@ LOADED = 2  # limits in seconds are for an idle machine; the tests share theirs
 
 
 @pytest.fixture
-def held(suite: Suite) -> Iterator[Suite]:
+def waiting(suite: Suite) -> Iterator[Suite]:
     """Two phases, the first of which waits after step 3 of 40 for the file `go`."""
     suite.cluster(phases=dict.fromkeys(["held", "wide"]))
     go = str(suite.path / "go")
@@ -73,28 +73,30 @@ def remains(terminal: Terminal) -> list[str]:
     ids=["plain", "s", "q", "v", "xdist"],
 )
 def test_view_is_shown_and_leaves_nothing(
-    held: Suite, words: tuple[str, ...], want: list[str]
+    waiting: Suite, words: tuple[str, ...], want: list[str]
 ) -> None:
     """While pytest waits, each phase has a row with step n of N; at the end only pytest's own
     lines are left, in order."""
     says = "def test_all_done(self, phase): assert phase.ranks_done\ndef test_says(self, phase): {}"
-    go = str(held.path / "go")
+    go = str(waiting.path / "go")
     args = {"steps": 40, "before": 3, "wait_for": go}
-    held.phase("held", args=args, body=says.format("print('said by a test')"))
-    held.phase("wide", nodes=2, body=says.format("pass"))
-    with Terminal([*PYTEST, *words], held.path) as terminal:
+    waiting.phase("held", args=args, body=says.format("print('said by a test')"))
+    waiting.phase("wide", nodes=2, body=says.format("pass"))
+    with Terminal([*PYTEST, *words], waiting.path) as terminal:
         terminal.until(lambda: terminal.shows("step 3 of 40"))
-        seen = squeezed(terminal.rows())
-        head = next(n for n, row in enumerate(seen) if row.startswith("cluster one: 0 of 2 phases"))
-        assert seen[head] == "cluster one: 0 of 2 phases done, 1 running, 1 waiting"
-        held_row = seen[head + 1].split()
+        lines = squeezed(terminal.rows())
+        head = next(
+            n for n, row in enumerate(lines) if row.startswith("cluster one: 0 of 2 phases")
+        )
+        assert lines[head] == "cluster one: 0 of 2 phases done, 1 running, 1 waiting"
+        held_row = lines[head + 1].split()
         assert held_row[:2] == ["held", "running"] and ":" in held_row[2]
         assert " ".join(held_row[3:]) == "step 3 of 40 loss 0.8333 10 steps/s local0"
-        assert seen[head + 2] == "wide waiting to be submitted"
-        assert not any(seen[head + 3 :])
+        assert lines[head + 2] == "wide waiting to be submitted"
+        assert not any(lines[head + 3 :])
         plain = "--color=no" in words
         assert terminal.style("held", "running") == ("default" if plain else "cyan", False)
-        held.path.joinpath("go").touch()
+        waiting.path.joinpath("go").touch()
         assert terminal.ended() == 0
         assert remains(terminal) == [] and not terminal.cursor_hidden
         assert results(terminal) == want
@@ -109,13 +111,13 @@ def test_view_fits_a_small_terminal(suite: Suite) -> None:
         suite.phase(name, args={"steps": 4, "before": 3, "wait_for": str(suite.path / "never")})
     with Terminal(PYTEST, suite.path, columns=60, lines=10) as terminal:
         terminal.until(lambda: terminal.shows("step 3 of 4"))
-        seen = terminal.rows()
-        assert seen[1].startswith("test_phase_of_a_long_name_0.py")
-        assert seen[2] == "cluster one: 0 of 12 phases done, 1 running, 11 waiting"
-        assert seen[3].split()[:2] == ["phase_of_a_long_na…", "running"]
-        assert seen[3].endswith("  step 3 of 4")
-        assert [row.split()[1] for row in seen[4:9]] == ["waiting"] * 5
-        assert seen[9] == "  and 6 more: 6 waiting"
+        lines = terminal.rows()
+        assert lines[1].startswith("test_phase_of_a_long_name_0.py")
+        assert lines[2] == "cluster one: 0 of 12 phases done, 1 running, 11 waiting"
+        assert lines[3].split()[:2] == ["phase_of_a_long_na…", "running"]
+        assert lines[3].endswith("  step 3 of 4")
+        assert [row.split()[1] for row in lines[4:9]] == ["waiting"] * 5
+        assert lines[9] == "  and 6 more: 6 waiting"
         terminal.type("\x03")
         assert terminal.ended() == 2
         assert remains(terminal) == []
@@ -124,9 +126,9 @@ def test_view_fits_a_small_terminal(suite: Suite) -> None:
         assert any(line.startswith("INCONCLUSIVE: 0 of 12 phases finished") for line in text)
 
 
-def test_lines_that_scroll_away_are_intact(held: Suite) -> None:
-    """A view at the bottom of a terminal scrolls to make room, and loses no line."""
-    with Terminal(PYTEST, held.path, columns=60, lines=6) as terminal:
+def test_lines_that_scroll_away_are_intact(waiting: Suite) -> None:
+    """At the bottom of a terminal, lines scroll up to make room for the view, and none is lost."""
+    with Terminal(PYTEST, waiting.path, columns=60, lines=6) as terminal:
         terminal.until(lambda: terminal.shows("step 3 of 40"))
         assert [row.split()[0] for row in terminal.rows()[1:6] if row] == [
             "test_held.py",
@@ -134,7 +136,7 @@ def test_lines_that_scroll_away_are_intact(held: Suite) -> None:
             "held",
             "wide",
         ]
-        held.path.joinpath("go").touch()
+        waiting.path.joinpath("go").touch()
         assert terminal.ended() == 0
         assert remains(terminal) == []
         assert results(terminal) == [
@@ -144,10 +146,10 @@ def test_lines_that_scroll_away_are_intact(held: Suite) -> None:
         ]
 
 
-def test_typing_and_resizing_leave_nothing(held: Suite) -> None:
+def test_typing_and_resizing_leave_nothing(waiting: Suite) -> None:
     """After typing, and after a change of the terminal's size, the view is redrawn to fit, and
     is gone at the end."""
-    with Terminal(PYTEST, held.path) as terminal:
+    with Terminal(PYTEST, waiting.path) as terminal:
         terminal.until(lambda: terminal.shows("loss 0.8333  10 steps/s  local0"))
         terminal.type("\r\rabc")
         terminal.until(lambda: terminal.shows("abc"))
@@ -158,16 +160,16 @@ def test_typing_and_resizing_leave_nothing(held: Suite) -> None:
         assert sum("step 3 of 40" in row for row in terminal.rows()) == 1
         terminal.resize(120, 40)
         terminal.until(lambda: terminal.shows("loss 0.8333  10 steps/s  local0"))
-        held.path.joinpath("go").touch()
+        waiting.path.joinpath("go").touch()
         assert terminal.ended() == 0
         assert remains(terminal) == []
         assert "test_wide.py .. [100%]" in squeezed(terminal.text())
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_ctrl_c_cancels_jobs_and_erases_the_view(held: Suite, words: tuple[str, ...]) -> None:
+def test_ctrl_c_cancels_jobs_and_erases_the_view(waiting: Suite, words: tuple[str, ...]) -> None:
     """The jobs are cancelled at once, and the terminal is clean."""
-    with Terminal([*PYTEST, *words], held.path) as terminal:
+    with Terminal([*PYTEST, *words], waiting.path) as terminal:
         terminal.until(lambda: terminal.shows("step 3 of 40"))
         begun = time.monotonic()
         terminal.type("\x03")
@@ -178,31 +180,31 @@ def test_ctrl_c_cancels_jobs_and_erases_the_view(held: Suite, words: tuple[str, 
         assert remains(terminal) == [] and not terminal.cursor_hidden
         verdict = "INCONCLUSIVE: 0 of 2 phases finished, 0 of 2 criteria reported (held: cancelled"
         assert terminal.text()[-1].startswith(verdict)
-    assert [one["event"] for one in held.journal()].count("cancelled") == 1
+    assert [record["event"] for record in waiting.journal()].count("cancelled") == 1
 
 
-def test_stopped_pytest_leaves_the_terminal_clean(held: Suite) -> None:
+def test_stopped_pytest_leaves_the_terminal_clean(waiting: Suite) -> None:
     """After Ctrl-Z the shell has a clean terminal; after `fg` the view returns."""
     shell = ["bash", "-c", 'set -m; "$@"; echo it stopped; read -r; fg > /dev/null', "shell"]
-    with Terminal([*shell, *PYTEST], held.path) as terminal:
+    with Terminal([*shell, *PYTEST], waiting.path) as terminal:
         terminal.until(lambda: terminal.shows("step 3 of 40"))
         terminal.type("\x1a")
         terminal.until(lambda: terminal.shows("it stopped"))
         assert remains(terminal) == []
         terminal.type("\r")
         terminal.until(lambda: terminal.shows("step 3 of 40"))
-        held.path.joinpath("go").touch()
+        waiting.path.joinpath("go").touch()
         assert terminal.ended() == 0
         assert remains(terminal) == [] and terminal.shows("it stopped")
 
 
-def test_pytest_in_the_background_draws_nothing(held: Suite) -> None:
+def test_pytest_in_the_background_draws_nothing(waiting: Suite) -> None:
     """It must not draw over what the user does in the foreground."""
     shell = ["bash", "-c", 'set -m; "$@" & read -r; fg > /dev/null', "shell"]
-    with Terminal([*shell, *PYTEST], held.path) as terminal:
+    with Terminal([*shell, *PYTEST], waiting.path) as terminal:
 
         def trains() -> bool:
-            events = held.shared.glob("*/phases/held/ranks/00000.jsonl")
+            events = waiting.shared.glob("*/phases/held/ranks/00000.jsonl")
             return any('"step": 3' in path.read_text() for path in events)
 
         terminal.until(trains)
@@ -210,7 +212,7 @@ def test_pytest_in_the_background_draws_nothing(held: Suite) -> None:
         assert remains(terminal) == []
         terminal.type("\r")
         terminal.until(lambda: terminal.shows("step 3 of 40"))
-        held.path.joinpath("go").touch()
+        waiting.path.joinpath("go").touch()
         assert terminal.ended() == 0
         assert remains(terminal) == []
 
@@ -223,11 +225,11 @@ rows.rows = broken
 """
 
 
-def test_error_in_the_view_does_not_fail_the_run(held: Suite) -> None:
+def test_error_in_the_view_does_not_fail_the_run(waiting: Suite) -> None:
     """Lines take the view's place, the reason is printed once, and the run passes."""
-    held.path.joinpath("conftest.py").write_text(BROKEN)
-    held.path.joinpath("go").touch()
-    with Terminal(PYTEST, held.path) as terminal:
+    waiting.path.joinpath("conftest.py").write_text(BROKEN)
+    waiting.path.joinpath("go").touch()
+    with Terminal(PYTEST, waiting.path) as terminal:
         assert terminal.ended() == 0
         text = terminal.text()
     warnings = [line for line in text if "ValueError" in line]
@@ -235,9 +237,9 @@ def test_error_in_the_view_does_not_fail_the_run(held: Suite) -> None:
     assert "  wide: submitted as job" in "\n".join(text[text.index(warnings[0]) :])
 
 
-def test_killed_pytest_leaves_the_cursor_visible(held: Suite) -> None:
+def test_killed_pytest_leaves_the_cursor_visible(waiting: Suite) -> None:
     """After SIGKILL the cursor is where pytest last wrote, and visible."""
-    with Terminal(PYTEST, held.path) as terminal:
+    with Terminal(PYTEST, waiting.path) as terminal:
         terminal.until(lambda: terminal.shows("step 3 of 40"))
         os.kill(terminal.process.pid, signal.SIGKILL)
         terminal.ended()

@@ -94,8 +94,8 @@ def test_log_of_a_run(suite: Suite) -> None:
     releases = (
         "import pathlib, pytest_clustersmoke.session.live.live_view as show\nsay = show.say\n"
     )
-    releases += "def told(config, line):\n    say(config, line)\n"
-    releases += "    if 'step 20' in line: pathlib.Path('go').touch()\nshow.say = told\n"
+    releases += "def say_and_go(config, line):\n    say(config, line)\n"
+    releases += "    if 'step 20' in line: pathlib.Path('go').touch()\nshow.say = say_and_go\n"
     suite.path.joinpath("conftest.py").write_text(releases)
     result = suite.run_apart()
     assert result.ret == 0

@@ -48,9 +48,9 @@ def test_each_phase_has_a_row() -> None:
 @pytest.mark.parametrize("width", [20, 40, 60, 79])
 def test_rows_are_not_wider_than_the_terminal(width: int) -> None:
     """Figures that do not fit are left out; a row that is cut shows an ellipsis."""
-    seen = drawn(width)
-    assert max(map(len, seen)) <= width
-    (row,) = [row for row in seen if "4no" in row or "zero1" in row]
+    lines = drawn(width)
+    assert max(map(len, lines)) <= width
+    (row,) = [row for row in lines if "4no" in row or "zero1" in row]
     assert "loss 2.346" in row or "loss" not in row
 
 
@@ -100,9 +100,9 @@ def test_estimated_start(estimated: float | None, text: str) -> None:
 
 def test_wide_characters_keep_the_columns() -> None:
     """Columns are counted in cells of the terminal, not in characters."""
-    one = PhaseState("相位", "running", "n1", "", NOW, NOW)
+    state = PhaseState("相位", "running", "n1", "", NOW, NOW)
     two = PhaseState("long", "running", "n2", "", NOW, NOW)
-    assert drawn(phases=[one, two], marks={})[1:] == [
+    assert drawn(phases=[state, two], marks={})[1:] == [
         "  相位  running  0:00  starting  n1",
         "  long  running  0:00  starting  n2",
     ]

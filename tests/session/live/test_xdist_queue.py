@@ -17,7 +17,7 @@ class Shown:
 
     def __init__(self) -> None:
         self.session = SimpleNamespace(queue=queue.Queue())
-        self.did: list[str] = []
+        self.calls: list[str] = []
         self.put = self.session.queue.put  # the method that xdist's workers already have
         assert live_view.show_in_queue(self.session, self.waiting, self.tick)
 
@@ -26,11 +26,11 @@ class Shown:
         try:
             yield
         finally:
-            self.did.append("erase")
+            self.calls.append("erase")
 
     def tick(self) -> None:
-        self.did.append("tick")
-        if self.did.count("tick") == 2:
+        self.calls.append("tick")
+        if self.calls.count("tick") == 2:
             self.put("event")
 
 
@@ -38,18 +38,18 @@ def test_run_is_shown_until_an_event_comes() -> None:
     """The view is erased before the event is returned."""
     shown = Shown()
     assert shown.session.queue.get(timeout=60.0) == "event"
-    assert shown.did == ["tick", "tick", "erase"]
+    assert shown.calls == ["tick", "tick", "erase"]
 
 
 def test_get_keeps_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """xdist checks for dead workers on queue.Empty; the view is erased then, too."""
     shown = Shown()
     monkeypatch.setattr(live_view, "TICK_S", 0.01)
-    shown.did.append("tick")
-    shown.did.append("tick")
+    shown.calls.append("tick")
+    shown.calls.append("tick")
     with pytest.raises(queue.Empty):
         shown.session.queue.get(timeout=0.05)
-    assert shown.did[-1] == "erase"
+    assert shown.calls[-1] == "erase"
 
 
 def test_other_methods_are_those_of_the_queue() -> None:
