@@ -181,13 +181,13 @@ import os, time
 from pathlib import Path
 import psutil
 from pytest_clustersmoke.evidence.process_start import start_s
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, job_of, read_json
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, job_name, read_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
 events = EventWriter(place.rank_events(0))
 me = psutil.Process()
 bad = "\x1b]0;owned\x07\x1b[2Jstaged\r\x9b31m\u202e"
-events.write("start", schema=1, job=job_of(read_json(place.spec)), rank=0, local_rank=0,
+events.write("start", schema=1, job=job_name(read_json(place.spec)), rank=0, local_rank=0,
              node_rank=0, pid=me.pid, pid_started=start_s(me.pid), node=bad, host=bad)
 events.write("group", backend=bad, world_size=1)
 events.write("error", type=bad, message=bad, traceback=bad)
