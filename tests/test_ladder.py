@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from tests.report.browsing import Opened, first_screen, started
 from tests.report.test_junit import Read, same
 from tests.report.test_run_record import wrong
 from tests.support.harness import ROOT, properties
-from tests.support.labs import running_lab
+from tests.support.labs import running_lab, visible_folder
 from tests.support.outcome import RunFiles
 
 PHASES = {
@@ -135,14 +132,6 @@ def test_every_phase_passes_on_this_machine(local_ladder: RunFiles) -> None:
 def test_page_shows_the_ladder_of_this_machine(local_ladder: RunFiles) -> None:
     """Chromium opens what the ladder wrote, and shows what report.json says."""
     check_page(local_ladder)
-
-
-@contextmanager
-def visible_folder() -> Iterator[Path]:
-    """A directory that isolated nodes see, too: each has a /tmp of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -6,10 +6,7 @@ wrong with one node.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +19,7 @@ from tests.faults import staged
 from tests.faults.table import Fault
 from tests.faults.table.lab import ISOLATED
 from tests.support.harness import IDLE, Outcome, Suite
-from tests.support.labs import running_lab
+from tests.support.labs import running_lab, visible_folder
 from tests.support.leftovers import none_left
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
@@ -34,12 +31,8 @@ UNREACHABLE = "10.78.0.5"
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """A directory that isolated nodes see, too: each has a /tmp of its own."""
-    if sys.prefix.startswith("/tmp/"):
-        pytest.skip(f"isolated nodes do not see this Python, which lies in {sys.prefix}")
-    path = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
-    yield path
-    shutil.rmtree(path)
+    with visible_folder() as path:
+        yield path
 
 
 class Hosts:

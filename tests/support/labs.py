@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from pytest_clustersmoke import lab
 from tests.support.needs import need_lab
@@ -14,7 +20,9 @@ from tests.support.needs import need_lab
 @contextmanager
 def running_lab(settings: lab.LabSettings) -> Iterator[lab.Lab]:
     """Start a lab, named for this process, and stop it at the end. Skips the test where this
-    machine cannot run such a lab."""
+    machine cannot run such a lab, or where its nodes would not see this Python."""
+    if settings.isolated and sys.prefix.startswith("/tmp/"):  # each node has a /tmp of its own
+        pytest.skip(f"isolated nodes do not see this Python, which lies in {sys.prefix}")
     need_lab(settings.accounting, settings.isolated, settings.memory)
     name = f"{settings.name}-{os.getpid()}"
     running = lab.up(replace(settings, name=name))
@@ -22,3 +30,11 @@ def running_lab(settings: lab.LabSettings) -> Iterator[lab.Lab]:
         yield running
     finally:
         lab.down(name)
+
+
+@contextmanager
+def visible_folder() -> Iterator[Path]:
+    """A directory that isolated nodes see, too: each has a /tmp of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
+    yield folder
+    shutil.rmtree(folder)
