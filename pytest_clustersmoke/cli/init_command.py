@@ -159,7 +159,7 @@ def _summary_lines(draft: ClusterDraft) -> list[str]:
     return [
         *("found:", *(f"  {line}" for line in draft.found)),
         *(["guessed (see `check this` in cluster.yaml):", *guesses] if guesses else []),
-        f"phases: {', '.join(one.name for one in draft.phases if not one.left_out)}",
+        f"phases: {', '.join(phase.name for phase in draft.phases if not phase.left_out)}",
         *(["left out:", *left_out] if left_out else []),
     ]
 
