@@ -7,7 +7,7 @@ counts as missing, and a missing value is never a pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,9 @@ from .telemetry import keep_own_events, parse_number, read_events
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from ..config.profile import Expectation, Profile, Reference
 
+# Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
+FEWEST_LOCAL_LOSSES = 5
+SAME_LOSS = 1e-6
 OUTCOMES = (
     "passed",
     "failed",
@@ -167,10 +170,33 @@ class PhaseResult:
                     f"{record.get('max_relative_error')} at {record.get('worst')}, tolerance "
                     f"{record.get('tolerance')} for {record.get('precision')}"
                 )
+        self._check_local_losses()
         if self.world_size > 1 and not all(r.get("sensitive") is True for r in records.values()):
             raise Unmeasured(
                 "gradients",
                 "the local gradients of the ranks are too similar for a missing all-reduce to show",
+            )
+
+    def _check_local_losses(self) -> None:
+        """Fail if all ranks had the same loss, before any averaging, at every recorded step.
+
+        Ranks that train on the same data need no reduction to stay in sync, so no gradient shows
+        that theirs works; and the job trains on one rank's share.
+        """
+        __tracebackhide__ = True
+        events = self.events("losses")
+        lists = [event.get("local_first") for event in events.values()]
+        losses = [
+            [parse_number(loss) for loss in values] for values in lists if isinstance(values, list)
+        ]
+        steps = min(map(len, losses), default=0)
+        if len(losses) != self.world_size or self.world_size < 2 or steps < FEWEST_LOCAL_LOSSES:
+            return
+        if all(_alike(step) for step in zip(*losses, strict=False)):
+            fail(
+                f"the data is not sharded: the local losses of all {self.world_size} ranks are "
+                f"identical in each of {steps} steps; expected a different share of the data on "
+                "each rank (DistributedSampler, or a seed that depends on rank.rank)"
             )
 
     def check_reload(self) -> None:
@@ -241,6 +267,14 @@ class PhaseResult:
     @staticmethod
     def _last(rank: RankResult, event: str, key: str) -> Any:
         return (rank.events.last(event) or {}).get(key)
+
+
+def _alike(values: Sequence[float | None]) -> bool:
+    """Whether the ranks' losses of a step differ by no more than the rounding of their devices."""
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    if len(numbers) < len(values):
+        return False
+    return max(numbers) - min(numbers) <= SAME_LOSS * max(map(abs, numbers))
 
 
 def _text(value: Any) -> str | None:

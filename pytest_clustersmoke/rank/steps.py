@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MARK_EVERY_S = 0.5
 MOST_STEP_TIMES = 10_000
+# This many steps show whether the ranks train on the same data.
+MOST_LOCAL_LOSSES = 100
 GIB = 2**30
 
 
@@ -167,6 +169,7 @@ class StepLog:
                     (i for i, v in enumerate(local, 1) if not math.isfinite(v)), None
                 ),
                 local_final=local[-1],
+                local_first=local[:MOST_LOCAL_LOSSES],
             )
 
     def _mark(self, passed: int, now: float) -> None:

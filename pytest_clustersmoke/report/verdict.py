@@ -15,6 +15,8 @@ from ..evidence.job_results import NOT_MEASURED
 
 JOB = "job"  # the name under which a job is listed among the criteria of its phase
 
+# Proofs of training that no phase is FIT without, whatever its cluster requires, if it makes them.
+PROOFS = frozenset({"gradients"})
 EXIT_INCONCLUSIVE = 6  # pytest itself uses 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
 PROVEN, NOT_PROVEN = "PROVEN", "NOT PROVEN"  # verdicts on gates, of --cluster-prove
@@ -272,7 +274,7 @@ def _not_measured(run: RunTally) -> list[str]:
     ]
     reasons += [f"{phase.name}: no result" for phase in phases if not phase.outcome]
     for phase in phases:
-        kinds = sorted(phase.unmeasured & run.require)
+        kinds = sorted(phase.unmeasured & (run.require | PROOFS))
         reasons += [f"{phase.name}: {kind} not measured" for kind in kinds]
     reasons += _undefined_phases(run)
     for find_missing in (_uncovered_xfails, _unreported, _unjudged_kinds):
@@ -307,7 +309,7 @@ def _unreported(phase: PhaseTally, run: RunTally) -> Iterable[str]:
     missing = sorted(phase.selected - reported)
     judged = [name for name in reported if phase.criteria[name].result != "skipped"]
     if not judged and reported | (phase.defined or set()):
-        if not phase.unmeasured & run.require:  # already reported
+        if not phase.unmeasured & (run.require | PROOFS):  # already reported
             yield f"{phase.name}: no criterion was judged"
     elif missing and not run.interrupted:
         yield f"{phase.name}: no result from {', '.join(missing)}"

@@ -141,6 +141,26 @@ def test_insensitive_gradient_probe_is_unmeasured(pair: Evidence) -> None:
         pair.result().check_gradients()
 
 
+def test_same_data_on_every_rank_is_not_in_sync(pair: Evidence) -> None:
+    """Local losses that are identical in every step, up to rounding, fail, also where the probe
+    itself had different batches; a loss of another rank's own in any step is enough to pass."""
+    same = [0.5, 0.4, 0.3, 0.2, 0.1]
+    pair.each("gradients", **GRADIENTS)
+    pair.rank(0, ("losses", {"mean": same, "local_first": same}))
+    pair.rank(1, ("losses", {"mean": same, "local_first": [loss * (1 + 1e-8) for loss in same]}))
+    with pytest.raises(AssertionError, match="the data is not sharded: the local losses of all 2"):
+        pair.result().check_gradients()
+    pair.rank(1, ("losses", {"mean": same, "local_first": [*same[:4], 0.11]}))
+    pair.result().check_gradients()
+
+
+@pytest.mark.parametrize("local", [None, [0.5] * 4, ["x"] * 5, {}, ["nan"] * 5])
+def test_local_losses_that_show_nothing_fail_nothing(pair: Evidence, local: Any) -> None:
+    """Losses that are missing, too few or not numbers leave the judgement to the probe."""
+    pair.each("gradients", **GRADIENTS).each("losses", mean=[0.5] * 5, local_first=local)
+    pair.result().check_gradients()
+
+
 @pytest.mark.parametrize("check", ["check_gradients", "check_reload"])
 def test_a_rank_without_a_result_fails_the_check(pair: Evidence, check: str) -> None:
     """One rank that wrote nothing is named."""

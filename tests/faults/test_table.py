@@ -22,7 +22,7 @@ def test_row_says_what_its_fault_leads_to(fault: Fault) -> None:
     or a usage error."""
     assert sum(map(bool, (fault.failed, fault.finding, fault.usage))) == 1
     assert fault.failed <= CRITERIA - UNMEASURED
-    assert not fault.failed or fault.rank is not None
+    assert not fault.failed or fault.rank is not None or fault.of_nobody
     assert bool(fault.finding) or not (fault.signature or fault.maybe or fault.host)
     signatures = {signature.id for signature in shipped_signatures()}
     assert {fault.signature, fault.maybe} <= {"", *signatures}

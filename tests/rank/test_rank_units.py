@@ -141,6 +141,7 @@ def test_nan_loss_is_recorded(environment: RankEnvironment) -> None:
     losses = next(events_of(environment).named("losses"))
     assert losses["mean"] == [1.0, "nan"]
     assert losses["local_finite"] is False and losses["local_final"] == "nan"
+    assert losses["local_first"] == [1.0, "nan"]
     assert losses["not_finite_at"] == 2
 
 

@@ -101,6 +101,14 @@ def test_required_and_unmeasured_is_inconclusive() -> None:
     assert made.sentence == "INCONCLUSIVE: 1 of 1 phases finished (a: transports not measured)"
 
 
+def test_proof_that_could_not_be_made_is_never_fit() -> None:
+    """A gradient proof that shows nothing prevents FIT, though no cluster requires it by name."""
+    skipped = report(outcome="skipped", phase="a", unmeasured="gradients")
+    made = verdict_of(skipped, report("test_b", phase="a"), a="passed")
+    assert made.name == INCONCLUSIVE
+    assert made.sentence == "INCONCLUSIVE: 1 of 1 phases finished (a: gradients not measured)"
+
+
 def test_unfit_beats_inconclusive() -> None:
     """One failed phase is UNFIT, whatever else was not measured."""
     assert verdict_of(a="failed", b="lost").name == UNFIT

@@ -82,6 +82,24 @@ PROGRAMS = (
         rank=0,
         args=SMALL_ZERO,
     ),
+    # Equal weights and equal gradients on all ranks, with a reduction and without one.
+    *(
+        Fault(
+            name,
+            program,
+            "data",
+            frozenset({GRADIENTS}),
+            words=("the data is not sharded: the local losses of all 2 ranks are identical",),
+            of_nobody=True,  # all ranks are
+            args=args,
+            slow=name != "same_data",
+        )
+        for name, program, args in (
+            ("same_data", "same_data.py", SMALL),
+            ("same_data_without_sync", "same_data_without_sync.py", SMALL),
+            ("zero_same_data", "same_data.py", SMALL_ZERO),
+        )
+    ),
     _nan("data", "first at step 4 on rank 1 (local0);", slow=False),
     _nan("parameter", "first at step 4 on rank 1 (local0);", slow=True),
     # The reduction passes it to all ranks before any loss shows it.
