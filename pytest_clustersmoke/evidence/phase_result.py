@@ -166,7 +166,8 @@ class PhaseResult:
                 )
             if record.get("synced") is not True:
                 fail(
-                    f"gradients are not in sync on {self.ranks[rank]}: relative error "
+                    f"gradients are not in sync on {self.ranks[rank]}: "
+                    f"{self._describe_factor(record)}relative error "
                     f"{record.get('max_relative_error')} at {record.get('worst')}, tolerance "
                     f"{record.get('tolerance')} for {record.get('precision')}"
                 )
@@ -176,6 +177,18 @@ class PhaseResult:
                 "gradients",
                 "the local gradients of the ranks are too similar for a missing all-reduce to show",
             )
+
+    def _describe_factor(self, record: Mapping[str, Any]) -> str:
+        """How all gradients are a multiple of their mean; empty if they are not."""
+        factor, tolerance = (
+            parse_number(record.get("factor")),
+            parse_number(record.get("tolerance")),
+        )
+        if factor is None or not math.isfinite(factor) or abs(factor - 1) <= (tolerance or 0):
+            return ""
+        if abs(factor / self.world_size - 1) <= (tolerance or 0):
+            return f"scaled by {factor:.4g} (the world size): summed, not averaged; "
+        return f"scaled by {factor:.4g}; "
 
     def _check_local_losses(self) -> None:
         """Fail if all ranks had the same loss, before any averaging, at every recorded step.

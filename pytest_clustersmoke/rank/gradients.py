@@ -9,7 +9,8 @@ every reduction removed. Clipping plays no part, because engines clip in the ste
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +69,10 @@ class Probe:
         for index, (_, parameter) in enumerate(self.parameters):
             rows.append(self._distances(parameter, local[index]))
             local[index] = None  # free the gradients of a large model one by one
-        # Columns: squared norms of (local, mean over ranks), (applied - mean), (local - mean).
+        # Columns: squared norms of (local, mean over ranks), (applied - mean), (local - mean),
+        # applied and mean, and the product of these two.
         table = torch.stack(rows)
-        typical, error, spread = table.unbind(dim=1)
+        typical, error, spread, *products = table.unbind(dim=1)
         sizes = torch.tensor([p.numel() for _, p in self.parameters], device=table.device)
         expected = sizes * (typical.sum() / sizes.sum())
         scale = torch.maximum(typical, FLOOR**2 * expected)
@@ -89,6 +91,7 @@ class Probe:
             "least_local_spread": min(spreads),
             "sensitive": max(spreads) > SENSITIVE_BY * tolerance,
             "synced": errors[worst] <= tolerance,  # false for NaN
+            "factor": _common_factor([float(column.sum()) for column in products], tolerance),
         }
 
     def _distances(self, parameter: torch.nn.Parameter, own: torch.Tensor | None) -> torch.Tensor:
@@ -109,7 +112,29 @@ class Probe:
         applied = torch.zeros_like(mean) if gradient is None else gradient.float() * self.scale
         error = (applied - mean).square().sum(dtype=torch.float64)
         spread = (local - mean).square().sum(dtype=torch.float64)
-        return torch.stack([typical, error, spread])
+        products = [
+            (first * second).sum(dtype=torch.float64)
+            for first, second in (
+                (applied, applied),
+                (mean, mean),
+                (applied, mean),
+            )
+        ]
+        return torch.stack([typical, error, spread, *products])
+
+
+def _common_factor(products: Sequence[float], tolerance: float) -> float | None:
+    """The number by which all applied gradients are a multiple of the mean; None if they are none.
+
+    `products`: over all parameters, the squared norms of the applied gradients and of the mean, and
+    the product of the two. The part of the applied gradients that is no multiple of the mean has
+    the squared norm applied - product**2 / mean.
+    """
+    applied, mean, product = products
+    if not (0 < applied < math.inf and 0 < mean < math.inf):
+        return None
+    rest = max(0.0, applied - product**2 / mean)
+    return product / mean if math.sqrt(rest / applied) <= tolerance else None
 
 
 def _relative(squared: torch.Tensor, scale: torch.Tensor) -> list[float]:

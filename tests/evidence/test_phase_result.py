@@ -120,6 +120,9 @@ def test_gradients_in_sync(pair: Evidence) -> None:
     [
         ({"synced": False}, "gradients are not in sync on rank 0"),
         ({"synced": "yes"}, "gradients are not in sync on rank 0"),
+        ({"synced": False, "factor": 2.0}, r"scaled by 2 \(the world size\): summed, not averaged"),
+        ({"synced": False, "factor": 0.5}, "rank 0 .* scaled by 0.5; relative error"),
+        ({"synced": False, "factor": "x"}, r"rank 0 \(n0\): relative error"),
         ({"compared": 3}, r"rank 0 \(n0\) compared the gradients of 3 of 4 parameters"),
         (
             {"compared": 0, "parameters": 0},

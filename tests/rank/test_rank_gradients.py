@@ -26,6 +26,9 @@ def test_probe_detects_every_missing_reduction_under_ddp(
     probes = list(run.events().named("gradients"))
     assert all(probe["parameters"] == probe["compared"] == 4 for probe in probes)
     assert all(probe["sensitive"] for probe in probes)
+    factors = dict(zip(("none", *broken), (probe["factor"] for probe in probes), strict=True))
+    assert (factors["none"], factors["summed"]) == (pytest.approx(1), pytest.approx(2))
+    assert factors["no_sync"] is factors["one_left_out"] is None
     assert probes[-1]["worst"] == "3.bias"  # the one parameter that was not reduced is named
 
 

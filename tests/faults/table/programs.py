@@ -67,6 +67,15 @@ PROGRAMS = (
         rank=0,
     ),
     Fault(
+        "ddp_summed",
+        "ddp_summed.py",
+        "gradients",
+        frozenset({GRADIENTS}),
+        words=("scaled by 2 (the world size): summed, not averaged",),
+        rank=0,
+        slow=True,
+    ),
+    Fault(
         "ddp_trained_bare",
         "ddp_trained_bare.py",
         "gradients",
