@@ -84,7 +84,7 @@ def read_marker(
                 f"the phase marker has no valid name: {', '.join(map(repr, args)) or 'nothing'}",
                 where,
                 "one name of letters, digits, `_` and `-` first: "
-                '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")',
+                '@pytest.mark.phase("ddp_2gpu", script="train_mlp.py")',
             )
         )
     script = kwargs.get("script")

@@ -111,10 +111,6 @@ class LabDir:
     def controller_spool(self) -> Path:
         return self.root / "spool" / "slurmctld"
 
-    def node_spool(self, node: str) -> Path:
-        """slurmd's own directory; under `run`, since it makes a socket there for each step."""
-        return self.run / "spool" / node
-
     def log(self, role: str) -> Path:
         return self.logs / f"{role}.log"
 

@@ -14,7 +14,6 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 from ..config.marker import Marked
 from ..text import Problem
 
-SIZE_MARKS = ("singlegpu", "multigpu", "multinode")
 MARKERS = (
     "phase(name, script, nodes=1, gpus_per_node=1, args={}, small={}, timeout_s=3600): one "
     "training job; the class's tests are its criteria",

@@ -155,7 +155,7 @@ def test_marker_without_name_is_refused(suite: Suite) -> None:
     assert suite.refused() == [
         "test_bad.py:2: the phase marker has no valid name: nothing; expected one name of "
         "letters, digits, `_` and `-` first: "
-        '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")'
+        '@pytest.mark.phase("ddp_2gpu", script="train_mlp.py")'
     ]
 
 
