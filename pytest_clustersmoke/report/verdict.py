@@ -15,7 +15,8 @@ from ..evidence.job_results import NOT_MEASURED
 
 JOB = "job"  # the name under which a job is listed among the criteria of its phase
 
-# Proofs of training that no phase is FIT without, whatever its cluster requires, if it makes them.
+# Kinds of evidence that training is correct. A phase that checks one is FIT only if the check could
+# be judged, whatever its cluster requires.
 PROOFS = frozenset({"gradients"})
 EXIT_INCONCLUSIVE = 6  # pytest itself uses 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
