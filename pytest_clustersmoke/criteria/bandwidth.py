@@ -151,8 +151,8 @@ class Sweep:
         low, high = min(agreed.values()), max(agreed.values())
         if low != high:
             fail(
-                f"ranks report different agreed times for {name} of {show_bytes(size)}: "
-                f"{low} s to {high} s"
+                f"all ranks should report the same time for {name} of {show_bytes(size)}, but they "
+                f"report {low} s to {high} s"
             )
         return low
 

@@ -142,7 +142,7 @@ def _cancelled(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     record = evidence.scheduler
     uid = record.cancelled_by
     by = (
-        "Slurm does not say by whom (no accounting, or not yet)"
+        "Slurm does not say by whom (there is no accounting, or it has no record yet)"
         if uid is None
         else _describe_user(uid)
     )

@@ -185,7 +185,7 @@ def judge(run: RunTally) -> RunVerdict:
         name = INCONCLUSIVE if missing or known or run.interrupted or not fit else FIT
         reasons = [
             *missing,
-            *(f"{failure.what} is known until {failure.until}" for failure in known),
+            *(f"{failure.what} is known to fail until {failure.until}" for failure in known),
         ]
     count = _count(run, name)
     unjudged = [phase.name for phase in run.phases.values() if not phase.criteria]
