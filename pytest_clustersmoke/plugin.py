@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cluster-max-jobs",
         type=_parse_count,
         metavar="N",
-        help="most jobs at once (default: `limits.max_jobs` of the cluster)",
+        help="maximum number of jobs at a time (default: `limits.max_jobs` of the cluster)",
     )
     group.addoption(
         "--cluster-exclusive",

@@ -185,7 +185,11 @@ def _describe_survey(
     return [
         f"Slurm {config.version}, cluster {config.cluster}; partitions: "
         f"{', '.join(survey.partitions)}",
-        *([f"SLURM_CONF selects it; set it for pytest, too: {conf}"] if conf else []),
+        *(
+            [f"SLURM_CONF selects this cluster; set SLURM_CONF for pytest as well: {conf}"]
+            if conf
+            else []
+        ),
         f"partition {partition.name}{' (the default)' * partition.default}: {_node_words(kind)}, "
         f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB; time limit of a job: {limit_text}",
         *([f"accounts: {accounts}"] if accounts else []),
@@ -255,7 +259,11 @@ def _describe_hardware(draft: ClusterDraft, choice: PartitionChoice, ranks: int)
         called = f"Slurm calls it {kind.gpu}" if kind.gpu else "Slurm does not name it"
         why = f"{called}; write the driver's name (`nvidia-smi -L` on a node) to have it checked"
         draft.guess("hardware.gpu", why)
-    ranks_why = choice.why_kind if kind.gpus else "a number of CPU ranks"
+    ranks_why = (
+        choice.why_kind
+        if kind.gpus
+        else "this is a number of CPU ranks, since the nodes have no whole GPUs"
+    )
     draft.guess("hardware.gpus_per_node", ranks_why)
 
 

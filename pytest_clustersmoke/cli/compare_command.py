@@ -17,8 +17,8 @@ from .tables import moment, table
 DESCRIPTION = """\
 Compares two runs from history.db of the report directory. RUN is a run id, a prefix of one,
 `latest`, or `previous` (the run before the latest on its cluster). Metrics differ if they are at
-least 5 % apart; with 8 or more good past runs, they must also be as far apart as a value from the
-median that gets a warning.
+least 5 % apart; with 8 or more good past runs, they must also be at least as far apart as a value
+must be from the median to get a warning.
 """
 EXAMPLES = """\
 examples:

@@ -16,8 +16,8 @@ from .subcommand import add, print_lines
 
 DESCRIPTION = """\
 Shows past runs from history.db of the report directory: one line per phase and cluster, or one line
-per run if there is only one phase of one cluster. Runs that were never reported because their
-controller was killed are reported first; nothing else is changed.
+per run if there is only one phase of one cluster. First writes the reports of runs whose pytest
+process was killed before it could do so; changes nothing else.
 """
 EXAMPLES = """\
 examples:

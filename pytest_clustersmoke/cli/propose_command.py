@@ -37,8 +37,8 @@ INDENT = "    "  # of the keys of a profile
 DESCRIPTION = """\
 Prints YAML for a cluster's `references`, from its good past runs. Each phase's references come from
 the runs with the hardware, arguments and versions of its newest good run; if these are too few,
-from the newest setup with enough runs. Runs that were never reported because their controller was
-killed are reported first; nothing else is changed.
+from the newest setup with enough runs. First writes the reports of runs whose pytest process was
+killed before it could do so; changes nothing else.
 """
 EXAMPLES = """\
 examples:

@@ -64,9 +64,15 @@ class Sweep:
         """Collectives that this gloo lacks -> torch's error message. NCCL has them all."""
         left_out = self.phase.fact("left_out")
         if not isinstance(left_out, dict):
-            fail(f"the ranks left out the collectives {left_out!r}; expected names and reasons")
+            fail(
+                f"the ranks recorded the left-out collectives as {left_out!r}; expected names with "
+                "reasons"
+            )
         if left_out and (self.phase.backend != "gloo" or "all_reduce" in left_out):
-            fail(f"{self.phase.backend} has every collective, but these were left out: {left_out}")
+            fail(
+                f"{self.phase.backend} ranks left out {left_out}; expected only collectives that "
+                "gloo lacks, and only with gloo"
+            )
         return {str(name): str(why) for name, why in left_out.items()}
 
     @cached_property
@@ -145,8 +151,8 @@ class Sweep:
         low, high = min(agreed.values()), max(agreed.values())
         if low != high:
             fail(
-                f"ranks report different agreed times for {name} of {show_bytes(size)}: "
-                f"{low} s to {high} s"
+                f"all ranks should report the same time for {name} of {show_bytes(size)}, but they "
+                f"report {low} s to {high} s"
             )
         return low
 

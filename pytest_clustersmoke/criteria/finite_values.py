@@ -15,6 +15,7 @@ from ..evidence.job_results import RankResult
 from ..evidence.metric import fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import parse_number
+from ..text import plural
 
 
 @dataclass(frozen=True, order=True)
@@ -64,5 +65,5 @@ def _fail(first: _NotFinite, bad: list[_NotFinite], ranks: Sequence[RankResult])
     step = f"step {first.step:g}" if math.isfinite(first.step) else "an unknown step"
     fail(
         f"{first.subject} not finite, first at {step} on {where}; "
-        f"on {len({value.rank for value in bad})} ranks in all"
+        f"on {plural(len({value.rank for value in bad}), 'rank')} in all"
     )

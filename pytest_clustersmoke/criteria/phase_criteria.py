@@ -102,7 +102,9 @@ class Started:
             assert all(is_gpu_model(name, wanted) for name in models.values()), (
                 f"expected {wanted}: {models}"
             )
-            assert len(set(models.values())) == 1, f"ranks are on different {wanted}: {models}"
+            assert len(set(models.values())) == 1, (
+                f"every GPU matches {wanted}, but the models differ: {models}"
+            )
 
     def test_pinned_interfaces_are_on_every_node(self, phase: PhaseView) -> None:
         """The interfaces that NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and NCCL_IB_HCA name exist."""
@@ -163,7 +165,8 @@ class Trained(Started):
         assert count, f"only {len(losses)} steps; expected at least 2"
         first, last = fmean(losses[:count]), fmean(losses[-count:])
         assert last < first * (1 - LOSS_FALL), (
-            f"the loss went from {first:.4g} to {last:.4g}; expected a fall of {LOSS_FALL:.0%}"
+            f"the loss went from {first:.4g} to {last:.4g}; expected a fall of at "
+            f"least {LOSS_FALL:.0%}"
         )
 
     def test_gradients_are_in_sync(self, phase: PhaseView) -> None:

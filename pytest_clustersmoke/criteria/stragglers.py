@@ -6,8 +6,8 @@ where all ranks have just synchronised, to `Step.local_done`.
 
 A rank falls behind if all of this holds for its steps after warm-up:
 
-- its performance score, the others' median time by its own, is below 0.75: the bound of NVIDIA's
-  resiliency extension (`Report.identify_stragglers`);
+- its performance score, the others' median time divided by its own, is below 0.75: the bound of
+  NVIDIA's resiliency extension (`Report.identify_stragglers`);
 - it costs the job more than a tenth of its step time, the bound for a straggling job in
   "Understanding Stragglers in Large Model Training Using What-if Analysis" (arXiv:2505.05713);
 - it is late by more than the scheduling of cores or kernel launches can explain;
@@ -46,8 +46,8 @@ class Straggler:
     def __str__(self) -> str:
         return (
             f"{self.rank} on {self.rank.host} falls behind: its own part of a step takes "
-            f"{self.own_s * 1e3:.3g} ms, the others' {self.others_s * 1e3:.3g} ms, of "
-            f"{self.step_s * 1e3:.3g} ms per step"
+            f"{self.own_s * 1e3:.3g} ms, that of the others {self.others_s * 1e3:.3g} ms; "
+            f"a whole step takes {self.step_s * 1e3:.3g} ms"
         )
 
 
@@ -99,8 +99,8 @@ def _times(rank: RankResult) -> _Times:
     if len(own) != len(steps) or len(own) < FEWEST_STEPS:
         raise Unmeasured(
             "stragglers",
-            f"{rank} timed its own part in {len(own)} of {len(steps)} steps (step.local_done()), "
-            f"expected all, and at least {FEWEST_STEPS} after warm-up",
+            f"{rank} timed its own part (step.local_done()) in {len(own)} of the {len(steps)} "
+            f"steps after warm-up; expected all of them, and at least {FEWEST_STEPS}",
         )
     return _Times(rank, own, steps)
 

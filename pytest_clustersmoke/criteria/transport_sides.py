@@ -279,8 +279,8 @@ class Side:
             return ": its logs are missing or empty"
         if not log.edges:
             return (
-                ": it connects when a collective first needs it, and it does not log the edges of "
-                "subsystems that NCCL_DEBUG_SUBSYS leaves out"
+                ": NCCL connects only when a collective first needs a connection, and logs no "
+                "edges of subsystems that NCCL_DEBUG_SUBSYS leaves out"
             )
         return ""
 

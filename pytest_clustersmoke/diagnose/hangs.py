@@ -42,9 +42,9 @@ CALL_ALIKE = (
 )
 UNDECIDED = "it is unknown which of them is wrong"
 HOW = {
-    "skipped": "; the others make the first of these calls next: a call was skipped, or two were "
+    "skipped": "; the others make the first-named call next: a call was skipped, or two were "
     "swapped",
-    "extra": ", and makes the others' call next: there is one call too many",
+    "extra": "; the first-named call is followed by the others' call: there is one call too many",
     "order": "; the two calls are swapped",
     "shape": "; the sizes differ",
     "type": "; the types differ",

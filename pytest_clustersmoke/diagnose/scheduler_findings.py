@@ -89,12 +89,12 @@ def _preempted(evidence: FailureEvidence, judgement: Judgement) -> Finding:
         f"{f', QOS {job.qos}' if job.qos else ''})"
         for job in takers
     )
-    lost = "its nodes now run " + by if by else "Slurm does not say for which job"
+    lost = "its nodes now run " + by if by else "Slurm does not say to which job"
     qos = f", QOS {record.job.qos}" if record.job.qos else ""
     where = f"{record.job.partition}{qos}"
     return Finding(
         "preempted",
-        f"the scheduler took the job's nodes for another job{f' at {when}' if when else ''}: "
+        f"the scheduler gave the job's nodes to another job{f' at {when}' if when else ''}: "
         f"{lost}; this job ran in partition {where or 'unknown'}",
         "run again, or in a partition or QOS that is not preempted (slurm.partition, slurm.qos)",
         evidence=(
@@ -142,7 +142,7 @@ def _cancelled(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     record = evidence.scheduler
     uid = record.cancelled_by
     by = (
-        "Slurm does not say by whom (no accounting, or not yet)"
+        "Slurm does not say by whom (there is no accounting, or it has no record yet)"
         if uid is None
         else _describe_user(uid)
     )

@@ -1,4 +1,4 @@
-"""What happened on all nodes and ranks, in one order of time.
+"""What happened on all nodes and ranks, in chronological order.
 
 Within a node, its own clock gives the order. Between nodes the order is only as good as the clocks,
 so these are corrected: by the offset from node 0's clock that each node measured at the rendezvous;

@@ -78,6 +78,8 @@ def _check_account(
                 f"this user may use it only in {name_some(partitions)}"
                 if elsewhere
                 else f"this user's accounts are {name_some(accounts)}"
+                if accounts
+                else "this user has none"
             )
             yield Finding(
                 "account-refused",

@@ -67,8 +67,8 @@ def _check_arguments(phase: Phase) -> Iterator[Problem]:
 def _check_script(phase: Phase) -> Iterator[Problem]:
     for line, launcher in _find_started_launchers(phase.script):
         yield Problem(
-            f"the script of phase `{phase.name}` starts the launcher `{launcher}`, which reaches "
-            "other nodes over SSH, once for each rank",
+            f"the script of phase `{phase.name}` starts the launcher `{launcher}` once for each "
+            "rank, and that launcher reaches other nodes over SSH",
             f"{phase.script}:{line}",
             EXPECTED,
             "train in the script itself: torchrun starts it once for each rank",

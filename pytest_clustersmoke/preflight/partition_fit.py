@@ -306,9 +306,9 @@ def check_availability(
         return
     yield Finding(
         "nodes-unavailable",
-        f"phase {request.phase.name} needs {plural(need, 'node')}, but of the "
-        f"{plural(len(fit), 'node')} of partition {request.partition.name} that could run it only "
-        f"{available} {'takes' if available == 1 else 'take'} jobs: "
+        f"phase {request.phase.name} needs {plural(need, 'node')}, but only {available} of "
+        f"the {plural(len(fit), 'node')} of partition {request.partition.name} that could run it "
+        f"{'takes' if available == 1 else 'take'} jobs: "
         + shorten([node.description for node in bad], MAX_NAMED, "; "),
         "have these nodes checked and resumed (scontrol update nodename=... state=resume)",
         evidence=(

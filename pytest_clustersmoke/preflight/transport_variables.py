@@ -1,7 +1,7 @@
 """Find variables that rule out every transport that the cluster expects of a phase.
 
-Only certain contradictions are reported: only the text of a glob before its first wildcard counts,
-and a variable rules out only what it excludes on every machine.
+Only contradictions that are certain are reported: only the text of a glob before its first wildcard
+counts, and a variable rules out only what it excludes on every machine.
 """
 
 from __future__ import annotations

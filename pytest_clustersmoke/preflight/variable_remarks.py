@@ -1,6 +1,7 @@
 """Remarks about environment variables, before the job.
 
-Remarks never change a verdict. A certain mistake in the profile itself is a usage error.
+Remarks never change a verdict. A mistake in the profile itself, if it is certain, is a usage
+error.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from ..evidence.job_results import NOT_MEASURED
 
 JOB = "job"  # the name under which a job is listed among the criteria of its phase
 
-# Proofs of training that no phase is FIT without, whatever its cluster requires, if it makes them.
+# Kinds of evidence that training is correct. A phase that checks one is FIT only if the check could
+# be judged, whatever its cluster requires.
 PROOFS = frozenset({"gradients"})
 EXIT_INCONCLUSIVE = 6  # pytest itself uses 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
@@ -184,7 +185,7 @@ def judge(run: RunTally) -> RunVerdict:
         name = INCONCLUSIVE if missing or known or run.interrupted or not fit else FIT
         reasons = [
             *missing,
-            *(f"{failure.what} is known until {failure.until}" for failure in known),
+            *(f"{failure.what} is known to fail until {failure.until}" for failure in known),
         ]
     count = _count(run, name)
     unjudged = [phase.name for phase in run.phases.values() if not phase.criteria]

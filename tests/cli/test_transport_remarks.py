@@ -136,7 +136,7 @@ def test_log_without_edges_has_possible_reasons(lines: list[str], reason: str) -
     assert reason in text
 
 
-def test_lazy_connection_is_no_reason_before_nccl_2_22() -> None:
+def test_lazy_connection_is_not_suggested_before_nccl_2_22() -> None:
     """NCCL 2.21 connects edges during init."""
     text = remarks_text(job("NCCL version 2.21.5+cuda12.4", INFO + "Using network IB"))
     assert "NCCL_RUNTIME_CONNECT" not in text

@@ -44,8 +44,8 @@ def test_slow_rank_is_named_with_its_host(tmp_path: Path) -> None:
         check(ran(tmp_path, [0.05] * STEPS, [0.1] * STEPS, [0.05] * STEPS))
     words = str(failure.value)
     assert words == (
-        "rank 1 (n0) on h0 falls behind: its own part of a step takes 100 ms, the others' 50 ms, "
-        "of 200 ms per step"
+        "rank 1 (n0) on h0 falls behind: its own part of a step takes 100 ms, that of the "
+        "others 50 ms; a whole step takes 200 ms"
     )
 
 
@@ -91,8 +91,8 @@ def test_gpu_that_is_late_by_milliseconds_is_named(tmp_path: Path) -> None:
     ("own", "words"),
     [
         (([0.1] * STEPS,), "there is no other rank"),
-        (([0.1] * STEPS, [0.1] * 4), "rank 1 .* in 4 of 4 steps"),
-        (([0.1] * STEPS, [float("nan")] * STEPS), "rank 1 .* in 0 of 20 steps"),
+        (([0.1] * STEPS, [0.1] * 4), "rank 1 .* in 4 of the 4 steps"),
+        (([0.1] * STEPS, [float("nan")] * STEPS), "rank 1 .* in 0 of the 20 steps"),
     ],
 )
 def test_ranks_that_were_not_timed_are_unmeasured(

@@ -272,7 +272,7 @@ def test_logs_without_edges_are_unmeasured(job: Job, tmp_path: Path) -> None:
     job.wording = lambda source, destination, role: None
     transports = judge(job.stage(tmp_path), tmp_path).transports
     for side in (transports.intra_node, transports.inter_node):
-        with pytest.raises(Unmeasured, match="connects when a collective first needs it"):
+        with pytest.raises(Unmeasured, match="connects only when a collective first needs"):
             side.check()
 
 

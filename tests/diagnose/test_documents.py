@@ -43,7 +43,7 @@ def test_missing_model_directory_is_named() -> None:
     assert ids(findings) == ["file_missing"] and f"file {PATH}" in findings[0].cause
 
 
-def test_parameters_never_read_are_not_a_different_model() -> None:
+def test_unread_parameter_count_is_not_a_model_mismatch() -> None:
     """The collective that reads them timed out, which is the cause; other counts are a mismatch."""
     unread = "[rank1]: RuntimeError: DDP expects same model across all ranks, but Rank {} has 20 "
     unread += "params, while rank 1 has inconsistent {} params.\n"

@@ -1,4 +1,4 @@
-"""Events are shown in one order of time; stamped log lines decide nothing in it."""
+"""Events are shown in chronological order; stamped log lines decide nothing in it."""
 
 from __future__ import annotations
 

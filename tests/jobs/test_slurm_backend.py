@@ -139,7 +139,7 @@ def test_exiting_setup_line_is_a_failure(tmp_path: Path) -> None:
     assert phase.setup_failed.exists()
 
 
-def test_no_setup_lines_source_nothing(tmp_path: Path) -> None:
+def test_without_setup_lines_nothing_is_sourced(tmp_path: Path) -> None:
     """Without setup lines nothing is sourced."""
     assert batch_script.strict_setup_lines([], PhaseDir(tmp_path)) == []
 

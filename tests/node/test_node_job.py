@@ -54,7 +54,7 @@ def test_other_versions_on_one_node_end_the_phase_before_torchrun(
     record, (finding,) = phase(suite)
     assert record["outcome"] == "failed"
     assert (finding["id"], finding["hosts"]) == ("versions-differ", ["local1"])
-    assert "submitit 0.0.1 (the other nodes: " in finding["cause"]
+    assert "submitit 0.0.1 (most common: " in finding["cause"]
     evidence = finding["evidence"][0]
     assert evidence["file"].endswith("0001/facts.json") and "packages" in evidence["text"]
     result = collect_phase(phase_dir(suite))

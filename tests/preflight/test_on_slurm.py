@@ -139,8 +139,8 @@ def test_drained_nodes_are_named_if_too_few_are_left(lab_suite: Suite) -> None:
     (finding,) = outcome.phase("wide")["findings"]
     assert finding["id"] == "nodes-unavailable" and finding["hosts"] == ["node1"]
     for words in (
-        f"of the {NODES}",
-        "only 2 take jobs",
+        f"only 2 of the {NODES} nodes",
+        "that could run it take jobs",
         "ECC errors=12 State=IDLE",
         "drain",
         f"; {USER} ",

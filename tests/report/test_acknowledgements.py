@@ -418,7 +418,7 @@ def test_known_failure_is_never_a_pass(
     assert judge(made).name == verdict
     if verdict == INCONCLUSIVE:
         ended = f"{int(outcome != 'never_ran')} of 1 phases finished"
-        sentence = f"INCONCLUSIVE: {ended} (small: {name} is known until {SOON})"
+        sentence = f"INCONCLUSIVE: {ended} (small: {name} is known to fail until {SOON})"
         assert judge(made).sentence == sentence
         (known,) = judge(made).known
         assert (known.what, known.where) == (f"small: {name}", "cluster.yaml:12")
@@ -463,7 +463,9 @@ def test_known_criterion_end_to_end(suite: Suite, words: tuple[str, ...]) -> Non
     result = run_known(suite, "-rx", *words, apart=bool(words))
     result.assert_outcomes(passed=2, xfailed=1)
     assert result.ret == 6
-    sentence = f"INCONCLUSIVE: 1 of 1 phases finished (small: test_rate is known until {SOON})"
+    sentence = (
+        f"INCONCLUSIVE: 1 of 1 phases finished (small: test_rate is known to fail until {SOON})"
+    )
     assert result.outlines[-1] == sentence
     (place,) = suite.record()["known"]
     where = place["where"]
@@ -509,7 +511,7 @@ def test_fixture_errors_of_a_known_job_are_known(suite: Suite, words: tuple[str,
     result = suite.run_apart(*words) if words else suite.run()
     result.assert_outcomes(xfailed=4)  # pytest counts a call and its teardown separately
     assert result.ret == 6
-    sentence = f"INCONCLUSIVE: 1 of 1 phases finished (small: job is known until {SOON})"
+    sentence = f"INCONCLUSIVE: 1 of 1 phases finished (small: job is known to fail until {SOON})"
     assert result.outlines[-1] == sentence
     (phase,) = suite.record()["phases"]
     assert [criterion["result"] for criterion in phase["criteria"].values()] == ["known"] * 3
@@ -549,7 +551,7 @@ def test_xfail_without_entry_is_inconclusive(suite: Suite, words: tuple[str, ...
     assert result.ret == 6
     assert result.outlines[-1] == (
         "INCONCLUSIVE: 1 of 1 phases finished (small: test_word is marked xfail, and no entry of "
-        f"`known` covers it; small: test_rate is known until {SOON})"
+        f"`known` covers it; small: test_rate is known to fail until {SOON})"
     )
     (phase,) = suite.record()["phases"]
     assert phase["criteria"]["test_word"]["result"] == "known"
@@ -600,7 +602,7 @@ def test_known_job_end_to_end(suite: Suite, entry: dict[str, str]) -> None:
     result = suite.run()
     result.assert_outcomes(xfailed=3)
     assert result.ret == 6
-    assert result.outlines[-1].endswith(f"(small: job is known until {SOON})")
+    assert result.outlines[-1].endswith(f"(small: job is known to fail until {SOON})")
     (phase,) = suite.record()["phases"]
     assert phase["outcome"] == "failed" and phase["known"]["reason"] == "RMA 4711"
     assert {criterion["result"] for criterion in phase["criteria"].values()} == {"known"}

@@ -4,7 +4,7 @@ The spread is the mean distance from the median, with each distance capped at 5 
 sqrt(pi / 2) it estimates the standard deviation of normal values. The MAD alone (the median of the
 distances, times 1.4826: C. Leys et al., J. Exp. Soc. Psychol. 49 (2013) 764-766,
 doi:10.1016/j.jesp.2013.03.013) resists bad runs as well, but is too inexact for ten runs: a
-bound with few false failures would miss a loss of 30 % in one history of five.
+bound with few false failures would miss a loss of 30 % in one history out of five.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
             continue
         for rank, value in known.items():
             if value != common:
-                odd[rank].append(f"{name} {value} (the other nodes: {common})")
+                odd[rank].append(f"{name} {value} (most common: {common})")
     for rank, words in odd.items():
-        problem = f"versions differ from the other nodes': {listed(words)}"
+        problem = f"versions differ from those on other nodes: {listed(words)}"
         yield Check("versions-differ", (rank,), problem, SAME_ENVIRONMENT, FAILURE, "packages")
 
 

@@ -48,7 +48,7 @@ def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Check]:
-    """Variables that select nothing on the node that its ranks could communicate over."""
+    """Variables whose value matches nothing on this node over which its ranks could communicate."""
     unmatched = {
         variable.name: variable
         for variable in find_unmatched_on_node(node.name, node.facts, spec, apart)

@@ -320,8 +320,8 @@ def test_node_with_other_versions_fails() -> None:
     odd = node(1, packages={"torch": "2.4.0"}, python="3.10.1")
     check = only(node(0), odd, node(2))
     assert (check.id, check.nodes, check.severity) == ("versions-differ", (1,), FAILURE)
-    assert "torch 2.4.0 (the other nodes: 2.5.1)" in check.what
-    assert "numpy not installed (the other nodes: 2.1.0)" in check.what
+    assert "torch 2.4.0 (most common: 2.5.1)" in check.what
+    assert "numpy not installed (most common: 2.1.0)" in check.what
     assert "python 3.10.1" in check.what
 
 

@@ -178,7 +178,7 @@ def test_interface_down_on_one_node_warns() -> None:
         {"enp9": adapter("10.1.0.2"), "ens1": adapter(up=False)},  # the same link, renamed
     ],
 )
-def test_nodes_built_differently_do_not_warn(more: dict[str, Any]) -> None:
+def test_differently_built_nodes_cause_no_warning(more: dict[str, Any]) -> None:
     """Bridges and tunnels come and go, and names differ: the same number of links is enough."""
     other: dict[str, Any] = {"docker0": adapter("172.17.0.1", physical=False)}
     assert found(rails(0, **other), rails(1, **more), rails(2, **other)) == []
