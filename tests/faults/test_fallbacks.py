@@ -78,7 +78,7 @@ def test_fallback_is_unfit(transport_suite: Suite, fault: str, criterion: str, w
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("no_edges", "NCCL logged no connection inside a node: it connects when"),
+        ("no_edges", "NCCL logged no connection inside a node: NCCL connects only when"),
         ("no_log", "NCCL logged no connection inside a node: its logs are missing or empty"),
         ("lost_rank", "rank 3 of its communicator is not a known rank of the phase"),
     ],
