@@ -180,13 +180,11 @@ class PhaseResult:
 
     def _describe_factor(self, record: Mapping[str, Any]) -> str:
         """How all gradients are a multiple of their mean; empty if they are not."""
-        factor, tolerance = (
-            parse_number(record.get("factor")),
-            parse_number(record.get("tolerance")),
-        )
-        if factor is None or not math.isfinite(factor) or abs(factor - 1) <= (tolerance or 0):
+        factor = parse_number(record.get("factor"))
+        tolerance = parse_number(record.get("tolerance")) or 0
+        if factor is None or not math.isfinite(factor) or abs(factor - 1) <= tolerance:
             return ""
-        if abs(factor / self.world_size - 1) <= (tolerance or 0):
+        if abs(factor / self.world_size - 1) <= tolerance:
             return f"scaled by {factor:.4g} (the world size): summed, not averaged; "
         return f"scaled by {factor:.4g}; "
 
@@ -209,7 +207,8 @@ class PhaseResult:
             fail(
                 f"the data is not sharded: the local losses of all {self.world_size} ranks are "
                 f"identical in each of {steps} steps; expected a different share of the data on "
-                "each rank (DistributedSampler, or a seed that depends on rank.rank)"
+                "each rank (DistributedSampler, or a seed that depends on rank.rank), and in "
+                "step.record the rank's own loss, not an average over the ranks"
             )
 
     def check_reload(self) -> None:

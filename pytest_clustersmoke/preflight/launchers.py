@@ -100,15 +100,15 @@ def _callee_of(call: ast.Call) -> str:
 
 
 def _words_of(call: ast.Call) -> list[str]:
-    """The words of the command that a call starts, as far as the source has them literally."""
-    arguments: list[ast.expr] = list(call.args)
-    if arguments and isinstance(arguments[0], ast.List | ast.Tuple):
-        arguments = arguments[0].elts
-    words = [node.value for node in arguments if isinstance(node, ast.Constant)]
-    if not arguments or not isinstance(arguments[0], ast.Constant):
+    """The words of the command that a call starts, as far as the source has them literally; none
+    if it does not name the program."""
+    nodes = call.args
+    if nodes and isinstance(nodes[0], ast.List | ast.Tuple):
+        nodes = nodes[0].elts
+    if not nodes or not isinstance(nodes[0], ast.Constant):
         return []
-    texts = [word for word in words if isinstance(word, str)]
-    return _split(texts[0]) if len(texts) == 1 else texts
+    words = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
+    return _split(words[0]) + words[1:]
 
 
 def _stays_on_its_node(words: list[str]) -> bool:

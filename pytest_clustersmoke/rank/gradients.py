@@ -112,23 +112,17 @@ class Probe:
         applied = torch.zeros_like(mean) if gradient is None else gradient.float() * self.scale
         error = (applied - mean).square().sum(dtype=torch.float64)
         spread = (local - mean).square().sum(dtype=torch.float64)
-        products = [
-            (first * second).sum(dtype=torch.float64)
-            for first, second in (
-                (applied, applied),
-                (mean, mean),
-                (applied, mean),
-            )
-        ]
+        pairs = ((applied, applied), (mean, mean), (applied, mean))
+        products = [(first * second).sum(dtype=torch.float64) for first, second in pairs]
         return torch.stack([typical, error, spread, *products])
 
 
 def _common_factor(products: Sequence[float], tolerance: float) -> float | None:
-    """The number by which all applied gradients are a multiple of the mean; None if they are none.
+    """The factor between the applied gradients and the mean; None if it is not the same for all.
 
     `products`: over all parameters, the squared norms of the applied gradients and of the mean, and
-    the product of the two. The part of the applied gradients that is no multiple of the mean has
-    the squared norm applied - product**2 / mean.
+    the product of the two. The part of the applied gradients that is not a multiple of the mean
+    has the squared norm applied - product**2 / mean.
     """
     applied, mean, product = products
     if not (0 < applied < math.inf and 0 < mean < math.inf):

@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -79,10 +78,11 @@ def refuse_moved_root(config: pytest.Config) -> None:
     and another root directory has other tests. Raises UsageError.
     """
     words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
-    if config.rootpath == Path.cwd() or config.getoption("rootdir"):
+    here = config.invocation_params.dir
+    if config.rootpath == here or config.getoption("rootdir"):
         return
     for option, path in pairwise(map(str, words)):
-        if option in PATH_OPTIONS and Path(path).exists():
+        if option in PATH_OPTIONS and (here / path).exists():
             raise pytest.UsageError(
                 f"{option} {path}: pytest takes this path for a test path and uses "
                 f"{config.rootpath} as its root directory; expected {option}={path}, or also "

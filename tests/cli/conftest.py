@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.cli import parser
 from pytest_clustersmoke.config.cluster_file import load
 from pytest_clustersmoke.config.profile import Profile
 from tests.cli.recorded_slurm import Slurm, run
@@ -45,3 +48,31 @@ def profile(tmp_path: Path, init: Init) -> Callable[..., tuple[Profile, str]]:
         return file.profile(name), path.read_text()
 
     return make
+
+
+@dataclass
+class CommandResult:
+    """The exit status of a subcommand, and what it printed; `--json` prints a `json_type`."""
+
+    json_type: type
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        value = json.loads(self.out)
+        assert isinstance(value, self.json_type)
+        return value
+
+
+@pytest.fixture
+def run_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandResult]:
+    """Run a subcommand in this process."""
+
+    def call(json_type: type, *words: object) -> CommandResult:
+        parsed = parser().parse_args([str(word) for word in words])
+        status = parsed.run(parsed)
+        return CommandResult(json_type, status, *capsys.readouterr())
+
+    return call

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +22,10 @@ OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.
 COMMAND = [sys.executable, "-m", "pytest_clustersmoke.cli", "diagnose"]
 
 
-@dataclass
-class CommandResult:
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> list[dict[str, Any]]:
-        value = json.loads(self.out)
-        assert isinstance(value, list)
-        return value
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Any:
+def run(run_command: Callable[..., Any]) -> Any:
     """Run the subcommand in this process."""
-
-    def diagnose(*words: object) -> CommandResult:
-        parsed = parser().parse_args(["diagnose", *map(str, words)])
-        status = parsed.run(parsed)
-        return CommandResult(status, *capsys.readouterr())
-
-    return diagnose
+    return partial(run_command, list, "diagnose")
 
 
 @pytest.fixture

@@ -12,13 +12,14 @@ import struct
 import subprocess
 import sys
 import termios
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.cli import parser, transport_text
+from pytest_clustersmoke.cli import transport_text
 from pytest_clustersmoke.cli.job_transports import JobTransports
 from pytest_clustersmoke.cli.matrix import matrices
 from pytest_clustersmoke.cli.subcommand import TextOutput
@@ -43,29 +44,10 @@ EDGE = "k1:10:20 [0] NCCL INFO Channel 00/0 : {}[0] -> {}[1] via P2P/CUMEM\n"
 COMMAND = [sys.executable, "-m", "pytest_clustersmoke.cli", "transports"]
 
 
-@dataclass
-class CommandResult:
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        value = json.loads(self.out)
-        assert isinstance(value, dict)
-        return value
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Any:
+def run(run_command: Callable[..., Any]) -> Any:
     """Run the subcommand in this process."""
-
-    def transports(*words: object) -> CommandResult:
-        parsed = parser().parse_args(["transports", *map(str, words)])
-        status = parsed.run(parsed)
-        return CommandResult(status, *capsys.readouterr())
-
-    return transports
+    return partial(run_command, dict, "transports")
 
 
 @pytest.fixture

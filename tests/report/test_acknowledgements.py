@@ -25,7 +25,8 @@ from pytest_clustersmoke.report.verdict import (
     RunTally,
     judge,
 )
-from pytest_clustersmoke.session.tally import MARKS, count_report
+from pytest_clustersmoke.session.tally import count_report
+from tests.report.pytest_reports import report
 from tests.support.evidence import Evidence, make_profile
 from tests.support.harness import Outcome, Suite, properties
 
@@ -380,16 +381,7 @@ def test_entry_for_unknown_criterion_is_misnamed(
 
 
 def report_of(name: str, outcome: Any, when: Any = "call", **marks: str) -> pytest.TestReport:
-    made = pytest.TestReport(
-        nodeid=f"test_x.py::TestA::{name}",
-        location=("test_x.py", 1, name),
-        keywords={},
-        outcome=outcome,
-        longrepr=None,
-        when=when,
-    )
-    setattr(made, MARKS, {"phase": "small", **marks})
-    return made
+    return report(name, outcome, when, phase="small", **marks)
 
 
 KNOWN = {"known": "the switch", "known_until": SOON, "known_where": "cluster.yaml:12"}
@@ -413,8 +405,8 @@ def test_known_failure_is_never_a_pass(
 ) -> None:
     """Alone it makes the run INCONCLUSIVE; whatever else fails makes it UNFIT."""
     made = tally(small=outcome)
-    for report in [report_of(name, "skipped", **KNOWN), *others]:
-        count_report(made, report)
+    for test_report in [report_of(name, "skipped", **KNOWN), *others]:
+        count_report(made, test_report)
     assert judge(made).name == verdict
     if verdict == INCONCLUSIVE:
         ended = f"{int(outcome != 'never_ran')} of 1 phases finished"

@@ -19,23 +19,8 @@ from pytest_clustersmoke.report.verdict import (
     RunVerdict,
     judge,
 )
-from pytest_clustersmoke.session.tally import MARKS, count_report
-
-
-def report(
-    name: str = "test_a", outcome: Any = "passed", when: Any = "call", **properties: str
-) -> pytest.TestReport:
-    made = pytest.TestReport(
-        nodeid=f"test_x.py::TestA::{name}",
-        location=("test_x.py", 1, name),
-        keywords={},
-        outcome=outcome,
-        longrepr=None,
-        when=when,
-    )
-    if properties:
-        setattr(made, MARKS, properties)
-    return made
+from pytest_clustersmoke.session.tally import count_report
+from tests.report.pytest_reports import report
 
 
 def tally(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> RunTally:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ...evidence.telemetry import parse_number
 from ...evidence.variable_names import show_value
+from ...text import shorten
 from ..gpu_facts import rows
 
 FAILURE, WARNING = "failure", "warning"
@@ -92,10 +93,7 @@ def most_common(values: Iterable[T]) -> T | None:
 
 def listed(words: Iterable[str]) -> str:
     """`a, b and 7 more`."""
-    all_words = list(words)
-    more = len(all_words) - MANY
-    text = ", ".join(all_words[:MANY])
-    return f"{text} and {more} more" if more > 0 else text
+    return shorten(list(words), MANY)
 
 
 def size(count: float) -> str:
