@@ -23,6 +23,7 @@ class Swept(Started, TalkedInsideNodes):
     average over all sizes: small sizes dominate it, so it says little about a link.
     """
 
+    @pytest.mark.detects("result-corrupted")
     def test_every_collective_is_correct(self, phase: PhaseView) -> None:
         bandwidth.check_results(phase)
 
@@ -49,7 +50,12 @@ class Swept(Started, TalkedInsideNodes):
 
 
 @pytest.mark.phase(
-    "allreduce_1node", script="train_allreduce.py", gpus_per_node=2, args=SIZES, small=SMALL
+    "allreduce_1node",
+    script="train_allreduce.py",
+    gpus_per_node=2,
+    args=SIZES,
+    small=SMALL,
+    needs={"whole_nodes": True},
 )
 class TestAllReduceOnOneNode(Swept):
     """Inside a node: NVLink, PCIe or shared memory."""
@@ -62,6 +68,8 @@ class TestAllReduceOnOneNode(Swept):
     gpus_per_node=2,
     args=SIZES,
     small=SMALL,
+    # Two nodes are enough; four give six pairs to compare.
+    needs={"whole_nodes": True, "min_nodes": 2},
 )
 class TestAllReduceOverNodes(Swept, TalkedBetweenNodes):
     """Between nodes: all together, and each pair."""

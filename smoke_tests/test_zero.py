@@ -75,6 +75,7 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
     gpus_per_node=2,
     args={**SIZES, "layers": 6},
     small=SMALL,
+    needs={"bf16": True, "writes_gib": 10.5},  # 14 bytes for each parameter
 )
 class TestZeroOneOnTwoGpus(TrainedWithZero):
     """805,429,248 parameters on one node."""
@@ -88,6 +89,7 @@ class TestZeroOneOnTwoGpus(TrainedWithZero):
     gpus_per_node=2,
     args={**SIZES, "layers": 8},
     small=SMALL,
+    needs={"bf16": True, "writes_gib": 14},
 )
 class TestZeroOneOnFourNodes(TrainedWithZero, TalkedBetweenNodes):
     """1,073,905,664 parameters on four nodes."""

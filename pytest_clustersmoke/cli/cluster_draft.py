@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..preflight.precision import lacks_bf16
 from ..text import plural
 from .partition_survey import ClusterSurvey, NodeKind, PartitionChoice, gpu_words
-from .suite_files import shipped_profile
+from .suite_files import shipped_phases, shipped_profile
 
 TEMPLATE = "cluster.yaml.j2"
 WIDTH = 100
@@ -29,8 +29,8 @@ CPU_RANKS = 2
 DISK = "/tmp"
 # Variables of a site's scratch directories; the first usable one is taken.
 SCRATCH = ("SCRATCH", "WORK", "WORKDIR")
-# All-reduce over nodes needs two nodes; four nodes give six pairs to compare.
-SWEEP_NODES, PAIR = 4, 2
+# Ranks that a phase of one whole node needs to communicate.
+PAIR = 2
 # Time limits of jobs in seconds, if the partition allows them.
 ONE_NODE_S, SEVERAL_NODES_S = 1800, 3600
 # The share of a node's memory for jobs; the rest is for the system.
@@ -38,35 +38,15 @@ MEMORY_SHARE = 0.9
 _MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/@-]*")
 
 
-class Needs(NamedTuple):
-    """What a phase needs: resources, the GiB of its checkpoint, and whether it trains in bf16."""
-
-    nodes: int
-    gpus: int
-    writes_gib: float = 0
-    bf16: bool = False
-
-
-# A checkpoint has 14 bytes per parameter: 805,429,248 and 1,073,905,664 parameters.
-NEEDS: Mapping[str, Needs] = {
-    "mlp_1gpu": Needs(1, 1),
-    "ddp_2gpu": Needs(1, 2),
-    "zero1_2gpu": Needs(1, 2, 10.5, bf16=True),
-    "zero1_4node": Needs(4, 2, 14, bf16=True),
-    "lora_sft_ddp": Needs(1, 8, bf16=True),
-    "lora_sft_2node": Needs(2, 8, bf16=True),
-    "allreduce_1node": Needs(1, 2),
-    "allreduce_multinode": Needs(4, 2),
-}
-
-
 @dataclass(frozen=True)
 class DraftPhase:
-    """A phase of the profile; `left_out` is the reason if it is left out."""
+    """A phase of the profile; `left_out` is the reason if it is left out, `downloads` what its
+    ranks download."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     left_out: str = ""
+    downloads: str = ""
 
 
 @dataclass(frozen=True)
@@ -286,12 +266,13 @@ def _small_phases(
 ) -> list[DraftPhase]:
     """The phases, small enough for two cores to train in seconds, on nodes with this many ranks."""
     phases = []
+    marks = {marked.name: marked for marked in shipped_phases()}
     for name, values in shipped.items():
-        settings = dict(values)
-        needed = int(settings.get("nodes", NEEDS[name].nodes))
-        ranks_needed = int(settings.get("gpus_per_node", NEEDS[name].gpus))
-        if name == "allreduce_multinode":
-            needed = settings["nodes"] = int(min(needed, max(nodes, PAIR)))
+        settings, marked = dict(values), marks[name]
+        needed = int(settings.get("nodes", marked.nodes))
+        ranks_needed = int(settings.get("gpus_per_node", marked.gpus_per_node))
+        if fewest := marked.needs.min_nodes:
+            needed = settings["nodes"] = int(min(needed, max(nodes, fewest)))
         why = _too_few(needed, ranks_needed, nodes, ranks, "ranks")
         phases.append(DraftPhase(name, settings, why))
     return phases
@@ -301,19 +282,19 @@ def _phases(choice: PartitionChoice) -> list[DraftPhase]:
     """The phases in their documented sizes."""
     kind, most = choice.kind, choice.max_nodes
     phases = []
-    for name, needs in NEEDS.items():
-        nodes, gpus = needs.nodes, needs.gpus
-        if name == "allreduce_1node":
-            gpus = max(kind.gpus, PAIR)
-        elif name == "allreduce_multinode":
-            nodes, gpus = max(PAIR, min(SWEEP_NODES, most)), kind.gpus
+    for marked in shipped_phases():
+        nodes, gpus, needs = marked.nodes, marked.gpus_per_node, marked.needs
+        if needs.min_nodes:
+            nodes = int(max(needs.min_nodes, min(nodes, most)))
+        if needs.whole_nodes:
+            gpus = max(kind.gpus, 1 if nodes > 1 else PAIR)
         why = _too_few(nodes, gpus, most, kind.gpus, "GPUs")
         why = why or (lacks_bf16(kind.gpu) if needs.bf16 else "")
         settings: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus}
         if needs.writes_gib:
             settings["writes_gib"] = needs.writes_gib
         settings["slurm"] = {**_share(kind, gpus), "time": _time(nodes, choice)}
-        phases.append(DraftPhase(name, settings, why))
+        phases.append(DraftPhase(marked.name, settings, why, needs.downloads))
     return phases
 
 
@@ -323,8 +304,8 @@ def _note_shares(draft: ClusterDraft, kind: NodeKind) -> None:
     why = f"each job gets CPUs and memory in proportion to its GPUs (a node has {node})"
     draft.guess("phases", why)
     for phase in draft.phases:
-        if phase.name.startswith("lora") and not phase.left_out:
-            why = "it downloads Mistral-7B to the node's $HF_HOME"
+        if phase.downloads and not phase.left_out:
+            why = f"it downloads {phase.downloads} to the node's $HF_HOME"
             draft.guess(f"phases.{phase.name}", why)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import __file__ as package_file
+from ..config.marker import Marked, read_marker
 from ..text import Problem, UsageProblems
 
 FOLDER = "smoke_tests"
@@ -51,6 +53,23 @@ def shipped_profile(name: str) -> dict[str, Any]:
     file = yaml.safe_load((PACKAGE / "_cluster.yaml").read_text(encoding="utf-8"))
     profile: dict[str, Any] = file["clusters"][name]
     return profile
+
+
+def shipped_phases() -> list[Marked]:
+    """The phases of the suite as their markers describe them, the smallest first. Raises
+    UsageProblems if a marker is not valid."""
+    phases: list[Marked] = []
+    problems: list[Problem] = []
+    for path in sorted(shipped_suite().glob("test_*.py")):
+        classes = [item for item in runpy.run_path(str(path)).values() if isinstance(item, type)]
+        for mark in (mark for cls in classes for mark in vars(cls).get("pytestmark", ())):
+            if mark.name == "phase":
+                marked, misfits = read_marker(mark.args, mark.kwargs, path, str(path))
+                phases += [marked] if marked else []
+                problems += misfits
+    if problems:
+        raise UsageProblems(problems)
+    return sorted(phases, key=lambda phase: (phase.nodes, phase.gpus_per_node))
 
 
 def suite_files() -> dict[str, bytes]:

@@ -5,15 +5,34 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..text import Problem, near
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-MARKER_KEYS = ("script", "nodes", "gpus_per_node", "args", "small", "timeout_s")
+MARKER_KEYS = ("script", "nodes", "gpus_per_node", "args", "small", "timeout_s", "needs")
 DEFAULT_TIMEOUT_S = 3600.0
+# What is expected of a value of `needs`, by its type.
+VALUES: Mapping[type, str] = {
+    bool: "True or False",
+    str: "text",
+    int: "a whole number, 0 or above",
+    float: "a number, 0 or above",
+}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a phase needs of a cluster besides its nodes and GPUs; `clustersmoke init` writes its
+    profile by this."""
+
+    bf16: bool = False
+    writes_gib: float = 0.0  # its checkpoint
+    downloads: str = ""  # what its ranks download from the Hugging Face hub
+    whole_nodes: bool = False  # it uses all GPUs of its nodes
+    min_nodes: int = 0  # the fewest nodes it is useful on; 0 if it needs all of its `nodes`
 
 
 @dataclass(frozen=True)
@@ -28,6 +47,7 @@ class Marked:
     timeout_s: float
     where: str
     small: Mapping[str, Any] = field(default_factory=dict)  # arguments that train in seconds
+    needs: Needs = Needs()
 
     @property
     def size_mark(self) -> str:
@@ -61,6 +81,28 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, bool | int | str)
+
+
+def _check_needs(needs: Any, phase: str, where: str) -> list[Problem]:
+    """Check that `needs` has only the fields of `Needs`, with values of their types."""
+    if not isinstance(needs, Mapping):
+        return [Problem(f"needs of {phase} is not a mapping", where, "a dict")]
+    defaults = {item.name: item.default for item in fields(Needs)}
+    problems = []
+    for key, value in needs.items():
+        if key not in defaults:
+            expected, hint = f"one of {', '.join(defaults)}", near(str(key), defaults)
+            problems.append(
+                Problem(f"unknown key {key!r} in needs of {phase}", where, expected, hint)
+            )
+            continue
+        kind = type(defaults[key])
+        kinds = (int, float) if kind is float else (kind,)
+        if type(value) not in kinds or (kind in (int, float) and not 0 <= value < math.inf):
+            expected = VALUES[kind]
+            text = f"needs[{key!r}]={value!r} of {phase} is not valid"
+            problems.append(Problem(text, where, expected))
+    return problems
 
 
 def read_marker(
@@ -106,6 +148,7 @@ def read_marker(
             )
     for key in ("args", "small"):
         problems += _check_arguments(key, kwargs.get(key, {}), f"phase {name!r}", where)
+    problems += _check_needs(kwargs.get("needs", {}), f"phase {name!r}", where)
     if problems:
         return None, problems
     assert isinstance(name, str) and isinstance(script, str)
@@ -123,5 +166,6 @@ def read_marker(
         float(kwargs.get("timeout_s", DEFAULT_TIMEOUT_S)),
         where,
         dict(kwargs.get("small", {})),
+        Needs(**kwargs.get("needs", {})),
     )
     return marked, problems

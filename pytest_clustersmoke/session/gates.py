@@ -12,6 +12,7 @@ from ..config.phase import Phase, Sourced, Staged
 from ..config.profile import Expectation, Profile
 from ..criteria.transport_sides import matches
 from ..faults import FAULTS, HOOK, JOB, NOTHING, Fault
+from ..text import near
 from .items import PhaseClass, PhaseItem, suite_of
 
 STEPS = "test_all_steps_are_done"
@@ -76,6 +77,8 @@ def _reasons(fault: Fault, candidate: Candidate, profile: Profile) -> Iterator[s
     yield "needs a phase that trains" if fault.trains and STEPS not in candidate.names else ""
     yield f"needs a phase marked `{fault.mark}`" if lacks_mark else ""
     yield f"needs a phase with {', '.join(absent)}" if absent else ""
+    is_judged = bool(fault.red or candidate.item.fault.red)
+    yield "" if is_judged else f'needs a criterion marked detects("{fault.name}")'
     yield _explain_transports(fault, candidate, profile) if fault.transports else ""
 
 
@@ -159,7 +162,8 @@ PREFIX = "prove-"
 
 
 class GateItem(PhaseItem):
-    """One fault staged in one phase; passes if the fault turned its criterion red."""
+    """One fault staged in one phase; passes if the fault turned its criterion red. `fault` includes
+    the criteria that the class marks with `detects`."""
 
     def __init__(self, *, fault: Fault, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -175,6 +179,28 @@ class GateItem(PhaseItem):
 
 
 def make_gates(cls: PhaseClass) -> Iterator[GateItem]:
-    for fault in FAULTS.values():
-        gate: GateItem = GateItem.from_parent(cls, name=f"prove[{fault.name}]", fault=fault)
+    must, may = _read_detections(cls)
+    for name, fault in FAULTS.items():
+        fault = replace(fault, red=fault.red | must[name], follows=fault.follows | may[name])
+        gate: GateItem = GateItem.from_parent(cls, name=f"prove[{name}]", fault=fault)
         yield gate
+
+
+Detections = dict[str, frozenset[str]]
+
+
+def _read_detections(cls: PhaseClass) -> tuple[Detections, Detections]:
+    """Fault -> the criteria of the class that must turn red, and those that may; by their `detects`
+    marks."""
+    must: Detections = dict.fromkeys(FAULTS, frozenset())
+    may: Detections = dict.fromkeys(FAULTS, frozenset())
+    for item in cls.criteria:
+        for mark in item.iter_markers("detects"):
+            if unknown := [name for name in mark.args if name not in list(FAULTS)]:
+                hint = near(str(unknown[0]), FAULTS)
+                text = f"{item.nodeid} is marked detects({unknown[0]!r}), which is no known fault"
+                raise cls.CollectError("; ".join(filter(None, [text, hint])))
+            detections = must if mark.kwargs.get("required", True) else may
+            for name in mark.args:
+                detections[name] |= {item.name}
+    return must, may

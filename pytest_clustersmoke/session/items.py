@@ -15,8 +15,10 @@ from ..config.marker import Marked
 from ..text import Problem
 
 MARKERS = (
-    "phase(name, script, nodes=1, gpus_per_node=1, args={}, small={}, timeout_s=3600): one "
-    "training job; the class's tests are its criteria",
+    "phase(name, script, nodes=1, gpus_per_node=1, args={}, small={}, timeout_s=3600, needs={}): "
+    "one training job; the class's tests are its criteria",
+    "detects(fault, ..., required=True): a criterion that must (or, with False, may) turn red "
+    "when --cluster-prove stages one of these faults",
     "singlegpu: phases on one GPU (derived)",
     "multigpu: phases on several GPUs of one node (derived)",
     "multinode: phases on several nodes (derived)",

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_clustersmoke.cli import cluster_draft
 from pytest_clustersmoke.cli.partition_survey import choose_partition, survey_cluster
+from pytest_clustersmoke.cli.suite_files import shipped_phases
 from pytest_clustersmoke.config.cluster_file import load
 from pytest_clustersmoke.config.profile import Profile
 from tests.cli.recorded_slurm import REPOSITORY, Slurm, run
@@ -46,7 +47,8 @@ def test_profile_of_nodes_with_four_a100(profile: Made) -> None:
         4,
         4,
     )
-    assert set(made.phases) == set(cluster_draft.NEEDS) - {"lora_sft_ddp", "lora_sft_2node"}
+    suite = {phase.name for phase in shipped_phases()}
+    assert set(made.phases) == suite - {"lora_sft_ddp", "lora_sft_2node"}
     four, single = made.phases["zero1_4node"], made.phases["mlp_1gpu"]
     assert (four.nodes, four.gpus_per_node, four.writes_gib) == (4, 2, 14)
     # 8 CPUs and 1 TiB per node: a GPU's share is 2 CPUs and 230.4 GiB.
@@ -220,8 +222,8 @@ def test_accounts(
     assert any("has the accounts euge, lab" in mark for mark in marks(text)) is marked
 
 
-def test_needs_match_the_markers(tmp_path: Path) -> None:
-    """Nodes and GPUs of every phase are those of its marker."""
+def test_phases_are_those_that_pytest_collects() -> None:
+    """Every phase of the suite, with the nodes and GPUs that pytest reads."""
     code = (
         "import pytest\n"
         "from pytest_clustersmoke.session.items import read_phases\n"
@@ -229,15 +231,15 @@ def test_needs_match_the_markers(tmp_path: Path) -> None:
         "    def pytest_collection_finish(self, session):\n"
         "        read, problems = read_phases(session.items); assert not problems\n"
         "        for phase in read.values():\n"
-        "            print('NEEDS', phase.name, phase.nodes, phase.gpus_per_node)\n"
+        "            print('PHASE', phase.name, phase.nodes, phase.gpus_per_node)\n"
         "pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider', 'smoke_tests'], [Plugin()])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
-    needs = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("NEEDS")]
-    assert {name: (int(n), int(g)) for name, n, g in needs} == {
-        name: (needed.nodes, needed.gpus) for name, needed in cluster_draft.NEEDS.items()
+    phases = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("PHASE")]
+    assert {name: (int(n), int(g)) for name, n, g in phases} == {
+        phase.name: (phase.nodes, phase.gpus_per_node) for phase in shipped_phases()
     }
 
 

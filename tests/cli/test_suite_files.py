@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.cli.suite_files import suite_files, write_files
+from pytest_clustersmoke.cli.suite_files import shipped_phases, suite_files, write_files
+from pytest_clustersmoke.config.cluster_file import load
 from pytest_clustersmoke.text import UsageProblems
 from tests.cli.recorded_slurm import REPOSITORY, Slurm, run
 
@@ -178,3 +179,12 @@ def test_suite_is_that_of_the_repository() -> None:
     assert {"smoke_tests/train_mlp.py", "smoke_tests/data/instructions.jsonl"} <= names
     if listed.returncode == 0:  # a copy without its history has no list to compare with
         assert names == set(listed.stdout.split())
+
+
+def test_shipped_profiles_repeat_the_sizes_of_the_suite() -> None:
+    """A profile that states what a phase writes states what its marker does."""
+    file = load(REPOSITORY / "cluster.yaml", {"HOME": "/home/me", "USER": "me"})
+    needs = {phase.name: phase.needs for phase in shipped_phases()}
+    for name in file.names:
+        for phase, settings in file.profile(name).phases.items():
+            assert settings.writes_gib in (None, needs[phase].writes_gib), (name, phase)

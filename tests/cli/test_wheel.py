@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.cli import cluster_draft, suite_files
+from pytest_clustersmoke.cli import suite_files
 from tests.cli.recorded_slurm import REPOSITORY
 from tests.support.needs import need_lab
 
@@ -104,7 +104,8 @@ def test_init_from_the_wheel_and_dry_run(installed: dict[str, str], tmp_path: Pa
     words = ("-p", "no:cacheprovider", "--cluster", "local", "--cluster-dry-run")
     plan = run_module(env, tmp_path / "new", "pytest", *words).stdout
     assert "train_zero.py" in plan and str(REPOSITORY / "smoke_tests") not in plan
-    assert all(f"\n{name}" in plan or f" {name}" in plan for name in cluster_draft.NEEDS)
+    names = [phase.name for phase in suite_files.shipped_phases()]
+    assert all(f"\n{name}" in plan or f" {name}" in plan for name in names)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.config.marker import Marked, read_marker
+from pytest_clustersmoke.config.marker import Marked, Needs, read_marker
 from pytest_clustersmoke.config.phase import parse_setting
 
 
@@ -49,6 +49,33 @@ def test_small_arguments_are_checked_like_args() -> None:
         "here.py:1: small['steps']={1: 2} of phase 'one' cannot be passed to the program; expected"
         " a name with text"
     )
+
+
+def test_needs_are_read() -> None:
+    """`needs` has the facts that `clustersmoke init` fits a phase by."""
+    marked, problems = read("one", needs={"bf16": True, "writes_gib": 14})
+    assert problems == [] and marked is not None
+    assert marked.needs == Needs(bf16=True, writes_gib=14)
+
+
+@pytest.mark.parametrize(
+    ("needs", "problem"),
+    [
+        ([1], "here.py:1: needs of phase 'one' is not a mapping; expected a dict"),
+        ({"bf61": True}, "here.py:1: unknown key 'bf61' in needs of phase 'one'; expected one of"),
+        ({"bf16": 1}, "here.py:1: needs['bf16']=1 of phase 'one' is not valid; expected True or"),
+        ({"downloads": 7}, "needs['downloads']=7 of phase 'one' is not valid; expected text"),
+        (
+            {"min_nodes": 1.5},
+            "needs['min_nodes']=1.5 of phase 'one' is not valid; expected a whole",
+        ),
+        ({"writes_gib": float("nan")}, "needs['writes_gib']=nan of phase 'one' is not valid; exp"),
+    ],
+)
+def test_invalid_needs_are_refused(needs: object, problem: str) -> None:
+    """An unknown key has a near match; a value must have the type of its key."""
+    marked, problems = read("one", needs=needs)
+    assert marked is None and len(problems) == 1 and problem in problems[0]
 
 
 def test_all_mistakes_of_a_marker_are_reported() -> None:

@@ -59,6 +59,34 @@ def test_every_record_of_a_proof_is_marked(suite: Suite) -> None:
     assert case["phase"] == "prove-loss-flat" and case["result"] == "passed"
 
 
+def test_criterion_of_a_suite_can_detect_a_fault(suite: Suite) -> None:
+    """Its mark names the fault, and the plan the criterion; without one the fault is not staged."""
+    dry_run = ("--cluster-prove", "--cluster-dry-run", "-k", "result-corrupted")
+    body = "def test_sums(self, phase):\n    pass"
+    suite.phase(body=body, script=str(STAGED), gpus_per_node=2)
+    assert lines_with(
+        suite.run(*dry_run),
+        'result-corrupted is not staged: needs a criterion marked detects("result-corrupted")',
+    )
+    suite.phase(
+        body=f'@pytest.mark.detects("result-corrupted")\n{body}',
+        script=str(STAGED),
+        gpus_per_node=2,
+    )
+    (line,) = lines_with(suite.run(*dry_run), "result-corrupted: small, 1 x 2 ranks: ")
+    assert line.endswith("-> test_sums")
+
+
+def test_mark_of_an_unknown_fault_is_refused(suite: Suite) -> None:
+    """The criterion is named, with a near match."""
+    body = "@pytest.mark.detects('loss-flatt')\ndef test_sums(self, phase):\n    pass"
+    suite.phase(body=body, script=str(STAGED))
+    result = suite.run("--cluster-prove")
+    assert result.ret != 0
+    (line,) = lines_with(result, "::test_sums is marked detects('loss-flatt')")
+    assert line.endswith("did you mean `loss-flat`?")
+
+
 def test_gate_that_stays_green_is_named(suite: Suite) -> None:
     """A rank that stages nothing leaves the criterion green: status 1, and the fault is named."""
     flat(suite, "deaf")
