@@ -76,7 +76,14 @@ def shorten(words: Sequence[str], most: int, separator: str = ", ") -> str:
     if len(words) <= most:
         return text
     joint = " and" if separator == ", " else f"{separator}and"
-    return f"{text}{joint} {len(words) - most} more"
+    return f"{text}{joint} {len(words) - most:,} more"
+
+
+def shorten_lines(lines: Sequence[str], most: int | None, where: str = "") -> list[str]:
+    """At most the first `most` lines (all if None), then `... and 3 more`, followed by `where`."""
+    if most is None or len(lines) <= most:
+        return list(lines)
+    return [*lines[:most], f"... and {len(lines) - most:,} more{where}"]
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_clustersmoke.text import near, plural, ranges, sanitize_line, sanitize_lines, shorten
+from pytest_clustersmoke.text import (
+    near,
+    plural,
+    ranges,
+    sanitize_line,
+    sanitize_lines,
+    shorten,
+    shorten_lines,
+)
 
 
 def test_control_characters_are_replaced() -> None:
@@ -25,6 +33,20 @@ def test_control_characters_are_replaced() -> None:
 def test_long_list_is_shortened(words: list[str], most: int, separator: str, text: str) -> None:
     """The first words stay; the rest is counted."""
     assert shorten(words, most, separator) == text
+
+
+@pytest.mark.parametrize(
+    ("most", "lines"),
+    [
+        (3, ["a", "b", "c"]),
+        (None, ["a", "b", "c"]),
+        (1, ["a", "... and 2 more (--all)"]),
+        (0, ["... and 3 more (--all)"]),
+    ],
+)
+def test_many_lines_are_shortened(most: int | None, lines: list[str]) -> None:
+    """The first lines stay; the last says how many more there are, and where."""
+    assert shorten_lines(["a", "b", "c"], most, " (--all)") == lines
 
 
 def test_counts_and_ranges_are_formatted() -> None:

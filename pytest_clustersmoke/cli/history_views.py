@@ -14,7 +14,7 @@ from ..evidence.history.history_query import PhaseCount, PhaseRun
 from ..evidence.history.outlier_judge import PastLevel, measure_level
 from ..evidence.history.setup_changes import describe_setup_changes
 from ..evidence.telemetry import to_json_value
-from ..text import plural
+from ..text import plural, shorten
 from .tables import moment, sparkline, table
 
 # The metric that represents a phase: the first of these that it has.
@@ -117,11 +117,9 @@ def _run_lines(series: PhaseSeries) -> Iterator[str]:
 
 def _criteria(run: PhaseRun) -> str:
     """The first failed criterion and how many more, or how many passed."""
+    if failed := [name for name, result in run.criteria.items() if result == "failed"]:
+        return f"{shorten(failed, 1)} failed"
     results = Counter(run.criteria.values())
-    if results["failed"]:
-        first = next(name for name, result in run.criteria.items() if result == "failed")
-        more = results["failed"] - 1
-        return f"{first} failed{f' and {more} more' if more else ''}"
     known = f", {results['known']} known" if results["known"] else ""
     return f"{results['passed']} passed{known}" if run.criteria else run.finding
 

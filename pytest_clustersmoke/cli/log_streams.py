@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
-from ..text import sanitize_line
+from ..text import sanitize_line, shorten_lines
 
 # At most this many unreadable files are named; a directory may hold thousands.
 MAX_NAMED = 20
@@ -79,8 +79,6 @@ def open_stream(path: Path | None, progress: ReadProgress) -> Iterator[BinaryIO]
 
 def name_refused(refused: Sequence[tuple[str, str]]) -> None:
     """Print to standard error what could not be read, and why."""
-    for name, why in refused[:MAX_NAMED]:
-        print(f"clustersmoke: {sanitize_line(name)} {sanitize_line(why)}", file=sys.stderr)
-    if len(refused) > MAX_NAMED:
-        more = len(refused) - MAX_NAMED
-        print(f"clustersmoke: and {more:,} more inputs that cannot be read", file=sys.stderr)
+    lines = [f"{sanitize_line(name)} {sanitize_line(why)}" for name, why in refused]
+    for line in shorten_lines(lines, MAX_NAMED, " inputs that cannot be read"):
+        print(f"clustersmoke: {line}", file=sys.stderr)

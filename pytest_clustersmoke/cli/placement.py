@@ -58,10 +58,6 @@ class Placement:
         """The nodes of an edge's source and destination."""
         return self._end(edge, edge.source), self._end(edge, edge.destination)
 
-    def same_node(self, edge: Edge) -> bool | None:
-        """Whether both ends of an edge are on one node; None if the log does not show it."""
-        return self.same(*self.ends(edge))
-
     def same(self, source: HostNode | None, destination: HostNode | None) -> bool | None:
         """Whether two nodes are the same; None if the log does not show it."""
         if source is None or destination is None:

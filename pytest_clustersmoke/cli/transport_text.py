@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
 
 from ..evidence.nccl.nccl_log import Communicator, Warn
-from ..text import plural, ranges, sanitize_line
+from ..text import plural, ranges, sanitize_line, shorten, shorten_lines
 from .job_transports import JobTransports, hosts_of
 from .links import INTER, INTRA, Link
 from .subcommand import TextOutput
@@ -20,6 +20,7 @@ MAX_NODES = 8
 MAX_EXAMPLES = 4
 MAX_WARNINGS = 20
 MAX_NAMES = 8
+ALL = " (--all)"
 # Up to this many pairs are all shown; above that, only the rare ones.
 FEW_PAIRS = 64
 MAX_ROWS = 64
@@ -70,21 +71,15 @@ def tail(job: JobTransports, out: TextOutput, everything: bool = False) -> Itera
         yield ""
         yield out.bold(f"{plural(len(warnings), 'NCCL warning')} (NCCL WARN):")
         most = None if everything else MAX_WARNINGS
-        yield from _some(map(_warning, warnings), most, "  ", "    ", out)
+        yield from _some(list(map(_warning, warnings)), most, "  ", "    ", out)
 
 
 def _some(
-    texts: Iterable[str], most: int | None, first: str, rest: str, out: TextOutput
+    texts: Sequence[str], most: int | None, first: str, rest: str, out: TextOutput
 ) -> Iterator[str]:
     """The lines of the first texts, and how many more there are."""
-    more = 0
-    for number, text in enumerate(texts):
-        if most is None or number < most:
-            yield from out.wrap(sanitize_line(text), first, rest)
-        else:
-            more += 1
-    if more:
-        yield f"{first}... and {more:,} more (--all)"
+    for text in shorten_lines(texts, most, ALL):
+        yield from out.wrap(sanitize_line(text), first, rest)
 
 
 # -- Header and warnings ---------------------------------------------------------------------------
@@ -94,7 +89,7 @@ def _communicators(job: JobTransports, out: TextOutput, everything: bool) -> Ite
     communicators = job.log.communicators
     if len(communicators) > MAX_COMMUNICATORS and not everything:
         sizes = Counter(_size(job, communicator) for communicator in communicators).most_common()
-        lines = (f"{plural(count, 'communicator')}: {size}" for size, count in sizes)
+        lines = [f"{plural(count, 'communicator')}: {size}" for size, count in sizes]
         yield from _some(lines, MAX_COMMUNICATORS, "", "  ", out)
         return
     for communicator in communicators:
@@ -128,10 +123,10 @@ def _nodes(
     names = [f"{n.host} ({n.scope})" if twice[n.host] > 1 else n.host for n in crowds]
     most = len(names) if everything or len(names) <= MAX_NODES else MAX_NODES // 2
     width = max(map(len, names[:most]), default=0)
-    lines = (
+    lines = [
         f"{name.ljust(width)}  {'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
         for name, ranks in zip(names, crowds.values(), strict=True)
-    )
+    ]
     yield from _some(lines, most, "  ", "      ", out)
 
 
@@ -193,7 +188,7 @@ def _nic_counts(links: Sequence[Link]) -> str:
     pairs: Counter[str] = Counter()
     for _, same in groupby(links, key=attrgetter("pair")):
         pairs.update({nic for link in same if link.transport.net for nic in link.nics or [UNKNOWN]})
-    return _listed(f"{nic} ({count:,})" for nic, count in sorted(pairs.items()))
+    return shorten([f"{nic} ({count:,})" for nic, count in sorted(pairs.items())], MAX_NAMES)
 
 
 def _edges(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[str]:
@@ -214,7 +209,7 @@ def _edges(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[st
     elif shown:
         yield from table(next(rows), rows)
     if len(shown) < len(links):
-        yield f"... and {len(links) - len(shown):,} more (--all)"
+        yield f"... and {len(links) - len(shown):,} more{ALL}"
 
 
 def _is_rare(job: JobTransports, link: Link) -> bool:
@@ -241,8 +236,10 @@ def _nics(link: Link) -> str:
     if not link.transport.net:
         return ""
     ends = {"send": link.sender_nics, "receive": link.receiver_nics}
-    names = [_listed(nics) or UNKNOWN for role, nics in ends.items() if role in link.roles]
-    return " -> ".join(dict.fromkeys(names)) or _listed(link.nics) or UNKNOWN
+    names = [
+        shorten(nics, MAX_NAMES) or UNKNOWN for role, nics in ends.items() if role in link.roles
+    ]
+    return " -> ".join(dict.fromkeys(names)) or shorten(link.nics, MAX_NAMES) or UNKNOWN
 
 
 def _hosts(link: Link) -> str:
@@ -250,9 +247,3 @@ def _hosts(link: Link) -> str:
     if source and destination and source != destination and source.host == destination.host:
         return f"{source.host} ({source.scope}) -> {destination.host} ({destination.scope})"
     return " -> ".join(dict.fromkeys(node.host if node else UNKNOWN for node in link.ends))
-
-
-def _listed(words: Iterable[str]) -> str:
-    shown = list(words)
-    more = f", +{len(shown) - MAX_NAMES}" if len(shown) > MAX_NAMES else ""
-    return ", ".join(shown[:MAX_NAMES]) + more

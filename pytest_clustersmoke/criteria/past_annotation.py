@@ -17,6 +17,7 @@ from ..evidence.history.history_store import PhaseRecord, RunRecord, Setup, shor
 from ..evidence.history.outlier_judge import FAILING_UNITS, WINDOW, OutlierJudge
 from ..evidence.history.past_records import Number, PastRecord, TrendRecord
 from ..evidence.telemetry import to_json_value
+from ..text import shorten_lines
 
 MAX_TREND, MAX_CHANGES = 60, 12
 
@@ -58,8 +59,7 @@ def annotate(record: RunRecord, report_dir: Path) -> None:
         for name, past in judged.items():
             metric = phase["metrics"][name]
             metric["past"] = metric["past"] or past
-    more = len(changes) - MAX_CHANGES
-    record["changes"] = changes[:MAX_CHANGES] + ([f"... and {more} more"] if more > 0 else [])
+    record["changes"] = shorten_lines(changes, MAX_CHANGES)
 
 
 def _compare_phase(

@@ -18,7 +18,7 @@ import pytest
 from ..evidence.metric import BETWEEN, INSIDE, Unmeasured, fail
 from ..evidence.nccl.nccl_log import Log
 from ..evidence.phase_result import PhaseResult
-from ..text import plural
+from ..text import plural, shorten_lines
 from .placed_links import PhaseLink, PlacedEdges, place_edges
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
@@ -363,6 +363,5 @@ def _is_hca(nic: str, glob: str) -> bool:
 def _listed(wrong: list[str], problem: str) -> str:
     if len(wrong) == 1:
         return wrong[0]
-    shown = "\n".join(f"  {text}" for text in wrong[:MOST_SHOWN])
-    rest = f"\n  … and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
-    return f"{len(wrong)} {problem}:\n{shown}{rest}"
+    shown = (f"  {text}" for text in shorten_lines(wrong, MOST_SHOWN))
+    return "\n".join([f"{len(wrong)} {problem}:", *shown])

@@ -8,7 +8,7 @@ from typing import Any
 from ..config.metrics import show
 from ..evidence.phase_result import PhaseResult
 from ..preflight.variable_remarks import Remark, format_remarks, group_remarks
-from ..text import sanitize_line, sanitize_lines
+from ..text import sanitize_line, sanitize_lines, shorten_lines
 from .run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord
 from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
 
@@ -26,6 +26,7 @@ RATES = {
 }
 COLOURS = {FIT: "green", PROVEN: "green", UNFIT: "red", NOT_PROVEN: "red"}
 MAX_WARNINGS, MAX_ALSO = 10, 16
+IN_REPORT = " in report.json"
 
 
 def job_failure(result: PhaseResult) -> str:
@@ -37,9 +38,8 @@ def job_failure(result: PhaseResult) -> str:
         if finding["primary"]:
             text += ["", *_cause(finding)]
     also = [finding for finding in findings if not finding["primary"]]
-    text += [f"also {finding['id']}: {finding['cause']}" for finding in also[:MAX_ALSO]]
-    if len(also) > MAX_ALSO:
-        text.append(f"... and {len(also) - MAX_ALSO} more in report.json")
+    causes = [f"also {finding['id']}: {finding['cause']}" for finding in also]
+    text += shorten_lines(causes, MAX_ALSO, IN_REPORT)
     text += ["", f"evidence: {result.directory.root}"]
     return sanitize_lines("\n".join(text))
 
@@ -141,10 +141,7 @@ def _warnings(phases: Iterable[PhaseRecord]) -> list[str]:
         ]
         for phase in phases
     }
-    lines = format_remarks(group_remarks(by_phase))
-    left = len(lines) - MAX_WARNINGS
-    more = [f"... and {left} more in report.json"] if left > 0 else []
-    return lines[:MAX_WARNINGS] + more
+    return shorten_lines(format_remarks(group_remarks(by_phase)), MAX_WARNINGS, IN_REPORT)
 
 
 def phase_row(phase: PhaseRecord) -> list[str]:

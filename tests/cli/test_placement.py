@@ -59,7 +59,7 @@ def edge(source: int, destination: int, wording: str = "P2P/CUMEM", **values: An
 
 
 def sides(placement: Placement, *pairs: tuple[int, int]) -> list[bool | None]:
-    return [placement.same_node(edge(*pair)) for pair in pairs]
+    return [placement.same(*placement.ends(edge(*pair))) for pair in pairs]
 
 
 # -- Ranks on nodes --------------------------------------------------------------------------------
@@ -87,13 +87,13 @@ def test_transport_does_not_place_the_other_end() -> None:
     log = Log((), (Communicator(0, None, None, None, {}),), (line,), (), ())
     (placement,) = place(log)
     assert placement.node(1) is None
-    assert placement.same_node(line) is None
+    assert placement.same(*placement.ends(line)) is None
 
 
 def test_p2p_between_hosts_is_between_nodes() -> None:
     """The transport's name does not decide: P2P between ranks of two hosts is between nodes."""
     placement = Placement(communicator(["a", "b"]))
-    assert placement.same_node(edge(0, 1, "P2P/CUMEM")) is False
+    assert placement.same(*placement.ends(edge(0, 1, "P2P/CUMEM"))) is False
 
 
 def test_ambiguous_edge_places_no_rank() -> None:
@@ -113,7 +113,7 @@ def test_rank_claimed_by_two_hosts_has_no_node() -> None:
     (placement,) = place(log)
     assert placement.node(0) is None
     assert placement.disputed == {0: [HostNode("", "a"), HostNode("", "b")]}
-    assert placement.same_node(line) is None
+    assert placement.same(*placement.ends(line)) is None
     assert placement.doubts == ["processes on a and b logged as the same rank"]
 
 

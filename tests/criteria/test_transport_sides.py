@@ -203,7 +203,7 @@ def test_all_wrong_connections_are_listed(job: Job, tmp_path: Path) -> None:
     lines = str(failure.value).splitlines()
     assert lines[0] == "12 connections between nodes are not as cluster.yaml expects:"
     assert lines[-2:] == [
-        "  … and 4 more",
+        "  ... and 4 more",
         "NCCL found no InfiniBand device on k0, k1, k2, k3",
     ]
     assert len(lines) == 1 + 8 + 2
