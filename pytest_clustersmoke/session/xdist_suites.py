@@ -13,12 +13,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..config.marker import Marked
+from ..config.marker import Marked, Needs
 from ..config.phase import Phase, resolve_all
 from ..config.profile import Profile
 from ..evidence.phase_result import PhaseResult
@@ -69,7 +70,8 @@ class ControllerSuite(Suite):
             raise RuntimeError(f"worker {node.gateway.id} left no plan in {self._exchange}")
         self.absences = plan["absences"]
         markers = [
-            Marked(**{**marker, "script": Path(marker["script"])}) for marker in plan["phases"]
+            Marked(**marker | {"script": Path(marker["script"]), "needs": Needs(**marker["needs"])})
+            for marker in plan["phases"]
         ]
         self.phases, _ = resolve_all(markers, self.profile, self.config.getoption("--cluster-set"))
         chosen = [self.phases[name] for name in plan["chosen"] if name in self.phases]
@@ -118,7 +120,9 @@ class WorkerSuite(Suite):
     @pytest.hookimpl(tryfirst=True)  # before xdist reports it to the controller
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         plan = {
-            "phases": [{**vars(marker), "script": str(marker.script)} for marker in self._markers],
+            "phases": [
+                {**asdict(marker), "script": str(marker.script)} for marker in self._markers
+            ],
             "chosen": [self._names[cls] for cls in phase_classes(session.items)],
             "criteria": self.criteria(session.items),
             "absences": self.absences,

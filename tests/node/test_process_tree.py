@@ -7,15 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from pytest_clustersmoke.evidence.run_directory import PhaseDir
-from pytest_clustersmoke.evidence.telemetry import EventWriter
-from pytest_clustersmoke.jobs.local_backend import _find_ranks, _Job
 from pytest_clustersmoke.node import process_tree
 
 STUBBORN = (
@@ -39,24 +34,6 @@ def test_impossible_pid_is_not_a_process(pid: int) -> None:
     """It is not found, and sending it a signal does nothing."""
     assert process_tree.find(pid, 1.0) is None
     process_tree.send(pid, 1.0, signal.SIGTERM)
-
-
-@pytest.mark.parametrize(
-    ("pid", "started"),
-    [(0, 1.0), (-5, 1.0), (True, 1.0), ("5", 1.0), (5, float("nan")), (5, "nan"), (5, True)],
-)
-def test_rank_with_a_malformed_start_is_not_cancelled(
-    tmp_path: Path, pid: Any, started: Any
-) -> None:
-    """Cancelling skips it, and no other rank."""
-    directory = PhaseDir(tmp_path)
-    this = (os.getpid(), process_tree.started_at(os.getpid()))
-    for rank, (its_pid, its_start) in enumerate([(pid, started), this]):
-        writer = EventWriter(directory.rank_events(rank))
-        writer.write("start", pid=its_pid, pid_started=its_start)
-        writer.close()
-    job = _Job(nodes=[], directory=directory, world_size=2, submitted=0.0, gpus=[])
-    assert [process.pid for process in _find_ranks(job)] == [this[0]]
 
 
 def test_ended_process_keeps_its_exit_status(stubborn: subprocess.Popen[bytes]) -> None:

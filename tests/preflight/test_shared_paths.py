@@ -1,15 +1,14 @@
-"""File systems of this machine, and the space on them."""
+"""Which file systems the nodes share, and paths that they do not."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from pytest_clustersmoke.jobs import slurm_records as records
-from pytest_clustersmoke.preflight import access, disk_space, mounts, shared_paths
+from pytest_clustersmoke.preflight import mounts, shared_paths
 from tests.preflight import slurm_texts as texts
 from tests.support.evidence import make_phase, make_profile
 
@@ -112,54 +111,19 @@ def test_disk_of_this_machine_gives_a_remark(table: Path, tmp_path: Path) -> Non
     )
 
 
-def test_directory_that_cannot_be_searched_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The report directory cannot be written; the last visible directory is named."""
-    closed, whole = tmp_path / "closed", Path.exists
-
-    def there(path: Path) -> bool:
-        if closed in path.parents:
-            raise PermissionError(13, "Permission denied")
-        return whole(path)
-
-    closed.mkdir()
-    monkeypatch.setattr(Path, "exists", there)
-    monkeypatch.setattr(os, "access", lambda path, mode: path != closed)
-    profile = make_profile(tmp_path)
-    (problem,) = access.find_unusable_paths(profile, [], closed / "reports" / "mine")
-    assert problem.what.endswith(f"{closed}/reports/mine, but {closed} cannot be written")
-
-
-def sizes(**keys: int) -> SimpleNamespace:
-    """An answer of statvfs; by default, 100 GiB and a million files are free."""
-    known = {"f_bavail": 25 * 2**20, "f_frsize": 4096, "f_files": 2_000_000, "f_favail": 1_000_000}
-    return SimpleNamespace(**(known | keys))
-
-
-@pytest.mark.parametrize(
-    ("free", "words"),
-    [
-        (sizes(), ""),
-        (sizes(f_bavail=5 * 2**18), "has 5.0 GiB free"),
-        (sizes(f_favail=20), "has room for 20 more files"),
-        (sizes(f_files=0, f_favail=0), ""),  # no fixed number of inodes
-        (sizes(f_bavail=0), "has 0 MiB free"),
-    ],
-)
-def test_space_for_checkpoints_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: SimpleNamespace, words: str
-) -> None:
-    """Space and files for the phases that run at the same time, from `writes_gib`."""
-    monkeypatch.setattr(os, "statvfs", lambda path: free)
+def test_paths_under_node_local_are_refused(tmp_path: Path) -> None:
+    """The interpreter; for phases of several nodes, outputs and DeepSpeed's configuration."""
     profile = make_profile(
-        tmp_path,
-        phases={"a": {"writes_gib": 14}, "b": {"writes_gib": 10}, "c": None},
-        limits={"max_jobs": 1},
+        tmp_path, backend="slurm", node_local=["/scratch-local"], python="/scratch-local/bin/python"
     )
-    phases = [make_phase(profile, name) for name in "abc"]
-    problems = list(disk_space.find_lack_of_space(profile, phases))
-    assert len(problems) == bool(words) and all(words in problem.what for problem in problems)
-    need = disk_space.estimate_need(profile, phases)
-    assert need.bytes == disk_space.LEAST_BYTES + 14 * 2**30 and "a 14 GiB" in need.words
-    assert "b 10 GiB" not in need.words  # one job at a time
+    args = {"output_dir": "/scratch-local/x", "cache_dir": "/scratch-local/hf"}
+    args["deepspeed_config"] = "/scratch-local/ds.json"
+    two, single = (make_phase(profile, args=args, nodes=nodes) for nodes in (2, 1))
+    first, second, third = shared_paths.find_node_local(profile, [two, single])
+    assert "the interpreter of the nodes" in first.what and first.where == profile.where("python")
+    assert "output_dir=/scratch-local/x" in second.what
+    assert "deepspeed_config=/scratch-local/ds.json" in third.what
+    plain = make_profile(
+        tmp_path, backend="slurm", node_local=["/scratch-local"], python="python3 -X dev"
+    )
+    assert list(shared_paths.find_node_local(plain, [single])) == []
