@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite(
-    "tests.support.harness", "tests.support.outcome", "tests.support.leftovers"
-)
+pytest.register_assert_rewrite("tests.support")
 
 from tests.support.harness import Suite, outer_variables  # noqa: E402  (after its asserts are known to pytest)
+from tests.support.labs import visible_folder  # noqa: E402
 from tests.support.leftovers import none_left  # noqa: E402
 
 # `measures` prints the table of staged faults; it must be loaded in the controller, too.
@@ -50,3 +49,9 @@ def suite(
     for name in outer_variables():
         monkeypatch.delenv(name)
     return Suite(pytester.path, leftovers[0], pytester=pytester)
+
+
+@pytest.fixture
+def lab_dir() -> Iterator[Path]:
+    with visible_folder() as folder:
+        yield folder

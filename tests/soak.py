@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_ladder import check_phases, lab_dir, run_on_lab
-
-__all__ = ["lab_dir"]
+from tests.support.ladder import check_phases, run_on_lab
 
 
 @pytest.mark.parametrize("turn", range(int(os.environ.get("SOAK", "20"))))

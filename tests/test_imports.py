@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_layout import MODULES
+from tests.support.modules import MODULES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 HEAVY = {"torch", "numpy", "deepspeed", "transformers", "peft", "datasets", "accelerate"}

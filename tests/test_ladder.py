@@ -3,83 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_clustersmoke import lab
 from pytest_clustersmoke.config.metrics import show
 from pytest_clustersmoke.report.run_record import SCHEMA_PATH
 from tests.report.browsing import Opened, first_screen, started
-from tests.report.test_junit import Read, same
-from tests.report.test_run_record import wrong
-from tests.support.harness import ROOT, properties
-from tests.support.labs import running_lab, visible_folder
+from tests.support.harness import properties
+from tests.support.labs import visible_folder
+from tests.support.ladder import NODES, PHASES, check_phases, run_ladder, run_on_lab
 from tests.support.outcome import RunFiles
-
-PHASES = {
-    "mlp_1gpu",
-    "ddp_2gpu",
-    "zero1_2gpu",
-    "zero1_4node",
-    "lora_sft_ddp",
-    "lora_sft_2node",
-    "allreduce_1node",
-    "allreduce_multinode",
-}
-NODES = {"zero1_4node": 4, "lora_sft_2node": 2, "allreduce_multinode": 4}
-# The only criteria that may be skipped without a GPU and without references.
-SKIPPABLE = {
-    "test_throughput_meets_the_reference",
-    "test_memory_meets_the_reference",
-    "test_transports_inside_nodes_are_those_expected",
-    "test_transports_between_nodes_are_those_expected",
-    "test_fused_adam_is_compiled_on_cuda",
-    "test_bandwidth_meets_the_reference",
-    "test_latency_meets_the_reference",
-    "test_slowest_pair_meets_the_reference",
-    # gloo's times are those of cores that ranks share, not of a network.
-    "test_all_ranks_are_equally_fast",
-    "test_bandwidth_does_not_fall_as_sizes_grow",
-    "test_no_pair_of_nodes_is_slow",
-    "test_other_references_are_met",
-    # The first run in a report directory has no past.
-    "test_metrics_are_as_in_the_past",
-    # A single rank has no other to compare with.
-    "test_no_rank_falls_behind",
-}
-
-
-def run_ladder(folder: Path, cluster: str, *words: str, **variables: str) -> RunFiles:
-    """Run the whole suite as a user runs it, in the repository; return its files in `folder`."""
-    files = RunFiles(folder)
-    command = [sys.executable, "-m", "pytest", "smoke_tests", "--cluster", cluster, *words]
-    command += ["--cluster-report-dir", str(files.reports), "-p", "no:cacheprovider"]
-    env = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": str(files.shared), **variables}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("FIT"), done.stdout
-    return files
-
-
-def check_phases(ladder: RunFiles) -> None:
-    """Every phase ran on its nodes and passed; only criteria that may be skipped are skipped."""
-    record = ladder.record()
-    assert record["verdict"] == "FIT"
-    phases = {phase["phase"]: phase for phase in record["phases"]}
-    assert set(phases) == PHASES
-    for name, phase in phases.items():
-        assert phase["outcome"] == "passed" and phase["findings"] == []
-        assert len(phase["nodes"]) == NODES.get(name, 1)
-        results = {key: criterion["result"] for key, criterion in phase["criteria"].items()}
-        skipped = {key for key, result in results.items() if result == "skipped"}
-        assert skipped <= SKIPPABLE
-        assert "failed" not in results.values() and len(results) > 12
+from tests.support.report_files import JunitFile, check_agreement, find_schema_errors
 
 
 def property_names(ladder: RunFiles) -> dict[str, tuple[str, frozenset[str]]]:
@@ -90,8 +27,8 @@ def property_names(ladder: RunFiles) -> dict[str, tuple[str, frozenset[str]]]:
 
 def check_files(ladder: RunFiles) -> None:
     """report.json matches the shipped schema, and junit.xml the XSD of Jenkins; they agree."""
-    assert wrong(ladder.record(), json.loads(SCHEMA_PATH.read_text())) == []
-    same(ladder.record(), Read(ladder.report / "junit.xml"))
+    assert find_schema_errors(ladder.record(), json.loads(SCHEMA_PATH.read_text())) == []
+    check_agreement(ladder.record(), JunitFile(ladder.report / "junit.xml"))
 
 
 def check_page(ladder: RunFiles) -> None:
@@ -132,23 +69,6 @@ def test_every_phase_passes_on_this_machine(local_ladder: RunFiles) -> None:
 def test_page_shows_the_ladder_of_this_machine(local_ladder: RunFiles) -> None:
     """Chromium opens what the ladder wrote, and shows what report.json says."""
     check_page(local_ladder)
-
-
-@pytest.fixture
-def lab_dir() -> Iterator[Path]:
-    with visible_folder() as folder:
-        yield folder
-
-
-def run_on_lab(
-    folder: Path, *words: str, accounting: bool = False, isolated: bool = False
-) -> RunFiles:
-    """Run the ladder on a lab of its own."""
-    settings = lab.LabSettings(
-        name="ladder", accounting=accounting, isolated=isolated, directory=folder / "lab"
-    )
-    with running_lab(settings) as running:
-        return run_ladder(folder, "lab", *words, SLURM_CONF=str(running.slurm_conf))
 
 
 @pytest.fixture(scope="module")

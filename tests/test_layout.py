@@ -6,10 +6,9 @@ import ast
 from collections import Counter
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-PACKAGE = REPOSITORY / "pytest_clustersmoke"
+from tests.support.modules import MODULES, REPOSITORY
+
 # From the bottom up, as in the map of `pytest_clustersmoke/__init__.py`. An entry imports only from
 # layers below its own.
 LAYERS = [
@@ -25,18 +24,6 @@ LAYERS = [
     {"plugin", "cli"},
 ]
 LEVEL = {entry: level for level, entries in enumerate(LAYERS) for entry in entries}
-
-
-def module_paths() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
-    modules = {}
-    for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(REPOSITORY).with_suffix("").parts
-        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return modules
-
-
-MODULES = module_paths()
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
@@ -121,3 +108,18 @@ def test_tests_mirror_the_entries() -> None:
     tests = REPOSITORY / "tests"
     folders = {path.parent.name for path in tests.glob("*/__init__.py")}
     assert sorted(folders - LEVEL.keys()) == ["fakes", "smoke", "support"]
+
+
+def test_no_test_module_imports_from_another() -> None:
+    """What test modules share is in tests/support, in tests/fakes, or in a module beside them."""
+    tests = REPOSITORY / "tests"
+    imports = {
+        (str(path.relative_to(tests)), module)
+        for path in tests.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module in [getattr(node, "module", None) or "", *(name.name for name in node.names)]
+    }
+    # A suite under test may contain test files of its own; those are not part of `tests`.
+    names = {path.stem for path in tests.rglob("test_*.py")}
+    assert {(path, module) for path, module in imports if names & set(module.split("."))} == set()

@@ -14,7 +14,7 @@ from pytest_clustersmoke.evidence.scheduler_record import (
 )
 from pytest_clustersmoke.jobs import slurm_client
 from pytest_clustersmoke.jobs.slurm_client import SlurmClient
-from tests.jobs.test_slurm_client import FakeSlurm
+from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import Evidence
 
 SHOWN = (

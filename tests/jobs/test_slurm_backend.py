@@ -12,7 +12,7 @@ from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.jobs import batch_script
 from pytest_clustersmoke.jobs.backend import Refused, make_spec
 from pytest_clustersmoke.jobs.slurm_backend import SlurmBackend
-from tests.jobs.test_slurm_client import FakeSlurm
+from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
 
 

@@ -11,33 +11,9 @@ import pytest
 
 from pytest_clustersmoke.jobs import slurm_client, slurm_jobs
 from pytest_clustersmoke.jobs.slurm_client import SlurmClient
-from tests.support.harness import FAKES
+from tests.fakes.slurm import FakeSlurm
 
 JOB = "7|{}|None|n[1-2]|2026-01-02T03:04:05|2026-01-02T03:05:05"
-
-
-class FakeSlurm:
-    """Fake commands with prepared answers, and a record of their calls."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, bin = folder / "state", folder / "bin"
-        self.folder.mkdir()
-        bin.mkdir()
-        for name in ("sbatch", "squeue", "sacct", "scontrol", "scancel"):
-            bin.joinpath(name).symlink_to(FAKES / "slurm.sh")
-        path = f"{bin}{os.pathsep}{os.environ['PATH']}"
-        self.environ = {"PATH": path, "FAKE_SLURM": str(self.folder)}
-
-    def answers(self, name: str, out: str = "", err: str = "", rc: int = 0) -> None:
-        for kind, text in (("out", out), ("err", err), ("rc", str(rc))):
-            self.folder.joinpath(f"{name}.{kind}").write_text(text)
-
-    def calls(self) -> list[str]:
-        path = self.folder / "calls"
-        return path.read_text().splitlines() if path.exists() else []
-
-    def commands(self) -> list[str]:
-        return [call.split()[0] for call in self.calls()]
 
 
 @pytest.fixture

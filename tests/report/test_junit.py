@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
 
 import junitparser
 import pytest
-import xmlschema
-from junitparser import xunit2
 
-from pytest_clustersmoke import __version__
 from pytest_clustersmoke.config.metrics import METRICS
-from pytest_clustersmoke.evidence.fingerprint import VERSIONS
 from pytest_clustersmoke.report.junit import CUT_OFF, MAX_MESSAGE, MAX_TEXT_BYTES, cut
 from tests.support.harness import Suite
+from tests.support.report_files import OF_RECORD, JunitFile, check_agreement
 
-XSD = Path(__file__).parent / "data" / "junit-10.xsd"
-OF_RECORD = ["cluster", "backend", "run_id", "verdict", "sentence", "selection"]
 SUITE_PROPERTIES = [*OF_RECORD, "interrupted", "report", "package_version"]
 REFERENCE = {"value": 100, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
 # How the name of a metric in a unit ends.
@@ -35,50 +26,6 @@ ENDS = {
     "us": "_us",
     "1": "_loss",
 }
-# Characters that XML 1.0 cannot hold, even escaped.
-NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-class Read:
-    """A junit.xml that is valid by the XSD, as junitparser reads it."""
-
-    def __init__(self, path: Path) -> None:
-        assert not NO_XML.search(path.read_text(encoding="utf-8"))
-        tree = ElementTree.parse(path)
-        for case in tree.iter("testcase"):  # the XSD allows properties only of the suite
-            for properties in case.findall("properties"):
-                case.remove(properties)
-        xmlschema.XMLSchema(str(XSD)).validate(tree)
-        (self.suite,) = xunit2.JUnitXml.fromfile(str(path))
-        self.of_suite = self._named(self.suite)
-        self.cases = {f"{case.classname}::{case.name}": case for case in self.suite}
-        assert len(self.cases) == self.suite.tests
-
-    def properties(self, case: str) -> dict[str, str]:
-        return self._named(self.cases[case])
-
-    @staticmethod
-    def _named(element: Any) -> dict[str, str]:
-        return {item.name: item.value for item in element.properties()}
-
-    def result(self, case: str) -> Any:
-        """The failure, error or skip of a case that did not pass."""
-        (element,) = self.cases[case].result
-        return element
-
-
-def same(record: Mapping[str, Any], read: Read) -> None:
-    """Check that the properties of the suite agree with report.json."""
-    assert [read.of_suite[name] for name in OF_RECORD] == [record[name] for name in OF_RECORD]
-    assert read.of_suite["interrupted"] == str(record["interrupted"]).lower()
-    assert read.of_suite["package_version"] == record["package_version"] == __version__
-    for name in VERSIONS:
-        recorded = {
-            phase["versions"][name] for phase in record["phases"] if name in phase["versions"]
-        }
-        listed = set(filter(None, read.of_suite.get(name, "").split(", ")))
-        # They come from the cases, and an interrupted run may have no case with them.
-        assert listed <= recorded if record["interrupted"] else listed == recorded
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
@@ -111,8 +58,8 @@ def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
     suite.phase("bad", args={"fail": True})
     ran = suite.run_apart(*words) if words else suite.run()
     assert ran.ret == 1
-    record, read = suite.record(), Read(suite.report / "junit.xml")
-    same(record, read)
+    record, read = suite.record(), JunitFile(suite.report / "junit.xml")
+    check_agreement(record, read)
     assert read.of_suite["verdict"] == "UNFIT" and read.of_suite["report"] == str(
         suite.report.resolve()
     )
@@ -166,7 +113,7 @@ def test_each_case_lists_the_kinds_it_judged(suite: Suite, words: tuple[str, ...
         """
     )
     suite.run_apart(*words) if words else suite.run()
-    read = Read(suite.report / "junit.xml")
+    read = JunitFile(suite.report / "junit.xml")
     cases = [read.properties(f"test_small.TestSmall::test_{name}") for name in "abcd"]
     judged = [case.get("judged") for case in cases]
     assert judged == ["references", "references", "of a fixture", None]
@@ -182,8 +129,8 @@ def test_interrupted_run_names_the_unfinished_case(suite: Suite, words: tuple[st
         running.interrupt()
         outcome = running.wait(30)
     assert outcome.ret == 2 and "INTERNALERROR" not in outcome.output, outcome.output
-    read = Read(suite.report / "junit.xml")
-    same(suite.record(), read)
+    read = JunitFile(suite.report / "junit.xml")
+    check_agreement(suite.record(), read)
     assert read.of_suite["interrupted"] == "true" and read.of_suite["verdict"] == "INCONCLUSIVE"
     cut_off = read.result("test_small.TestSmall::job")
     assert isinstance(cut_off, junitparser.Error)
@@ -195,8 +142,8 @@ def test_criterion_that_ends_the_session_is_an_error(suite: Suite) -> None:
     """After pytest.exit in a criterion, earlier results stay, and the criterion is an error."""
     suite.phase(body="def test_a(self, phase): pytest.exit('enough')")
     suite.run()
-    read = Read(suite.report / "junit.xml")
-    same(suite.record(), read)
+    read = JunitFile(suite.report / "junit.xml")
+    check_agreement(suite.record(), read)
     assert read.cases["test_small.TestSmall::job"].is_passed
     assert read.result("test_small.TestSmall::test_a").message == CUT_OFF
 
@@ -207,8 +154,8 @@ def test_junitxml_option_moves_the_file(suite: Suite, words: tuple[str, ...]) ->
     suite.phase()
     suite.run_apart("--junitxml", "mine/own.xml", "-k", "small", *words)
     assert not (suite.report / "junit.xml").exists()
-    read = Read(suite.path / "mine" / "own.xml")
-    same(suite.record(), read)
+    read = JunitFile(suite.path / "mine" / "own.xml")
+    check_agreement(suite.record(), read)
     assert read.of_suite["verdict"] == "FIT" and read.of_suite["selection"] == "small"
 
 
@@ -216,7 +163,7 @@ def test_file_without_a_run_is_left_alone(suite: Suite) -> None:
     """If nothing was submitted, the suite gets no properties: there is no verdict."""
     suite.path.joinpath("test_other.py").write_text("def test_other(): pass\n")
     suite.run("--junitxml", "own.xml")
-    assert Read(suite.path / "own.xml").of_suite == {}
+    assert JunitFile(suite.path / "own.xml").of_suite == {}
 
 
 def test_long_texts_are_cut_and_not_repeated(suite: Suite) -> None:
@@ -233,7 +180,7 @@ def test_long_texts_are_cut_and_not_repeated(suite: Suite) -> None:
     suite.run("-o", "junit_logging=all")
     path = suite.report / "junit.xml"
     assert path.stat().st_size < 3 * MAX_TEXT_BYTES
-    read = Read(path)
+    read = JunitFile(path)
     long = read.result("test_small.TestSmall::test_long")
     assert len(long.message) <= MAX_MESSAGE and long.message.startswith("Failed: first ")
     size = len(long.text.encode())
@@ -257,7 +204,7 @@ def test_hostile_text_is_valid_xml(suite: Suite) -> None:
         """,
     )
     suite.run()
-    read = Read(suite.report / "junit.xml")
+    read = JunitFile(suite.report / "junit.xml")
     result = read.result("test_small.TestSmall::test_a")
     assert "#x00#x1B[31m#xD800#xFFFE#xFFFF]]>&<" in result.text
     assert read.properties("test_small.TestSmall::test_a")["hostile"].startswith("#x00#x1B")

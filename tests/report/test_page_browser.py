@@ -11,7 +11,7 @@ import pytest
 from pytest_clustersmoke.config.metrics import show
 from tests.report import staged
 from tests.report.browsing import LAPTOP, PATIENCE_MS, PHONE, Browse, Opened
-from tests.report.test_page import RUNS, hostile_run
+from tests.report.page_samples import RUNS, hostile_run
 from tests.support import records
 
 # What the page of `staged.run` must show without scrolling.

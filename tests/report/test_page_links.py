@@ -10,8 +10,8 @@ import pytest
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.report import run_archive
 from pytest_clustersmoke.report.publication import publish
-from tests.report.test_page import Elements
-from tests.report.test_recovery import killed
+from tests.report.killed_run import killed
+from tests.report.page_samples import Elements
 from tests.support import records
 from tests.support.harness import Suite
 

@@ -11,7 +11,7 @@ from pytest_clustersmoke.report.page_view import bounds_words, hardware_words
 from pytest_clustersmoke.report.run_record import HardwareRecord
 from tests.report import staged
 from tests.report.browsing import PHONE, Browse
-from tests.report.test_page import page
+from tests.report.page_samples import page
 from tests.support import records
 
 

@@ -13,6 +13,7 @@ import pytest
 from pytest_clustersmoke.report.run_record import SCHEMA, SCHEMA_PATH, json_schema
 from tests.support import records
 from tests.support.harness import Suite
+from tests.support.report_files import find_schema_errors
 
 REFERENCE = {"value": 100, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
 
@@ -21,12 +22,6 @@ REFERENCE = {"value": 100, "lower": "-10 %", "unit": "steps/s", "source": "a doc
 def shipped() -> dict[str, Any]:
     schema: dict[str, Any] = json.loads(SCHEMA_PATH.read_text())
     return schema
-
-
-def wrong(record: Any, schema: dict[str, Any]) -> list[str]:
-    """The errors of a record, as JSON, against the schema, each with its path."""
-    errors = jsonschema.Draft202012Validator(schema).iter_errors(json.loads(json.dumps(record)))
-    return [f"{error.json_path}: {error.message}"[:300] for error in errors]
 
 
 def test_schema_file_is_up_to_date() -> None:
@@ -40,8 +35,8 @@ def test_schema_has_a_name_and_a_version(shipped: dict[str, Any]) -> None:
     """The version of the record is in the schema's name, and no other version is valid."""
     jsonschema.Draft202012Validator.check_schema(shipped)
     assert shipped["$id"] == f"urn:pytest-clustersmoke:report:{SCHEMA}"
-    assert wrong(records.run(), shipped) == []
-    (error,) = wrong(records.run(schema=SCHEMA + 1), shipped)
+    assert find_schema_errors(records.run(), shipped) == []
+    (error,) = find_schema_errors(records.run(schema=SCHEMA + 1), shipped)
     assert error.startswith("$.schema:")
 
 
@@ -94,7 +89,7 @@ def test_number_that_is_not_finite_is_written_as_text(value: Any, written: Any) 
 )
 def test_sample_records_match_the_schema(record: Any, shipped: dict[str, Any]) -> None:
     """Small and large runs, and a run with few known figures."""
-    assert wrong(record, shipped) == []
+    assert find_schema_errors(record, shipped) == []
 
 
 @pytest.mark.parametrize(
@@ -119,7 +114,7 @@ def test_malformed_report_is_refused(
     for step in parents:
         place = place[step]
     place[last] = value
-    errors = wrong(record, shipped)
+    errors = find_schema_errors(record, shipped)
     assert errors and all(parents == [] or ".phases[0]" in error for error in errors)
 
 
@@ -135,7 +130,7 @@ def test_real_reports_match_the_schema(suite: Suite, shipped: dict[str, Any]) ->
     suite.phase("infinite", args={"rate": "inf"})
     suite.run()
     record = suite.record()
-    assert wrong(record, shipped) == []
+    assert find_schema_errors(record, shipped) == []
     outcomes = {phase["phase"]: phase["outcome"] for phase in record["phases"]}
     assert outcomes == {"good": "passed", "bad": "failed", "edges": "passed", "infinite": "passed"}
     by_name = {phase["phase"]: phase for phase in record["phases"]}

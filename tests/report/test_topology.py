@@ -10,8 +10,8 @@ import pytest
 from pytest_clustersmoke.report import topology as module
 from pytest_clustersmoke.report.run_record import TopologyRecord
 from pytest_clustersmoke.report.topology import build_topology
-from tests.criteria.test_transport_sides import EXPECT, Job, swap
 from tests.support.evidence import Evidence, make_profile
+from tests.support.nccl_phase import EXPECT, Job, swap
 
 
 def topology_of(folder: Path, job: Job, backend: str = "nccl") -> TopologyRecord:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pytest_clustersmoke.evidence.nccl import log_reader
 from pytest_clustersmoke.evidence.nccl.log_reader import Unreadable
 from pytest_clustersmoke.evidence.nccl.nccl_log import Log
+from tests.evidence.nccl.samples import DATA, SAMPLES
 from tests.evidence.nccl.simulated import SimulatedJob
-from tests.evidence.nccl.test_log_reader import DATA, SAMPLES
 from tests.evidence.nccl.wording import edges, read, text_of
 
 

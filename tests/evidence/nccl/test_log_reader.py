@@ -17,10 +17,9 @@ from pytest_clustersmoke.evidence.nccl import log_reader
 from pytest_clustersmoke.evidence.nccl.log_reader import Reader, Unreadable
 from pytest_clustersmoke.evidence.nccl.nccl_log import Log, NcclProcess, Where
 from tests.evidence.nccl import large
+from tests.evidence.nccl.samples import DATA, SAMPLES
 from tests.evidence.nccl.wording import Nccl, edges, gpu, read, text_of
 
-DATA = Path(__file__).parent / "data"
-SAMPLES = sorted(path.stem for path in DATA.glob("*.log"))
 HEAD = "k023:4100:4140 [0] NCCL INFO "
 IB = "Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/3/GDRDMA"
 IPC = "Channel 00/0 : 0[0] -> 1[1] via P2P/IPC"

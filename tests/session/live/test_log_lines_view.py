@@ -10,7 +10,7 @@ import pytest
 from pytest_clustersmoke.session.live.board import PhaseState
 from pytest_clustersmoke.session.live.event_tail import Mark
 from pytest_clustersmoke.session.live.log_lines_view import StepLines
-from tests.jobs.test_slurm_client import FakeSlurm
+from tests.fakes.slurm import FakeSlurm
 from tests.session.live.terminal import Terminal
 from tests.support.harness import Suite, lines_with, pytest_command
 

@@ -1,0 +1,32 @@
+"""Slurm's commands with prepared answers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.support.harness import FAKES
+
+
+class FakeSlurm:
+    """Fake commands with prepared answers, and a record of their calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, bin = folder / "state", folder / "bin"
+        self.folder.mkdir()
+        bin.mkdir()
+        for name in ("sbatch", "squeue", "sacct", "scontrol", "scancel"):
+            bin.joinpath(name).symlink_to(FAKES / "slurm.sh")
+        path = f"{bin}{os.pathsep}{os.environ['PATH']}"
+        self.environ = {"PATH": path, "FAKE_SLURM": str(self.folder)}
+
+    def answers(self, name: str, out: str = "", err: str = "", rc: int = 0) -> None:
+        for kind, text in (("out", out), ("err", err), ("rc", str(rc))):
+            self.folder.joinpath(f"{name}.{kind}").write_text(text)
+
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def commands(self) -> list[str]:
+        return [call.split()[0] for call in self.calls()]

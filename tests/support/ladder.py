@@ -1,0 +1,83 @@
+"""The whole suite as a user runs it, and what must hold for every phase."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pytest_clustersmoke import lab
+from tests.support.harness import ROOT
+from tests.support.labs import running_lab
+from tests.support.outcome import RunFiles
+
+PHASES = {
+    "mlp_1gpu",
+    "ddp_2gpu",
+    "zero1_2gpu",
+    "zero1_4node",
+    "lora_sft_ddp",
+    "lora_sft_2node",
+    "allreduce_1node",
+    "allreduce_multinode",
+}
+NODES = {"zero1_4node": 4, "lora_sft_2node": 2, "allreduce_multinode": 4}
+# The only criteria that may be skipped without a GPU and without references.
+SKIPPABLE = {
+    "test_throughput_meets_the_reference",
+    "test_memory_meets_the_reference",
+    "test_transports_inside_nodes_are_those_expected",
+    "test_transports_between_nodes_are_those_expected",
+    "test_fused_adam_is_compiled_on_cuda",
+    "test_bandwidth_meets_the_reference",
+    "test_latency_meets_the_reference",
+    "test_slowest_pair_meets_the_reference",
+    # gloo's times are those of cores that ranks share, not of a network.
+    "test_all_ranks_are_equally_fast",
+    "test_bandwidth_does_not_fall_as_sizes_grow",
+    "test_no_pair_of_nodes_is_slow",
+    "test_other_references_are_met",
+    # The first run in a report directory has no past.
+    "test_metrics_are_as_in_the_past",
+    # A single rank has no other to compare with.
+    "test_no_rank_falls_behind",
+}
+
+
+def run_ladder(folder: Path, cluster: str, *words: str, **variables: str) -> RunFiles:
+    """Run the whole suite as a user runs it, in the repository; return its files in `folder`."""
+    files = RunFiles(folder)
+    command = [sys.executable, "-m", "pytest", "smoke_tests", "--cluster", cluster, *words]
+    command += ["--cluster-report-dir", str(files.reports), "-p", "no:cacheprovider"]
+    env = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": str(files.shared), **variables}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("FIT"), done.stdout
+    return files
+
+
+def check_phases(ladder: RunFiles) -> None:
+    """Every phase ran on its nodes and passed; only criteria that may be skipped are skipped."""
+    record = ladder.record()
+    assert record["verdict"] == "FIT"
+    phases = {phase["phase"]: phase for phase in record["phases"]}
+    assert set(phases) == PHASES
+    for name, phase in phases.items():
+        assert phase["outcome"] == "passed" and phase["findings"] == []
+        assert len(phase["nodes"]) == NODES.get(name, 1)
+        results = {key: criterion["result"] for key, criterion in phase["criteria"].items()}
+        skipped = {key for key, result in results.items() if result == "skipped"}
+        assert skipped <= SKIPPABLE
+        assert "failed" not in results.values() and len(results) > 12
+
+
+def run_on_lab(
+    folder: Path, *words: str, accounting: bool = False, isolated: bool = False
+) -> RunFiles:
+    """Run the ladder on a lab of its own."""
+    settings = lab.LabSettings(
+        name="ladder", accounting=accounting, isolated=isolated, directory=folder / "lab"
+    )
+    with running_lab(settings) as running:
+        return run_ladder(folder, "lab", *words, SLURM_CONF=str(running.slurm_conf))
