@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_clustersmoke.text import (
+    Problem,
+    UsageProblems,
     near,
     plural,
     ranges,
@@ -55,3 +57,16 @@ def test_counts_and_ranges_are_formatted() -> None:
     assert plural(2, "entry", "entries") == "2 entries"
     assert ranges([0, 1, 2, 5]) == "0-2, 5"
     assert (near("nods", ["nodes"]), near("x", ["nodes"])) == ("did you mean `nodes`?", "")
+
+
+def test_problem_says_what_where_expected_and_todo() -> None:
+    """The place first, then what is wrong, what was expected, what to do."""
+    assert str(Problem("x is y", "f:3", "z", "do w")) == "f:3: x is y; expected z; do w"
+    assert str(Problem("x is y")) == "x is y"
+    assert str(UsageProblems([Problem("a"), Problem("b")])) == "a\nb"
+
+
+@pytest.mark.parametrize(("word", "hint"), [("node", "did you mean `nodes`?"), ("quite else", "")])
+def test_near_hints_at_a_close_word_only(word: str, hint: str) -> None:
+    """A distant word gives no hint."""
+    assert near(word, ["nodes", "args"]) == hint

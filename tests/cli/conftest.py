@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pytest_clustersmoke.cli import parser
 from pytest_clustersmoke.config.cluster_file import load
 from pytest_clustersmoke.config.profile import Profile
 from tests.cli.recorded_slurm import Slurm, run
+from tests.cli.transport_logs import RING
 
 Init = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -76,3 +78,16 @@ def run_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandResu
         return CommandResult(json_type, status, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def transports(run_command: Callable[..., Any]) -> Any:
+    """Run the subcommand in this process."""
+    return partial(run_command, dict, "transports")
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Path:
+    path = tmp_path / "ring.log"
+    path.write_text(RING)
+    return path

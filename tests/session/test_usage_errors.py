@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.text import Problem, UsageProblems, near
 from tests.support.harness import Suite, lines_with
 
 SLURM = """\
@@ -440,19 +439,6 @@ def test_usage_error_as_a_user_sees_it(suite: Suite) -> None:
     first = next(line for line in result.errlines if line)
     assert first.startswith("ERROR: test_small.py:3: the")
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
-
-
-def test_problem_says_what_where_expected_and_todo() -> None:
-    """The place first, then what is wrong, what was expected, what to do."""
-    assert str(Problem("x is y", "f:3", "z", "do w")) == "f:3: x is y; expected z; do w"
-    assert str(Problem("x is y")) == "x is y"
-    assert str(UsageProblems([Problem("a"), Problem("b")])) == "a\nb"
-
-
-@pytest.mark.parametrize(("word", "hint"), [("node", "did you mean `nodes`?"), ("quite else", "")])
-def test_near_hints_at_a_close_word_only(word: str, hint: str) -> None:
-    """A distant word gives no hint."""
-    assert near(word, ["nodes", "args"]) == hint
 
 
 def test_problems_of_file_and_markers_are_reported_together(suite: Suite) -> None:
