@@ -123,3 +123,28 @@ def test_no_test_module_imports_from_another() -> None:
     # A suite under test may contain test files of its own; those are not part of `tests`.
     names = {path.stem for path in tests.rglob("test_*.py")}
     assert {(path, module) for path, module in imports if names & set(module.split("."))} == set()
+
+
+def test_package_knows_no_name_of_the_suite() -> None:
+    """No phase, program or criterion of `smoke_tests/` is named in the package, except in the
+    examples of help and messages."""
+    suite = REPOSITORY / "smoke_tests"
+    names = {path.name for path in suite.glob("*.py")}
+    for path in suite.glob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.phase":
+                names.add(ast.literal_eval(node.args[0]))
+    inherited = {
+        node.name
+        for node in ast.walk(TREES["pytest_clustersmoke.criteria.phase_criteria"])
+        if isinstance(node, ast.FunctionDef)
+    }
+    literals = {
+        (module, node.value)
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert {pair for pair in literals if pair[1] in names - inherited} == set()
