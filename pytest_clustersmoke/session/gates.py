@@ -179,7 +179,7 @@ class GateItem(PhaseItem):
 
 
 def make_gates(cls: PhaseClass) -> Iterator[GateItem]:
-    must, may = _read_detections(cls)
+    must, may = read_detections(cls)
     for name, fault in FAULTS.items():
         fault = replace(fault, red=fault.red | must[name], follows=fault.follows | may[name])
         gate: GateItem = GateItem.from_parent(cls, name=f"prove[{name}]", fault=fault)
@@ -189,7 +189,7 @@ def make_gates(cls: PhaseClass) -> Iterator[GateItem]:
 Detections = dict[str, frozenset[str]]
 
 
-def _read_detections(cls: PhaseClass) -> tuple[Detections, Detections]:
+def read_detections(cls: PhaseClass) -> tuple[Detections, Detections]:
     """Fault -> the criteria of the class that must turn red, and those that may; by their `detects`
     marks."""
     must: Detections = dict.fromkeys(FAULTS, frozenset())

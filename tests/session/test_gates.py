@@ -13,7 +13,13 @@ from pytest_clustersmoke.config.profile import Profile
 from pytest_clustersmoke.faults import FAULTS, HOOK, Fault
 from pytest_clustersmoke.jobs import batch_script
 from pytest_clustersmoke.jobs.backend import make_spec
-from pytest_clustersmoke.session.gates import Candidate, choose_candidate, with_fault, without_fault
+from pytest_clustersmoke.session.gates import (
+    Candidate,
+    choose_candidate,
+    read_detections,
+    with_fault,
+    without_fault,
+)
 from tests.support.evidence import make_phase, make_profile
 
 TRAINED = {
@@ -71,6 +77,20 @@ def test_closest_phase_gives_the_reason(tmp_path: Path) -> None:
     profile = make_profile(tmp_path)
     small, larger = candidate(profile), candidate(profile, gpus_per_node=2)
     assert chosen("no-gradient-sync", profile, small, larger) == "needs a phase marked `ddp`"
+
+
+def test_criteria_of_a_suite_must_or_may_detect_a_fault() -> None:
+    """The mark `detects` names the faults; `required=False` allows red and does not demand it."""
+
+    def criterion(name: str, mark: pytest.MarkDecorator) -> Any:
+        return SimpleNamespace(name=name, iter_markers=lambda _: [mark.mark])
+
+    first = criterion("test_sums", pytest.mark.detects("result-corrupted", "loss-nan"))
+    second = criterion("test_weights", pytest.mark.detects("loss-nan", required=False))
+    cls: Any = SimpleNamespace(criteria=[first, second])
+    must, may = read_detections(cls)
+    assert must["result-corrupted"] == must["loss-nan"] == {"test_sums"} and not must["loss-flat"]
+    assert may["loss-nan"] == {"test_weights"} and not may["result-corrupted"]
 
 
 EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid": ["NET/Socket"]}
