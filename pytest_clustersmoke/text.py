@@ -1,4 +1,4 @@
-"""Text helpers: sanitise untrusted text, report usage problems, and format counts and lists.
+"""Text helpers: sanitise untrusted text, report usage problems, and format counts, lists and sizes.
 
 Text that a job wrote is sanitised before it reaches a terminal, XML or a report: control
 characters, terminal escapes, marks that change the writing direction, and unpaired UTF-16
@@ -95,6 +95,19 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             spans.append([number, number])
     return span_list(spans)
+
+
+def format_seconds(value: float | None) -> str:
+    """Seconds with one decimal; `-` if unknown."""
+    return "-" if value is None else f"{value:.1f}"
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes in the largest unit that does not exceed it: 8 B, 1.5 KiB, 64 MiB."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:.4g} {unit}"
+    return f"{count:.0f} B"
 
 
 def span_list(spans: Iterable[Iterable[int]]) -> str:

@@ -7,6 +7,8 @@ import pytest
 from pytest_clustersmoke.text import (
     Problem,
     UsageProblems,
+    format_bytes,
+    format_seconds,
     near,
     plural,
     ranges,
@@ -70,3 +72,26 @@ def test_problem_says_what_where_expected_and_todo() -> None:
 def test_near_hints_at_a_close_word_only(word: str, hint: str) -> None:
     """A distant word gives no hint."""
     assert near(word, ["nodes", "args"]) == hint
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (8, "8 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (2**26, "64 MiB"),
+        (2**30, "1 GiB"),
+        (96.5 * 2**30, "96.5 GiB"),
+    ],
+)
+def test_bytes_are_shown_in_the_largest_unit(count: float, text: str) -> None:
+    """In the largest binary unit that does not exceed the number."""
+    assert format_bytes(count) == text
+
+
+def test_unknown_seconds_are_a_dash() -> None:
+    """Known seconds have one decimal."""
+    assert (format_seconds(None), format_seconds(0.25), format_seconds(12)) == ("-", "0.2", "12.0")

@@ -14,7 +14,7 @@ from ..evidence.history.history_query import PhaseCount, PhaseRun
 from ..evidence.history.outlier_judge import PastLevel, measure_level
 from ..evidence.history.setup_changes import describe_setup_changes
 from ..evidence.telemetry import to_json_value
-from ..text import plural, shorten
+from ..text import format_seconds, plural, shorten
 from .tables import moment, sparkline, table
 
 # The metric that represents a phase: the first of these that it has.
@@ -104,7 +104,7 @@ def _run_lines(series: PhaseSeries) -> Iterator[str]:
     rows = [
         [
             *(moment(run.begun), run.run_id, run.outcome, _criteria(run)),
-            *(_seconds(run.queue_s), _seconds(run.run_s)),
+            *(format_seconds(run.queue_s), format_seconds(run.run_s)),
             *(show(run.metrics[name].value) if name in run.metrics else "-" for name in headline),
             _changed(before, run),
         ]
@@ -130,10 +130,6 @@ def _changed(before: PhaseRun | None, run: PhaseRun) -> str:
     return ", ".join(
         describe_setup_changes(before, run.setup.hardware, run.setup.shape, run.versions)
     )
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
 
 
 def json_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import parse_number
+from ..text import format_bytes
 
 SMALLEST_BYTES = 8
 ELEMENT_BYTES = 4  # float32
@@ -130,7 +131,7 @@ class Sweep:
         __tracebackhide__ = True
         record = self.records.get((rank.rank, name, size))
         if record is None:
-            fail(f"{rank} did not measure {name} of {show_bytes(size)}")
+            fail(f"{rank} did not measure {name} of {format_bytes(size)}")
         return record
 
     def own_seconds(self, name: str, size: int) -> dict[int, float]:
@@ -151,8 +152,8 @@ class Sweep:
         low, high = min(agreed.values()), max(agreed.values())
         if low != high:
             fail(
-                f"all ranks should report the same time for {name} of {show_bytes(size)}, but they "
-                f"report {low} s to {high} s"
+                f"all ranks should report the same time for {name} of {format_bytes(size)}, but "
+                f"they report {low} s to {high} s"
             )
         return low
 
@@ -185,7 +186,7 @@ def check_results(phase: PhaseResult) -> None:
         parts = phase.world_size if name == "reduce_scatter" else 1
         count = swept.size_bytes(name, size) // ELEMENT_BYTES // parts
         for rank in phase.ranks:
-            label = f"{name} of {show_bytes(size)} on {rank}"
+            label = f"{name} of {format_bytes(size)} on {rank}"
             check_elements(label, swept.of(rank, name, size), count)
 
 
@@ -199,13 +200,13 @@ def check_sizes(phase: PhaseResult) -> None:
         slowest = max(own, key=lambda rank: own[rank])
         if own[slowest] > agreed * (1 + ROUNDING):
             fail(
-                f"{name} of {show_bytes(size)} took {own[slowest]} s on {phase.ranks[slowest]}, "
+                f"{name} of {format_bytes(size)} took {own[slowest]} s on {phase.ranks[slowest]}, "
                 f"more than the {agreed} s reported as the slowest rank's time"
             )
     if swept.sizes != swept.asked:
         raise Unmeasured(
             "sizes",
-            f"sizes above {show_bytes(swept.sizes[-1])}: the rank with the least free memory "
+            f"sizes above {format_bytes(swept.sizes[-1])}: the rank with the least free memory "
             f"had {phase.fact('free_bytes')} B",
         )
     for name, why in swept.left_out.items():
@@ -240,13 +241,13 @@ def check_spread(phase: PhaseResult) -> None:
     swept = Sweep(phase)
     large = [(name, size) for name, size in swept.items if size >= LARGE_BYTES]
     if not large:
-        raise Unmeasured("bandwidth", f"no size of {show_bytes(LARGE_BYTES)} or more")
+        raise Unmeasured("bandwidth", f"no size of {format_bytes(LARGE_BYTES)} or more")
     for name, size in large:
         own = swept.own_seconds(name, size)
         slow, fast = max(own, key=lambda rank: own[rank]), min(own, key=lambda rank: own[rank])
         if own[slow] > own[fast] * (1 + SPREAD):
             fail(
-                f"{name} of {show_bytes(size)} took {own[slow] * 1e3:.3f} ms on "
+                f"{name} of {format_bytes(size)} took {own[slow] * 1e3:.3f} ms on "
                 f"{phase.ranks[slow]} and {own[fast] * 1e3:.3f} ms on {phase.ranks[fast]}; "
                 f"expected within {SPREAD:.0%} of each other"
             )
@@ -259,7 +260,9 @@ def check_dips(phase: PhaseResult) -> None:
     swept = Sweep(phase)
     large = [size for size in swept.sizes if size >= LARGE_BYTES]
     if len(large) < 2:
-        raise Unmeasured("bandwidth", f"fewer than two sizes of {show_bytes(LARGE_BYTES)} or more")
+        raise Unmeasured(
+            "bandwidth", f"fewer than two sizes of {format_bytes(LARGE_BYTES)} or more"
+        )
     for name in SMOOTH:
         speeds = {size: swept.busbw(name, size) for size in large}
         best = large[0]
@@ -267,7 +270,7 @@ def check_dips(phase: PhaseResult) -> None:
             if speed < speeds[best] * (1 - DIP):
                 fail(
                     f"the bus bandwidth of {name} falls from {speeds[best]:.2f} GB/s at "
-                    f"{show_bytes(best)} to {speed:.2f} GB/s at {show_bytes(size)}; "
+                    f"{format_bytes(best)} to {speed:.2f} GB/s at {format_bytes(size)}; "
                     f"expected a fall of {DIP:.0%} at most"
                 )
             best = max(best, size, key=speeds.__getitem__)
@@ -311,11 +314,3 @@ def time_of(record: Mapping[str, Any], key: str, label: str) -> float:
     if value is None or not 0 < value < math.inf:
         fail(f"{key} of {label} is {record.get(key)!r}; expected a positive time")
     return value
-
-
-def show_bytes(size: int) -> str:
-    """A size in the usual notation: 8 B, 64 KiB, 1 GiB."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= scale:
-            return f"{size / scale:g} {unit}"
-    return f"{size} B"

@@ -14,13 +14,13 @@ from typing import Any
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
+from ..text import format_bytes
 from .bandwidth import (
     ELEMENT_BYTES,
     LARGE_BYTES,
     ROUNDING,
     check_elements,
     require_network,
-    show_bytes,
     time_of,
 )
 
@@ -141,8 +141,8 @@ def check_none_is_slow(phase: PhaseResult) -> None:
     if measured.size_bytes < LARGE_BYTES:
         raise Unmeasured(
             "bandwidth",
-            f"the pairs exchanged {show_bytes(measured.size_bytes)}; below "
-            f"{show_bytes(LARGE_BYTES)} latency counts as well as bandwidth",
+            f"the pairs exchanged {format_bytes(measured.size_bytes)}; below "
+            f"{format_bytes(LARGE_BYTES)} latency counts as well as bandwidth",
         )
     healthy = (nodes + 1) // 2
     usual = median(sorted(speeds.values())[-healthy * (healthy - 1) // 2 :])

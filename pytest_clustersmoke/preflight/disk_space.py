@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..text import Problem
+from ..text import Problem, format_bytes
 from .mounts import resolve_existing
 
 GIB = 2**30
@@ -58,7 +58,7 @@ def find_lack_of_space(profile: Profile, phases: Iterable[Phase]) -> Iterator[Pr
     available = free.f_bavail * free.f_frsize
     if available < need.bytes:
         yield _too_small(
-            f"the file system of {directory} has {_format_size(available)} free",
+            f"the file system of {directory} has {format_bytes(available)} free",
             where,
             need,
         )
@@ -70,9 +70,5 @@ def find_lack_of_space(profile: Profile, phases: Iterable[Phase]) -> Iterator[Pr
 
 
 def _too_small(text: str, where: str, need: SpaceNeed) -> Problem:
-    expected = f"at least {_format_size(need.bytes)}" + (f": {need.words}" if need.words else "")
+    expected = f"at least {format_bytes(need.bytes)}" + (f": {need.words}" if need.words else "")
     return Problem(text, where, expected, "delete what is not needed, or move `shared_dir`")
-
-
-def _format_size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

@@ -17,7 +17,7 @@ from typing import Any
 
 import jinja2
 
-from ..text import sanitize_lines
+from ..text import format_seconds, sanitize_lines
 from .highlights import outcome_words, show_number, unit_words
 from .page_view import (
     PERCENTILES,
@@ -93,7 +93,7 @@ def _environment() -> jinja2.Environment:
         "show": show_number,
         "exact": _exact,
         "beside": _beside,
-        "seconds": _seconds,
+        "seconds": format_seconds,
         "utc": utc,
         "tone": tone,
         "words": outcome_words,
@@ -115,10 +115,6 @@ def _beside(past: Mapping[str, Any]) -> str:
 def _exact(value: float | str | None) -> str:
     """A number as in report.json, to the last digit."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
 
 
 def _sanitize(value: Any) -> Any:

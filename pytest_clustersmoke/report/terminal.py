@@ -8,7 +8,7 @@ from typing import Any
 from ..config.metrics import show
 from ..evidence.phase_result import PhaseResult
 from ..preflight.variable_remarks import Remark, format_remarks, group_remarks
-from ..text import sanitize_line, sanitize_lines, shorten_lines
+from ..text import format_seconds, sanitize_line, sanitize_lines, shorten_lines
 from .run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord
 from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
 
@@ -101,7 +101,7 @@ def _gate_row(gate: GateRecord) -> list[str]:
         ", ".join(gate.red) or "-",
         gate.finding or "-",
         ", ".join(where) or "-",
-        _seconds(gate.seconds),
+        format_seconds(gate.seconds),
         gate.status,
     ]
 
@@ -152,8 +152,8 @@ def phase_row(phase: PhaseRecord) -> list[str]:
         phase.phase,
         f"{phase.outcome}{', known' if phase.known else ''}",
         str(len(phase.nodes)),
-        _seconds(phase.queue_s),
-        _seconds(phase.run_s),
+        format_seconds(phase.queue_s),
+        format_seconds(phase.run_s),
         measured.get("steps_per_s", "-"),
         rates[-1] if rates else "-",
         measured.get("peak_memory_gib", "-"),
@@ -177,7 +177,3 @@ def _miss(name: str, metric: MetricRecord) -> str:
     if isinstance(metric.value, str) or not expected:
         return f"{name} {metric.value}"
     return f"{name} {(metric.value / expected - 1) * 100:+.1f} %"
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"

@@ -310,15 +310,6 @@ def test_nan_is_not_a_rounding_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "shown"),
-    [(8, "8 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**26, "64 MiB"), (2**30, "1 GiB")],
-)
-def test_sizes_in_the_usual_notation(size: int, shown: str) -> None:
-    """In the largest binary unit that does not exceed the size."""
-    assert bandwidth.show_bytes(size) == shown
-
-
-@pytest.mark.parametrize(
     ("name", "asked", "ranks", "measured"),
     [
         ("all_reduce", 8, 3, 8),

@@ -22,10 +22,10 @@ def sizes(**keys: int) -> SimpleNamespace:
     ("free", "words"),
     [
         (sizes(), ""),
-        (sizes(f_bavail=5 * 2**18), "has 5.0 GiB free"),
+        (sizes(f_bavail=5 * 2**18), "has 5 GiB free"),
         (sizes(f_favail=20), "has room for 20 more files"),
         (sizes(f_files=0, f_favail=0), ""),  # no fixed number of inodes
-        (sizes(f_bavail=0), "has 0 MiB free"),
+        (sizes(f_bavail=0), "has 0 B free"),
     ],
 )
 def test_space_for_checkpoints_is_checked(

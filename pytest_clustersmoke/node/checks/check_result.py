@@ -94,11 +94,3 @@ def most_common(values: Iterable[T]) -> T | None:
 def listed(words: Iterable[str]) -> str:
     """`a, b and 7 more`."""
     return shorten(list(words), MANY)
-
-
-def size(count: float) -> str:
-    """A number of bytes with its unit."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= factor:
-            return f"{count / factor:.4g} {unit}"
-    return f"{count:.0f} bytes"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...text import format_bytes
 from . import gpu_checks
-from .check_result import FAILURE, WARNING, Check, Node, size
+from .check_result import FAILURE, WARNING, Check, Node
 from .rdma_checks import expected
 
 # NCCL's troubleshooting guide on Docker's default of 64 MiB: `--shm-size=1g`.
@@ -37,9 +38,9 @@ def _shm(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
         yield Check(
             "shm-full",
             (node.rank,),
-            f"/dev/shm has {size(free)} free"
-            + (f" of {size(capacity)}" if capacity is not None else "")
-            + f"; one NCCL segment needs {size(SHM_SEGMENT_BYTES)}",
+            f"/dev/shm has {format_bytes(free)} free"
+            + (f" of {format_bytes(capacity)}" if capacity is not None else "")
+            + f"; one NCCL segment needs {format_bytes(SHM_SEGMENT_BYTES)}",
             "remove files that earlier jobs left there (ls /dev/shm: nccl-*, torch_*), or make it "
             "larger",
             fact="dev_shm_free_bytes",
@@ -48,7 +49,7 @@ def _shm(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
         yield Check(
             "shm-small",
             (node.rank,),
-            f"/dev/shm has {size(capacity)}; NCCL's guide asks for 1 GiB in a container",
+            f"/dev/shm has {format_bytes(capacity)}; NCCL's guide asks for 1 GiB in a container",
             "start the container with --shm-size=1g (or --ipc=host), or mount /dev/shm larger",
             WARNING,
             "dev_shm_bytes",
@@ -62,8 +63,8 @@ def _limits(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
         yield Check(
             "memlock-limit",
             (node.rank,),
-            f"a process may lock {size(locked)} of memory; InfiniBand locks the buffers that it "
-            f"registers, and needs {size(MEMLOCK_BYTES)} or more",
+            f"a process may lock {format_bytes(locked)} of memory; InfiniBand locks the buffers "
+            f"that it registers, and needs {format_bytes(MEMLOCK_BYTES)} or more",
             "set `ulimit -l unlimited` for slurmd (LimitMEMLOCK=infinity) and keep Slurm from "
             "propagating the login node's limit (PropagateResourceLimitsExcept=MEMLOCK)",
             WARNING,
@@ -100,7 +101,7 @@ def _tmp(node: Node) -> Iterator[Check]:
         yield Check(
             "tmp-full",
             (node.rank,),
-            f"{path}, the directory for temporary files, has {size(free)} free",
+            f"{path}, the directory for temporary files, has {format_bytes(free)} free",
             "free space on that file system: compiled kernels and dumps are written there",
             WARNING,
             "tmp",
