@@ -41,14 +41,15 @@ class Pairs:
     def node_of(self) -> dict[int, int]:
         """Rank -> its node, as the ranks recorded it."""
         __tracebackhide__ = True
-        nodes = {rank.rank: rank.start.get("node_rank") for rank in self.phase.ranks}
+        nodes: dict[int, int] = {}
         for rank in self.phase.ranks:
-            if type(nodes[rank.rank]) is not int:
+            if rank.node_rank is None:
                 raise Unmeasured("bandwidth", f"{rank} has no known node")
+            nodes[rank.rank] = rank.node_rank
         count = len(set(nodes.values()))
         if count != self.phase.spec["nodes"]:
             fail(f"the ranks are on {count} nodes, expected {self.phase.spec['nodes']}")
-        return {rank: node for rank, node in nodes.items() if node is not None}
+        return nodes
 
     @cached_property
     def names(self) -> dict[int, str]:

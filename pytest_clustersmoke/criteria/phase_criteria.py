@@ -90,7 +90,7 @@ class Started:
                 f"{rank} uses {rank.local_rank} as its LOCAL_RANK, expected {expected}; does its "
                 "program use RANK instead?"
             )
-        devices = [(rank.node, str(rank.start.get("device"))) for rank in phase.ranks]
+        devices = [(rank.node, rank.device) for rank in phase.ranks]
         kinds = {device.split(":")[0] for _, device in devices}
         assert len(kinds) == 1, f"ranks use different kinds of device: {devices}"
         if phase.spec["device"] == "cuda" or kinds == {"cuda"}:
@@ -98,7 +98,7 @@ class Started:
             assert len(set(devices)) == phase.world_size, f"ranks share a device: {devices}"
         wanted = phase.spec.get("gpu")
         if kinds == {"cuda"} and wanted not in ANY_GPU:
-            models = {str(rank): rank.start.get("device_name") for rank in phase.ranks}
+            models = {str(rank): rank.device_name for rank in phase.ranks}
             assert all(is_gpu_model(name, wanted) for name in models.values()), (
                 f"expected {wanted}: {models}"
             )
@@ -117,7 +117,7 @@ class Started:
     def test_all_ranks_run_the_versions_expected(self, phase: PhaseView) -> None:
         """All ranks run the same versions, and the ones in the cluster's `expect`."""
         for name in VERSION_FIELDS:
-            versions = {rank.rank: rank.start.get(name) for rank in phase.ranks}
+            versions = {rank.rank: rank.version(name) for rank in phase.ranks}
             assert len(set(versions.values())) == 1, f"ranks differ in {name}: {versions}"
         for name, wanted in (phase.expect.versions if phase.expect else {}).items():
             for place, version in phase.versions(name).items():

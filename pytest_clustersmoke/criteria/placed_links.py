@@ -74,11 +74,10 @@ def _map_processes(result: PhaseResult) -> tuple[Processes, dict[int, int]]:
     processes: Processes = {}
     nodes: dict[int, int] = {}
     for rank in result.ranks:
-        node, pid = rank.start.get("node_rank"), rank.start.get("pid")
-        if type(node) is int and type(pid) is int:
-            key = str(node), str(pid)
+        if rank.node_rank is not None and rank.pid is not None:
+            key = str(rank.node_rank), str(rank.pid)
             processes[key] = None if key in processes else rank.rank
-            nodes[rank.rank] = node
+            nodes[rank.rank] = rank.node_rank
     for number, process in _place_by_log(result, processes).items():
         processes[process.scope, process.pid] = number
         nodes[number] = int(process.scope)

@@ -17,14 +17,11 @@ A rank falls behind if all of this holds for its steps after warm-up:
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from ..evidence.telemetry import parse_number
 
 LEAST_SCORE = 0.75
 MOST_SHARE = 0.1
@@ -51,15 +48,6 @@ class Straggler:
         )
 
 
-@dataclass(frozen=True)
-class _Times:
-    """One rank's seconds per step, after warm-up."""
-
-    rank: RankResult
-    own: list[float]
-    steps: list[float]
-
-
 def check(phase: PhaseResult) -> None:
     """Fail, naming the ranks that fall behind; unmeasured if a rank did not time its own part."""
     __tracebackhide__ = True
@@ -72,44 +60,31 @@ def find_stragglers(phase: PhaseResult) -> list[Straggler]:
     """The ranks that fall behind, the slowest first."""
     if phase.world_size < 2:
         raise Unmeasured("stragglers", "there is no other rank to compare with")
-    times = [_times(rank) for rank in phase.ranks]
-    on_cuda = all(str(rank.start.get("device")).startswith("cuda") for rank in phase.ranks)
+    ranks = [_require_times(rank) for rank in phase.ranks]
+    on_cuda = all(rank.device.startswith("cuda") for rank in phase.ranks)
     late_s = LATE_S["cuda" if on_cuda else "cpu"]
-    medians = [statistics.median(rank_times.own) for rank_times in times]
+    medians = [statistics.median(rank.own_times_s) for rank in ranks]
     stragglers = []
-    for index, rank_times in enumerate(times):
+    for index, rank in enumerate(ranks):
         others_s = statistics.median(medians[:index] + medians[index + 1 :])
-        step_s = statistics.median(rank_times.steps)
+        step_s = statistics.median(rank.step_times_s)
         # Its faster steps, the lower quartile, must show it as well.
-        for own_s in (medians[index], statistics.quantiles(rank_times.own, n=4)[0]):
+        for own_s in (medians[index], statistics.quantiles(rank.own_times_s, n=4)[0]):
             late = own_s - others_s
             if own_s * LEAST_SCORE <= others_s or late <= max(late_s, MOST_SHARE * step_s):
                 break
         else:
-            stragglers.append(Straggler(rank_times.rank, medians[index], others_s, step_s))
+            stragglers.append(Straggler(rank, medians[index], others_s, step_s))
     return sorted(stragglers, key=lambda straggler: -straggler.own_s)
 
 
-def _times(rank: RankResult) -> _Times:
-    record = rank.events.last("step_times") or {}
-    warmup = record.get("warmup")
-    first = warmup if type(warmup) is int and warmup >= 0 else 0
-    own = seconds(record, "local_seconds")[first:]
-    steps = seconds(record, "seconds")[first:]
-    if len(own) != len(steps) or len(own) < FEWEST_STEPS:
+def _require_times(rank: RankResult) -> RankResult:
+    """The rank, if it timed its own part of enough steps; raises Unmeasured if not."""
+    own, steps = len(rank.own_times_s), len(rank.step_times_s)
+    if own != steps or own < FEWEST_STEPS:
         raise Unmeasured(
             "stragglers",
-            f"{rank} timed its own part (step.local_done()) in {len(own)} of the {len(steps)} "
-            f"steps after warm-up; expected all of them, and at least {FEWEST_STEPS}",
+            f"{rank} timed its own part (step.local_done()) in {own} of the {steps} steps after "
+            f"warm-up; expected all of them, and at least {FEWEST_STEPS}",
         )
-    return _Times(rank, own, steps)
-
-
-def seconds(record: Mapping[str, Any], name: str) -> list[float]:
-    """A list of seconds that a rank recorded; empty if anything in it is not a time."""
-    raw = record.get(name)
-    listed = raw if isinstance(raw, list) else []
-    # A large job has hundreds of thousands of them, nearly all plain floats.
-    values = [value if type(value) is float else parse_number(value) for value in listed]
-    good = [value for value in values if value is not None and 0 <= value < float("inf")]
-    return good if len(good) == len(values) else []
+    return rank

@@ -198,7 +198,7 @@ class Side:
 
     def _hint(self) -> str:
         """A possible cause that the logs show; empty if there is none."""
-        names = {rank.start.get("node_rank"): rank.node for rank in self.result.ranks}
+        names = {rank.node_rank: rank.node for rank in self.result.ranks}
         scopes = {process.scope for process in self.transports.log.without_ib}
         nodes = sorted({str(names.get(int(scope), scope)) for scope in scopes if scope.isdigit()})
         return f"\nNCCL found no InfiniBand device on {', '.join(nodes)}" if nodes else ""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
 from ..evidence.finding import MAX_TEXT, Evidence, list_job_logs, read_head
+from ..evidence.job_results import RankError
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
-from ..evidence.scheduler_record import SchedulerRecord, read_scheduler_record
 from ..evidence.telemetry import Events, read_events
 from ..text import ranges, sanitize_line
 from .flight_recorder import CollectiveCall, FlightRecord, read_flight_records
@@ -41,10 +41,9 @@ class FailureEvidence:
         self.world = [rank.rank for rank in result.ranks if not rank.done]
 
     @cached_property
-    def errors(self) -> dict[int, dict[str, Any]]:
+    def errors(self) -> dict[int, RankError]:
         """Rank -> the exception that it raised."""
-        errors = {rank.rank: rank.events.last("error") for rank in self.result.ranks}
-        return {rank: error for rank, error in errors.items() if error is not None}
+        return {rank.rank: rank.error for rank in self.result.ranks if rank.error is not None}
 
     @cached_property
     def records(self) -> dict[int, FlightRecord]:
@@ -73,10 +72,6 @@ class FailureEvidence:
         return RankExits.of(self.result, self.node_events)
 
     @cached_property
-    def scheduler(self) -> SchedulerRecord:
-        return read_scheduler_record(self.directory.scheduler)
-
-    @cached_property
     def survivors(self) -> frozenset[int]:
         """The ranks that were done and whose process did not fail afterwards: they survived what
         they logged, such as an out-of-memory error that the program caught."""
@@ -99,9 +94,10 @@ class FailureEvidence:
         names = {node.node_rank: node.name for node in self.result.nodes}
         hosts = []
         for rank in ranks:
-            name = self.ranks[rank].start.get("node") if rank in self.ranks else None
             # A rank that hangs before its Rank has no start event: static ranks are dealt by node.
-            hosts.append(str(name or names.get(rank // per_node, "unknown")))
+            started = rank in self.ranks and self.ranks[rank].start
+            node = self.ranks[rank].node if started else names.get(rank // per_node, "unknown")
+            hosts.append(node)
         return tuple(dict.fromkeys(hosts))
 
     def name_ranks(self, ranks: Collection[int]) -> str:
@@ -145,14 +141,14 @@ class FailureEvidence:
         return {**more, "positions": ranks_by_position(self.result)}
 
 
-def is_echo(error: Mapping[str, Any]) -> bool:
+def is_echo(error: RankError) -> bool:
     """Whether the error only reports the loss of another rank."""
-    return bool(ECHO.search(str(error.get("message"))))
+    return bool(ECHO.search(error.message))
 
 
-def is_consequence(error: dict[str, Any]) -> bool:
+def is_consequence(error: RankError) -> bool:
     """Whether the error only reports the loss of another rank, or a collective that differs."""
-    text = f"{error.get('type')}: {error.get('message')}"
+    text = str(error)
     return bool(ECHO.search(text) or MISMATCHED.search(text))
 
 

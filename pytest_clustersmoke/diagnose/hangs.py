@@ -69,11 +69,7 @@ def find_library_timeout(evidence: FailureEvidence) -> list[Finding]:
     ended = {rank for rank in evidence.ranks if evidence.ranks[rank].done}
     if live and failed <= waited and not any(ended & set(absence.absent) for absence in live):
         return [_absent(evidence, absence, "a library timeout ended it") for absence in live]
-    timed_out = {
-        rank
-        for rank, error in evidence.errors.items()
-        if TIMED_OUT.search(str(error.get("message")))
-    }
+    timed_out = {rank for rank, error in evidence.errors.items() if TIMED_OUT.search(error.message)}
     if evidence.records or not timed_out or deaths:
         return []
     left = [rank for rank in evidence.world if rank not in failed and rank in evidence.stacks]
@@ -296,12 +292,7 @@ def _hang_finding(
 
 def _stall_reason(result: PhaseResult) -> str:
     """The reason given by the first node whose watch saw a rank stall; empty if none did."""
-    reasons = (
-        str(node.result.get("why"))
-        for node in result.nodes
-        if node.result.get("reason") == "stalled"
-    )
-    return next(reasons, "")
+    return next((node.why for node in result.nodes if node.reason == "stalled"), "")
 
 
 def _in_collective(stack: Stack | None) -> bool:
@@ -371,7 +362,7 @@ def _failed_before(evidence: FailureEvidence, mismatch: Mismatch) -> bool:
         for group in own.values():
             if mismatch.number in group and rank in calls:
                 created = group[mismatch.number].created_s or created
-        if created is None or error["time"] < created:
+        if created is None or error.time < created:
             return True
     return False
 

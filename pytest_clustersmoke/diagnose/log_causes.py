@@ -147,13 +147,13 @@ def _search_exceptions(
 ) -> None:
     """The exceptions that the finding's ranks recorded."""
     for rank in evidence.result.ranks:
-        error = rank.events.last("error")
+        error = rank.error
         if rank.rank not in finding.ranks or error is None:
             continue
-        text = f"{error.get('type')}: {error.get('message')}\n{error.get('traceback')}\n"
+        text = f"{error}\n{error.traceback}\n"
         stream = io.BytesIO(sanitize_lines(text).encode())
         search.stream(stream, str(rank.events.path), rank.node, rank.rank)
-        _put_on_line(search, str(rank.events.path), rank.events.line_of(error))
+        _put_on_line(search, str(rank.events.path), error.line)
 
 
 def _put_on_line(search: SignatureSearch, file: str, number: int) -> None:
@@ -184,16 +184,16 @@ def _stderr_of(finding: Finding, evidence: FailureEvidence) -> dict[Path, int]:
     """The stderr logs of the finding's ranks, each with its rank."""
     rank_of_log: dict[Path, int] = {}
     for rank in evidence.result.ranks:
-        node = rank.start.get("node_rank")
-        if rank.rank in finding.ranks and isinstance(node, int):
-            logs = evidence.directory.rank_logs(node).glob(f"**/{rank.local_rank}/stderr.log")
-            rank_of_log |= dict.fromkeys(sorted(logs), rank.rank)
+        if rank.rank in finding.ranks and rank.node_rank is not None:
+            folder = evidence.directory.rank_logs(rank.node_rank)
+            logs = sorted(folder.glob(f"**/{rank.local_rank}/stderr.log"))
+            rank_of_log |= dict.fromkeys(logs, rank.rank)
     return rank_of_log
 
 
-def _place(rank: RankResult) -> tuple[object, str]:
+def _place(rank: RankResult) -> tuple[int | None, str]:
     """The number of a rank's node, and the name of the rank's log folder there."""
-    return rank.start.get("node_rank"), str(rank.local_rank)
+    return rank.node_rank, str(rank.local_rank)
 
 
 def _search_node_logs(search: SignatureSearch, finding: Finding, evidence: FailureEvidence) -> None:

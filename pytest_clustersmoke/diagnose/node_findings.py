@@ -25,7 +25,7 @@ from ..evidence.job_results import NodeResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.staged_marks import find_unrequested_fault
-from ..evidence.telemetry import parse_number
+from ..evidence.telemetry import parse_int, parse_ints
 from ..node import checks
 from .failure_evidence import FailureEvidence
 
@@ -189,7 +189,7 @@ def _find_unseen_nodes(result: PhaseResult) -> list[Finding]:
     ever written, as far as that is visible here."""
     waiting: dict[tuple[int, ...], list[NodeResult]] = defaultdict(list)
     for node in result.nodes:
-        if node.result.get("reason") == "unseen":
+        if node.reason == "unseen":
             waiting[_ranks(node.result.get("nodes"), len(result.nodes))].append(node)
     findings = []
     for missing, nodes in waiting.items():
@@ -201,8 +201,7 @@ def _find_unseen_nodes(result: PhaseResult) -> list[Finding]:
 
 
 def _ranks(value: Any, count: int) -> tuple[int, ...]:
-    ranks = value if isinstance(value, list) else []
-    return tuple(sorted({rank for rank in ranks if type(rank) is int and 0 <= rank < count}))
+    return tuple(sorted({rank for rank in parse_ints(value) if 0 <= rank < count}))
 
 
 # What is visible here of a node that others did not see -> what happened, what to do.
@@ -235,8 +234,8 @@ CAUSES = {
 def _cause(rank: int, nodes: Sequence[NodeResult], result: PhaseResult) -> str:
     node = result.nodes[rank]
     if node.facts:
-        wrote = parse_number(node.facts.get("time"))
-        ended = [time for n in nodes if (time := parse_number(n.result.get("ended"))) is not None]
+        wrote = node.facts_time
+        ended = [waiting.ended for waiting in nodes if waiting.ended is not None]
         late = wrote is not None and ended and wrote > max(ended) + LATE_S
         return "late" if late else "not-seen"
     started = result.directory.claim(rank).exists() or node.result
@@ -254,7 +253,7 @@ def _unseen_finding(
         "shared-directory-not-seen",
         f"{checks.listed(waited)} waited in vain for {checks.listed(names)}, which {problem}",
         fix,
-        evidence=(Evidence(str(path), 1, str(nodes[0].result.get("why"))),),
+        evidence=(Evidence(str(path), 1, nodes[0].why),),
         hosts=(*names, *(waited if cause == "not-seen" else ())),
         detail={"cause": cause, "missing": names, "waited": waited},
     )
@@ -264,14 +263,14 @@ def find_node_reasons(evidence: FailureEvidence) -> list[Finding]:
     """What the nodes' own watch reported: a stalled rank, a limit exceeded, torchrun's end."""
     findings: list[Finding] = []
     for node in evidence.result.nodes:
-        reason = str(node.result.get("reason", ""))
+        reason = node.reason
         if node.ok or reason not in NODE_REASONS:
             continue
         identity, fix = NODE_REASONS[reason]
-        rank = node.result.get("rank")
+        rank = parse_int(node.result.get("rank"))
         stderr = _rank_stderr(evidence.directory, node.node_rank)
         tail = stderr or find_last_line(evidence.directory.torchrun_log(node.node_rank))
-        why = str(node.result.get("why"))
+        why = node.why
         if reason == "torchrun" and stderr:  # a rank ended before it could write an event
             why += f"; the last line of a rank's stderr: {stderr[0].text}"
         findings.append(
@@ -285,7 +284,7 @@ def find_node_reasons(evidence: FailureEvidence) -> list[Finding]:
                     *tail,
                 ),
                 hosts=(node.name,),
-                ranks=(rank,) if isinstance(rank, int) else (),
+                ranks=() if rank is None else (rank,),
             )
         )
     return findings

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from ..evidence.finding import Evidence, read_tail
 from ..evidence.phase_result import PhaseResult
-from ..evidence.telemetry import Events
-from .timeline import node_of
+from ..evidence.telemetry import Events, parse_int, parse_rows
 
 # torch/distributed/elastic/multiprocessing/api.py and errors/__init__.py, 2.2 to 2.13.
 FAILED = re.compile(r"exitcode\s{0,9}: (-?\d{1,5})\)? .{0,60}?\(pid: (\d{1,9})\)")
@@ -95,7 +94,7 @@ class RankExits:
             mine = {
                 pid: rank.rank
                 for rank in result.ranks
-                if node_of(rank) == node.node_rank and type(pid := rank.start.get("pid")) is int
+                if rank.node_rank == node.node_rank and (pid := rank.pid) is not None
             }
             by_torchrun, closed_here = _read_torchrun_log(log, mine)
             exits = by_torchrun | exits
@@ -124,12 +123,11 @@ def _read_watch_events(events: Iterable[Events]) -> dict[int, RankExit]:
     exits: dict[int, RankExit] = {}
     for of_node in events:
         for record in of_node.named("ranks"):
-            states = record.get("states")
-            for state in states if isinstance(states, list) else ():
-                if not isinstance(state, dict) or state.get("alive") is not False:
+            for state in parse_rows(record.get("states")):
+                if state.get("alive") is not False:
                     continue
-                rank, code = state.get("rank"), state.get("exit_code")
-                if type(rank) is int and type(code) is int and abs(code) < 256:
+                rank, code = parse_int(state.get("rank")), parse_int(state.get("exit_code"))
+                if rank is not None and code is not None and abs(code) < 256:
                     line = of_node.line_of(record)
                     text = f"rank {rank} ended with exit code {code}"
                     exits.setdefault(rank, RankExit(code, Evidence(str(of_node.path), line, text)))
@@ -140,11 +138,11 @@ def _exits_of_success(result: PhaseResult) -> dict[int, RankExit]:
     """The ranks of nodes whose torchrun exited with status 0: each of them did so too."""
     exits: dict[int, RankExit] = {}
     for node in result.nodes:
-        code = node.result.get("returncode")
-        if node.result.get("reason") == "rank_ended_early" and type(code) is int and code == 0:
+        code = parse_int(node.result.get("returncode"))
+        if node.reason == "rank_ended_early" and code == 0:
             path = str(result.directory.node_result(node.node_rank))
             success = RankExit(0, Evidence(path, 1, "torchrun ended with status 0"))
             exits |= {
-                rank.rank: success for rank in result.ranks if node_of(rank) == node.node_rank
+                rank.rank: success for rank in result.ranks if rank.node_rank == node.node_rank
             }
     return exits

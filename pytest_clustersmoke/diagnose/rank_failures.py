@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
-from ..evidence.job_results import RankResult
+from ..evidence.job_results import RankError, RankResult
+from ..evidence.telemetry import parse_rows
 from ..jobs.outcome import Judgement
 from .failure_evidence import FailureEvidence, is_echo
 from .node_findings import NODE_REASONS
 from .process_exits import UNKNOWN, RankExit
 from .rank_positions import left_before
-from .timeline import node_of, read_log_moments
+from .timeline import read_log_moments
 
 NUMBERS = re.compile(r"\d+")
 # The watch looks ten times a second, and once more 0.3 s after a process has ended: a rank died up
@@ -68,7 +68,7 @@ def find_rank_failures(evidence: FailureEvidence) -> list[Finding]:
         logs = read_log_moments(evidence.result, first.rank, first.time, timeline)
         around = timeline.around(first.time, logs)
     for failure in failures:
-        node = node_of(failure.rank)
+        node = failure.rank.node_rank
         end = timeline.ends_seen.get(node) if node is not None else None
         before_the_end = end is None or failure.time <= end
         primary = not findings or (
@@ -84,7 +84,7 @@ def find_memory_kill(evidence: FailureEvidence, judgement: Judgement) -> list[Fi
     lines = list(evidence.search_job_logs(KILLED, TASK_KILLED))
     if not lines and judgement.ended_by != "OUT_OF_MEMORY":
         return []
-    record = evidence.scheduler
+    record = evidence.result.scheduler
     named = {match[name] for match, _ in lines for name in match.re.groupindex if match[name]}
     logged = tuple(line for _, line in lines[:2])
     shown = record.evidence(record.job)
@@ -153,16 +153,16 @@ def _add_context(failure: _Failure, first: _Failure, primary: bool, around: list
 
 def _deaths(evidence: FailureEvidence) -> list[_Failure]:
     known, by_torchrun, timeline = evidence.exits.by_rank, evidence.exits.closed, evidence.timeline
-    raised = {node_of(rank) for rank, error in _errors(evidence) if not is_echo(error)}
+    raised = {rank.node_rank for rank, error in _errors(evidence) if not is_echo(error)}
     deaths = []
     for rank in evidence.result.ranks:
-        if not rank.start or rank.done or rank.events.last("error") is not None:
+        if not rank.start or rank.done or rank.error is not None:
             continue
         if not _seen_dead(evidence, rank):
             continue
-        node, ended = node_of(rank), known.get(rank.rank)
+        node, ended = rank.node_rank, known.get(rank.rank)
         end = timeline.ends_seen.get(node) if node is not None else None
-        last = timeline.at(node, rank.events.records[-1])
+        last = timeline.at(node, float(rank.events.records[-1]["time"]))
         time = last if end is None else max(last, end - SEEN_WITHIN_S)
         # torchrun ends all ranks of a node where one has raised.
         victim = not ended.own if ended is not None and ended.signal else node in raised
@@ -180,13 +180,13 @@ def _deaths(evidence: FailureEvidence) -> list[_Failure]:
 
 def _seen_dead(evidence: FailureEvidence, rank: RankResult) -> bool:
     """Whether the node's watch found the process dead before torchrun could have ended it."""
-    node = node_of(rank)
+    node = rank.node_rank
     if node not in evidence.node_events:
         return False
     return any(
         state.get("rank") == rank.rank and state.get("alive") is False
         for record in evidence.node_events[node].named("ranks")
-        for state in _dicts(record.get("states"))
+        for state in parse_rows(record.get("states"))
     )
 
 
@@ -210,47 +210,38 @@ def _raised(evidence: FailureEvidence) -> list[_Failure]:
     return [
         _Failure(
             rank,
-            evidence.timeline.at(node_of(rank), error),
+            evidence.timeline.at(rank.node_rank, error.time),
             is_echo(error),
-            NUMBERS.sub("0", f"{error.get('type')}: {error.get('message')}"),
-            _error(rank, error),
+            NUMBERS.sub("0", str(error)),
+            _describe_error(rank, error),
         )
         for rank, error in _errors(evidence)
     ]
 
 
-def _error(rank: RankResult, error: dict[str, Any]) -> Finding:
+def _describe_error(rank: RankResult, error: RankError) -> Finding:
     return Finding(
         "rank-error",
-        f"{rank} failed: {error.get('type')}: {error.get('message')}"[:MAX_TEXT],
+        f"{rank} failed: {error}"[:MAX_TEXT],
         "read the traceback in the rank's events and its stderr",
-        evidence=(
-            Evidence(
-                str(rank.events.path),
-                rank.events.line_of(error),
-                str(error.get("traceback", ""))[-MAX_TEXT:],
-            ),
-        ),
+        evidence=(Evidence(str(rank.events.path), error.line, error.traceback[-MAX_TEXT:]),),
         hosts=(rank.node,),
         ranks=(rank.rank,),
     )
 
 
-def _errors(evidence: FailureEvidence) -> list[tuple[RankResult, dict[str, Any]]]:
+def _errors(evidence: FailureEvidence) -> list[tuple[RankResult, RankError]]:
     """Each rank's exception. If a node's watch ended the phase for a reason of its own (a hang),
     errors about lost peers only reflect that end and are left out."""
     ended = evidence.abort_flag.get("reason") in NODE_REASONS
-    errors = [(rank, rank.events.last("error")) for rank in evidence.result.ranks]
+    errors = [(rank, rank.error) for rank in evidence.result.ranks]
     return [(rank, error) for rank, error in errors if error and not (ended and is_echo(error))]
 
 
 def _position(rank: RankResult) -> tuple[str, int]:
-    stage, step = rank.events.last("stage") or {}, rank.events.last("step") or {}
-    inside = stage.get("name") == "train" and stage.get("state") == "begin"
-    done = step.get("step")
-    return str(stage.get("name", "init")), done if inside and isinstance(done, int) else 0
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    """The mappings in a list that a job wrote; anything else counts as missing."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    """Its last stage, and the last step if it is still in training."""
+    if not rank.stages:
+        return "init", 0
+    stage = rank.stages[-1]
+    inside = stage.name == "train" and not stage.ended
+    return stage.name, (rank.steps_done or 0) if inside else 0

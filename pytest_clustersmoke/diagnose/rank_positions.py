@@ -192,10 +192,8 @@ def read_stacks(result: PhaseResult) -> dict[int, Stack]:
 
 
 def _stack_of(result: PhaseResult, rank: RankResult) -> Stack | None:
-    error = rank.events.last("error")
-    if error is not None:
-        line, traceback = rank.events.line_of(error), str(error.get("traceback"))
-        raised = stack_of_error(rank.events.path, line, traceback)
+    if rank.error is not None:
+        raised = stack_of_error(rank.events.path, rank.error.line, rank.error.traceback)
         if raised is not None:
             return raised
     return stack_of_rank(result.directory, rank.rank)
@@ -231,14 +229,14 @@ def describe_position(rank: RankResult) -> str:
     """The rank's last stage, with its last step if that is part of the stage."""
     if rank.done:
         return "done"
-    stage, step = rank.events.last("stage"), rank.events.last("step")
-    if stage is None:
+    if not rank.stages:
         return "before its Rank" if not rank.start else "init"
-    name, state = str(stage.get("name"))[:100], stage.get("state")
-    if state == "end":
+    stage = rank.stages[-1]
+    name = stage.name[:100]
+    if stage.ended:
         return f"after {name}"
-    if name == "train" and step is not None and type(step.get("step")) is int:
-        return f"{name}, step {step['step']} of {step.get('steps')}"[:200]
+    if name == "train" and rank.steps_done is not None:
+        return f"{name}, step {rank.steps_done} of {rank.steps_planned}"[:200]
     return name
 
 
@@ -246,18 +244,12 @@ def _progress(rank: RankResult) -> tuple[int, int]:
     """How many stages it began or ended, and the last step that it recorded."""
     if rank.done:
         return 2**31, 0
-    step = (rank.events.last("step") or {}).get("step")
-    return sum(1 for _ in rank.events.named("stage")), step if type(step) is int else 0
+    return len(rank.stages), rank.steps_done or 0
 
 
 def _stage_in_progress(rank: RankResult) -> str:
-    stage = rank.events.last("stage") or {}
-    return str(stage.get("name")) if stage.get("state") == "begin" else ""
+    return rank.stages[-1].name if rank.stages and not rank.stages[-1].ended else ""
 
 
 def _stages_ended(rank: RankResult) -> set[str]:
-    return {
-        str(record.get("name"))
-        for record in rank.events.named("stage")
-        if record.get("state") == "end"
-    }
+    return {stage.name for stage in rank.stages if stage.ended}

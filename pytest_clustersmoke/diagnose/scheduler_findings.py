@@ -28,7 +28,7 @@ MOST_SHOWN = 4  # nodes
 def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> list[Finding]:
     """The finding for a job that the scheduler ended or never started; empty for any other job."""
     if judgement.outcome == "never_ran":
-        return _unavailable(evidence.scheduler, judgement)
+        return _unavailable(evidence.result.scheduler, judgement)
     looks: dict[str, Callable[[FailureEvidence, Judgement], Finding]] = {
         **dict.fromkeys(CLUSTER_STATES, _node_down),
         PROLOG: _prolog,
@@ -43,7 +43,7 @@ def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> li
 
 
 def _node_down(evidence: FailureEvidence, judgement: Judgement) -> Finding:
-    record = evidence.scheduler
+    record = evidence.result.scheduler
     down = [node for node in record.nodes if node.down]
     logged = _log_lines(evidence, NODE_FAILED)
     hosts = tuple(node.name for node in down) or _nodes_named(logged, NODE_FAILED, record)
@@ -63,7 +63,7 @@ def _node_down(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 
 
 def _prolog(evidence: FailureEvidence, judgement: Judgement) -> Finding:
-    record = evidence.scheduler
+    record = evidence.result.scheduler
     drained = [node for node in record.nodes if node.prolog_failed]
     logged = _log_lines(evidence, PROLOG_NODE)
     hosts = tuple(node.name for node in drained) or _nodes_named(logged, PROLOG_NODE, record)
@@ -80,7 +80,7 @@ def _prolog(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 
 
 def _preempted(evidence: FailureEvidence, judgement: Judgement) -> Finding:
-    record = evidence.scheduler
+    record = evidence.result.scheduler
     when = record.job.preempted or record.job.ended
     # Jobs that started on its nodes after the preemption; the times are local and compare as text.
     takers = [job for job in record.others if when and job.started >= when]
@@ -126,7 +126,7 @@ def _suspended(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 
 
 def _requeued(evidence: FailureEvidence, judgement: Judgement) -> Finding:
-    record = evidence.scheduler
+    record = evidence.result.scheduler
     return Finding(
         "requeued",
         f"{judgement.reason}; somebody ran `scontrol requeue`, or a node failed or rebooted",
@@ -139,7 +139,7 @@ def _requeued(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 
 
 def _cancelled(evidence: FailureEvidence, judgement: Judgement) -> Finding:
-    record = evidence.scheduler
+    record = evidence.result.scheduler
     uid = record.cancelled_by
     by = (
         "Slurm does not say by whom (there is no accounting, or it has no record yet)"
@@ -160,7 +160,7 @@ def _cancelled(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 
 
 def _time_limit(evidence: FailureEvidence, judgement: Judgement) -> Finding:
-    record = evidence.scheduler
+    record = evidence.result.scheduler
     limit, began, ended = record.job.time_limit, record.job.started, record.job.ended
     spent = f" of {limit} (from {began} to {ended})" if limit else ""
     return Finding(

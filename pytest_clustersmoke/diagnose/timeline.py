@@ -27,7 +27,7 @@ from ..evidence.finding import Evidence, list_job_logs, read_tail
 from ..evidence.job_results import RankResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
-from ..evidence.telemetry import Events, parse_number
+from ..evidence.telemetry import Events, parse_finite, parse_int
 from ..text import sanitize_line
 from .log_lines import MONTHS
 
@@ -100,9 +100,9 @@ class Timeline:
         }
         return cls(tuple(sorted(moments, key=lambda moment: moment.time)), moved, ends_seen)
 
-    def at(self, node: int | None, record: dict[str, Any]) -> float:
-        """When a node or one of its ranks wrote a record."""
-        return float(record["time"]) + (self.moved.get(node, 0.0) if node is not None else 0.0)
+    def at(self, node: int | None, time: float) -> float:
+        """A time by the clock of a node, by the first node's clock."""
+        return time + (self.moved.get(node, 0.0) if node is not None else 0.0)
 
     def around(self, time: float, logged: Iterable[TimelineMoment] = ()) -> list[str]:
         """A few events around a time, and these log lines, each with its seconds from that time."""
@@ -110,11 +110,6 @@ class Timeline:
         after = [moment for moment in self.moments if moment.time >= time][: AFTER + 1]
         shown = sorted([*before, *after, *logged], key=lambda moment: moment.time)
         return [f"{moment.time - time:+8.3f} s  {moment.text}" for moment in shown]
-
-
-def node_of(rank: RankResult) -> int | None:
-    value = rank.start.get("node_rank")
-    return value if type(value) is int else None
 
 
 def _node_moments(result: PhaseResult, events: Mapping[int, Events]) -> Iterator[TimelineMoment]:
@@ -150,13 +145,12 @@ def _rank_moments(rank: RankResult) -> Iterator[TimelineMoment]:
         if action:
             evidence = Evidence(str(events.path), line, event)
             action = f"{rank} {action}"[:MAX_MOMENT_CHARS]
-            yield TimelineMoment(float(record["time"]), node_of(rank), rank.rank, action, evidence)
+            yield TimelineMoment(float(record["time"]), rank.node_rank, rank.rank, action, evidence)
 
 
 def _flag_moments(result: PhaseResult, flag: Mapping[str, Any]) -> Iterator[TimelineMoment]:
-    time, node = _finite(flag.get("time")), flag.get("node_rank")
+    time, of_node = parse_finite(flag.get("time")), parse_int(flag.get("node_rank"))
     if time is not None:
-        of_node = node if type(node) is int else None
         evidence = Evidence(str(result.directory.abort), 1, str(flag.get("reason")))
         yield TimelineMoment(
             time, of_node, None, f"{flag.get('node')}: ends the phase on all nodes", evidence
@@ -167,10 +161,10 @@ def _clock_corrections(
     result: PhaseResult, events: Mapping[int, Events], flag: Mapping[str, Any]
 ) -> dict[int, float]:
     """Node -> seconds to add to its clock, so that it agrees with the first node's."""
-    facts = {node.node_rank: _finite(node.facts.get("time")) for node in result.nodes}
+    facts = {node.node_rank: node.facts_time for node in result.nodes}
     met = {node: _time_of(of_node, "rendezvous") for node, of_node in events.items()}
     seen = {node: _abort_seen_at(of_node) for node, of_node in events.items()}
-    raised, raiser = _finite(flag.get("time")), flag.get("node_rank")
+    raised, raiser = parse_finite(flag.get("time")), parse_int(flag.get("node_rank"))
     moved = {0: 0.0}
     # The node that raised the flag comes first: the bounds of the others depend on its clock.
     for node in sorted((node for node in events if node), key=lambda node: node != raiser):
@@ -178,7 +172,7 @@ def _clock_corrections(
         most = [-bound for bound in _behind(facts.get(node), met.get(0))]
         if raiser == node:
             most += [-bound for bound in _behind(raised, seen.get(0))]
-        elif type(raiser) is int and raiser in moved:
+        elif raiser is not None and raiser in moved:
             least += [moved[raiser] + bound for bound in _behind(raised, seen[node])]
         measured = _measured_offset(result, node)
         if measured is not None:
@@ -193,7 +187,7 @@ def _measured_offset(result: PhaseResult, node: int) -> float | None:
     error may be as large."""
     clock = (read_json(result.directory.node_meeting(node)) or {}).get("clock")
     measured = clock if isinstance(clock, dict) else {}
-    offset, error = _finite(measured.get("offset_s")), _finite(measured.get("error_s"))
+    offset, error = parse_finite(measured.get("offset_s")), parse_finite(measured.get("error_s"))
     known = offset is not None and error is not None and abs(offset) > abs(error)
     return offset if known else None
 
@@ -209,11 +203,6 @@ def _least_correction(least: float, most: float) -> float:
 def _behind(earlier: float | None, later: float | None) -> list[float]:
     """The least by which the clock of the later time is behind the clock of the earlier one."""
     return [] if earlier is None or later is None else [earlier - later]
-
-
-def _finite(value: object) -> float | None:
-    finite = parse_number(value)
-    return finite if finite is not None and math.isfinite(finite) else None
 
 
 def _abort_seen_at(events: Events) -> float | None:
@@ -234,7 +223,7 @@ def read_log_moments(
 ) -> list[TimelineMoment]:
     """Lines of the rank's, its node's torchrun and the job's own logs around a time (Unix seconds
     by the first node's clock)."""
-    node = node_of(rank)
+    node = rank.node_rank
     moved = timeline.moved.get(node, 0.0) if node is not None else 0.0
     moments = [
         TimelineMoment(when + moved, node, rank.rank, f"{who}: {text}"[:MAX_MOMENT_CHARS], evidence)

@@ -7,7 +7,7 @@ nowhere else, so a finding can be shown anywhere.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from ..text import sanitize_line, sanitize_lines
 from .run_directory import PhaseDir
+from .telemetry import parse_int, parse_ints, parse_rows, parse_text, parse_texts
 
 MAX_TEXT = 600
 # A cause may join several texts.
@@ -64,6 +65,30 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Finding:
+        """A finding of a job's record; anything in it of the wrong type counts as missing."""
+        detail = record.get("detail")
+        return cls(
+            parse_text(record.get("id")) or "unknown",
+            parse_text(record.get("cause")) or "",
+            parse_text(record.get("fix")) or "",
+            primary=record.get("primary") is True,
+            evidence=tuple(map(_parse_evidence, parse_rows(record.get("evidence")))),
+            hosts=tuple(parse_texts(record.get("hosts"))),
+            ranks=tuple(parse_ints(record.get("ranks"))),
+            detail=detail if isinstance(detail, dict) else {},
+            severity=parse_text(record.get("severity")) or "failure",
+        )
+
+
+def _parse_evidence(record: Mapping[str, Any]) -> Evidence:
+    return Evidence(
+        parse_text(record.get("file")) or "",
+        parse_int(record.get("line")) or 0,
+        parse_text(record.get("text")) or "",
+    )
 
 
 def list_job_logs(directory: PhaseDir) -> list[Path]:

@@ -67,10 +67,8 @@ def _describe_hardware(result: PhaseResult) -> str:
     """`2 x (2 x NVIDIA H100)`: the devices that the ranks reported, by node."""
     by_node: dict[str, list[str]] = {}
     for rank in result.ranks:
-        start = rank.start
-        kind = str(start.get("device", "unknown")).partition(":")[0]
-        name = start.get("device_name")
-        device = _clean_word(name) if isinstance(name, str) and name else kind
+        kind = rank.device.partition(":")[0]
+        device = _clean_word(rank.device_name) if rank.device_name else kind
         by_node.setdefault(rank.node, []).append(device)
     nodes = Counter(" + ".join(_count_devices(devices)) for devices in by_node.values())
     return " and ".join(f"{count} x ({devices})" for devices, count in sorted(nodes.items()))

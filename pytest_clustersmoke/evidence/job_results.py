@@ -1,4 +1,4 @@
-"""The results of one node and of one rank.
+"""The results of one node and of one rank, each value parsed here and nowhere else.
 
 Every file read here was written by a job, so its content is hostile text: a value of the wrong type
 counts as missing, and a missing value is never a pass.
@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .telemetry import Events, parse_number
+from .telemetry import (
+    Events,
+    parse_finite,
+    parse_int,
+    parse_number,
+    parse_numbers,
+    parse_rows,
+    parse_text,
+)
 
 # Outcomes in which the cluster was not measured: it neither failed nor passed.
 NOT_MEASURED = {"never_ran", "preempted", "cancelled", "lost"}
@@ -44,19 +52,71 @@ class NodeResult:
         return self.result.get("ok") is True
 
     @property
+    def reason(self) -> str:
+        """Why its part of the job ended, in one word; empty if it is not known."""
+        return parse_text(self.result.get("reason")) or ""
+
+    @property
+    def why(self) -> str:
+        """The reason in a sentence; empty if it is not known."""
+        return parse_text(self.result.get("why")) or ""
+
+    @property
+    def facts_time(self) -> float | None:
+        """When it wrote its facts, in Unix seconds by its own clock."""
+        return parse_finite(self.facts.get("time"))
+
+    @property
+    def started(self) -> float | None:
+        """When its part of the job started, in Unix seconds by its own clock."""
+        return parse_finite(self.result.get("started"))
+
+    @property
+    def ended(self) -> float | None:
+        """When its part of the job ended, in Unix seconds by its own clock."""
+        return parse_finite(self.result.get("ended"))
+
+    @property
+    def torchrun_s(self) -> float | None:
+        """How long torchrun ran."""
+        return parse_finite(self.result.get("torchrun_s"))
+
+    @property
     def paused_s(self) -> float:
         """How long the job was suspended on this node."""
-        seconds = parse_number(self.result.get("paused_s"))
-        return seconds if seconds is not None and math.isfinite(seconds) else 0.0
+        return parse_finite(self.result.get("paused_s")) or 0.0
 
     def version(self, name: str) -> str | None:
         """The version of a package, or of the GPUs' `driver`, on this node."""
-        gpus, versions = self.facts.get("gpus"), self.facts.get("packages")
         if name == "driver":
-            versions = gpus[0] if isinstance(gpus, list) and gpus else None
-            name = "driver_version"
-        value = versions.get(name) if isinstance(versions, dict) else None
-        return None if value is None else str(value)
+            gpus = parse_rows(self.facts.get("gpus"))
+            return parse_text(gpus[0].get("driver_version")) if gpus else None
+        versions = self.facts.get("packages")
+        return parse_text(versions.get(name)) if isinstance(versions, dict) else None
+
+
+@dataclass(frozen=True)
+class RankError:
+    """The exception that ended a rank: when it was raised, in Unix seconds by the clock of the
+    rank's node, and the line of its event."""
+
+    type: str
+    message: str
+    traceback: str
+    time: float
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
+
+
+@dataclass(frozen=True)
+class StageMark:
+    """The beginning of a stage, or its end, with the seconds that it took."""
+
+    name: str
+    ended: bool
+    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -76,21 +136,98 @@ class RankResult:
 
     @property
     def node(self) -> str:
-        return str(self.start.get("node", "unknown"))
+        return parse_text(self.start.get("node")) or "unknown"
 
     @property
     def host(self) -> str:
-        return str(self.start.get("host", "unknown"))
+        return parse_text(self.start.get("host")) or "unknown"
+
+    @property
+    def node_rank(self) -> int | None:
+        return parse_int(self.start.get("node_rank"))
 
     @property
     def local_rank(self) -> int | None:
-        value = self.start.get("local_rank")
-        return value if isinstance(value, int) else None
+        return parse_int(self.start.get("local_rank"))
+
+    @property
+    def pid(self) -> int | None:
+        return parse_int(self.start.get("pid"))
+
+    @property
+    def device(self) -> str:
+        """Its torch device, `cuda:1` or `cpu`."""
+        return parse_text(self.start.get("device")) or "unknown"
+
+    @property
+    def device_name(self) -> str | None:
+        """The driver's name of its GPU."""
+        return parse_text(self.start.get("device_name"))
+
+    def version(self, name: str) -> str | None:
+        """The version that it imported of torch, NCCL and the like."""
+        return parse_text(self.start.get(name))
 
     def __str__(self) -> str:
-        kind, _, index = str(self.start.get("device", "")).partition(":")
+        kind, _, index = self.device.partition(":")
         gpu = f", GPU {index}" if kind == "cuda" and index.isdigit() else ""
         return f"rank {self.rank} ({self.node}{gpu})"
+
+    @property
+    def backend(self) -> str | None:
+        """The backend of its process group; None if it did not join one."""
+        return parse_text((self.events.last("group") or {}).get("backend"))
+
+    @cached_property
+    def stages(self) -> tuple[StageMark, ...]:
+        """Where its stages began and ended, in order."""
+        return tuple(
+            StageMark(
+                parse_text(record.get("name")) or "unknown",
+                record["state"] == "end",
+                parse_finite(record.get("seconds")),
+            )
+            for record in self.events.named("stage")
+            if record.get("state") in ("begin", "end")
+        )
+
+    @property
+    def steps_done(self) -> int | None:
+        """The number of steps that it finished; None if it recorded none."""
+        return parse_int((self.events.last("step") or {}).get("step"))
+
+    @property
+    def steps_planned(self) -> int | None:
+        """The number of steps that it was to do; None if it recorded none."""
+        return parse_int((self.events.last("step") or {}).get("steps"))
+
+    @cached_property
+    def step_times_s(self) -> tuple[float, ...]:
+        """Seconds of each step after warm-up; empty if anything recorded is not a time."""
+        return self._times_s("seconds")
+
+    @cached_property
+    def own_times_s(self) -> tuple[float, ...]:
+        """Seconds of its own part of each step after warm-up (`Step.local_done`)."""
+        return self._times_s("local_seconds")
+
+    def _times_s(self, name: str) -> tuple[float, ...]:
+        record = self.events.last("step_times") or {}
+        times = parse_numbers(record.get(name))
+        warmup = max(0, parse_int(record.get("warmup")) or 0)
+        return tuple(times[warmup:]) if all(0 <= time < math.inf for time in times) else ()
+
+    @cached_property
+    def error(self) -> RankError | None:
+        """The exception that ended it."""
+        record = self.events.last("error")
+        if record is None:
+            return None
+        kind, message, traceback = (
+            parse_text(record.get(name)) or "" for name in ("type", "message", "traceback")
+        )
+        line = self.events.line_of(record)
+        return RankError(kind or "unknown", message, traceback, float(record["time"]), line)
 
     def facts(self) -> dict[str, Any]:
         merged: dict[str, Any] = {}

@@ -15,12 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.hostlist import expand_hostlist
 from ..config.metrics import METRICS
+from .finding import Finding
 from .job_results import NodeResult, RankResult
 from .metric import Metric, Unmeasured, fail
 from .nccl.log_reader import NodeLogs, read_nodes
 from .run_directory import PhaseDir, job_name, read_json, refresh_directories
-from .scheduler_record import read_scheduler_record
-from .telemetry import keep_own_events, parse_number, read_events
+from .scheduler_record import SchedulerRecord, read_scheduler_record
+from .telemetry import (
+    keep_own_events,
+    parse_finite,
+    parse_int,
+    parse_numbers,
+    parse_rows,
+    parse_text,
+    read_events,
+)
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from ..config.profile import Expectation, Profile, Reference
@@ -58,6 +67,7 @@ class PhaseResult:
     job: Mapping[str, Any]
     nodes: tuple[NodeResult, ...]
     ranks: tuple[RankResult, ...]
+    scheduler: SchedulerRecord = field(default_factory=SchedulerRecord)
     references: Mapping[str, Reference] = field(default_factory=dict)
     expect: Expectation | None = None
     # The kinds that criteria judged, for the profile's `require`: a kind that is missing here was
@@ -74,7 +84,31 @@ class PhaseResult:
 
     @property
     def outcome(self) -> str:
-        return str(self.job.get("outcome", "lost"))
+        return parse_text(self.job.get("outcome")) or "lost"
+
+    @property
+    def reason(self) -> str:
+        """Why the job ended as it did, in a sentence."""
+        return parse_text(self.job.get("reason")) or ""
+
+    @property
+    def job_id(self) -> str:
+        return parse_text(self.job.get("job_id")) or ""
+
+    @property
+    def queue_s(self) -> float | None:
+        """How long the job waited in the queue; None if it is not known."""
+        return parse_finite(self.job.get("queue_s"))
+
+    @property
+    def run_s(self) -> float | None:
+        """How long the job ran; None if it is not known."""
+        return parse_finite(self.job.get("run_s"))
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found about the job, the causes first."""
+        return tuple(map(Finding.from_record, parse_rows(self.job.get("findings"))))
 
     @property
     def args(self) -> Mapping[str, Any]:
@@ -92,17 +126,15 @@ class PhaseResult:
     @property
     def backend(self) -> str:
         """The process group's backend, nccl or gloo; fails if ranks differ."""
-        return str(
-            self._agreed("backend", {r.rank: self._last(r, "group", "backend") for r in self.ranks})
-        )
+        return str(self._agreed("backend", {rank.rank: rank.backend for rank in self.ranks}))
 
     @property
     def losses(self) -> list[float]:
         """The loss of every step, averaged over all ranks; fails if ranks differ."""
-        per_rank = {rank.rank: self._last(rank, "losses", "mean") for rank in self.ranks}
-        raw = self._agreed("losses", per_rank)
-        values = [parse_number(value) for value in raw] if isinstance(raw, list) else []
-        return [math.nan if value is None else value for value in values]
+        per_rank = {
+            rank.rank: (rank.events.last("losses") or {}).get("mean") for rank in self.ranks
+        }
+        return parse_numbers(self._agreed("losses", per_rank))
 
     def metric(self, name: str) -> Metric:
         """The worst value over all ranks: the lowest if higher is better, otherwise the highest."""
@@ -140,14 +172,13 @@ class PhaseResult:
     def nccl(self) -> NodeLogs:
         """NCCL's logs of all nodes, read on first access."""
         folders = {node.node_rank: self.directory.nccl_logs(node.node_rank) for node in self.nodes}
-        reported = [rank.start.get("nccl") for rank in self.ranks]
-        versions = {version for version in reported if isinstance(version, str)}
+        versions = {version for rank in self.ranks if (version := rank.version("nccl"))}
         version = versions.pop() if len(versions) == 1 else None
         return read_nodes(folders, self.directory.root, version)
 
     def transport_summary(self) -> str:
         """The transports of the ranks in a few words: NCCL's kinds, `gloo`, or `unknown`."""
-        backends = {str(record.get("backend")) for record in self.events("group").values()}
+        backends = {rank.backend for rank in self.ranks if rank.backend is not None}
         if backends != {"nccl"}:
             return ", ".join(sorted(backends)) or "unknown"
         unknown = "none" if self.world_size == 1 else "unknown"
@@ -180,9 +211,9 @@ class PhaseResult:
 
     def _describe_factor(self, record: Mapping[str, Any]) -> str:
         """How all gradients are a multiple of their mean; empty if they are not."""
-        factor = parse_number(record.get("factor"))
-        tolerance = parse_number(record.get("tolerance")) or 0
-        if factor is None or not math.isfinite(factor) or abs(factor - 1) <= tolerance:
+        factor = parse_finite(record.get("factor"))
+        tolerance = parse_finite(record.get("tolerance")) or 0
+        if factor is None or abs(factor - 1) <= tolerance:
             return ""
         if abs(factor / self.world_size - 1) <= tolerance:
             return f"scaled by {factor:.4g} (the world size): summed, not averaged; "
@@ -196,10 +227,7 @@ class PhaseResult:
         """
         __tracebackhide__ = True
         events = self.events("losses")
-        lists = [event.get("local_first") for event in events.values()]
-        losses = [
-            [parse_number(loss) for loss in values] for values in lists if isinstance(values, list)
-        ]
+        losses = [parse_numbers(event.get("local_first")) for event in events.values()]
         steps = min(map(len, losses), default=0)
         if len(losses) != self.world_size or self.world_size < 2 or steps < FEWEST_LOCAL_LOSSES:
             return
@@ -227,36 +255,32 @@ class PhaseResult:
     def checkpoint_files(self) -> dict[str, int]:
         """File -> bytes, as rank 0 listed them after all ranks had written."""
         record = self.events("checkpoint").get(0, {})
-        files = record.get("files")
-        entries = files if isinstance(files, list) else []
         return {
-            str(entry["name"]): int(entry["bytes"])
-            for entry in entries
-            if isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and "name" in entry
+            name: size
+            for entry in parse_rows(record.get("files"))
+            if (name := parse_text(entry.get("name"))) is not None
+            and (size := parse_int(entry.get("bytes"))) is not None
         }
 
     def versions(self, name: str) -> dict[str, str | None]:
         """The version of `name` that each rank imported, or, if no rank says, on each node."""
         if any(name in rank.start for rank in self.ranks):
-            return {str(rank): _text(rank.start.get(name)) for rank in self.ranks}
+            return {str(rank): rank.version(name) for rank in self.ranks}
         return {node.name: node.version(name) for node in self.nodes}
 
     def stage_seconds(self) -> dict[str, float]:
         """Stage -> seconds on the slowest rank; compilation is a separate stage."""
         longest: dict[str, float] = {}
         for rank in self.ranks:
-            for record in rank.events.named("stage"):
-                seconds = parse_number(record.get("seconds"))
-                ended = record.get("state") == "end"
-                if ended and seconds is not None and math.isfinite(seconds):
-                    name = str(record.get("name"))
-                    longest[name] = max(longest.get(name, 0.0), seconds)
+            for stage in rank.stages:
+                if stage.ended and stage.seconds is not None:
+                    longest[stage.name] = max(longest.get(stage.name, 0.0), stage.seconds)
         return longest
 
     def steps_done(self) -> dict[int, int]:
         """rank -> the number of steps it finished."""
-        steps = {rank: record.get("step") for rank, record in self.events("step").items()}
-        return {rank: step if type(step) is int else 0 for rank, step in steps.items()}
+        steps = {rank.rank: rank.steps_done for rank in self.ranks}
+        return {rank: step for rank, step in steps.items() if step is not None}
 
     def _all_ranks(self, records: Mapping[int, Any], subject: str) -> None:
         __tracebackhide__ = True
@@ -276,26 +300,20 @@ class PhaseResult:
                 fail(f"ranks differ in {subject}: rank 0 {first!r}, rank {rank} {value!r}"[:1000])
         return first
 
-    @staticmethod
-    def _last(rank: RankResult, event: str, key: str) -> Any:
-        return (rank.events.last(event) or {}).get(key)
 
-
-def _alike(values: Sequence[float | None]) -> bool:
+def _alike(losses: Sequence[float]) -> bool:
     """Whether the ranks' losses of a step differ by no more than the rounding of their devices."""
-    numbers = [value for value in values if value is not None and math.isfinite(value)]
-    if len(numbers) < len(values):
+    if not all(map(math.isfinite, losses)):
         return False
-    return max(numbers) - min(numbers) <= SAME_LOSS * max(map(abs, numbers))
+    return max(losses) - min(losses) <= SAME_LOSS * max(map(abs, losses))
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
-def collect_phase(directory: PhaseDir) -> PhaseResult:
+def collect_phase(
+    directory: PhaseDir, results: Mapping[int, Mapping[str, Any]] | None = None
+) -> PhaseResult:
     """Read everything that a phase's job wrote into its directory. Of each rank's `step` events,
-    which are nearly all of a long job's lines, only the last is read."""
+    which are nearly all of a long job's lines, only the last is read. `results` are the results of
+    nodes, by node rank, that were read before."""
     spec = read_json(directory.spec) or {
         "phase": directory.root.name,
         "nodes": 0,
@@ -307,10 +325,13 @@ def collect_phase(directory: PhaseDir) -> PhaseResult:
         directory=directory,
         spec=spec,
         job=read_json(directory.result) or {},
-        nodes=tuple(_read_node(directory, node) for node in range(int(spec["nodes"]))),
+        nodes=tuple(
+            _read_node(directory, node, (results or {}).get(node))
+            for node in range(int(spec["nodes"]))
+        ),
         ranks=tuple(_read_rank(directory, rank, job_name(spec)) for rank in range(world_size)),
     )
-    return name_silent_nodes(result)
+    return add_scheduler_record(result)
 
 
 def with_bounds(
@@ -328,7 +349,7 @@ def with_bounds(
 
 def _make_past_runs(directory: PhaseDir, profile: Profile, report_dir: Path) -> PastRuns:
     about = read_json(directory.run.run) or {}
-    begun = parse_number(about.get("begun"))
+    begun = parse_finite(about.get("begun"))
     fails = profile.history_check == "fail"
     return PastRuns(profile.name, report_dir, fails, math.inf if begun is None else begun)
 
@@ -339,18 +360,20 @@ def _read_rank(directory: PhaseDir, rank: int, job: str) -> RankResult:
     return RankResult(rank, keep_own_events(events, job, rank) if job else events)
 
 
-def _read_node(directory: PhaseDir, node_rank: int) -> NodeResult:
-    facts, result = directory.node_facts(node_rank), directory.node_result(node_rank)
-    return NodeResult(node_rank, read_json(facts) or {}, read_json(result) or {})
+def _read_node(directory: PhaseDir, node_rank: int, result: Mapping[str, Any] | None) -> NodeResult:
+    if result is None:
+        result = read_json(directory.node_result(node_rank)) or {}
+    return NodeResult(node_rank, read_json(directory.node_facts(node_rank)) or {}, result)
 
 
-def name_silent_nodes(result: PhaseResult) -> PhaseResult:
-    """The same result with names for nodes that wrote nothing: those names in the scheduler's list
-    of the job's nodes that no other node has."""
+def add_scheduler_record(result: PhaseResult) -> PhaseResult:
+    """The same result with what the scheduler reported, and with names for nodes that wrote
+    nothing: those names in its list of the job's nodes that no other node has."""
+    result = replace(result, scheduler=read_scheduler_record(result.directory.scheduler))
     silent = [node for node in result.nodes if not node.facts and not node.result]
     if not silent:
         return result
-    scheduled = expand_hostlist(read_scheduler_record(result.directory.scheduler).job.nodes)
+    scheduled = expand_hostlist(result.scheduler.job.nodes)
     names = [name for name in scheduled if name not in {node.name for node in result.nodes}]
     if len(names) != len(silent):
         return result

@@ -163,3 +163,42 @@ def parse_number(value: Any) -> float | None:
         except OverflowError:  # an int this large was never measured
             return None
     return float(value) if value in ("nan", "inf", "-inf") else None
+
+
+def parse_finite(value: Any) -> float | None:
+    """The finite number in an event; None for anything else."""
+    number = parse_number(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def parse_numbers(value: Any) -> list[float]:
+    """The numbers of a list, NaN for each item that is none; empty if it is not a list."""
+    # A large job has hundreds of thousands of them, nearly all plain floats.
+    parsed = (
+        item if type(item) is float else parse_number(item)
+        for item in (value if isinstance(value, list) else ())
+    )
+    return [math.nan if number is None else number for number in parsed]
+
+
+def parse_int(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def parse_text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def parse_ints(value: Any) -> list[int]:
+    """The integers in a list; anything else counts as missing."""
+    return [item for item in value if type(item) is int] if isinstance(value, list) else []
+
+
+def parse_texts(value: Any) -> list[str]:
+    """The texts in a list; anything else counts as missing."""
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def parse_rows(value: Any) -> list[dict[str, Any]]:
+    """The mappings in a list; anything else counts as missing."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

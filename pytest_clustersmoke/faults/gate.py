@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..evidence.finding import Finding
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir
@@ -90,7 +91,7 @@ def _status(
     red: list[str],
 ) -> tuple[str, list[str]]:
     if result.outcome in SCHEDULER and (fault.fails_criteria or result.outcome != fault.outcome):
-        return NOT_STAGED, [f"{result.outcome}: {result.job.get('reason', '')}"]
+        return NOT_STAGED, [f"{result.outcome}: {result.reason}"]
     if baseline is not None and baseline.outcome != "passed":
         why = f"without the fault the phase is {baseline.outcome}: {baseline.reason}"
         return NOT_STAGED if baseline.outcome in SCHEDULER else OTHER, [why]
@@ -98,9 +99,7 @@ def _status(
     if not fault.fails_criteria:
         reasons += _check_job(fault, result)
     elif red == [JOB]:
-        reasons.append(
-            f"the job failed, but a criterion was expected to fail: {result.job.get('reason')}"
-        )
+        reasons.append(f"the job failed, but a criterion was expected to fail: {result.reason}")
     else:
         reasons += _check_criteria(fault, result, criteria, baseline.criteria if baseline else {})
     if not fault.red & set(red):
@@ -133,7 +132,8 @@ def _check_job(fault: Fault, result: PhaseResult) -> list[str]:
     if finding["finding"] not in fault.findings:
         expected = " or ".join(fault.findings)
         reasons.append(f"the finding is {finding['finding'] or 'none'}, expected {expected}")
-    signature = _primary(result).get("detail", {}).get("signature")
+    primary = _primary(result)
+    signature = primary.detail.get("signature") if primary else None
     if fault.signatures and signature not in fault.signatures:
         expected = " or ".join(fault.signatures)
         reasons.append(f"the finding's cause is {signature or 'unknown'}, expected {expected}")
@@ -187,10 +187,8 @@ def _chosen(result: PhaseResult) -> int:
     return int(fault["rank"]) if isinstance(fault, dict) else 0
 
 
-def _primary(result: PhaseResult) -> Mapping[str, Any]:
-    findings = result.job.get("findings")
-    first = findings[0] if isinstance(findings, list) and findings else {}
-    return first if isinstance(first, dict) and first.get("primary") else {}
+def _primary(result: PhaseResult) -> Finding | None:
+    return next((finding for finding in result.findings[:1] if finding.primary), None)
 
 
 def _finding(result: PhaseResult) -> dict[str, Any]:
@@ -198,10 +196,10 @@ def _finding(result: PhaseResult) -> dict[str, Any]:
         return {}
     finding = _primary(result)
     return {
-        "finding": str(finding.get("id", "")),
-        "words": str(finding.get("cause", "")),
-        "ranks": list(finding.get("ranks", ())),
-        "hosts": list(finding.get("hosts", ())),
+        "finding": finding.id if finding else "",
+        "words": finding.cause if finding else "",
+        "ranks": list(finding.ranks) if finding else [],
+        "hosts": list(finding.hosts) if finding else [],
     }
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from ..evidence.phase_result import PhaseResult
+from ..evidence.phase_result import PhaseResult, add_scheduler_record
 from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.scheduler_record import JobState
 from ..node.abort_flag import visible
@@ -39,7 +40,8 @@ NODE_NAME = re.compile(r"[\w.-]{1,255}")
 
 @dataclass
 class WatchedJob:
-    """One submitted job and what is known about it. Times are monotonic seconds of this process."""
+    """One submitted job and what is known about it. Times are monotonic seconds of this process.
+    `results` are the nodes' results by node rank, each read once, when it is there."""
 
     phase: str
     job_id: str
@@ -52,17 +54,22 @@ class WatchedJob:
     unknown_since: float | None = None
     failing_since: float | None = None
     complete_since: float | None = None
-    results: set[int] = field(default_factory=set)
+    results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def check_files(self) -> bool:
         """Read the job's own files; return whether all nodes have written their results."""
         self.running = self.running or self._has_begun()
-        missing = set(range(self.nodes)) - self.results
         if self.running:
-            self.results |= {n for n in missing if visible(self.directory.node_result(n))}
+            self._read_results()
         if self.results and self.failing_since is None and visible(self.directory.abort):
             self.failing_since = time.monotonic()
         return len(self.results) == self.nodes
+
+    def _read_results(self) -> None:
+        for node in set(range(self.nodes)) - self.results.keys():
+            path = self.directory.node_result(node)
+            if visible(path) and (result := read_json(path)) is not None:
+                self.results[node] = result
 
     def _has_begun(self) -> bool:
         """Whether the job has written a claim or, if it ended before that, its logs."""
@@ -107,21 +114,25 @@ class WatchedJob:
         return not in_job_logs(self.directory, NODE_FAILED)
 
     def has_succeeded(self) -> bool:
-        """Whether every node reported success."""
-        results = (read_json(self.directory.node_result(node)) for node in range(self.nodes))
-        return all(result is not None and result.get("ok") is True for result in results)
+        """Whether every node has reported success, as far as `check_files` has seen."""
+        return len(self.results) == self.nodes and all(
+            result.get("ok") is True for result in self.results.values()
+        )
 
-    def save_details(self, backend: Backend, result: PhaseResult) -> None:
-        """Save the scheduler's details about a job that did not succeed and about its nodes."""
-        if self.state is None or self.has_succeeded():
-            return
+    def save_details(self, backend: Backend, result: PhaseResult) -> PhaseResult:
+        """Save the scheduler's details about a job that did not succeed and about its nodes.
+        Returns the result with them."""
+        if self.state is None or all(node.ok for node in result.nodes):
+            return result
         # The scheduler lists no nodes for a requeued job, and for a completing one only those that
         # are not done. Names that the job itself wrote are untrusted.
         names = [node.name for node in result.nodes if NODE_NAME.fullmatch(node.name)]
         nodes = ",".join(filter(None, (self.state.nodes, *names)))
         details = backend.details(self.job_id, self.state, nodes)
-        if details is not None:
-            details.write(self.directory.scheduler)
+        if details is None:
+            return result
+        details.write(self.directory.scheduler)
+        return add_scheduler_record(result)
 
     def is_straggling(self) -> bool:
         return (

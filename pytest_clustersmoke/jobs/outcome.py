@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from dataclasses import dataclass
@@ -10,9 +9,8 @@ from dataclasses import dataclass
 from ..evidence.finding import list_job_logs, read_head
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir
-from ..evidence.scheduler_record import JobState, read_scheduler_record
+from ..evidence.scheduler_record import JobState
 from ..evidence.staged_marks import find_unrequested_fault
-from ..evidence.telemetry import parse_number
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
@@ -107,8 +105,7 @@ def _judge_requeue(
         return Judgement("cluster_failed", "the job could not be launched on its nodes", PROLOG)
     if not started or failure:
         return None
-    entries = read_scheduler_record(result.directory.scheduler).accounting
-    preempted = any(entry.state == "PREEMPTED" for entry in entries)
+    preempted = any(entry.state == "PREEMPTED" for entry in result.scheduler.accounting)
     if preempted or in_job_logs(result.directory, PREEMPTION_LOGGED):
         why = "the scheduler gave the job's nodes to another job and requeued it"
         return Judgement("preempted", why, "PREEMPTED")
@@ -144,7 +141,7 @@ def _judge_scheduler_end(result: PhaseResult, state: JobState, started: bool) ->
 
 def _prolog_failed(result: PhaseResult) -> bool:
     """Whether a node was drained for a failed prolog during the job, or the job's log says so."""
-    record = read_scheduler_record(result.directory.scheduler)
+    record = result.scheduler
     started = record.job.started
     drained = [node for node in record.nodes if node.drained and node.prolog_failed]
     # Local times in one format, so they compare as text.
@@ -166,11 +163,10 @@ def _nodes_failure(result: PhaseResult) -> str:
     """The reason of the first node that failed by itself, not because another one did; empty if
     the nodes only report that they were terminated."""
     failed = [node for node in result.nodes if node.result and not node.ok]
-    with_reason = [node for node in failed if node.result.get("reason") != "terminated"]
-    first = [node for node in with_reason if node.result.get("reason") != "aborted"]
-    for node in first or with_reason:
-        why = str(node.result.get("why", ""))
-        return f"{node.name}: {why}" if first else why  # the abort flag's reason names its node
+    with_reason = [node for node in failed if node.reason != "terminated"]
+    first = [node for node in with_reason if node.reason != "aborted"]
+    for node in first or with_reason:  # the abort flag's reason names its node
+        return f"{node.name}: {node.why}" if first else node.why
     return ""
 
 
@@ -186,9 +182,9 @@ def job_times(
     differ from ours. `overhead_s` is the time from submission to now, less the wait and torchrun.
     """
     now = time.time()
-    claimed, ends, torchrun = (
-        _numbers(result, name) for name in ("started", "ended", "torchrun_s")
-    )
+    claimed = [node.started for node in result.nodes if node.started is not None]
+    ends = [node.ended for node in result.nodes if node.ended is not None]
+    torchrun = [node.torchrun_s for node in result.nodes if node.torchrun_s is not None]
     scheduler_start = state.started if state else None
     begun = min(claimed) if claimed else scheduler_start
     ended = max(ends, default=now)
@@ -211,9 +207,3 @@ def job_times(
         "torchrun_s": max(torchrun, default=None),
         "overhead_s": overhead_s,
     }
-
-
-def _numbers(result: PhaseResult, name: str) -> list[float]:
-    """The finite numbers that the nodes reported; untrusted, like everything a job writes."""
-    values = (parse_number(node.result.get(name)) for node in result.nodes)
-    return [value for value in values if value is not None and math.isfinite(value)]

@@ -38,16 +38,14 @@ def phase_properties(result: PhaseResult) -> list[Property]:
 
     An unknown time is empty; an unknown metric or version is left out.
     """
-    job = result.job
     properties: list[Property] = [
         ("phase", result.name),
-        ("job_id", sanitize_line(str(job.get("job_id", "")))),
+        ("job_id", sanitize_line(result.job_id)),
         ("nodes", sanitize_line(",".join(node.name for node in result.nodes))),
         ("outcome", result.outcome),
     ]
-    for name in ("queue_s", "run_s"):
-        value = job.get(name)
-        properties.append((name, "" if value is None else value))
+    for name, seconds in (("queue_s", result.queue_s), ("run_s", result.run_s)):
+        properties.append((name, "" if seconds is None else seconds))
     properties += sorted(result.metrics().items())
     properties += fingerprint_of(result).versions.items()
     properties.append(("transport", sanitize_line(result.transport_summary())))

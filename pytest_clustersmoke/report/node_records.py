@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..evidence.phase_result import PhaseResult
+from ..evidence.telemetry import parse_rows
 from ..text import sanitize_line
 from .run_record import DifferenceRecord, FactsRecord
 
@@ -132,19 +133,15 @@ def common_facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     packages = facts.get("packages")
     for name, version in packages.items() if isinstance(packages, dict) else ():
         yield f"package {_word(name)}", _word(version)
-    gpus = _rows(facts.get("gpus"))
+    gpus = parse_rows(facts.get("gpus"))
     if gpus:
         yield "GPUs", str(len(gpus))
         yield "GPU", ", ".join(sorted({_word(gpu.get("name")) for gpu in gpus}))
         yield "driver", ", ".join(sorted({_word(gpu.get("driver_version")) for gpu in gpus}))
-    ports = _rows(facts.get("rdma_ports"))
+    ports = parse_rows(facts.get("rdma_ports"))
     if ports:
         rates = sorted(f"{_word(port.get('hca'))} {_word(port.get('rate'))}" for port in ports)
         yield "RDMA ports", ", ".join(rates)[:MAX_WORDS]
-
-
-def _rows(value: Any) -> list[dict[str, Any]]:
-    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 def _word(value: Any) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config.metrics import show
+from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
+from ..evidence.telemetry import parse_texts
 from ..preflight.variable_remarks import Remark, format_remarks, group_remarks
 from ..text import format_seconds, sanitize_line, sanitize_lines, shorten_lines
 from .run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord
@@ -31,30 +33,28 @@ IN_REPORT = " in report.json"
 
 def job_failure(result: PhaseResult) -> str:
     """The text of a failed `::job`: outcome, reason, then each finding with evidence and fix."""
-    reason = sanitize_line(str(result.job.get("reason", "")))
-    text = [f"phase {result.name}: {result.outcome}: {reason}"]
-    findings = result.job.get("findings", [])
-    for finding in findings:
-        if finding["primary"]:
-            text += ["", *_cause(finding)]
-    also = [finding for finding in findings if not finding["primary"]]
-    causes = [f"also {finding['id']}: {finding['cause']}" for finding in also]
+    text = [f"phase {result.name}: {result.outcome}: {sanitize_line(result.reason)}"]
+    for finding in result.findings:
+        if finding.primary:
+            text += ["", *_describe_cause(finding)]
+    also = [finding for finding in result.findings if not finding.primary]
+    causes = [f"also {finding.id}: {finding.cause}" for finding in also]
     text += shorten_lines(causes, MAX_ALSO, IN_REPORT)
     text += ["", f"evidence: {result.directory.root}"]
     return sanitize_lines("\n".join(text))
 
 
-def _cause(finding: Mapping[str, Any]) -> Iterator[str]:
+def _describe_cause(finding: Finding) -> Iterator[str]:
     """The cause, the evidence, the timeline and the next step of a finding."""
-    yield f"finding {finding['id']}: {finding['cause']}"
-    for shown in finding["evidence"]:
-        yield f"  {shown['file']}:{shown['line']}"
-        yield from (f"    {text}" for text in str(shown["text"]).splitlines())
-    timeline = finding.get("detail", {}).get("timeline", [])
+    yield f"finding {finding.id}: {finding.cause}"
+    for shown in finding.evidence:
+        yield f"  {shown.file}:{shown.line}"
+        yield from (f"    {text}" for text in shown.text.splitlines())
+    timeline = parse_texts(finding.detail.get("timeline"))
     if len(timeline) > 1:
         yield "  timeline, in seconds from the finding:"
-        yield from (f"  {sanitize_line(str(moment))}" for moment in timeline)
-    yield f"  next: {finding['fix']}"
+        yield from (f"  {sanitize_line(moment)}" for moment in timeline)
+    yield f"  next: {finding.fix}"
 
 
 def write_summary(reporter: Any, record: RunRecord, report: Iterable[str]) -> None:

@@ -20,10 +20,10 @@ from ..config.profile import Profile
 from ..diagnose.node_findings import check_warnings
 from ..evidence.finding import Finding
 from ..evidence.locks import HEARTBEAT_S, send_heartbeat
-from ..evidence.phase_result import PhaseResult, collect_phase, name_silent_nodes
-from ..evidence.run_directory import PhaseDir, RunDir, create_phase, read_json, write_json
+from ..evidence.phase_result import PhaseResult, collect_phase
+from ..evidence.run_directory import PhaseDir, RunDir, create_phase, write_json
 from ..evidence.scheduler_record import JobState
-from ..evidence.telemetry import EventWriter
+from ..evidence.telemetry import EventWriter, to_json_value
 from ..jobs.backend import Backend, Refused, make_spec
 from ..jobs.job_watch import Poller, WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge
@@ -234,10 +234,9 @@ class Session:
         pending = job.state is not None and job.state.kind in ("pending", "held")
         if pending and job.job_id not in self._ended_ids and not job.has_succeeded():
             self._backend.cancel([job.job_id])  # it was requeued, and must not run again
-        result = collect_phase(job.directory)
+        result = collect_phase(job.directory, job.results)
         if not self._stop.is_set():
-            job.save_details(self._backend, result)
-            result = name_silent_nodes(result)
+            result = job.save_details(self._backend, result)
         judgement = judge(result, job.last_state(), our_reason)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
         if judgement.outcome == "failed":  # the reason that a node gave may be a consequence
@@ -258,7 +257,7 @@ class Session:
         directory = self.run.phase(name)
         result = result or collect_phase(directory)
         times = job_times(result, state, self._submitted_wall.get(name))
-        record = {
+        values = {
             "schema": 1,
             "phase": name,
             "job_id": job_id,
@@ -271,8 +270,9 @@ class Session:
             **times,
             "findings": [finding.as_dict() for finding in findings],
         }
+        record = to_json_value(values)
         write_json(directory.result, record)
-        self.results[name] = replace(result, job=read_json(directory.result) or record)
+        self.results[name] = replace(result, job=record)
         self._journal.write("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
         self.board.finish(name, judgement, times["run_s"])
 

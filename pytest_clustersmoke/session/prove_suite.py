@@ -188,7 +188,7 @@ class ProveSuite(Suite):
         observed = (
             self._run_criteria(gate, candidate, self._current) if result.outcome == "passed" else {}
         )
-        return Baseline(result.outcome, str(result.job.get("reason", "")), observed)
+        return Baseline(result.outcome, result.reason, observed)
 
     def _run_criteria(self, gate: GateItem, candidate: Candidate, name: str) -> dict[str, Observed]:
         """Run every criterion of the phase on the job of this name."""

@@ -191,7 +191,7 @@ def test_ranks_that_are_furthest_behind(steps: list[int], least: list[int], tmp_
         ([("stage", {"name": "train", "state": "end"})], "after train"),
         ([("stage", {"name": "checkpoint", "state": "begin"})], "checkpoint"),
         ([("done", {})], "done"),
-        ([("stage", {"name": ["x"], "state": 7})], "['x']"),
+        ([("stage", {"name": ["x"], "state": 7})], "train"),
     ],
 )
 def test_last_stage_and_step(

@@ -10,7 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pytest_clustersmoke.diagnose import diagnose
+from pytest_clustersmoke.evidence import phase_result, scheduler_record
+from pytest_clustersmoke.evidence.finding import Evidence as Line
+from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.run_directory import write_json
+from pytest_clustersmoke.evidence.scheduler_record import (
+    JobState,
+    ScheduledJob,
+    SchedulerRecord,
+    read_scheduler_record,
+)
+from pytest_clustersmoke.jobs.outcome import judge
 from pytest_clustersmoke.report.junit import phase_properties
 from tests.support.evidence import Evidence, make_profile
 
@@ -289,3 +301,66 @@ def test_non_finite_stage_seconds_are_ignored(pair: Evidence) -> None:
         pair.rank(rank, ("stage", {"name": "model", "state": "end", "seconds": seconds}))
     pair.rank(0, ("stage", {"name": "train", "state": "end", "seconds": "inf"}))
     assert pair.result().stage_seconds() == {"model": 2.5}
+
+
+def test_findings_are_read_from_the_jobs_record(pair: Evidence) -> None:
+    """As they were written."""
+    finding = Finding(
+        "hang",
+        "rank 1 hangs",
+        "look at it",
+        evidence=(Line("f.log", 3, "text"),),
+        hosts=("n0",),
+        ranks=(1,),
+        detail={"timeline": ["a", "b"]},
+    )
+    warning = Finding("shm-small", "small", "enlarge it", primary=False, severity="warning")
+    record = {"outcome": "failed", "reason": "rank 1 hangs", "job_id": "7", "queue_s": 1.5}
+    findings = [finding.as_dict(), warning.as_dict()]
+    write_json(pair.dir.result, {**record, "findings": findings})
+    result = pair.result()
+    assert result.findings == (finding, warning)
+    assert (result.reason, result.job_id) == ("rank 1 hangs", "7")
+    assert (result.queue_s, result.run_s) == (1.5, None)
+
+
+@pytest.mark.parametrize(
+    ("findings", "ids"),
+    [
+        (None, []),
+        ({"id": "hang"}, []),
+        (["hang", 7, {"id": "hang"}], ["hang"]),
+        ([{"id": 7, "cause": [], "evidence": [1], "hosts": "n0", "ranks": [True]}], ["unknown"]),
+        ([{"id": "hang", "evidence": [{"line": "x"}], "detail": [], "ranks": 3}], ["hang"]),
+    ],
+)
+def test_hostile_findings_are_left_out(pair: Evidence, findings: Any, ids: list[str]) -> None:
+    """A finding without its parts stays one, with the parts missing; it is not primary."""
+    record = {"outcome": ["passed"], "reason": {}, "job_id": 7, "queue_s": "nan"}
+    write_json(pair.dir.result, {**record, "findings": findings})
+    result = pair.result()
+    assert [finding.id for finding in result.findings] == ids
+    assert not any(f.primary or f.hosts or f.ranks or f.detail for f in result.findings)
+    assert (result.outcome, result.reason, result.job_id) == ("lost", "", "")
+    assert result.queue_s is None
+
+
+def test_scheduler_record_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read serves the names of silent nodes, the outcome and the findings."""
+    evidence = Evidence(tmp_path, nodes=2).node(0, ok=False, reason="terminated")
+    SchedulerRecord(ScheduledJob(state="CANCELLED", nodes="n[0-1]", text="x")).write(
+        evidence.dir.scheduler
+    )
+    reads: list[Path] = []
+
+    def read(path: Path) -> SchedulerRecord:
+        reads.append(path)
+        return read_scheduler_record(path)
+
+    monkeypatch.setattr(phase_result, "read_scheduler_record", read)
+    monkeypatch.setattr(scheduler_record, "read_scheduler_record", read)
+    result = evidence.result()
+    judgement = judge(result, JobState("ended", "CANCELLED"))
+    diagnose(result, judgement)
+    assert [node.name for node in result.nodes] == ["n0", "n1"]
+    assert reads == [evidence.dir.scheduler]

@@ -13,7 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_clustersmoke.config.metrics import METRICS
-from pytest_clustersmoke.evidence.telemetry import EventWriter, parse_number, read_events
+from pytest_clustersmoke.evidence.telemetry import (
+    EventWriter,
+    parse_finite,
+    parse_ints,
+    parse_number,
+    parse_numbers,
+    parse_rows,
+    parse_texts,
+    read_events,
+)
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -139,6 +148,24 @@ def test_last_is_the_newest(tmp_path: Path) -> None:
 def test_numbers(value: Any, read: float | None) -> None:
     """Anything but a number is None; infinities are written as strings."""
     assert parse_number(value) == read
+
+
+@pytest.mark.parametrize("value", [None, {}, "x", 7, True])
+def test_lists_of_a_wrong_type_are_empty(value: Any) -> None:
+    """A job may write anything in a list's place."""
+    assert parse_numbers(value) == [] and parse_ints(value) == []
+    assert parse_texts(value) == [] and parse_rows(value) == []
+
+
+def test_lists_keep_what_has_the_right_type() -> None:
+    """A list of numbers keeps its length, with NaN for what is no number."""
+    mixed = [1, 2.5, "inf", True, None, "x", {"a": 1}, [3]]
+    numbers = parse_numbers(mixed)
+    assert numbers[:3] == [1.0, 2.5, math.inf] and all(map(math.isnan, numbers[3:]))
+    assert len(numbers) == len(mixed)
+    assert parse_ints(mixed) == [1] and parse_texts(mixed) == ["inf", "x"]
+    assert parse_rows(mixed) == [{"a": 1}]
+    assert [parse_finite(item) for item in mixed[:4]] == [1.0, 2.5, None, None]
 
 
 def test_nan_is_kept() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.run_directory import write_json
+from pytest_clustersmoke.evidence import phase_result
+from pytest_clustersmoke.evidence.run_directory import read_json, write_json
 from pytest_clustersmoke.evidence.scheduler_record import (
     JobState,
     ScheduledJob,
@@ -113,6 +115,32 @@ def test_results_of_all_nodes_end_a_successful_job(tmp_path: Path, clock: Clock)
     assert not job.is_over()
     evidence.node(1, ok=True)
     assert job.is_over()
+
+
+def test_results_of_nodes_are_read_once(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collection takes those that the watch has read. A result that cannot be read yet is read
+    again."""
+    evidence = Evidence(tmp_path, nodes=2).node(0, ok=True).node(1, ok=True)
+    whole = evidence.dir.node_result(1).read_text()
+    evidence.dir.node_result(1).write_text(whole[:9])
+    job = watched(evidence)
+    assert not job.is_over() and not job.has_succeeded()
+    evidence.dir.node_result(1).write_text(whole)
+    assert job.is_over() and job.has_succeeded()
+    reads: list[Path] = []
+
+    def read(path: Path) -> dict[str, Any] | None:
+        reads.append(path)
+        return read_json(path)
+
+    monkeypatch.setattr(job_watch, "read_json", read)
+    monkeypatch.setattr(phase_result, "read_json", read)
+    assert job.is_over() and job.has_succeeded()
+    result = phase_result.collect_phase(evidence.dir, job.results)
+    assert all(node.ok for node in result.nodes)
+    assert not {evidence.dir.node_result(node) for node in (0, 1)} & set(reads)
 
 
 def test_failure_waits_a_while_for_the_schedulers_state(tmp_path: Path, clock: Clock) -> None:

@@ -33,10 +33,10 @@ def test_known(self, phase):
 def test_members(self, phase):
     import json
     from pathlib import Path
-    from pytest_clustersmoke.evidence.phase_result import PhaseResult
+    from pytest_clustersmoke.criteria import PhaseView
     from tests.support.surface import members
 
-    assert isinstance(phase, PhaseResult)
+    assert isinstance(phase, PhaseView)
     seen = {
         "phase.": phase,
         "phase.metric().": phase.metric("steps_per_s"),

@@ -19,6 +19,7 @@ from ...evidence.interfaces import (
     read_node_variables,
     select_interfaces,
 )
+from ...evidence.telemetry import parse_texts
 from ...evidence.variable_names import show_value
 from ...evidence.variable_values import parse_selection
 from . import rdma_checks
@@ -179,14 +180,10 @@ def _carriers(table: Table) -> int:
 
 def _carries(entry: Mapping[str, Any]) -> bool:
     """Whether an adapter is up with an address that is not link-local."""
-    addresses = [*_texts(entry.get("ipv4")), *_texts(entry.get("ipv6"))]
+    addresses = [*parse_texts(entry.get("ipv4")), *parse_texts(entry.get("ipv6"))]
     routed = [a for a in addresses if not a.startswith(("169.254.", "fe80:"))]
     return _physical(entry) and entry.get("up") is True and bool(routed)
 
 
 def _physical(entry: Mapping[str, Any]) -> bool:
     return entry.get("physical") is True
-
-
-def _texts(value: Any) -> list[str]:
-    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
