@@ -116,10 +116,8 @@ class Sweep:
         return {
             (rank.rank, record.get("collective"), record.get("asked_bytes")): record
             for rank in self.phase.ranks
-            for record in rank.events.named("measured")
-            if record.get("what") == "collective"
-            and isinstance(record.get("collective"), str)
-            and type(record.get("asked_bytes")) is int
+            for record in rank.measured("collective")
+            if isinstance(record.get("collective"), str) and type(record.get("asked_bytes")) is int
         }
 
     def size_bytes(self, name: str, size: int) -> int:

@@ -67,10 +67,8 @@ class Pairs:
         return {
             (rank.rank, self.node_of[record["peer"]]): record
             for rank in self.phase.ranks
-            for record in rank.events.named("measured")
-            if record.get("what") == "pair"
-            and type(record.get("peer")) is int
-            and record["peer"] in self.node_of
+            for record in rank.measured("pair")
+            if type(record.get("peer")) is int and record["peer"] in self.node_of
         }
 
     @cached_property

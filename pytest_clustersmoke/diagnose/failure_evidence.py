@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..evidence.finding import MAX_TEXT, Evidence, list_job_logs, read_head
-from ..evidence.job_results import RankError
+from ..evidence.job_results import AbortFlag, RankError
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
 from ..evidence.telemetry import Events, read_events
@@ -59,9 +59,8 @@ class FailureEvidence:
         return {number: read_events(self.directory.node_events(number)) for number in numbers}
 
     @cached_property
-    def abort_flag(self) -> dict[str, Any]:
-        """The flag by which a node ended the phase on all nodes; empty if none did."""
-        return read_json(self.directory.abort) or {}
+    def abort_flag(self) -> AbortFlag:
+        return AbortFlag.from_record(read_json(self.directory.abort) or {})
 
     @cached_property
     def timeline(self) -> Timeline:

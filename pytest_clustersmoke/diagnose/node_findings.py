@@ -293,12 +293,11 @@ def find_node_reasons(evidence: FailureEvidence) -> list[Finding]:
 def find_abort_flag(evidence: FailureEvidence) -> list[Finding]:
     """The abort flag that was raised for a node that left no result of its own."""
     flag = evidence.abort_flag
-    reason, node = str(flag.get("reason")), str(flag.get("node"))
-    if reason not in NODE_REASONS:
+    if flag.reason not in NODE_REASONS:
         return []
-    identity, fix = NODE_REASONS[reason]
-    shown = Evidence(str(evidence.directory.abort), 1, reason)
-    return [Finding(identity, f"{node}: {flag.get('why')}", fix, True, (shown,), (node,))]
+    identity, fix = NODE_REASONS[flag.reason]
+    shown = Evidence(str(evidence.directory.abort), 1, flag.reason)
+    return [Finding(identity, f"{flag.node}: {flag.why}", fix, True, (shown,), (flag.node,))]
 
 
 def _rank_stderr(directory: PhaseDir, node_rank: int) -> tuple[Evidence, ...]:

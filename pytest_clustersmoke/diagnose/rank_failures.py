@@ -233,7 +233,7 @@ def _describe_error(rank: RankResult, error: RankError) -> Finding:
 def _errors(evidence: FailureEvidence) -> list[tuple[RankResult, RankError]]:
     """Each rank's exception. If a node's watch ended the phase for a reason of its own (a hang),
     errors about lost peers only reflect that end and are left out."""
-    ended = evidence.abort_flag.get("reason") in NODE_REASONS
+    ended = evidence.abort_flag.reason in NODE_REASONS
     errors = [(rank, rank.error) for rank in evidence.result.ranks]
     return [(rank, error) for rank, error in errors if error and not (ended and is_echo(error))]
 

@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 from ..evidence.finding import Evidence, list_job_logs, read_tail
-from ..evidence.job_results import RankResult
+from ..evidence.job_results import AbortFlag, RankResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
-from ..evidence.telemetry import Events, parse_finite, parse_int
+from ..evidence.telemetry import Events, parse_finite
 from ..text import sanitize_line
 from .log_lines import MONTHS
 
@@ -77,9 +76,7 @@ class Timeline:
     ends_seen: dict[int, float] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, result: PhaseResult, events: Mapping[int, Events], flag: Mapping[str, Any]
-    ) -> Timeline:
+    def of(cls, result: PhaseResult, events: Mapping[int, Events], flag: AbortFlag) -> Timeline:
         """From the events that each node wrote, and the flag that ended the phase."""
         moved = _clock_corrections(result, events, flag)
         uncorrected = [
@@ -148,23 +145,21 @@ def _rank_moments(rank: RankResult) -> Iterator[TimelineMoment]:
             yield TimelineMoment(float(record["time"]), rank.node_rank, rank.rank, action, evidence)
 
 
-def _flag_moments(result: PhaseResult, flag: Mapping[str, Any]) -> Iterator[TimelineMoment]:
-    time, of_node = parse_finite(flag.get("time")), parse_int(flag.get("node_rank"))
-    if time is not None:
-        evidence = Evidence(str(result.directory.abort), 1, str(flag.get("reason")))
-        yield TimelineMoment(
-            time, of_node, None, f"{flag.get('node')}: ends the phase on all nodes", evidence
-        )
+def _flag_moments(result: PhaseResult, flag: AbortFlag) -> Iterator[TimelineMoment]:
+    if flag.time is not None:
+        evidence = Evidence(str(result.directory.abort), 1, flag.reason)
+        action = f"{flag.node}: ends the phase on all nodes"
+        yield TimelineMoment(flag.time, flag.node_rank, None, action, evidence)
 
 
 def _clock_corrections(
-    result: PhaseResult, events: Mapping[int, Events], flag: Mapping[str, Any]
+    result: PhaseResult, events: Mapping[int, Events], flag: AbortFlag
 ) -> dict[int, float]:
     """Node -> seconds to add to its clock, so that it agrees with the first node's."""
     facts = {node.node_rank: node.facts_time for node in result.nodes}
     met = {node: _time_of(of_node, "rendezvous") for node, of_node in events.items()}
     seen = {node: _abort_seen_at(of_node) for node, of_node in events.items()}
-    raised, raiser = parse_finite(flag.get("time")), parse_int(flag.get("node_rank"))
+    raised, raiser = flag.time, flag.node_rank
     moved = {0: 0.0}
     # The node that raised the flag comes first: the bounds of the others depend on its clock.
     for node in sorted((node for node in events if node), key=lambda node: node != raiser):

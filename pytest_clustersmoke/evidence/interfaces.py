@@ -101,7 +101,7 @@ def _read_env_set(spec: Mapping[str, Any]) -> dict[str, str]:
 
 def used_only_gloo(result: PhaseResult) -> bool:
     """Whether all ranks reported gloo as their backend, so that NCCL did not run."""
-    return {rank.backend for rank in result.ranks if rank.backend is not None} == {"gloo"}
+    return result.backends == {"gloo"}
 
 
 def have_separate_networks(nodes: Iterable[Mapping[str, Any]]) -> bool:

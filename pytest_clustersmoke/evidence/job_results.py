@@ -96,6 +96,28 @@ class NodeResult:
 
 
 @dataclass(frozen=True)
+class AbortFlag:
+    """The flag by which a node ended the phase on all nodes, with the time in Unix seconds by its
+    own clock; without a reason if none did."""
+
+    node_rank: int | None
+    node: str
+    time: float | None
+    reason: str
+    why: str
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> AbortFlag:
+        return cls(
+            parse_int(record.get("node_rank")),
+            parse_text(record.get("node")) or "unknown",
+            parse_finite(record.get("time")),
+            parse_text(record.get("reason")) or "",
+            parse_text(record.get("why")) or "",
+        )
+
+
+@dataclass(frozen=True)
 class RankError:
     """The exception that ended a rank: when it was raised, in Unix seconds by the clock of the
     rank's node, and the line of its event."""
@@ -228,6 +250,10 @@ class RankResult:
         )
         line = self.events.line_of(record)
         return RankError(kind or "unknown", message, traceback, float(record["time"]), line)
+
+    def measured(self, what: str) -> list[dict[str, Any]]:
+        """What it recorded with `Rank.measured`."""
+        return [r for r in self.events.named("measured") if r.get("what") == what]
 
     def facts(self) -> dict[str, Any]:
         merged: dict[str, Any] = {}

@@ -129,6 +129,11 @@ class PhaseResult:
         return str(self._agreed("backend", {rank.rank: rank.backend for rank in self.ranks}))
 
     @property
+    def backends(self) -> set[str]:
+        """The backends that the ranks reported."""
+        return {rank.backend for rank in self.ranks if rank.backend is not None}
+
+    @property
     def losses(self) -> list[float]:
         """The loss of every step, averaged over all ranks; fails if ranks differ."""
         per_rank = {
@@ -178,9 +183,8 @@ class PhaseResult:
 
     def transport_summary(self) -> str:
         """The transports of the ranks in a few words: NCCL's kinds, `gloo`, or `unknown`."""
-        backends = {rank.backend for rank in self.ranks if rank.backend is not None}
-        if backends != {"nccl"}:
-            return ", ".join(sorted(backends)) or "unknown"
+        if self.backends != {"nccl"}:
+            return ", ".join(sorted(self.backends)) or "unknown"
         unknown = "none" if self.world_size == 1 else "unknown"
         return ", ".join(self.nccl.log.kinds()) or unknown
 

@@ -20,10 +20,9 @@ Nodes = tuple[int, int]
 
 def build_topology(result: PhaseResult) -> TopologyRecord | None:
     """The links of a phase; None if its ranks never reported a backend."""
-    backends = {str(record.get("backend")) for record in result.events("group").values()}
-    if not backends:
+    if not result.backends:
         return None
-    backend = ", ".join(sorted(backends))
+    backend = ", ".join(sorted(result.backends))
     speeds = _speeds(result)
     if backend == "nccl":
         return _of_nccl(result, speeds)
@@ -87,11 +86,7 @@ def _group(
 
 def _speeds(result: PhaseResult) -> dict[Nodes, float]:
     """Pair of nodes -> GB/s each way, if the phase measured pairs and the figures are valid."""
-    if not any(
-        record.get("what") == "pair"
-        for rank in result.ranks
-        for record in rank.events.named("measured")
-    ):
+    if not any(rank.measured("pair") for rank in result.ranks):
         return {}
     try:
         return {(min(pair), max(pair)): speed for pair, speed in Pairs(result).speeds.items()}

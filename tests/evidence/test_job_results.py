@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.job_results import RankError, RankResult, StageMark
+from pytest_clustersmoke.evidence.job_results import AbortFlag, RankError, RankResult, StageMark
 from tests.support.evidence import Evidence
 
 
@@ -99,3 +99,20 @@ def test_node_gives_its_reason(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path).node(0, ok=False, reason="stalled", why="rank 1", ended=5)
     (node,) = evidence.result().nodes
     assert (node.reason, node.why, node.ended) == ("stalled", "rank 1", 5.0)
+
+
+def test_measurements_are_those_of_one_kind(tmp_path: Path) -> None:
+    """In order, as the rank recorded them."""
+    evidence = Evidence(tmp_path)
+    for what, size in (("pair", 1), (["pair"], 2), ("collective", 3), ("pair", 4)):
+        evidence.rank(0, ("measured", {"what": what, "size": size}))
+    (rank,) = evidence.result().ranks
+    assert [record["size"] for record in rank.measured("pair")] == [1, 4]
+
+
+@pytest.mark.parametrize("wrong", [None, True, "nan", ["stalled"], {}])
+def test_wrong_values_of_the_abort_flag_are_missing(wrong: Any) -> None:
+    """A flag without a reason ended nothing."""
+    names = ("node_rank", "time", "reason", "node", "why")
+    flag = AbortFlag.from_record({name: [wrong] for name in names})
+    assert flag == AbortFlag(None, "unknown", None, "", "") == AbortFlag.from_record({})
