@@ -93,9 +93,9 @@ class FailureEvidence:
         names = {node.node_rank: node.name for node in self.result.nodes}
         hosts = []
         for rank in ranks:
-            # A rank that hangs before its Rank has no start event: static ranks are dealt by node.
-            started = rank in self.ranks and self.ranks[rank].start
-            node = self.ranks[rank].node if started else names.get(rank // per_node, "unknown")
+            node = self.ranks[rank].node if rank in self.ranks else "unknown"
+            if node == "unknown":  # it hangs before its Rank: static ranks are dealt by node
+                node = names.get(rank // per_node, node)
             hosts.append(node)
         return tuple(dict.fromkeys(hosts))
 

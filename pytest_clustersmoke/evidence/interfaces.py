@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .phase_result import PhaseResult
+from .telemetry import parse_rows
 from .variable_names import NAME, filter_variables, show_value
 from .variable_values import parse_integer, parse_selection
 
@@ -128,7 +129,7 @@ def _find_misses(
     ports = facts.get("rdma_ports")
     value = variables.get(BY_DEVICE, "")
     if isinstance(ports, list) and value and uses_infiniband(variables):
-        known = [port for port in ports if isinstance(port, dict)]
+        known = parse_rows(ports)
         chosen = [port for port in known if selects_port(value, port)]
         if not any(is_active(port) for port in chosen):
             why = f"selects no {'active ' if chosen else ''}RDMA port"
