@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 REPLACEMENT = "\ufffd"
+# How bad it is: only a failure decides a verdict, and a note asks for nothing.
+FAILURE, WARNING, NOTE = "failure", "warning", "note"
 
 
 def sanitize_line(text: str) -> str:

@@ -42,8 +42,8 @@ from tests.support.surface import (
     tables,
 )
 
-# Classes whose first argument is the id of a finding.
-FINDING_TYPES = {"Finding", "Check"}
+# What makes a finding: its first argument is the id.
+FINDING_TYPES = {"Finding", "build_finding"}
 PACKAGE = Path(pytest_clustersmoke.__file__).parent
 REFERENCE = ROOT / "docs" / "reference"
 EXIT_STATUSES, STAGED_FAULTS = REFERENCE / "exit-statuses.md", REFERENCE / "staged-faults.md"

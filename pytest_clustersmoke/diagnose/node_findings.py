@@ -19,7 +19,6 @@ from ..evidence.finding import (
     Finding,
     find_last_line,
     list_job_logs,
-    read_head,
 )
 from ..evidence.job_results import NodeResult
 from ..evidence.phase_result import PhaseResult
@@ -27,6 +26,7 @@ from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.staged_marks import find_unrequested_fault
 from ..evidence.telemetry import parse_int, parse_ints
 from ..node import checks
+from ..text import FAILURE, WARNING
 from .failure_evidence import FailureEvidence
 
 NO_PACKAGE = re.compile(r"No module named '?(pytest_clustersmoke|submitit|psutil)[\w.]*'?")
@@ -132,56 +132,23 @@ def log_tail(directory: PhaseDir) -> tuple[Evidence, ...]:
 
 def find_failed_checks(evidence: FailureEvidence) -> list[Finding]:
     """The failed checks of the nodes, by host; if there are none, nodes that others never saw."""
-    failures = [
-        check for check in _failed_checks(evidence.result) if check.severity == checks.FAILURE
-    ]
-    failures.sort(key=lambda check: FIRST.index(check.id) if check.id in FIRST else len(FIRST))
-    return [_finding(check, evidence.result) for check in failures] or _find_unseen_nodes(
-        evidence.result
-    )
+    failures = [finding for finding in _judge_nodes(evidence.result) if finding.severity == FAILURE]
+    failures.sort(key=lambda found: FIRST.index(found.id) if found.id in FIRST else len(FIRST))
+    return failures or _find_unseen_nodes(evidence.result)
 
 
 def check_warnings(result: PhaseResult) -> list[Finding]:
     """The warnings of the nodes' checks; they never change the outcome."""
-    return [
-        _finding(check, result)
-        for check in _failed_checks(result)
-        if check.severity == checks.WARNING
-    ]
+    return [finding for finding in _judge_nodes(result) if finding.severity == WARNING]
 
 
-def _failed_checks(result: PhaseResult) -> list[checks.Check]:
-    facts = [node.facts for node in result.nodes]
-    meetings = [read_json(result.directory.node_meeting(node.node_rank)) for node in result.nodes]
-    failed = [*checks.failed(facts, result.spec), *checks.peers.checks(facts, meetings)]
-    return checks.merged(failed)
-
-
-def _finding(check: checks.Check, result: PhaseResult) -> Finding:
-    """Nodes with the same problem share a finding; each has the fact that shows it."""
-    hosts = tuple(result.nodes[rank].name for rank in check.nodes)
-    return Finding(
-        check.id,
-        f"{checks.listed(hosts)}: {check.what}",
-        check.fix,
-        primary=check.severity == checks.FAILURE,
-        evidence=tuple(_evidence(check, rank, result) for rank in check.nodes[: checks.MANY]),
-        hosts=hosts,
-        detail=check.detail,
-        severity=check.severity,
-    )
-
-
-def _evidence(check: checks.Check, rank: int, result: PhaseResult) -> Evidence:
-    """The line in the node's facts, or in its record of the rendezvous."""
-    of_facts = check.file == checks.FACTS
+def _judge_nodes(result: PhaseResult) -> list[Finding]:
     directory = result.directory
-    path = directory.node_facts(rank) if of_facts else directory.node_meeting(rank)
-    wanted = f' "{check.fact}":'  # only top-level keys are indented by one space
-    for line, text in read_head(path):
-        if text.startswith(wanted):
-            return Evidence(str(path), line, text.strip())
-    return Evidence(str(path), 1, check.what)
+    facts = [node.facts for node in result.nodes]
+    meetings = [read_json(directory.node_meeting(node.node_rank)) for node in result.nodes]
+    failed = checks.failed(facts, result.spec, directory.node_facts)
+    failed += checks.peers.checks(facts, meetings, directory.node_meeting)
+    return checks.merge_findings(failed)
 
 
 def _find_unseen_nodes(result: PhaseResult) -> list[Finding]:

@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..text import sanitize_line, sanitize_lines
+from ..text import FAILURE, sanitize_line, sanitize_lines
 from .run_directory import PhaseDir
 from .telemetry import parse_int, parse_ints, parse_rows, parse_text, parse_texts
 
@@ -56,7 +56,7 @@ class Finding:
     hosts: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     detail: dict[str, Any] = field(default_factory=dict)
-    severity: str = "failure"
+    severity: str = FAILURE
 
     def __post_init__(self) -> None:
         for name in ("cause", "fix"):

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ..text import near
+from ..text import NOTE, WARNING, near
 
 FAMILIES = ("TORCH_NCCL_", "TORCH_GLOO_", "NCCL_", "GLOO_")
 NCCL_CHECKED, TORCH_CHECKED = "2.30.7", "2.2 to 2.13"
@@ -97,22 +97,22 @@ def judge_name(name: str) -> Verdict | None:
     if name in NO_EFFECT:
         whose = "gloo" if name.startswith("GLOO_") else "NCCL"
         text = f"{name} is not a variable of {whose} and has no effect; {NO_EFFECT[name]}"
-        return Verdict("note", text, False)
+        return Verdict(NOTE, text, False)
     if name in OLD_TORCH:
         text = f"{name} is an old name that torch still reads; use TORCH_{name}"
-        return Verdict("note", text, True)
+        return Verdict(NOTE, text, True)
     if name in DROPPED:
         last, successor = DROPPED[name]
         instead = f"; use {successor}" if successor else ""
         text = f"NCCL {NCCL_CHECKED} no longer reads {name}; NCCL {last} did{instead}"
-        return Verdict("note", text, True)
+        return Verdict(NOTE, text, True)
     if INSTALLATION.fullmatch(name):
         text = f"{name} says where NCCL is installed, or which version; NCCL does not read it"
-        return Verdict("note", text, False)
+        return Verdict(NOTE, text, False)
     for prefix, owner in OWNERS.items():
         if name.startswith(prefix):
-            return Verdict("note", f"{name} is a variable of {owner}, not of NCCL", True)
-    return Verdict("warning", _describe_unknown(name), True)
+            return Verdict(NOTE, f"{name} is a variable of {owner}, not of NCCL", True)
+    return Verdict(WARNING, _describe_unknown(name), True)
 
 
 def _describe_unknown(name: str) -> str:

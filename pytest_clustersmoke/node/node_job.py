@@ -149,7 +149,10 @@ def _reason(error: NodeFailed) -> dict[str, Any]:
     from .rendezvous import NotSeen
 
     if isinstance(error, PreflightFailed):
-        return {"reason": "preflight", "checks": [check.as_dict() for check in error.checks]}
+        return {
+            "reason": "preflight",
+            "findings": [finding.as_dict() for finding in error.findings],
+        }
     if isinstance(error, NotSeen):
         return {"reason": "unseen", "nodes": error.nodes}
     return {"reason": "node"}

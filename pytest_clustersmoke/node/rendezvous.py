@@ -78,7 +78,7 @@ def _publish_endpoint(job: NodeJob, facts: list[dict[str, Any]], deadline: float
     write_json(job.dir.rendezvous, {**published, "token": listener.token})
     missing = _await_nodes(job, listener, deadline)
     _write_report(job)
-    refuse(checks.peers.checks(facts, _read_reports(job)), facts)
+    refuse(checks.peers.checks(facts, _read_reports(job)))
     if missing:
         names = {node.rank: node.name for node in checks.nodes_of(facts)}
         silent = checks.listed(names.get(node, f"node {node}") for node in missing)
@@ -130,7 +130,7 @@ def _join_endpoint(job: NodeJob, facts: list[dict[str, Any]], deadline: float) -
     except Unreachable as error:
         _write_report(job, ok=False, address=address, port=port, error=str(error))
         _await_others(job)
-        refuse(checks.peers.checks(facts, _read_reports(job)), facts)
+        refuse(checks.peers.checks(facts, _read_reports(job)))
         raise NodeFailed(str(error)) from error
     _write_report(job, clock={"offset_s": connection.offset_s, "error_s": connection.error_s})
     if connection.wait(deadline, lambda: _raise_if_aborted(job)):

@@ -18,7 +18,7 @@ from ..config.profile import Profile
 from ..config.waivers import Known
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir, read_json
-from ..text import Problem, near
+from ..text import WARNING, Problem, near
 from .verdict import JOB, KnownFailure, RunTally
 
 # We cancelled the job ourselves: that is not a failure.
@@ -179,7 +179,7 @@ def _findings(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [
         finding
         for finding in listed
-        if isinstance(finding, dict) and finding.get("severity") != "warning"
+        if isinstance(finding, dict) and finding.get("severity") != WARNING
     ]
 
 

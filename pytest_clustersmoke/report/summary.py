@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ..text import plural, sanitize_line, sanitize_lines, shorten
+from ..text import FAILURE, plural, sanitize_line, sanitize_lines, shorten
 from .run_record import FindingRecord, PhaseRecord, RunRecord
 from .terminal import COLUMNS, NUMBERS, gate_lines, known_words, phase_row
 
@@ -147,7 +147,7 @@ def _problems(phase: PhaseRecord) -> Iterator[str]:
 def _finding(finding: FindingRecord) -> Iterator[str]:
     names = [*finding.hosts, *(f"rank {rank}" for rank in finding.ranks)]
     where = f" ({inline(shorten(names, MAX_NAMES))})" if names else ""
-    kind = "Finding" if finding.severity == "failure" else "Warning"
+    kind = "Finding" if finding.severity == FAILURE else "Warning"
     yield f"{kind} {code(finding.id)}: **{inline(finding.cause)}**{where}"
     yield f"Next: {inline(finding.fix)}"
     for shown in finding.evidence[:MAX_EVIDENCE]:

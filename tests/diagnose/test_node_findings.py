@@ -79,8 +79,8 @@ def test_node_that_failed_its_checks_is_diagnosed_by_them(tmp_path: Path) -> Non
 
 def test_claims_without_facts_decide_nothing(tmp_path: Path) -> None:
     """A node may claim anything about itself and others: checks are judged by facts."""
-    claim = {"id": "gpus-missing", "nodes": [0], "what": "x", "severity": "failure"}
-    words = {"reason": "preflight", "why": "n1 says so", "checks": [claim]}
+    claim = {"id": "gpus-missing", "hosts": ["n0"], "cause": "x", "severity": "failure"}
+    words = {"reason": "preflight", "why": "n1 says so", "findings": [claim]}
     result = write(tmp_path, node(0), node(1), n1=words)
     assert find_failed_checks(FailureEvidence(result)) == []
     (finding, *_) = diagnose(result, judge(result, None))

@@ -62,7 +62,7 @@ def test_other_versions_on_one_node_end_the_phase_before_torchrun(
     reasons = {node.result["reason"] for node in result.nodes}
     assert "preflight" in reasons <= {"preflight", "aborted"}
     failed = [node.result for node in result.nodes if node.result["reason"] == "preflight"]
-    ids = [[check["id"] for check in node_result["checks"]] for node_result in failed]
+    ids = [[found["id"] for found in node_result["findings"]] for node_result in failed]
     assert ids == [["versions-differ"]] * len(failed)
 
 

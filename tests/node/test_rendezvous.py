@@ -104,9 +104,9 @@ def test_node_that_cannot_reach_node_0_ends_all_nodes(
     node_0, node_1, node_2 = meet_all(node_zero(tmp_path, HERE, HERE))
     assert isinstance(node_0, PreflightFailed | Aborted) and isinstance(node_1, Aborted)
     assert isinstance(node_2, PreflightFailed)
-    (check,) = node_2.checks
-    assert (check.id, check.nodes) == ("master-unreachable", (2,))
-    assert "127.0.0.1:" in check.what and check.what.endswith("no route to host")
+    (found,) = node_2.findings
+    assert (found.id, found.hosts) == ("master-unreachable", ("node 2",))
+    assert "127.0.0.1:" in found.cause and found.cause.endswith("no route to host")
 
 
 def test_files_that_cannot_be_read_yet_are_read_again(

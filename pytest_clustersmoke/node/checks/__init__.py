@@ -1,10 +1,10 @@
-"""Checks whether nodes can run a job: pure functions from facts to checks that failed.
+"""Checks whether nodes can run a job: functions from facts to findings.
 
 The nodes use them to decide whether to start torchrun, the controller uses them for its report.
 Both read the same facts, so neither relies on the other's result. Jobs write the facts, so they are
 untrusted text: a fact that is missing or of the wrong type is unknown, and never a failure.
 
-check_result.py      a check that failed; a node's facts by type
+node_values.py       a node's facts by type, and the findings about it
 gpu_checks.py        GPUs: number, model, errors, processes of others
 system_checks.py     /dev/shm, limits, directories for temporary files and builds
 interface_checks.py  interfaces that variables select, and interfaces that are down on one node
@@ -15,40 +15,37 @@ peers.py             what the nodes measured of each other: reachability, clocks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from ...evidence.finding import Finding
+from ...text import FAILURE
 from ..abort_flag import NodeFailed
 from ..node_job import NodeJob
 from . import consistency, gpu_checks, interface_checks, peers, rdma_checks, system_checks
-from .check_result import FACTS, FAILURE, MANY, WARNING, Check, Node, listed, merged, nodes_of
+from .node_values import MANY, listed, nodes_of
 
-__all__ = [
-    "FACTS",
-    "FAILURE",
-    "MANY",
-    "WARNING",
-    "Check",
-    "Node",
-    "failed",
-    "listed",
-    "merged",
-    "nodes_of",
-    "peers",
-]
+__all__ = ["failed", "listed", "merge_findings", "nodes_of", "peers"]
 
 
-def failed(facts: Sequence[Mapping[str, Any] | None], spec: Mapping[str, Any]) -> list[Check]:
-    """Every check that failed, on each node and between nodes. `facts` are in node rank order."""
-    nodes = nodes_of(facts)
-    own: Iterable[Check] = (
-        check
+def failed(
+    facts: Sequence[Mapping[str, Any] | None],
+    spec: Mapping[str, Any],
+    path_of: Callable[[int], Path] | None = None,
+) -> list[Finding]:
+    """Every check that failed, on each node and between nodes. `facts` are in node rank order;
+    findings quote the files that `path_of` names by node rank."""
+    nodes = nodes_of(facts, path_of)
+    own = (
+        finding
         for node in nodes
         for run_checks in (gpu_checks.checks, system_checks.checks)
-        for check in run_checks(node, spec)
+        for finding in run_checks(node, spec)
     )
-    between: Iterable[Check] = (
-        check
+    between = (
+        finding
         for run_checks in (
             consistency.versions,
             consistency.models,
@@ -56,9 +53,29 @@ def failed(facts: Sequence[Mapping[str, Any] | None], spec: Mapping[str, Any]) -
             interface_checks.checks,
             rdma_checks.checks,
         )
-        for check in run_checks(nodes, spec)
+        for finding in run_checks(nodes, spec)
     )
     return [*own, *between]
+
+
+def merge_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Nodes with the same problem share a finding, which names them; failures come first."""
+    by_problem: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in sorted(findings, key=lambda finding: finding.severity != FAILURE):
+        key = (finding.severity, finding.id, finding.cause)
+        by_problem.setdefault(key, []).append(finding)
+    return [_merge(same) for same in by_problem.values()]
+
+
+def _merge(same: Sequence[Finding]) -> Finding:
+    hosts = tuple(dict.fromkeys(host for finding in same for host in finding.hosts))
+    evidence = dict.fromkeys(line for finding in same for line in finding.evidence)
+    return replace(
+        same[0],
+        cause=f"{listed(hosts)}: {same[0].cause}",
+        evidence=tuple(evidence)[:MANY],
+        hosts=hosts,
+    )
 
 
 # The checks before torchrun starts; a failure ends the job on all nodes at once.
@@ -69,13 +86,9 @@ MAX_WHY = 1000
 class PreflightFailed(NodeFailed):
     """Checks failed, on this node or on others, so torchrun is not started."""
 
-    def __init__(self, failed: Iterable[Check], names: Mapping[int, str]) -> None:
-        self.checks = merged(failed)
-        causes = [
-            f"{listed(names.get(rank, f'node {rank}') for rank in check.nodes)}: {check.what}"
-            for check in self.checks
-        ]
-        super().__init__("; ".join(causes)[:MAX_WHY])
+    def __init__(self, failures: Iterable[Finding]) -> None:
+        self.findings = merge_findings(failures)
+        super().__init__("; ".join(finding.cause for finding in self.findings)[:MAX_WHY])
 
 
 def judge(job: NodeJob, facts: Sequence[Mapping[str, Any]]) -> None:
@@ -84,12 +97,11 @@ def judge(job: NodeJob, facts: Sequence[Mapping[str, Any]]) -> None:
     Each node reads the facts of all nodes, so all reach the same result, and the problems of all
     hosts are reported at once.
     """
-    refuse(failed(facts, job.spec), facts)
+    refuse(failed(facts, job.spec))
 
 
-def refuse(checks: Iterable[Check], facts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise PreflightFailed for the failures among these checks; warnings do not end the job."""
-    failures = [check for check in checks if check.severity == FAILURE]
+def refuse(findings: Iterable[Finding]) -> None:
+    """Raise PreflightFailed for the failures among these findings; warnings do not end the job."""
+    failures = [finding for finding in findings if finding.severity == FAILURE]
     if failures:
-        names = {node.rank: node.name for node in nodes_of(facts)}
-        raise PreflightFailed(failures, names)
+        raise PreflightFailed(failures)

@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...evidence.finding import Finding
 from ...evidence.gpu_model import ANY_GPU
 from ...evidence.variable_names import show_value
+from ...text import FAILURE, WARNING
 from ..gpu_facts import share
-from .check_result import FAILURE, WARNING, Check, Node, listed, most_common
 from .gpu_checks import wanted
+from .node_values import Node, listed, most_common
 
 ABSENT = "not installed"
 SAME_ENVIRONMENT = (
@@ -19,7 +21,7 @@ SAME_ENVIRONMENT = (
 )
 
 
-def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
+def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
     """Python and packages. Nodes that differ from most are named, with every difference."""
     installed = {
         node.rank: _installed(node) for node in nodes if node.mapping("packages") is not None
@@ -35,14 +37,15 @@ def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
             continue
         common = most_common(known.values())
         if common is None:
-            yield _undecided("versions-differ", name, known, nodes)
+            yield from _undecided("versions-differ", name, known, nodes)
             continue
         for rank, value in known.items():
             if value != common:
                 odd[rank].append(f"{name} {value} (most common: {common})")
-    for rank, words in odd.items():
-        problem = f"versions differ from those on other nodes: {listed(words)}"
-        yield Check("versions-differ", (rank,), problem, SAME_ENVIRONMENT, FAILURE, "packages")
+    for node in nodes:
+        if node.rank in odd:
+            cause = f"versions differ from those on other nodes: {listed(odd[node.rank])}"
+            yield node.build_finding("versions-differ", cause, SAME_ENVIRONMENT, "packages")
 
 
 def _installed(node: Node) -> dict[str, str]:
@@ -53,7 +56,7 @@ def _installed(node: Node) -> dict[str, str]:
     return packages | {name: value for name, value in others.items() if value is not None}
 
 
-def drivers(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
+def drivers(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
     """A warning only: nodes differ during a rolling upgrade, and NCCL copes with that."""
     known = {
         node.rank: show_value(gpus[0]["driver_version"])
@@ -64,7 +67,7 @@ def drivers(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
     yield from _differing("driver-differs", "the GPUs' driver", known, nodes, fix)
 
 
-def models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
+def models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
     """A warning, and only if the profile names no model; otherwise each node is checked for it."""
     if spec.get("gpu") not in ANY_GPU:
         return
@@ -80,17 +83,18 @@ def models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 
 def _differing(
     identity: str, subject: str, known: Mapping[int, str], nodes: Sequence[Node], fix: str
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     if len(set(known.values())) < 2:
         return
     common = most_common(known.values())
     if common is None:
-        yield _undecided(identity, subject, known, nodes, fix, WARNING, "gpus")
+        yield from _undecided(identity, subject, known, nodes, fix, "gpus", WARNING)
         return
-    for rank, value in known.items():
+    for node in nodes:
+        value = known.get(node.rank, common)
         if value != common:
-            words = f"{subject} is {value}; most nodes of the job have {common}"
-            yield Check(identity, (rank,), words, fix, WARNING, "gpus")
+            cause = f"{subject} is {value}; most nodes of the job have {common}"
+            yield node.build_finding(identity, cause, fix, "gpus", WARNING)
 
 
 def _undecided(
@@ -99,13 +103,14 @@ def _undecided(
     known: Mapping[int, str],
     nodes: Sequence[Node],
     fix: str = SAME_ENVIRONMENT,
-    severity: str = FAILURE,
     fact: str = "packages",
-) -> Check:
+    severity: str = FAILURE,
+) -> Iterator[Finding]:
     """Without a majority all nodes are named, since either value may be the wrong one."""
-    names = {node.rank: node.name for node in nodes}
+    differing = [node for node in nodes if node.rank in known]
     by_value: dict[str, list[str]] = defaultdict(list)
-    for rank, value in known.items():
-        by_value[value].append(names[rank])
+    for node in differing:
+        by_value[known[node.rank]].append(node.name)
     values = "; ".join(f"{value} on {listed(on)}" for value, on in sorted(by_value.items()))
-    return Check(identity, tuple(known), f"{subject} differs: {values}", fix, severity, fact)
+    for node in differing:
+        yield node.build_finding(identity, f"{subject} differs: {values}", fix, fact, severity)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...evidence.finding import Finding
 from ...evidence.gpu_model import ANY_GPU, is_gpu_model
 from ...evidence.variable_names import show_value
-from ...text import plural
+from ...text import FAILURE, WARNING, plural
 from ..gpu_facts import busy_processes, share
-from .check_result import FAILURE, WARNING, Check, Node, listed
+from .node_values import Node, listed
 
 YES = ("Yes", "1")  # how drivers write a flag
 # NVIDIA GPU Memory Error Management: a pending replacement of a row or page happens only at a reset
@@ -51,20 +52,19 @@ def asked(spec: Mapping[str, Any]) -> int:
     return per_node if isinstance(per_node, int) else 0
 
 
-def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
+def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     error = node.text("gpu_tool_failed")
     if error is not None and spec.get("device") != "cpu":
         needed = spec.get("device") == "cuda"
         if not needed and node.facts.get("gpu_on_bus") is False:
             return  # the tool is installed on a machine without a GPU
-        yield Check(
+        yield node.build_finding(
             "gpu-driver-failed",
-            (node.rank,),
             f"nvidia-smi failed: {error}",
             "run nvidia-smi on the node and read its kernel log (dmesg, lines with NVRM); reload "
             "the driver or reboot the node",
-            FAILURE if needed else WARNING,
             "gpu_tool_failed",
+            FAILURE if needed else WARNING,
         )
         return
     if not wanted(node, spec):
@@ -75,7 +75,7 @@ def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
     yield from _in_use(node, spec)
 
 
-def _missing(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
+def _missing(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     ours, visible = share(node.facts), node.facts.get("cuda_visible_devices")
     if ours is None:
         if node.facts.get("gpus") is None and node.facts.get("gpu_driver") is False:
@@ -93,20 +93,20 @@ def _missing(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
     yield _too_few(node, spec, len(ours.gpus), problem)
 
 
-def _too_few(node: Node, spec: Mapping[str, Any], seen: int, problem: str) -> Check:
-    return Check(
+def _too_few(node: Node, spec: Mapping[str, Any], seen: int, problem: str) -> Finding:
+    return node.build_finding(
         "gpus-missing",
-        (node.rank,),
         f"{problem}; the phase needs {asked(spec)}",
         'check whether a GPU is lost (nvidia-smi -L; "fallen off the bus" in the kernel log), '
         "whether the job asked the scheduler for that many, and whether a setup line or the "
         "profile's `env` sets CUDA_VISIBLE_DEVICES",
-        fact="gpus" if node.facts.get("gpus") is not None else "gpu_driver",
-        detail={"seen": seen, "asked": asked(spec)},
+        "gpus" if node.facts.get("gpus") is not None else "gpu_driver",
+        seen=seen,
+        asked=asked(spec),
     )
 
 
-def _model(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
+def _model(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     ours, model = share(node.facts), spec.get("gpu")
     if ours is None or not ours.exact or model in ANY_GPU or _divided(ours.gpus):
         return
@@ -114,12 +114,11 @@ def _model(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
         gpu["name"] for gpu in ours.gpus if "name" in gpu and not is_gpu_model(gpu["name"], model)
     }
     if others:
-        yield Check(
+        yield node.build_finding(
             "gpu-model-differs",
-            (node.rank,),
             f"has {listed(sorted(map(show_value, others)))}; the profile's hardware.gpu is {model}",
             "ask the scheduler for nodes with that GPU, or correct hardware.gpu in cluster.yaml",
-            fact="gpus",
+            "gpus",
         )
 
 
@@ -127,31 +126,30 @@ def _divided(gpus: list[dict[str, str]]) -> bool:
     return any(gpu.get("mig.mode.current") == "Enabled" for gpu in gpus)
 
 
-def _errors(node: Node) -> Iterator[Check]:
+def _errors(node: Node) -> Iterator[Finding]:
     ours = share(node.facts)
     for gpu in ours.gpus if ours and ours.exact else ():
         errors = gpu.get("ecc.errors.uncorrected.volatile.total", "")
         if errors.isascii() and errors.isdigit() and errors.strip("0"):
-            yield Check(
+            yield node.build_finding(
                 "gpu-ecc-errors",
-                (node.rank,),
                 f"{_label(gpu)} has had {errors[:20]} uncorrectable memory errors since its driver "
                 "was loaded",
                 "reset the GPU (nvidia-smi --gpu-reset) or reboot the node; if the errors come "
                 "back, take the node out of service (the kernel log has their Xid)",
-                fact="gpus",
+                "gpus",
             )
         for identity, field, words, fix in FLAGS:
             if gpu.get(field) in YES:
-                problem = f"{_label(gpu)}: {words} ({field})"
-                yield Check(identity, (node.rank,), problem, fix, fact="gpus")
+                cause = f"{_label(gpu)}: {words} ({field})"
+                yield node.build_finding(identity, cause, fix, "gpus")
 
 
 def _label(gpu: Mapping[str, str]) -> str:
     return show_value(f"GPU {gpu.get('index')} ({gpu.get('name')}, {gpu.get('pci.bus_id')})")
 
 
-def _in_use(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
+def _in_use(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     """The job's ranks have not started yet, so any process on its GPUs belongs to others."""
     processes = busy_processes(node.facts)
     if not processes:
@@ -162,13 +160,12 @@ def _in_use(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
     ]
     # Slurm gives a GPU to one job alone; on the user's own machine a desktop may share it.
     severity = FAILURE if spec.get("backend") == "slurm" else WARNING
-    yield Check(
+    yield node.build_finding(
         "gpu-in-use",
-        (node.rank,),
         f"other processes use its GPUs before the job starts: {listed(lines)}",
         "end these processes (left behind by an earlier job, or started outside the scheduler): "
         "with them on the GPU, measurements are worthless",
-        severity,
         "gpu_processes",
-        detail={"processes": lines[:100]},
+        severity,
+        processes=lines[:100],
     )

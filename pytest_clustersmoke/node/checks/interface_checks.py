@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from ...evidence.finding import Finding
 from ...evidence.interfaces import (
     BY_DEVICE,
     BY_NAME,
@@ -22,9 +23,10 @@ from ...evidence.interfaces import (
 from ...evidence.telemetry import parse_texts
 from ...evidence.variable_names import show_value
 from ...evidence.variable_values import parse_selection
+from ...text import FAILURE, WARNING
 from . import rdma_checks
-from .check_result import FAILURE, WARNING, Check, Node, listed
 from .gpu_checks import asked
+from .node_values import Node, listed
 
 BY_PREFIX = "NCCL_SOCKET_IFNAME"
 FIX_DOWN = (
@@ -34,13 +36,13 @@ FIX_DOWN = (
 Table = Mapping[str, Mapping[str, Any]]
 
 
-def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
+def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
     apart = have_separate_networks(node.facts for node in nodes)
-    without_port = {rank for check in rdma_checks.checks(nodes, spec) for rank in check.nodes}
+    without_port = {host for port in rdma_checks.checks(nodes, spec) for host in port.hosts}
     for node in nodes:
-        for check in _missing(node, spec, apart):
-            if check.detail["variable"] != BY_DEVICE or node.rank not in without_port:
-                yield check
+        for finding in _missing(node, spec, apart):
+            if finding.detail["variable"] != BY_DEVICE or node.name not in without_port:
+                yield finding
     if apart:
         tables = {node.rank: table for node in nodes if (table := _table(node)) is not None}
         for node in nodes:
@@ -48,7 +50,7 @@ def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
                 yield from _down(node, spec, tables)
 
 
-def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Check]:
+def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Finding]:
     """Variables whose value matches nothing on this node over which its ranks could communicate."""
     unmatched = {
         variable.name: variable
@@ -59,15 +61,15 @@ def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Check
         if severity is None:
             continue
         there = listed(variable.available) or "none"
-        yield Check(
+        yield node.build_finding(
             "interface-missing",
-            (node.rank,),
             f"{name}={variable.value} ({variable.source}) {variable.why}; it has {there}",
             f"unset {name}, or set it to a value that selects something on every node "
             "(`ip -br addr`, ibstat)",
-            severity,
             "rdma_ports" if name == BY_DEVICE else "interfaces",
-            detail={"variable": name, "value": variable.value},
+            severity,
+            variable=name,
+            value=variable.value,
         )
 
 
@@ -106,7 +108,7 @@ def _nodes(spec: Mapping[str, Any]) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> Iterator[Check]:
+def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> Iterator[Finding]:
     """Interfaces that are down here and up on every other node: a failure if a variable leaves the
     ranks no other interface."""
     own = tables[node.rank]
@@ -129,18 +131,16 @@ def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> I
 
 def _is_down_here(
     node: Node, names: Sequence[str], problem: str, others: Sequence[Table], severity: str
-) -> Check:
+) -> Finding:
     count = len(others)
     up = f"it is up on {'the other node' if count == 1 else f'each of the {count} other nodes'}"
-    detail = {"interfaces": [show_value(name) for name in names[:8]]}
-    return Check(
+    return node.build_finding(
         "interface-down",
-        (node.rank,),
         problem + up,
         FIX_DOWN,
-        severity,
         "interfaces",
-        detail=detail,
+        severity,
+        interfaces=[show_value(name) for name in names[:8]],
     )
 
 

@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ...evidence.finding import Finding
 from ...evidence.telemetry import parse_number
-from .check_result import MEETING, WARNING, Check, Node, nodes_of
+from ...text import WARNING
+from .node_values import Node, nodes_of
 
 # If clocks differ by more, logs of several nodes cannot be put in order: steps take less.
 CLOCK_S = 1.0
 
 
 def checks(
-    facts: Sequence[Mapping[str, Any] | None], reports: Sequence[Mapping[str, Any] | None]
-) -> list[Check]:
-    """`facts`, and the nodes' `reports` on connecting to node 0, both in node rank order."""
-    nodes = nodes_of(reports)
+    facts: Sequence[Mapping[str, Any] | None],
+    reports: Sequence[Mapping[str, Any] | None],
+    path_of: Callable[[int], Path] | None = None,
+) -> list[Finding]:
+    """`facts`, and the nodes' `reports` on connecting to node 0, both in node rank order; findings
+    quote the reports that `path_of` names."""
     names = {node.rank: node.name for node in nodes_of(facts)}
+    nodes = [
+        replace(node, name=names.get(node.rank, node.name)) for node in nodes_of(reports, path_of)
+    ]
     return [*_unreachable(nodes, names), *_clocks(nodes)]
 
 
-def _unreachable(nodes: Sequence[Node], names: Mapping[int, str]) -> Iterator[Check]:
+def _unreachable(nodes: Sequence[Node], names: Mapping[int, str]) -> Iterator[Finding]:
     for node in nodes:
         if node.facts.get("ok") is not False:
             continue
         address = f"{node.text('address')}:{(node.number('port') or 0):.0f}"
-        yield Check(
+        yield node.build_finding(
             "master-unreachable",
-            (node.rank,),
             f"cannot reach node 0 ({names.get(0, 'node 0')}) at {address}: {node.text('error')}",
             "check which interface has that address and whether a firewall separates the nodes; "
             "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in the profile's `env` selects another one",
-            fact="error",
-            file=MEETING,
-            detail={"address": address},
+            "error",
+            address=address,
         )
 
 
-def _clocks(nodes: Sequence[Node]) -> Iterator[Check]:
+def _clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
     """Clocks that differ from the median by more than the measurement error explains."""
     offsets: dict[int, tuple[float, float]] = {}
     for node in nodes:  # the others measured against node 0
@@ -53,29 +60,31 @@ def _clocks(nodes: Sequence[Node]) -> Iterator[Check]:
     if 0 not in offsets or len(offsets) < 2:
         return
     if len(offsets) == 2:  # either may be the wrong one
-        ((rank, (offset, error)),) = (pair for pair in offsets.items() if pair[0] != 0)
+        ((offset, error),) = (clock for rank, clock in offsets.items() if rank != 0)
         if abs(offset) - error > CLOCK_S:
-            problem = f"their clocks differ by {abs(offset):.2f} s"
-            yield _clock((0, rank), abs(offset), error, problem)
+            cause = f"their clocks differ by {abs(offset):.2f} s"
+            for node in nodes:
+                if node.rank in offsets:
+                    yield _clock(node, abs(offset), error, cause)
         return
     typical = median(offset for offset, _ in offsets.values())
     typical_error = median(error for _, error in offsets.values())
-    for rank, (offset, error) in offsets.items():
+    for node in nodes:
+        offset, error = offsets.get(node.rank, (typical, 0.0))
         difference, bound = abs(offset - typical), error + typical_error
         if difference - bound > CLOCK_S:
             which = "ahead of" if offset > typical else "behind"
-            problem = f"its clock is {difference:.2f} s {which} those of most other nodes"
-            yield _clock((rank,), difference, bound, problem)
+            cause = f"its clock is {difference:.2f} s {which} those of most other nodes"
+            yield _clock(node, difference, bound, cause)
 
 
-def _clock(nodes: tuple[int, ...], seconds: float, bound: float, problem: str) -> Check:
-    return Check(
+def _clock(node: Node, seconds: float, bound: float, cause: str) -> Finding:
+    return node.build_finding(
         "clock-differs",
-        nodes,
-        f"{problem}, measured to within {bound:.3f} s",
+        f"{cause}, measured to within {bound:.3f} s",
         "check that the time service runs on each of the nodes (chronyc tracking, timedatectl)",
-        WARNING,
         "clock",
-        MEETING,
-        detail={"seconds": seconds, "error_s": bound},
+        WARNING,
+        seconds=seconds,
+        error_s=bound,
     )

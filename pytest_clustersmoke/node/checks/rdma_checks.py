@@ -6,12 +6,14 @@ A port that is down on every node is not cabled, which is not a finding.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ...evidence.finding import Finding
 from ...evidence.interfaces import is_active, read_node_variables, selects_port, uses_infiniband
 from ...evidence.variable_names import show_value
-from .check_result import FAILURE, WARNING, Check, Node
+from ...text import FAILURE, WARNING
+from .node_values import Node
 
 ACTIVE = "ACTIVE"
 RATE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
@@ -36,29 +38,29 @@ def expected(nodes: Sequence[Node], spec: Mapping[str, Any]) -> bool:
     return "infiniband" in str(spec.get("interconnect")).casefold()
 
 
-def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
+def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
     if not expected(nodes, spec):
         return
-    ports = {node.rank: usable for node in nodes if (usable := _ports(node, spec)) is not None}
+    ports = [(node, usable) for node in nodes if (usable := _ports(node, spec)) is not None]
     if len(ports) < 2:
         return
-    for rank, own in ports.items():
-        others = [table for other, table in ports.items() if other != rank]
-        yield from _down(rank, own, others)
-        yield from _slow(rank, own, others)
+    for node, own in ports:
+        others = [table for other, table in ports if other is not node]
+        yield from _down(node, own, others)
+        yield from _slow(node, own, others)
         if not own and all(others):
-            yield _without(rank, ports)
+            yield _without(node, others)
 
 
-def _without(rank: int, ports: Mapping[int, Mapping[Key, Any]]) -> Check:
-    names = sorted({hca for keys in ports.values() for hca, _ in keys})
+def _without(node: Node, others: Iterable[Mapping[Key, Any]]) -> Finding:
+    names = sorted({hca for keys in others for hca, _ in keys})
     problem = f"has no RDMA port; every other node of the job has one ({', '.join(names)})"
-    return Check("rdma-port-down", (rank,), problem, FIX, fact="rdma_ports")
+    return node.build_finding("rdma-port-down", problem, FIX, "rdma_ports")
 
 
 def _down(
-    rank: int, own: Mapping[Key, Mapping[str, str]], others: list[dict[Key, dict[str, str]]]
-) -> Iterator[Check]:
+    node: Node, own: Mapping[Key, Mapping[str, str]], others: list[dict[Key, dict[str, str]]]
+) -> Iterator[Finding]:
     for key, port in own.items():
         if is_active(port):
             continue
@@ -71,15 +73,16 @@ def _down(
         # Some nodes may be cabled differently on purpose; a single one hardly is.
         alone = len(up) == len(others)
         state = show_value(str(port.get("state")))
-        yield Check(
+        yield node.build_finding(
             "rdma-port-down",
-            (rank,),
             f"{_label(key)} is {state}; it is {ACTIVE} on {len(up)} of the {len(others)} other "
             "nodes",
             FIX,
-            FAILURE if alone else WARNING,
             "rdma_ports",
-            detail={"hca": key[0], "port": key[1], "state": state},
+            FAILURE if alone else WARNING,
+            hca=key[0],
+            port=key[1],
+            state=state,
         )
 
 
@@ -91,28 +94,25 @@ def _built_differently(own: Mapping[Key, Mapping[str, str]], other: Mapping[Key,
 
 
 def _slow(
-    rank: int, own: Mapping[Key, Mapping[str, str]], others: list[dict[Key, dict[str, str]]]
-) -> Iterator[Check]:
+    node: Node, own: Mapping[Key, Mapping[str, str]], others: list[dict[Key, dict[str, str]]]
+) -> Iterator[Finding]:
     for key, port in own.items():
         rate = _rate(port)
         rates = [_rate(other[key]) for other in others if key in other and is_active(other[key])]
         best = max((r for r in rates if r is not None), default=None)
         if rate is not None and best is not None and is_active(port) and rate < best:
-            yield Check(
+            yield node.build_finding(
                 "rdma-port-slow",
-                (rank,),
                 f"{_label(key)} runs at {show_value(str(port.get('rate')))}; the same port runs at "
                 f"{best:g} Gb/sec on another node",
                 "check the port's cable and switch port (iblinkinfo); if the nodes' adapters are "
                 "meant to differ, choose nodes of one kind",
-                WARNING,
                 "rdma_ports",
-                detail={
-                    "hca": key[0],
-                    "port": key[1],
-                    "rate_gb_per_s": rate,
-                    "best_gb_per_s": best,
-                },
+                WARNING,
+                hca=key[0],
+                port=key[1],
+                rate_gb_per_s=rate,
+                best_gb_per_s=best,
             )
 
 

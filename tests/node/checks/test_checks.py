@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.node import checks, node_facts
-from pytest_clustersmoke.node.checks import FAILURE, WARNING, Check
+from pytest_clustersmoke.text import FAILURE, WARNING
 from tests.fakes.nvidia_smi import gpu
 from tests.support.node_facts import CPU, CUDA, node, port
 
 
-def failed(*nodes: dict[str, Any], **spec: Any) -> list[Check]:
+def failed(*nodes: dict[str, Any], **spec: Any) -> list[Finding]:
     """The checks that these nodes fail, with the spec CUDA changed by `spec`."""
     return checks.failed(nodes, {**CUDA, "nodes": len(nodes), **spec})
 
 
-def only(*nodes: dict[str, Any], **spec: Any) -> Check:
+def only(*nodes: dict[str, Any], **spec: Any) -> Finding:
     (check,) = failed(*nodes, **spec)
     return check
 
@@ -87,7 +91,7 @@ def test_hostile_facts_do_no_harm(key: str) -> None:
     for value in HOSTILE:
         for check in failed({**node(0), key: value}, node(1), node(2)):
             assert json.dumps(check.as_dict(), allow_nan=False)
-            assert check.what.isprintable() and len(check.what) < 3000
+            assert check.cause.isprintable() and len(check.cause) < 3000
 
 
 def test_nodes_without_facts_are_ignored() -> None:
@@ -103,7 +107,7 @@ def test_fewer_gpus_than_needed_fail() -> None:
     check = only(node(cuda_visible_devices="1"))
     assert (check.id, check.severity) == ("gpus-missing", FAILURE)
     assert check.detail == {"seen": 1, "asked": 2}
-    assert check.what == (
+    assert check.cause == (
         "nvidia-smi lists 2 GPUs, and CUDA_VISIBLE_DEVICES='1' selects 1 of them; the phase needs 2"
     )
 
@@ -140,7 +144,7 @@ def test_failed_driver_is_reported_with_its_error() -> None:
     sick = {**node(), "gpus": None, "gpu_tool_failed": words}
     check = only(sick)
     assert (check.id, check.severity) == ("gpu-driver-failed", FAILURE)
-    assert check.what.endswith(words)
+    assert check.cause.endswith(words)
     assert only(sick, device="auto").severity == WARNING
     bare = {**sick, "gpu_on_bus": False}  # nvidia-smi where there is no GPU
     assert failed(bare, device="auto") == [] and only(bare).severity == FAILURE
@@ -152,9 +156,9 @@ def test_wrong_gpu_model_fails() -> None:
     other = node(0, [gpu(0, name="NVIDIA A100"), gpu(1, name="NVIDIA A100")])
     check = only(other)
     assert (check.id, check.severity) == ("gpu-model-differs", FAILURE)
-    assert "NVIDIA A100" in check.what and "NVIDIA H100 80GB HBM3" in check.what
+    assert "NVIDIA A100" in check.cause and "NVIDIA H100 80GB HBM3" in check.cause
     check = only({**other, "node": "n2"}, node(0), node(1), gpu="any")
-    assert (check.nodes, check.severity) == ((0,), WARNING)
+    assert (check.hosts, check.severity) == (("n2",), WARNING)
     assert failed(other, gpu="any") == []
 
 
@@ -181,7 +185,7 @@ def test_memory_errors_of_a_gpu_fail(field: str, value: str, identity: str) -> N
     listed = [gpu(0), gpu(1, **{field: value})]
     check = only(node(0, listed))
     assert (check.id, check.severity) == (identity, FAILURE)
-    assert "GPU 1 (NVIDIA H100 80GB HBM3, 00000000:02:00.0)" in check.what
+    assert "GPU 1 (NVIDIA H100 80GB HBM3, 00000000:02:00.0)" in check.cause
     assert failed(node(0, listed, cuda_visible_devices="0"), ranks_per_node=1) == []
     assert failed(node(0, listed), device="cpu") == []
 
@@ -192,7 +196,7 @@ def test_processes_of_others_on_the_jobs_gpus_fail() -> None:
     busy = node(gpu_processes=[process])
     check = only(busy)
     assert (check.id, check.severity) == ("gpu-in-use", FAILURE)
-    assert "pid 4711 python (70000 MiB on GPU-0001)" in check.what
+    assert "pid 4711 python (70000 MiB on GPU-0001)" in check.cause
     assert len(check.detail["processes"]) == 1
     assert only(busy, backend="local").severity == WARNING
     assert failed({**busy, "cuda_visible_devices": "0"}, ranks_per_node=1) == []
@@ -206,7 +210,7 @@ def test_full_shared_memory_fails_and_small_warns() -> None:
     full = node(dev_shm_bytes=64 * 2**20, dev_shm_free_bytes=4096)
     check = only(full)
     assert (check.id, check.severity) == ("shm-full", FAILURE)
-    assert "4 KiB free of 64 MiB" in check.what
+    assert "4 KiB free of 64 MiB" in check.cause
     small = node(dev_shm_bytes=64 * 2**20, dev_shm_free_bytes=64 * 2**20)
     check = only(small)
     assert (check.id, check.severity) == ("shm-small", WARNING)
@@ -218,7 +222,7 @@ def test_low_limit_on_locked_memory_warns() -> None:
     low = [node(rank, memlock_limit_bytes=65536) for rank in range(2)]
     warnings = failed(*low)
     assert [(check.id, check.severity) for check in warnings] == [("memlock-limit", WARNING)] * 2
-    assert "64 KiB" in warnings[0].what
+    assert "64 KiB" in warnings[0].cause
     assert failed(*low, interconnect="TCP over eth0") == []
     assert failed(low[0]) == []
     assert failed(*({**facts, "may_lock_memory": True} for facts in low)) == []
@@ -238,7 +242,7 @@ def test_unusable_directories_are_reported() -> None:
     tmp = {"path": "/tmp/job.7", "error": "No such file or directory", "instead": "/tmp"}
     check = only(node(tmp=tmp))
     assert (check.id, check.severity) == ("tmp-not-writable", WARNING)
-    assert "/tmp/job.7" in check.what and "/tmp is used instead" in check.what
+    assert "/tmp/job.7" in check.cause and "/tmp is used instead" in check.cause
     assert only(node(tmp={**tmp, "instead": None})).severity == FAILURE
     nearly = {"path": "/tmp", "error": None, "free_bytes": 10 * 2**20}
     assert (only(node(tmp=nearly)).id, only(node(tmp=nearly)).severity) == ("tmp-full", WARNING)
@@ -253,15 +257,14 @@ def test_rdma_port_down_on_one_node_fails() -> None:
     """The message names port and state; a port that is down everywhere is not cabled."""
     down = [port(0), port(1, "1: DOWN")]
     check = only(node(0), node(1, rdma_ports=down), node(2))
-    assert (check.id, check.nodes, check.severity) == ("rdma-port-down", (1,), FAILURE)
+    assert (check.id, check.hosts, check.severity) == ("rdma-port-down", ("n1",), FAILURE)
     assert check.detail == {"hca": "mlx5_1", "port": "1", "state": "1: DOWN"}
-    assert check.file == checks.FACTS and check.fact == "rdma_ports"
-    assert "RDMA port mlx5_1:1 is 1: DOWN" in check.what and "2 of the 2 other nodes" in check.what
+    assert check.cause == "RDMA port mlx5_1:1 is 1: DOWN; it is ACTIVE on 2 of the 2 other nodes"
     assert failed(*(node(rank, rdma_ports=down) for rank in range(3))) == []
     some = [node(0), node(1, rdma_ports=down), node(2, rdma_ports=down)]
-    assert [(check.nodes, check.severity) for check in failed(*some)] == [
-        ((1,), WARNING),
-        ((2,), WARNING),
+    assert [(check.hosts, check.severity) for check in failed(*some)] == [
+        (("n1",), WARNING),
+        (("n2",), WARNING),
     ]
 
 
@@ -292,7 +295,7 @@ def test_ports_of_nodes_built_differently_are_not_compared() -> None:
     other = node(1, rdma_ports=[port(1), port(0, link_layer="Ethernet")])
     assert failed(here, other) == []
     none_up = node(0, rdma_ports=[port(0, "1: DOWN"), port(1, "1: DOWN")])
-    assert (only(none_up, other).id, only(none_up, other).nodes) == ("rdma-port-down", (0,))
+    assert (only(none_up, other).id, only(none_up, other).hosts) == ("rdma-port-down", ("n0",))
     crossed = [node(0, rdma_ports=[port(0), port(1, "1: DOWN")])]
     crossed += [node(1, rdma_ports=[port(0, "1: DOWN"), port(1)])]
     assert [check.id for check in failed(*crossed)] == ["rdma-port-down"] * 2
@@ -301,15 +304,16 @@ def test_ports_of_nodes_built_differently_are_not_compared() -> None:
 def test_node_without_rdma_ports_fails_if_the_others_have_some() -> None:
     """Its adapter or driver is missing."""
     check = only(node(0), node(1, rdma_ports=[]))
-    assert (check.id, check.nodes) == ("rdma-port-down", (1,)) and "mlx5_0, mlx5_1" in check.what
+    assert (check.id, check.hosts) == ("rdma-port-down", ("n1",))
+    assert "mlx5_0, mlx5_1" in check.cause
 
 
 def test_slow_rdma_port_warns() -> None:
     """The warning has both rates; nodes may differ on purpose."""
     slow = [port(0), port(1, rate="100 Gb/sec (1X NDR)")]
     check = only(node(0), node(1, rdma_ports=slow), node(2))
-    assert (check.id, check.nodes, check.severity) == ("rdma-port-slow", (1,), WARNING)
-    assert "100 Gb/sec (1X NDR)" in check.what and "400 Gb/sec" in check.what
+    assert (check.id, check.hosts, check.severity) == ("rdma-port-slow", ("n1",), WARNING)
+    assert "100 Gb/sec (1X NDR)" in check.cause and "400 Gb/sec" in check.cause
 
 
 # Consistency
@@ -319,17 +323,17 @@ def test_node_with_other_versions_fails() -> None:
     """All its differences are named; a missing package counts as one."""
     odd = node(1, packages={"torch": "2.4.0"}, python="3.10.1")
     check = only(node(0), odd, node(2))
-    assert (check.id, check.nodes, check.severity) == ("versions-differ", (1,), FAILURE)
-    assert "torch 2.4.0 (most common: 2.5.1)" in check.what
-    assert "numpy not installed (most common: 2.1.0)" in check.what
-    assert "python 3.10.1" in check.what
+    assert (check.id, check.hosts, check.severity) == ("versions-differ", ("n1",), FAILURE)
+    assert "torch 2.4.0 (most common: 2.5.1)" in check.cause
+    assert "numpy not installed (most common: 2.1.0)" in check.cause
+    assert "python 3.10.1" in check.cause
 
 
 def test_two_nodes_with_different_versions_are_both_named() -> None:
     """Either may be the wrong one."""
-    check = only(node(0), node(1, torch_cuda="11.8"))
-    assert check.nodes == (0, 1)
-    assert check.what == "torch's CUDA differs: 11.8 on n1; 12.4 on n0"
+    (check,) = checks.merge_findings(failed(node(0), node(1, torch_cuda="11.8")))
+    assert check.hosts == ("n0", "n1")
+    assert check.cause == "n0, n1: torch's CUDA differs: 11.8 on n1; 12.4 on n0"
 
 
 def test_unknown_cuda_build_does_not_differ() -> None:
@@ -341,15 +345,39 @@ def test_different_drivers_warn() -> None:
     """A rolling upgrade goes from node to node; without GPUs it does not matter."""
     other = node(2, [gpu(0, driver_version="535.1"), gpu(1, driver_version="535.1")])
     check = only(node(0), node(1), other)
-    assert (check.id, check.nodes, check.severity) == ("driver-differs", (2,), WARNING)
-    assert "535.1" in check.what and "550.90.12" in check.what
+    assert (check.id, check.hosts, check.severity) == ("driver-differs", ("n2",), WARNING)
+    assert "535.1" in check.cause and "550.90.12" in check.cause
     assert failed(node(0), node(1), other, device="cpu") == []
+
+
+@pytest.mark.parametrize(
+    ("key", "sick"),
+    [
+        ("rdma_ports", {"rdma_ports": [port(0), port(1, "1: DOWN")]}),
+        ("interfaces", {"variables": {"NCCL_SOCKET_IFNAME": "nosuch0"}}),
+    ],
+)
+def test_finding_quotes_the_fact_that_shows_it(
+    key: str, sick: dict[str, Any], tmp_path: Path
+) -> None:
+    """The line of the node's facts; a node that judges itself quotes nothing."""
+    interfaces = {"lo": {"ipv4": ["127.0.0.1"]}, "eth0": {"up": True, "ipv4": ["10.0.0.1"]}}
+    nodes = [node(0, interfaces=interfaces), node(1, **{"interfaces": interfaces, **sick})]
+    spec = {**CUDA, "nodes": 2}
+    for rank, facts in enumerate(nodes):
+        write_json(tmp_path / str(rank), facts)
+    (found,) = checks.failed(nodes, spec, lambda rank: tmp_path / str(rank))
+    (line,) = found.evidence
+    assert line.file == str(tmp_path / "1") and line.text.startswith(f'"{key}":')
+    assert Path(line.file).read_text().splitlines()[line.line - 1].strip() == line.text
+    assert checks.failed(nodes, spec) == [replace(found, evidence=())]
 
 
 def test_equal_problems_of_several_nodes_are_merged() -> None:
     """Checks with the same text become one, failures first."""
-    merged = checks.merged(failed(*(node(r, gpus=[], open_files_limit=9) for r in range(3))))
-    assert [(check.id, check.nodes) for check in merged] == [
-        ("gpus-missing", (0, 1, 2)),
-        ("open-files-limit", (0, 1, 2)),
+    nodes = (node(rank, gpus=[], open_files_limit=9) for rank in range(3))
+    merged = checks.merge_findings(failed(*nodes))
+    assert [(check.id, check.hosts) for check in merged] == [
+        ("gpus-missing", ("n0", "n1", "n2")),
+        ("open-files-limit", ("n0", "n1", "n2")),
     ]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.node import checks, node_facts
-from pytest_clustersmoke.node.checks import FAILURE, WARNING, Check
+from pytest_clustersmoke.text import FAILURE, WARNING
 from tests.support.harness import FAKE_TORCHRUN, Suite
 from tests.support.node_facts import CUDA, node, port
 
@@ -42,11 +43,11 @@ def at(rank: int, variables: dict[str, str] | None = None, **interfaces: Any) ->
     )
 
 
-def found(*nodes: dict[str, Any], **spec: Any) -> list[tuple[str, tuple[int, ...], str]]:
-    return [(check.id, check.nodes, check.severity) for check in raw(*nodes, **spec)]
+def found(*nodes: dict[str, Any], **spec: Any) -> list[tuple[str, tuple[str, ...], str]]:
+    return [(check.id, check.hosts, check.severity) for check in raw(*nodes, **spec)]
 
 
-def raw(*nodes: dict[str, Any], **spec: Any) -> list[Check]:
+def raw(*nodes: dict[str, Any], **spec: Any) -> list[Finding]:
     return checks.failed(nodes, {**CUDA, "nodes": len(nodes), **spec})
 
 
@@ -81,31 +82,31 @@ def test_missing_interface_of_gloo_fails(value: str) -> None:
     """gloo takes whole names and fails at the first one missing, even with one rank."""
     pinned = {GLOO: value}
     assert found(at(0, pinned), device="cpu", ranks_per_node=1) == [
-        ("interface-missing", (0,), FAILURE)
+        ("interface-missing", ("n0",), FAILURE)
     ]
     (check,) = raw(at(0), at(1, pinned), device="cpu")
-    assert check.nodes == (1,) and check.fact == "interfaces"
-    assert check.what.startswith(f"{GLOO}={value} (set on the node) names ")
-    assert check.what.endswith("which does not exist or has no address; it has lo, eth0")
+    assert check.hosts == ("n1",)
+    assert check.cause.startswith(f"{GLOO}={value} (set on the node) names ")
+    assert check.cause.endswith("which does not exist or has no address; it has lo, eth0")
     assert check.detail == {"variable": GLOO, "value": value} and GLOO in check.fix
     (check,) = raw(at(0, pinned), device="cpu", env_set=pinned)
-    assert f"{GLOO}={value} (the profile) names" in check.what
+    assert f"{GLOO}={value} (the profile) names" in check.cause
 
 
 @pytest.mark.parametrize("value", ["nosuch", "=eth", "=nosuch0", "^lo,eth", "^=lo,eth0"])
 def test_nccl_list_that_selects_nothing_fails(value: str) -> None:
     """NCCL fails in its bootstrap, also between the GPUs of one node."""
     pinned = {SOCKET: value}
-    assert found(at(0), at(1, pinned)) == [("interface-missing", (1,), FAILURE)]
-    assert found(at(0, pinned)) == [("interface-missing", (0,), FAILURE)]
+    assert found(at(0), at(1, pinned)) == [("interface-missing", ("n1",), FAILURE)]
+    assert found(at(0, pinned)) == [("interface-missing", ("n0",), FAILURE)]
     conf = {"nccl_conf": {"/etc/nccl.conf": pinned}}
-    assert found({**at(0), **conf}) == [("interface-missing", (0,), FAILURE)]
+    assert found({**at(0), **conf}) == [("interface-missing", ("n0",), FAILURE)]
 
 
 def test_selected_interface_without_an_address_fails() -> None:
     """A name without an address cannot be used."""
     bare = at(1, {SOCKET: "ens1"}, eth0=adapter("10.0.0.2"), ens1=adapter(up=False))
-    assert found(at(0, {SOCKET: "eth0"}), bare)[0] == ("interface-missing", (1,), FAILURE)
+    assert found(at(0, {SOCKET: "eth0"}), bare)[0] == ("interface-missing", ("n1",), FAILURE)
 
 
 def test_problem_that_may_not_end_the_job_is_at_most_a_warning() -> None:
@@ -113,10 +114,10 @@ def test_problem_that_may_not_end_the_job_is_at_most_a_warning() -> None:
     socket, gloo, hca = {SOCKET: "nosuch"}, {GLOO: "nosuch"}, {HCA: "mlx5_7:1"}
     assert found(at(0, socket), device="cpu") == []
     auto = {"device": "auto", "gpu": "any"}
-    warned = [("interface-missing", (0,), WARNING)]
+    warned = [("interface-missing", ("n0",), WARNING)]
     assert found(at(0, socket), **auto) == []  # torch may see no GPU
     assert found(at(0, gloo)) == found(at(0, gloo), **auto) == warned
-    assert found(at(0, {**socket, **gloo}), **auto) == [("interface-missing", (0,), FAILURE)]
+    assert found(at(0, {**socket, **gloo}), **auto) == [("interface-missing", ("n0",), FAILURE)]
     none = {"gpus": None, "gpu_processes": None, "gpu_driver": False}
     assert found({**at(0, gloo), **none}, **auto)[0][2] == FAILURE
     assert found(at(0, socket), ranks_per_node=1) == warned
@@ -133,16 +134,16 @@ def test_selected_port_that_is_down_is_reported_once() -> None:
     """If the other nodes show that a port is down or missing, that is the finding."""
     pinned = {HCA: "mlx5_0:1"}
     down = {**at(1, pinned), "rdma_ports": [port(0, "1: DOWN"), port(1)]}
-    assert [row[:2] for row in found(at(0, pinned), down)] == [("rdma-port-down", (1,))]
+    assert [row[:2] for row in found(at(0, pinned), down)] == [("rdma-port-down", ("n1",))]
 
 
 def test_loopback_between_machines_fails() -> None:
     """Loopback reaches no other machine; between virtual nodes of one machine it works."""
     lo = {GLOO: "lo", SOCKET: "=lo"}
     assert found(at(0, lo), at(1, lo), device="cpu") == [
-        ("interface-missing", (rank,), FAILURE) for rank in range(2)
+        ("interface-missing", (f"n{rank}",), FAILURE) for rank in range(2)
     ]
-    assert "selects only loopback" in raw(at(0, lo), at(1, lo), device="cpu")[0].what
+    assert "selects only loopback" in raw(at(0, lo), at(1, lo), device="cpu")[0].cause
     assert [row[2] for row in found(at(0, lo), at(1, lo)) if row[2] == FAILURE] == [FAILURE] * 2
     assert found(at(0, lo)) == []
     here = {"boot_id": "one"}
@@ -161,9 +162,9 @@ def rails(rank: int, up: bool = True, variables: Any = None, **more: Any) -> dic
 def test_interface_down_on_one_node_warns() -> None:
     """If it is down on a second node, or on all, the cause is how they are cabled."""
     (check,) = raw(rails(0), rails(1, up=False), rails(2))
-    assert (check.id, check.nodes, check.severity) == ("interface-down", (1,), WARNING)
-    assert check.what == "ens1 is down; it is up on each of the 2 other nodes"
-    assert check.detail == {"interfaces": ["ens1"]} and check.fact == "interfaces"
+    assert (check.id, check.hosts, check.severity) == ("interface-down", ("n1",), WARNING)
+    assert check.cause == "ens1 is down; it is up on each of the 2 other nodes"
+    assert check.detail == {"interfaces": ["ens1"]}
     assert found(rails(0), rails(1, up=False), rails(2, up=False)) == []
     assert found(*(rails(rank, up=False) for rank in range(3))) == []
     assert found(rails(0)) == []
@@ -210,13 +211,13 @@ def test_selected_interface_that_is_down(
 ) -> None:
     """A failure if the ranks can use no other one, and it is up on every other node."""
     nodes = [rails(rank, up=rank != 1, variables=variables) for rank in range(3)]
-    assert found(*nodes, device=device) == [("interface-down", (1,), severity)]
+    assert found(*nodes, device=device) == [("interface-down", ("n1",), severity)]
     down = [rails(rank, up=False, variables=variables) for rank in range(3)]
     assert found(*down, device=device) == found(down[0], device=device) == []
     if severity == FAILURE:
         ((name, value),) = variables.items()
         problem = f"{name}={value} selects ens1, which is down; it is up on the other node"
-        assert raw(nodes[0], nodes[1], device=device)[0].what == problem
+        assert raw(nodes[0], nodes[1], device=device)[0].cause == problem
 
 
 def test_state_of_loopback_does_not_matter() -> None:
@@ -252,7 +253,7 @@ def test_hostile_interfaces_do_no_harm(interfaces: Any) -> None:
         for device in ("cpu", "cuda"):
             for check in raw(rails(0), odd, rails(2), device=device):
                 assert json.dumps(check.as_dict(), allow_nan=False)
-                assert check.what.isprintable() and len(check.what) < 3000
+                assert check.cause.isprintable() and len(check.cause) < 3000
 
 
 # On this machine
