@@ -33,24 +33,29 @@ def sanitize_lines(text: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in the user's options or files.
+    """One mistake in the user's options, files or environment.
 
     The message says where, what is wrong, what was expected and what to do. `where` is `file:line`
-    or the option's name; it comes first, so that editors can jump to it.
+    or the option's name; it comes first, so that editors can jump to it. `name` is the variable
+    that it is about. Only a failure is refused; the others start with their severity.
     """
 
     what: str
     where: str = ""
     expected: str = ""
     todo: str = ""
+    name: str = ""
+    severity: str = FAILURE
 
     def __str__(self) -> str:
-        parts = [f"{self.where}: {self.what}" if self.where else self.what]
-        if self.expected:
-            parts.append(f"expected {self.expected}")
-        if self.todo:
-            parts.append(self.todo)
-        return "; ".join(parts)
+        severity = "" if self.severity == FAILURE else self.severity
+        return ": ".join(part for part in (severity, self.where, self.text) if part)
+
+    @property
+    def text(self) -> str:
+        """The message without the place."""
+        expected = f"expected {self.expected}" if self.expected else ""
+        return "; ".join(part for part in (self.what, expected, self.todo) if part)
 
 
 class UsageProblems(Exception):

@@ -6,13 +6,13 @@ Nothing is judged, since no expectation is known: a remark says what stands out,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from operator import attrgetter
 
+from ..evidence.finding import Evidence, Finding
 from ..evidence.nccl.nccl_log import Communicator
-from ..text import plural, ranges, shorten, span_list
+from ..text import NOTE, plural, ranges, shorten, span_list
 from .job_transports import JobTransports, hosts_of
 from .links import INTER, INTRA, Link
 
@@ -22,24 +22,39 @@ MNNVL = "P2P/MNNVL"
 # A kind is rare if at most this share of the pairs of its side use it.
 RARE_SHARE = 0.1
 MAX_HOSTS = 8
+# All of them fit into the text of a finding.
+MAX_SPANS = 100
 NOT_PLACED = (
     "an end has no line that is certainly its own, or lines may be of several communicators"
 )
 
-
-@dataclass(frozen=True)
-class TransportRemark:
-    """One observation; `examples` are lines that show it."""
-
-    text: str
-    examples: Sequence[str] = ()
+Remarks = Iterator[Finding]
 
 
-Remarks = Iterator[TransportRemark]
-
-
-def remarks(job: JobTransports) -> list[TransportRemark]:
+def remarks(job: JobTransports) -> list[Finding]:
     return [remark for look in _LOOKS for remark in look(job)]
+
+
+def list_examples(remark: Finding) -> Iterator[str]:
+    """The log lines that show a remark, or the reasons for it."""
+    for line in remark.evidence:
+        yield ": ".join(filter(None, [line.text, f"{line.file}:{line.line}"]))
+    yield from remark.detail["reasons"]
+
+
+def _build_remark(
+    text: str, lines: Iterable[Evidence] = (), reasons: Iterable[str] = ()
+) -> Finding:
+    """An observation. What to do about it is not known, since no expectation is."""
+    return Finding(
+        "transports-unusual",
+        text,
+        fix="",
+        primary=False,
+        evidence=tuple(lines),
+        detail={"reasons": list(reasons)},
+        severity=NOTE,
+    )
 
 
 def _init(job: JobTransports) -> Remarks:
@@ -50,17 +65,17 @@ def _init(job: JobTransports) -> Remarks:
             if member.started and not member.complete
         ]
         if stuck:
-            yield TransportRemark(
+            yield _build_remark(
                 f"communicator {communicator.index}: init started and did not complete on "
-                f"{plural(len(stuck), 'rank')}: {ranges(stuck)}",
-                [_name_rank(job, (communicator.index,), rank) for rank in stuck],
+                f"{plural(len(stuck), 'rank')}: {shorten(ranges(stuck).split(', '), MAX_SPANS)}",
+                reasons=[_name_rank(job, (communicator.index,), rank) for rank in stuck],
             )
 
 
 def _no_edges(job: JobTransports) -> Remarks:
     if not (job.links or job.log.collnet):
-        why = list(_why_no_edges(job))
-        yield TransportRemark("no edges: the logs do not show which transports were used", why)
+        text = "no edges: the logs do not show which transports were used"
+        yield _build_remark(text, reasons=_why_no_edges(job))
 
 
 def _why_no_edges(job: JobTransports) -> Iterator[str]:
@@ -152,11 +167,11 @@ def _rare_inside(job: JobTransports) -> Remarks:
 def _networks(job: JobTransports) -> Remarks:
     if len(job.networks) > 1:
         networks = [f"{name}: {_listed(hosts_of(users))}" for name, users in job.networks.items()]
-        yield TransportRemark("processes chose different networks", networks)
+        yield _build_remark("processes chose different networks", reasons=networks)
     without = {process.host for process in job.log.without_ib}
     hosts = {node.host for placement in job.placements for node in placement.nodes.values()}
     if without and hosts - without:
-        yield TransportRemark(
+        yield _build_remark(
             f"NET/IB found no device on {len(without)} of {len(hosts | without)} hosts: "
             f"{_listed(sorted(without))}"
         )
@@ -164,17 +179,17 @@ def _networks(job: JobTransports) -> Remarks:
 
 def _versions(job: JobTransports) -> Remarks:
     if len(job.log.versions) > 1:
-        yield TransportRemark(f"NCCL versions differ: {', '.join(job.log.versions)}")
+        yield _build_remark(f"NCCL versions differ: {', '.join(job.log.versions)}")
 
 
 def _unplaced(job: JobTransports) -> Remarks:
     unknown = [link for link in job.links if link.placement is None]
     if unknown:
         doubts = {why: None for placement in job.placements for why in placement.doubts}
-        yield TransportRemark(
+        yield _build_remark(
             f"unknown whether inside a node or between nodes: {_count_pairs(unknown):,} of "
             f"{plural(_count_pairs(job.links), 'pair')}",
-            list(doubts) or [NOT_PLACED],
+            reasons=doubts or [NOT_PLACED],
         )
 
 
@@ -188,9 +203,11 @@ def _ranks_without_lines(job: JobTransports) -> Remarks:
             ranks = "rank" if count == 1 else "ranks"
             by_text[f"{ranks} {span_list(spans)} ({count:,}{of})"].append(communicator.index)
     if by_text:
-        yield TransportRemark(
+        yield _build_remark(
             "some ranks have no line that is certainly their own; pass the logs of all nodes",
-            [f"communicator {ranges(indexes)}: {text}" for text, indexes in by_text.items()],
+            reasons=[
+                f"communicator {ranges(indexes)}: {text}" for text, indexes in by_text.items()
+            ],
         )
 
 
@@ -213,9 +230,9 @@ def _find_ranks_without_lines(
 
 def _torn(job: JobTransports) -> Remarks:
     if count := job.log.torn_count:
-        yield TransportRemark(
+        yield _build_remark(
             f"{plural(count, 'line')} cut or torn; their edges are missing",
-            [str(where) for where in job.log.torn],
+            [Evidence(*where, "") for where in job.log.torn],
         )
 
 
@@ -239,13 +256,13 @@ _LOOKS: tuple[Callable[[JobTransports], Remarks], ...] = (
 def _remark_on_links(job: JobTransports, links: list[Link], text: str, of: int) -> Remarks:
     """A remark on links, if there are any: the number of pairs among `of`, and each link."""
     if links:
-        examples = []
+        lines = []
         for link in links:
             source = _name_rank(job, link.communicators, link.source)
             destination = _name_rank(job, link.communicators, link.destination)
             roles = f" ({' and '.join(link.roles)})" if link.asymmetric and link.roles else ""
-            examples.append(f"{source} -> {destination}: {link.wording}{roles}: {link.where}")
-        yield TransportRemark(f"{text}: {_count_pairs(links):,} of {plural(of, 'pair')}", examples)
+            lines.append(Evidence(*link.where, f"{source} -> {destination}: {link.wording}{roles}"))
+        yield _build_remark(f"{text}: {_count_pairs(links):,} of {plural(of, 'pair')}", lines)
 
 
 def _name_rank(job: JobTransports, communicators: tuple[int, ...], rank: int) -> str:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
 
+from ..evidence.finding import Finding
 from ..evidence.nccl.nccl_log import Communicator, Warn
 from ..text import plural, ranges, sanitize_line, shorten, shorten_lines
 from .job_transports import JobTransports, hosts_of
 from .links import INTER, INTRA, Link
 from .subcommand import TextOutput
 from .tables import table
-from .transport_remarks import RARE_SHARE, TransportRemark, remarks
+from .transport_remarks import RARE_SHARE, list_examples, remarks
 
 MAX_COMMUNICATORS = 8
 MAX_NODES = 8
@@ -153,10 +154,10 @@ def _in_network(job: JobTransports) -> str:
     return f"NVLS: {nvls}; CollNet: {', '.join(kinds) or 'no connection logged'}"
 
 
-def _remark(remark: TransportRemark, out: TextOutput, everything: bool) -> Iterator[str]:
-    yield from map(out.yellow, out.wrap(sanitize_line(remark.text), "! ", "  "))
+def _remark(remark: Finding, out: TextOutput, everything: bool) -> Iterator[str]:
+    yield from map(out.yellow, out.wrap(remark.cause, "! ", "  "))
     most = None if everything else MAX_EXAMPLES
-    yield from _some(remark.examples, most, "    ", "      ", out)
+    yield from _some(list_examples(remark), most, "    ", "      ", out)
 
 
 def _warning(warn: Warn) -> str:

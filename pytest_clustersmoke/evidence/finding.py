@@ -45,7 +45,7 @@ class Finding:
     """A cause, its evidence and the next step.
 
     `severity` is "failure", or "warning" for a finding that does not decide the outcome: a job that
-    passed may have one, a healthy cluster has none.
+    passed may have one, a healthy cluster has none. A "note" only says what stands out.
     """
 
     id: str

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
 
-from ..text import NOTE, WARNING, near
+from ..text import NOTE, WARNING, Problem, near
 
 FAMILIES = ("TORCH_NCCL_", "TORCH_GLOO_", "NCCL_", "GLOO_")
 NCCL_CHECKED, TORCH_CHECKED = "2.30.7", "2.2 to 2.13"
@@ -82,37 +81,32 @@ INSTALLATION = re.compile(
 )
 
 
-class Verdict(NamedTuple):
-    """A remark about a name. `is_read`: something may read it, so its value matters."""
-
-    severity: str
-    text: str
-    is_read: bool
+def is_read(name: str) -> bool:
+    """Whether anything may read the variable, so that its value matters."""
+    return judge_name(name) is None or not (name in NO_EFFECT or INSTALLATION.fullmatch(name))
 
 
-def judge_name(name: str) -> Verdict | None:
+def judge_name(name: str) -> Problem | None:
     """The remark about a variable by its name alone; None for one that NCCL or torch reads."""
     if name in nccl_names() or name in torch_names():
         return None
+    note = partial(Problem, name=name, severity=NOTE)
     if name in NO_EFFECT:
         whose = "gloo" if name.startswith("GLOO_") else "NCCL"
-        text = f"{name} is not a variable of {whose} and has no effect; {NO_EFFECT[name]}"
-        return Verdict(NOTE, text, False)
+        what = f"{name} is not a variable of {whose} and has no effect"
+        return note(what, todo=NO_EFFECT[name])
     if name in OLD_TORCH:
-        text = f"{name} is an old name that torch still reads; use TORCH_{name}"
-        return Verdict(NOTE, text, True)
+        return note(f"{name} is an old name that torch still reads", todo=f"use TORCH_{name}")
     if name in DROPPED:
         last, successor = DROPPED[name]
-        instead = f"; use {successor}" if successor else ""
-        text = f"NCCL {NCCL_CHECKED} no longer reads {name}; NCCL {last} did{instead}"
-        return Verdict(NOTE, text, True)
+        what = f"NCCL {NCCL_CHECKED} no longer reads {name}; NCCL {last} did"
+        return note(what, todo=f"use {successor}" if successor else "")
     if INSTALLATION.fullmatch(name):
-        text = f"{name} says where NCCL is installed, or which version; NCCL does not read it"
-        return Verdict(NOTE, text, False)
+        return note(f"{name} says where NCCL is installed, or which version; NCCL does not read it")
     for prefix, owner in OWNERS.items():
         if name.startswith(prefix):
-            return Verdict(NOTE, f"{name} is a variable of {owner}, not of NCCL", True)
-    return Verdict(WARNING, _describe_unknown(name), True)
+            return note(f"{name} is a variable of {owner}, not of NCCL")
+    return Problem(_describe_unknown(name), name=name, severity=WARNING)
 
 
 def _describe_unknown(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from ..config.phase import Phase
@@ -15,15 +16,12 @@ from ..evidence.interfaces import (
 )
 from ..evidence.job_results import NodeResult
 from ..evidence.phase_result import PhaseResult
-from ..evidence.variable_names import filter_variables, show_value
-from ..text import shorten
+from ..evidence.variable_names import filter_variables, is_read, show_value
+from ..text import NOTE, WARNING, Problem, shorten
 from .variable_remarks import (
-    NOTE,
     SHELL,
-    WARNING,
     PhaseContext,
-    Remark,
-    is_read,
+    keep_out,
     remark_on_contradictions,
     remark_on_plan,
     remark_on_profile,
@@ -35,7 +33,7 @@ MAX_NAMED = 4
 
 def remark_on_job(
     result: PhaseResult, phase: Phase, profile: Profile, environ: Mapping[str, str]
-) -> list[Remark]:
+) -> list[Problem]:
     """Remarks after the job. If no node recorded its variables: the remarks before the job."""
     context = PhaseContext(phase, profile, ran_gloo=used_only_gloo(result))
     nodes = [node for node in result.nodes if isinstance(node.facts.get("variables"), dict)]
@@ -70,7 +68,7 @@ Observed = Sequence[tuple[str, Mapping[str, str]]]
 
 def _remark_on_name(
     context: PhaseContext, name: str, observed: Observed, environ: Mapping[str, str]
-) -> Iterator[Remark]:
+) -> Iterator[Problem]:
     """Remarks about one variable that the profile does not set."""
     holders: dict[str | None, list[str]] = {}
     for node, values in observed:  # two nodes can have the same name
@@ -90,20 +88,17 @@ def _remark_on_name(
             continue
         where = _name_nodes(nodes, len(observed))
         if value == ours:
-            source, severity = SHELL, WARNING
-            text = (
-                f"{name}={show_value(value)} reached {where}, but the profile does not set it; "
-                f"`env.common.unset: [{name}]` keeps it out"
-            )
+            source, severity, todo = SHELL, WARNING, keep_out(name)
+            what = f"{name}={show_value(value)} reached {where}, but the profile does not set it"
         else:
-            source, severity = where, NOTE
-            text = f"{name}={show_value(value)} was set by `setup` or a start-up file"
+            source, severity, todo = where, NOTE, ""
+            what = f"{name}={show_value(value)} was set by `setup` or a start-up file"
         if is_read(name):
-            yield context.remark(name, severity, source, text)
+            yield context.remark(name, severity, source, what, todo)
         yield from remark_on_variable(context, name, value, source)
 
 
-def _remark_on_conf_files(context: PhaseContext, nodes: Sequence[NodeResult]) -> Iterator[Remark]:
+def _remark_on_conf_files(context: PhaseContext, nodes: Sequence[NodeResult]) -> Iterator[Problem]:
     """Remarks about what NCCL's configuration files set and the environment does not."""
     holders: dict[tuple[str, str, str], list[str]] = {}
     for node in nodes:
@@ -123,22 +118,21 @@ def _remark_on_conf_files(context: PhaseContext, nodes: Sequence[NodeResult]) ->
 
 def _remark_on_contradictions(
     context: PhaseContext, result: PhaseResult, nodes: Sequence[NodeResult]
-) -> Iterator[Remark]:
+) -> Iterator[Problem]:
     """Contradictions on the nodes, each once with its nodes."""
-    holders: dict[Remark, list[str]] = {}
+    holders: dict[Problem, list[str]] = {}
     for node in nodes:
         for remark in remark_on_contradictions(
             context, read_node_variables(node.facts, result.spec), ""
         ):
             holders.setdefault(remark, []).append(_name(node))
     for remark, names in holders.items():
-        source = _name_nodes(names, len(nodes))
-        yield Remark(remark.name, remark.severity, source, remark.text)
+        yield replace(remark, where=_name_nodes(names, len(nodes)))
 
 
 def _remark_on_interfaces(
     context: PhaseContext, result: PhaseResult, environ: Mapping[str, str]
-) -> Iterator[Remark]:
+) -> Iterator[Problem]:
     """Report pinned interfaces that nodes do not have; nodes with equal ones share a remark."""
     ours = context.inherited(environ)
     keyed = [

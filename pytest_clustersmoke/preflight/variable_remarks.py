@@ -1,7 +1,7 @@
 """Remarks about environment variables, before the job.
 
-Remarks never change a verdict. A mistake in the profile itself, if it is certain, is a usage
-error.
+A remark is a problem of severity `note` or `warning`: it never changes a verdict. A mistake in the
+profile itself, if it is certain, is a usage error.
 """
 
 from __future__ import annotations
@@ -11,33 +11,18 @@ from dataclasses import dataclass
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.variable_names import filter_variables, judge_name, show_value
+from ..evidence.variable_names import filter_variables, is_read, judge_name, show_value
 from ..evidence.variable_values import find_hidden_subsystems, find_mistake
 from ..node.torchrun import NEVER_INHERITED, TRANSPORT_LEVELS
-from ..text import Problem
+from ..text import NOTE, WARNING, Problem
 from .transport_variables import Contradiction, Expected, find_contradictions
 
-NOTE, WARNING = "note", "warning"
 SHELL = "this shell"
 # The levels of NCCL_DEBUG that NCCL knows; it ignores case.
 LEVELS = ("VERSION", "WARN", "ABORT", *TRANSPORT_LEVELS)
 # Variables that the launcher always sets for the ranks: see torchrun.launcher_environment.
 LAUNCHER_SETS = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
 LAUNCHER_SETS_LOCALLY = ("NCCL_HOSTID",)
-
-
-@dataclass(frozen=True)
-class Remark:
-    """A remark about a variable: `severity` is `note` or `warning`, `source` is the place where it
-    was set, as file:line if that is known."""
-
-    name: str
-    severity: str
-    source: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.severity}: {self.source}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -83,11 +68,11 @@ class PhaseContext:
             name: value for name, value in filter_variables(environ).items() if name not in decided
         }
 
-    def remark(self, name: str, severity: str, source: str, text: str) -> Remark:
+    def remark(self, name: str, severity: str, source: str, what: str, todo: str = "") -> Problem:
         """A remark; if NCCL does not run, one about its variables is only a note."""
         if not self.runs_nccl and name.startswith(("NCCL_", "TORCH_NCCL_")):
             severity = NOTE
-        return Remark(name, severity, source, text)
+        return Problem(what, source, todo=todo, name=name, severity=severity)
 
 
 def find_contradictory_settings(phase: Phase, profile: Profile) -> list[Problem]:
@@ -101,7 +86,7 @@ def find_contradictory_settings(phase: Phase, profile: Profile) -> list[Problem]
     ]
 
 
-def remark_on_plan(phase: Phase, profile: Profile, environ: Mapping[str, str]) -> list[Remark]:
+def remark_on_plan(phase: Phase, profile: Profile, environ: Mapping[str, str]) -> list[Problem]:
     """Remarks before the job: about the profile's variables, and about those of pytest's shell
     (`environ`) that would leak into it."""
     context = PhaseContext(phase, profile)
@@ -109,16 +94,21 @@ def remark_on_plan(phase: Phase, profile: Profile, environ: Mapping[str, str]) -
     remarks = remark_on_profile(context)
     for name, value in inherited.items():
         if is_read(name):
-            text = (
+            what = (
                 f"{name}={show_value(value)} reaches the nodes unless `setup` unsets it, but the "
-                f"profile does not set it; `env.common.unset: [{name}]` keeps it out"
+                "profile does not set it"
             )
-            remarks.append(context.remark(name, WARNING, SHELL, text))
+            remarks.append(context.remark(name, WARNING, SHELL, what, keep_out(name)))
         remarks += remark_on_variable(context, name, value, SHELL)
     return remarks + list(remark_on_contradictions(context, inherited, SHELL))
 
 
-def remark_on_profile(context: PhaseContext) -> list[Remark]:
+def keep_out(name: str) -> str:
+    """How the profile keeps a variable out of its jobs."""
+    return f"`env.common.unset: [{name}]` keeps it out"
+
+
+def remark_on_profile(context: PhaseContext) -> list[Problem]:
     """Remarks about the variables that the profile sets."""
     return [
         remark
@@ -127,19 +117,13 @@ def remark_on_profile(context: PhaseContext) -> list[Remark]:
     ]
 
 
-def is_read(name: str) -> bool:
-    """Whether anything may read the variable."""
-    verdict = judge_name(name)
-    return verdict is None or verdict.is_read
-
-
 def remark_on_variable(
     context: PhaseContext, name: str, value: str, source: str
-) -> Iterator[Remark]:
+) -> Iterator[Problem]:
     """Remarks about one variable, from its name and value."""
-    verdict = judge_name(name)
-    if verdict is not None:
-        yield context.remark(name, verdict.severity, source, verdict.text)
+    remark = judge_name(name)
+    if remark is not None:
+        yield context.remark(name, remark.severity, source, remark.what, remark.todo)
     written = f"{name}={show_value(value)}"
     words = find_mistake(name, value)
     if words:
@@ -155,13 +139,13 @@ def remark_on_variable(
     if name == "NCCL_DEBUG_SUBSYS" and value and expected and expected.of_transports:
         words = find_hidden_subsystems(value)
         if words:
-            text = f"{written} {words}: the transports cannot be judged; add INIT"
-            yield context.remark(name, WARNING, source, text)
+            what = f"{written} {words}: the transports cannot be judged"
+            yield context.remark(name, WARNING, source, what, "add INIT")
 
 
 def remark_on_contradictions(
     context: PhaseContext, others: Mapping[str, str], source: str
-) -> Iterator[Remark]:
+) -> Iterator[Problem]:
     """Contradictions of the expectation that need a variable from outside the profile.
 
     They are warnings, since a setup line may still change that variable.
@@ -204,16 +188,16 @@ def _to_problem(context: PhaseContext, contradiction: Contradiction) -> Problem:
     )
 
 
-def group_remarks(by_phase: Mapping[str, Iterable[Remark]]) -> list[tuple[Remark, list[str]]]:
+def group_remarks(by_phase: Mapping[str, Iterable[Problem]]) -> list[tuple[Problem, list[str]]]:
     """Each distinct remark with its phases; warnings first."""
-    phases_of: dict[Remark, list[str]] = {}
+    phases_of: dict[Problem, list[str]] = {}
     for phase, remarks in by_phase.items():
         for remark in dict.fromkeys(remarks):
             phases_of.setdefault(remark, []).append(phase)
     return sorted(phases_of.items(), key=lambda pair: pair[0].severity != WARNING)
 
 
-def format_remarks(groups: Iterable[tuple[Remark, list[str]]]) -> list[str]:
+def format_remarks(groups: Iterable[tuple[Problem, list[str]]]) -> list[str]:
     """One line per remark, with its phases, or their number if there are many."""
     return [
         f"environment: {remark} ({', '.join(names) if len(names) < 4 else f'{len(names)} phases'})"

@@ -189,4 +189,7 @@ def _remarks(result: PhaseResult, run: FinishedRun) -> list[dict[str, Any]]:
     """Remarks about environment variables, from what the nodes saw."""
     phase = run.phases.get(result.name)
     remarks = remark_on_job(result, phase, run.profile, os.environ) if phase and run.profile else []
-    return [asdict(remark) for remark in remarks]
+    return [
+        {"name": note.name, "severity": note.severity, "source": note.where, "text": note.text}
+        for note in remarks
+    ]

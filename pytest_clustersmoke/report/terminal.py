@@ -9,8 +9,15 @@ from ..config.metrics import show
 from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import parse_texts
-from ..preflight.variable_remarks import Remark, format_remarks, group_remarks
-from ..text import format_seconds, sanitize_line, sanitize_lines, shorten_lines
+from ..preflight.variable_remarks import format_remarks, group_remarks
+from ..text import (
+    WARNING,
+    Problem,
+    format_seconds,
+    sanitize_line,
+    sanitize_lines,
+    shorten_lines,
+)
 from .run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord
 from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
 
@@ -137,7 +144,9 @@ def _warnings(phases: Iterable[PhaseRecord]) -> list[str]:
     """Warnings about environment variables, each once, and how many more there are."""
     by_phase = {
         phase.phase: [
-            Remark(**remark) for remark in phase.remarks if remark["severity"] == "warning"
+            Problem(remark["text"], remark["source"], severity=WARNING)
+            for remark in phase.remarks
+            if remark["severity"] == WARNING
         ]
         for phase in phases
     }

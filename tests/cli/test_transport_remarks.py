@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.cli.job_transports import JobTransports
-from pytest_clustersmoke.cli.transport_remarks import remarks
+from pytest_clustersmoke.cli.transport_remarks import list_examples, remarks
 from pytest_clustersmoke.evidence.nccl.log_reader import Reader
 from pytest_clustersmoke.text import ranges
 from tests.evidence.nccl.job_logs import JobLogs, Pair
@@ -24,7 +24,7 @@ def job(*lines: str) -> JobTransports:
 
 def remarks_text(job: JobTransports) -> str:
     """All remarks as text."""
-    return "\n".join("\n  ".join([remark.text, *remark.examples]) for remark in remarks(job))
+    return "\n".join("\n  ".join([remark.cause, *list_examples(remark)]) for remark in remarks(job))
 
 
 @pytest.fixture
@@ -110,8 +110,8 @@ def test_incomplete_init_names_its_ranks() -> None:
     """This remark comes first: the job hung in a rank that started its init and did not end it."""
     line = INFO + "comm 0x1 rank 1 nranks 2 cudaDev 0 nvmlDev 3 busId 1000 commId 0xa - Init START"
     first = remarks(job(line))[0]
-    assert first.text == "communicator 0: init started and did not complete on 1 rank: 1"
-    assert first.examples == ["1 (k1, GPU 3)"]
+    assert first.cause == "communicator 0: init started and did not complete on 1 rank: 1"
+    assert [*list_examples(first)] == ["1 (k1, GPU 3)"]
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,8 @@ def test_known_name_has_no_remark(name: str) -> None:
 )
 def test_remarks_about_names(name: str, severity: str, text: str) -> None:
     """Unknown names are warnings with the version; names of plugins and old versions are notes."""
-    verdict = variable_names.judge_name(name)
-    assert verdict is not None and (verdict.severity, verdict.text) == (severity, text)
+    remark = variable_names.judge_name(name)
+    assert remark is not None and (remark.severity, remark.text) == (severity, text)
 
 
 def test_only_known_families_are_read() -> None:

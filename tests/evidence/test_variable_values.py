@@ -59,7 +59,7 @@ def test_a_value_that_cannot_work(tmp_path: Path, name: str, value: str, words: 
     (remark,) = remarks_of(tmp_path, {name: value})
     assert remark.severity == "warning" and remark.text == f"{name}={value}: {words}"
     line = [i for i, text in enumerate((tmp_path / "cluster.yaml").open(), 1) if name in text]
-    assert remark.source == f"{tmp_path / 'cluster.yaml'}:{line[0]}"
+    assert remark.where == f"{tmp_path / 'cluster.yaml'}:{line[0]}"
 
 
 @pytest.mark.parametrize(

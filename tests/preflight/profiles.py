@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_clustersmoke.config.profile import Profile
 from pytest_clustersmoke.preflight import variable_remarks as environment
-from pytest_clustersmoke.preflight.variable_remarks import Remark
+from pytest_clustersmoke.text import Problem
 from tests.support.evidence import make_phase, make_profile
 
 CUDA = {"gpu": "any", "device": "cuda", "gpus_per_node": 8}
@@ -28,7 +28,7 @@ def remarks_of(
     variables: Mapping[str, str] = NONE,
     shell: Mapping[str, str] = NONE,
     **keys: Any,
-) -> list[Remark]:
+) -> list[Problem]:
     """The remarks about a phase of two ranks; the profile sets `variables`, pytest's shell has
     those of `shell`."""
     profile = gpu_profile(folder, variables, **keys)

@@ -16,10 +16,8 @@ from pytest_clustersmoke.preflight import variable_remarks as environment
 from pytest_clustersmoke.preflight.variable_remarks import (
     LAUNCHER_SETS,
     LAUNCHER_SETS_LOCALLY,
-    NOTE,
-    WARNING,
-    Remark,
 )
+from pytest_clustersmoke.text import NOTE, WARNING, Problem
 from tests.preflight.profiles import CHECKED, CPU, gpu_profile, remarks_of
 from tests.support.evidence import make_phase
 from tests.support.harness import Suite, lines_with
@@ -88,7 +86,7 @@ def test_leak_and_profile_contradict_together(tmp_path: Path) -> None:
         expect={"small": {"intra_node": ["P2P/*", "SHM*"]}},
     )
     (remark,) = [remark for remark in remarks if "expected" in remark.text]
-    assert (remark.name, remark.source) == ("NCCL_P2P_DISABLE", "this shell")
+    assert (remark.name, remark.where) == ("NCCL_P2P_DISABLE", "this shell")
     assert remark.text.startswith(
         "NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 rule out everything that "
     )
@@ -169,8 +167,8 @@ def test_dry_run_of_gilbreth_shows_a_leak(suite: Suite, monkeypatch: pytest.Monk
 # At the start of a run
 
 
-def remark(text: str, severity: str = NOTE) -> Remark:
-    return Remark("NCCL_X", severity, "this shell", text)
+def remark(text: str, severity: str = NOTE) -> Problem:
+    return Problem(text, "this shell", name="NCCL_X", severity=severity)
 
 
 def test_equal_remarks_share_a_line() -> None:

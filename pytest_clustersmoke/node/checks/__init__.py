@@ -29,6 +29,15 @@ from .node_values import MANY, listed, nodes_of
 
 __all__ = ["failed", "listed", "merge_findings", "nodes_of", "peers"]
 
+ON_A_NODE = (gpu_checks.checks, system_checks.checks)
+BETWEEN_NODES = (
+    consistency.versions,
+    consistency.models,
+    consistency.drivers,
+    interface_checks.checks,
+    rdma_checks.checks,
+)
+
 
 def failed(
     facts: Sequence[Mapping[str, Any] | None],
@@ -38,23 +47,8 @@ def failed(
     """Every check that failed, on each node and between nodes. `facts` are in node rank order;
     findings quote the files that `path_of` names by node rank."""
     nodes = nodes_of(facts, path_of)
-    own = (
-        finding
-        for node in nodes
-        for run_checks in (gpu_checks.checks, system_checks.checks)
-        for finding in run_checks(node, spec)
-    )
-    between = (
-        finding
-        for run_checks in (
-            consistency.versions,
-            consistency.models,
-            consistency.drivers,
-            interface_checks.checks,
-            rdma_checks.checks,
-        )
-        for finding in run_checks(nodes, spec)
-    )
+    own = (found for node in nodes for check in ON_A_NODE for found in check(node, spec))
+    between = (found for check in BETWEEN_NODES for found in check(nodes, spec))
     return [*own, *between]
 
 
