@@ -145,9 +145,10 @@ def check_warnings(result: PhaseResult) -> list[Finding]:
 def _judge_nodes(result: PhaseResult) -> list[Finding]:
     directory = result.directory
     facts = [node.facts for node in result.nodes]
+    names = [{"node": node.name} for node in result.nodes]
     meetings = [read_json(directory.node_meeting(node.node_rank)) for node in result.nodes]
     failed = checks.failed(facts, result.spec, directory.node_facts)
-    failed += checks.peers.checks(facts, meetings, directory.node_meeting)
+    failed += checks.peers.checks(names, meetings, directory.node_meeting)
     return checks.merge_findings(failed)
 
 

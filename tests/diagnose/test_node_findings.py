@@ -87,9 +87,10 @@ def test_claims_without_facts_decide_nothing(tmp_path: Path) -> None:
     assert finding.id == "job-failed" and "n1 says so" in finding.cause
 
 
-def test_node_that_cannot_reach_node_0(tmp_path: Path) -> None:
-    """From its record of the rendezvous."""
-    result = write(tmp_path, node(0), node(1))
+@pytest.mark.parametrize("facts", [node(1), None])
+def test_node_that_cannot_reach_node_0(tmp_path: Path, facts: dict[str, Any] | None) -> None:
+    """From its record of the rendezvous; it has a name even if its facts cannot be read."""
+    result = write(tmp_path, node(0), facts, n1={})
     words = {"ok": False, "address": "10.0.0.1", "port": 29500, "error": "no route to host"}
     write_json(result.directory.node_meeting(1), {"names": {}, **words})
     (finding,) = find_failed_checks(FailureEvidence(result))

@@ -42,10 +42,10 @@ def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding
         for rank, value in known.items():
             if value != common:
                 odd[rank].append(f"{name} {value} (most common: {common})")
-    for node in nodes:
-        if node.rank in odd:
-            cause = f"versions differ from those on other nodes: {listed(odd[node.rank])}"
-            yield node.build_finding("versions-differ", cause, SAME_ENVIRONMENT, "packages")
+    by_rank = {node.rank: node for node in nodes}
+    for rank, words in odd.items():
+        cause = f"versions differ from those on other nodes: {listed(words)}"
+        yield by_rank[rank].build_finding("versions-differ", cause, SAME_ENVIRONMENT, "packages")
 
 
 def _installed(node: Node) -> dict[str, str]:
