@@ -35,11 +35,10 @@ def remarks(job: JobTransports) -> list[Finding]:
     return [remark for look in _LOOKS for remark in look(job)]
 
 
-def list_examples(remark: Finding) -> Iterator[str]:
+def list_examples(remark: Finding) -> list[str]:
     """The log lines that show a remark, or the reasons for it."""
-    for line in remark.evidence:
-        yield ": ".join(filter(None, [line.text, f"{line.file}:{line.line}"]))
-    yield from remark.detail["reasons"]
+    places = ((line.text, f"{line.file}:{line.line}") for line in remark.evidence)
+    return [*(": ".join(filter(None, place)) for place in places), *remark.detail["reasons"]]
 
 
 def _build_remark(
