@@ -62,8 +62,8 @@ def _limits(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     if locked is not None and locked < MEMLOCK_BYTES and not exempt and expected([node], spec):
         yield node.build_finding(
             "memlock-limit",
-            f"a process may lock {format_bytes(locked)} of memory; InfiniBand locks the buffers that "
-            f"it registers, and needs {format_bytes(MEMLOCK_BYTES)} or more",
+            f"a process may lock {format_bytes(locked)} of memory; InfiniBand locks the buffers "
+            f"that it registers, and needs {format_bytes(MEMLOCK_BYTES)} or more",
             "set `ulimit -l unlimited` for slurmd (LimitMEMLOCK=infinity) and keep Slurm from "
             "propagating the login node's limit (PropagateResourceLimitsExcept=MEMLOCK)",
             "memlock_limit_bytes",
