@@ -9,20 +9,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ..evidence.metric import BETWEEN, INSIDE, Unmeasured, fail
 from ..evidence.nccl.nccl_log import Log
 from ..evidence.phase_result import PhaseResult
+from ..evidence.transport_rule import SIDES, TransportRule
 from ..text import plural, shorten_lines
 from .placed_links import PhaseLink, PlacedEdges, place_edges
-
-if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
-    from ..config.profile import Expectation
 
 MOST_SHOWN = 8
 
@@ -91,6 +87,11 @@ class Side:
     result: PhaseResult
     inside: bool
 
+    @cached_property
+    def rule(self) -> TransportRule:
+        """What the cluster expects of these connections."""
+        return TransportRule.of(self.result.expect, inside=self.inside)
+
     def links(self) -> list[PhaseLink]:
         return [link for link in self.transports.placed.links if link.inside is self.inside]
 
@@ -102,7 +103,7 @@ class Side:
         one rank each, or between nodes if there is only one.
         """
         __tracebackhide__ = True
-        where = "inside a node" if self.inside else "between nodes"
+        where = SIDES[self.inside]
         if self.result.backend != "nccl":
             raise Unmeasured(
                 "transports",
@@ -110,23 +111,20 @@ class Side:
             )
         if reason := self._why_skipped():
             pytest.skip(reason)
-        expect = self.result.expect
-        globs = self._globs(expect) if expect else ()
-        rdma = expect is not None and (expect.hca or expect.gpudirect != "any")
-        if expect is None or not (globs or expect.forbid or (rdma and not self.inside)):
+        if self.rule.is_empty:
             raise Unmeasured("transports", f"cluster.yaml expects nothing of transports {where}")
         wrong = [
             f"{self._describe(pair)}, {reason}: {pair.links[0].where}"
             for pair, reason in self.judged()
             if reason
         ]
-        wrong += [*self._wrong_without_peer(expect), *self._wrong_anywhere(expect)]
+        wrong += [*self._wrong_without_peer(), *self._wrong_anywhere()]
         if wrong:
             fail(
                 _listed(wrong, f"connections {where} are not as cluster.yaml expects")
                 + self._hint()
             )
-        if unknown := self._missing_evidence(globs, expect, where):
+        if unknown := self._missing_evidence(where):
             raise Unmeasured("transports", unknown)
         self.result.judged.add(INSIDE if self.inside else BETWEEN)
 
@@ -140,13 +138,8 @@ class Side:
     def judged(self) -> Iterator[tuple[Connection, str]]:
         """Every connection, with the reason why it is not as the cluster expects; the reason is
         empty if it is, or if nothing is expected."""
-        expect = self.result.expect
-        globs = self._globs(expect) if expect else ()
         for pair in self._pairs():
-            yield pair, self._reason(pair, globs, expect) if expect else ""
-
-    def _globs(self, expect: Expectation) -> tuple[str, ...]:
-        return expect.intra_node if self.inside else expect.inter_node
+            yield pair, self._reason(pair)
 
     # -- What is wrong -----------------------------------------------------------------------------
 
@@ -159,40 +152,29 @@ class Side:
             links.sort(key=lambda link: (link.edge.role != "send", link.where))
             yield Connection(source, destination, wording, tuple(links))
 
-    def _reason(self, pair: Connection, globs: Iterable[str], expect: Expectation) -> str:
+    def _reason(self, pair: Connection) -> str:
         """Why a connection is wrong; empty if it is not."""
-        transport = pair.links[0].transport
-        if reason := _forbidden(pair.wording, expect):
-            return reason
-        if globs and not any(matches(pair.wording, glob) for glob in globs):
-            return f"expected {' or '.join(globs)}"
-        if self.inside or transport.net is None:
-            return ""
-        if expect.gpudirect != "any" and transport.gdrdma is not (expect.gpudirect == "required"):
-            ends = {link.edge.role for link in pair.links}
-            end = f" at the {'sender' if 'send' in ends else 'receiver'}" if len(ends) == 1 else ""
-            return f"GPUDirect RDMA is {expect.gpudirect}{end}"
-        named = {link.edge.nic for link in pair.links if link.edge.nic}
-        if expect.hca and any(not _is_hca(nic, expect.hca) for nic in named):
-            return f"expected {expect.hca}"
-        return ""
+        ends = {link.edge.role for link in pair.links}
+        end = f" at the {'sender' if 'send' in ends else 'receiver'}" if len(ends) == 1 else ""
+        nics = [link.edge.nic for link in pair.links if link.edge.nic]
+        return self.rule.refuse(pair.wording, end) or self.rule.refuse_devices(nics)
 
-    def _wrong_without_peer(self, expect: Expectation) -> Iterator[str]:
+    def _wrong_without_peer(self) -> Iterator[str]:
         """NVLS (to the node's switches) and CollNet (to the network) have no peer."""
         placed = self.transports.placed
         if self.inside:
-            if reason := _forbidden("NVLS", expect):
+            if reason := self.rule.forbidden_by("NVLS"):
                 yield from (f"{self._name(rank)}: NVLS, {reason}" for rank in sorted(placed.nvls))
             return
         for rank, connections in sorted(placed.collnet.items()):
             for connection in connections:
-                if reason := _forbidden(connection.wording, expect):
+                if reason := self.rule.forbidden_by(connection.wording):
                     yield f"{self._name(rank)}: {connection.wording}, {reason}: {connection.where}"
 
-    def _wrong_anywhere(self, expect: Expectation) -> Iterator[str]:
+    def _wrong_anywhere(self) -> Iterator[str]:
         """Unplaced edges that are forbidden: forbidden transports are wrong on either side."""
         for edge, _ in self.transports.placed.unplaced:
-            if reason := _forbidden(edge.wording, expect):
+            if reason := self.rule.forbidden_by(edge.wording):
                 ranks = f"ranks {edge.source} -> {edge.destination} of a communicator"
                 yield f"{ranks}: {edge.wording}, {reason}: {edge.where}"
 
@@ -205,7 +187,7 @@ class Side:
 
     # -- What is not known -------------------------------------------------------------------------
 
-    def _missing_evidence(self, globs: Iterable[str], expect: Expectation, where: str) -> str:
+    def _missing_evidence(self, where: str) -> str:
         """The first gap in the evidence that prevents a verdict; empty if there is none."""
         transports = self.transports
         placed = transports.placed
@@ -226,7 +208,7 @@ class Side:
                 f"{transports.log.torn_count}, the first at {transports.log.torn[0]}"
             )
         links = self.links()
-        reduced = self._ranks_without_peers(globs)
+        reduced = self._ranks_without_peers()
         if not links and not reduced:
             return f"NCCL logged no connection {where}{self._why_none()}"
         silent = (
@@ -236,9 +218,7 @@ class Side:
         )
         if silent:
             return f"NCCL logged no connection {where} for {silent}"
-        return (
-            "" if self.inside else self._incomplete_end(links, expect)
-        ) or self._incomplete_log()
+        return ("" if self.inside else self._incomplete_end(links)) or self._incomplete_log()
 
     def _incomplete_log(self) -> str:
         """A rank whose own log is incomplete: an init without its end, or no connection made by the
@@ -260,17 +240,16 @@ class Side:
             return f"NCCL logged no connection that {names} made"
         return ""
 
-    def _ranks_without_peers(self, globs: Iterable[str]) -> set[int]:
+    def _ranks_without_peers(self) -> set[int]:
         """Ranks that use NVLS (inside nodes) or CollNet (between nodes), if these are expected:
-        they connect no pairs of ranks. NVLS uses the same NVLink switches as P2P."""
+        they connect no pairs of ranks."""
         placed = self.transports.placed
         if self.inside:
-            allowed = any(matches("NVLS", glob) or glob.startswith("P2P") for glob in globs)
-            return placed.nvls if allowed else set()
+            return placed.nvls if self.rule.names_nvls else set()
         return {
             rank
             for rank, held in placed.collnet.items()
-            if any(matches(connection.wording, glob) for connection in held for glob in globs)
+            if any(self.rule.names(connection.wording) for connection in held)
         }
 
     def _why_none(self) -> str:
@@ -315,14 +294,14 @@ class Side:
         apart = sorted(set(names) - reached)
         return ", ".join(str(names[node]) for node in apart[:MOST_SHOWN])
 
-    def _incomplete_end(self, links: Iterable[PhaseLink], expect: Expectation) -> str:
+    def _incomplete_end(self, links: Iterable[PhaseLink]) -> str:
         """A network connection that only one end logged, though both should: the other end may
         differ; or one without a NIC's name, if the cluster expects certain NICs."""
         ends: dict[tuple[int, int], dict[str | None, PhaseLink]] = defaultdict(dict)
         for link in links:
             if link.transport.net is not None:
                 ends[link.source, link.destination][link.edge.role] = link
-                if expect.hca and link.edge.nic is None:
+                if self.rule.hca and link.edge.nic is None:
                     return f"the RDMA device of {link.where} is not known"
         for (source, destination), by_role in ends.items():
             for role, end in (("send", "sender"), ("receive", "receiver")):
@@ -341,23 +320,6 @@ class Side:
 
     def _name(self, rank: int) -> str:
         return str(self.result.ranks[rank])
-
-
-def matches(wording: str, glob: str) -> bool:
-    """Whether a glob of cluster.yaml matches a transport: its kind, or NCCL's whole wording."""
-    from ..evidence.nccl.nccl_log import parse_transport
-
-    return fnmatchcase(parse_transport(wording).kind, glob) or fnmatchcase(wording, glob)
-
-
-def _forbidden(wording: str, expect: Expectation) -> str:
-    globs = [glob for glob in expect.forbid if matches(wording, glob)]
-    return f"forbidden by {', '.join(globs)}" if globs else ""
-
-
-def _is_hca(nic: str, glob: str) -> bool:
-    """Whether every NIC matches; NCCL joins merged NICs with `+` (`mlx5_0+mlx5_1`)."""
-    return all(fnmatchcase(part, glob) for part in nic.split("+"))
 
 
 def _listed(wrong: list[str], problem: str) -> str:

@@ -17,6 +17,7 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir
 from ..evidence.scheduler_record import JobState, SchedulerRecord
+from ..evidence.transport_rule import TransportRule
 
 __all__ = ["Backend", "JobState", "Refused", "make_backend", "make_spec"]
 
@@ -71,7 +72,7 @@ def make_backend(profile: Profile, environ: Mapping[str, str]) -> Backend:
 def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> dict[str, Any]:
     """Make the job spec: plain data that `node_job.run_node` reads on every node."""
     fault = {"fault": phase.staged.as_spec()} if phase.staged else {}
-    expect = profile.expect.get(phase.name)
+    between = TransportRule.of(profile.expect.get(phase.name), inside=False)
     return {
         "schema": 1,
         "run_id": run_id,
@@ -88,8 +89,7 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
         "sbatch": {name: setting.value for name, setting in phase.slurm.items()},
         "device": profile.hardware.device,
         "gpu": profile.hardware.gpu,
-        "interconnect": profile.hardware.interconnect,
-        "inter_node": list(expect.inter_node) if expect else [],
+        "infiniband": between.expects_infiniband(profile.hardware.interconnect),
         "stage_limits_s": {name: limit.value for name, limit in phase.stage_limits_s.items()},
         "timeout_s": phase.timeout_s.value,
         "dump_wait_s": profile.limits.dump_wait_s,

@@ -6,75 +6,11 @@ counts, and a variable rules out only what it excludes on every machine.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
-from ..config.profile import Expectation
+from ..evidence.transport_rule import TransportRule, text_before_wildcard
 from ..evidence.variable_values import is_never, parse_integer, parse_selection
-
-GLOB = re.compile(r"[*?\[]")
-# Prefixes of NCCL's names for transports, for phases that expect any transport. "other" stands for
-# any network of a plugin.
-NETWORKS = ("NET/IB", "NET/Socket", "NET/other")
-INSIDE = ("P2P/", "SHM", *NETWORKS)
-SIDES = {True: "inside a node", False: "between nodes"}
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The expectation for a phase, and the sides on which its ranks have peers."""
-
-    expect: Expectation
-    inside: bool
-    between: bool
-
-    @property
-    def of_transports(self) -> bool:
-        """Whether something is expected that only NCCL's log lines show."""
-        expect = self.expect
-        return (self.inside or self.between) and any(
-            (
-                expect.intra_node,
-                expect.inter_node,
-                expect.forbid,
-                expect.hca,
-                expect.gpudirect != "any",
-            )
-        )
-
-    def globs(self, inside: bool) -> tuple[str, ...]:
-        return self.expect.intra_node if inside else self.expect.inter_node
-
-    def describe(self, inside: bool) -> str:
-        """The expectation for a side, for people."""
-        forbid = self.expect.forbid
-        parts = [" or ".join(self.globs(inside)) or "any transport"]
-        parts += [f"but not {' nor '.join(forbid)}"] if forbid else []
-        if self.gpudirect(inside):
-            parts.append("with GPUDirect RDMA")
-        return " ".join([*parts, SIDES[inside]])
-
-    def accepted_prefixes(self, inside: bool) -> list[str]:
-        """Prefixes of the names of transports that are accepted on a side."""
-        globs = self.globs(inside) or (INSIDE if inside else NETWORKS)
-        prefixes = [_text_before_wildcard(glob) for glob in globs if not self._forbids(glob)]
-        if self.gpudirect(inside):
-            prefixes = [prefix for prefix in prefixes if not prefix.startswith("NET/Socket")]
-        return prefixes
-
-    def gpudirect(self, inside: bool) -> bool:
-        """Whether a side must use GPUDirect RDMA."""
-        return not inside and self.expect.gpudirect == "required"
-
-    def _forbids(self, glob: str) -> bool:
-        """Whether everything that a glob matches is certainly forbidden."""
-        prefix = _text_before_wildcard(glob)
-        return any(
-            glob == forbidden or (forbidden.endswith("*") and fnmatchcase(prefix, forbidden))
-            for forbidden in self.expect.forbid
-        )
 
 
 @dataclass(frozen=True)
@@ -87,38 +23,34 @@ class Contradiction:
 
 
 def find_contradictions(
-    variables: Mapping[str, str], expected: Expected
+    variables: Mapping[str, str], rules: Iterable[TransportRule]
 ) -> Iterator[Contradiction]:
-    """Every contradiction between these variables and the expectation."""
-    for inside, present in ((True, expected.inside), (False, expected.between)):
-        guilty = _find_guilty(variables, expected, inside) if present else ()
-        if guilty:
-            yield Contradiction(
-                guilty, _expectation_key(guilty, expected, inside), expected.describe(inside)
-            )
-    hca = expected.expect.hca
+    """Every contradiction between these variables and the rules of the phase's connections."""
     value = variables.get("NCCL_IB_HCA", "")
-    if expected.between and hca and value and _excludes(value, hca):
-        yield Contradiction(("NCCL_IB_HCA",), "hca", f"the RDMA device {hca} between nodes")
+    for rule in rules:
+        if guilty := _find_guilty(variables, rule):
+            yield Contradiction(guilty, _expectation_key(guilty, rule), str(rule))
+        if rule.hca and value and _excludes(value, rule.hca):
+            yield Contradiction(
+                ("NCCL_IB_HCA",), "hca", f"the RDMA device {rule.hca} between nodes"
+            )
 
 
-def _expectation_key(guilty: tuple[str, ...], expected: Expected, inside: bool) -> str:
+def _expectation_key(guilty: tuple[str, ...], rule: TransportRule) -> str:
     """The key of the expectation that the variables contradict."""
     if "NCCL_NET_GDR_LEVEL" in guilty:
         return "gpudirect"
-    if expected.globs(inside):
-        return "intra_node" if inside else "inter_node"
-    return "forbid" if expected.expect.forbid else "gpudirect"
+    if rule.globs:
+        return "intra_node" if rule.inside else "inter_node"
+    return "forbid" if rule.forbid else "gpudirect"
 
 
-def _find_guilty(variables: Mapping[str, str], expected: Expected, inside: bool) -> tuple[str, ...]:
+def _find_guilty(variables: Mapping[str, str], rule: TransportRule) -> tuple[str, ...]:
     """The variables that rule out everything accepted: those that do so alone, or if there are
     none, those that do so together."""
-    accepted = set(expected.accepted_prefixes(inside))
+    accepted = set(rule.accepted_prefixes)
     ruled_out = {
-        name: {
-            prefix for prefix in accepted if _rules_out(name, variables, prefix, expected, inside)
-        }
+        name: {prefix for prefix in accepted if _rules_out(name, variables, prefix, rule)}
         for name in variables
     }
     alone = tuple(name for name, gone in ruled_out.items() if gone == accepted)
@@ -129,10 +61,9 @@ def _find_guilty(variables: Mapping[str, str], expected: Expected, inside: bool)
     return tuple(name for name, gone in ruled_out.items() if gone)
 
 
-def _rules_out(
-    name: str, variables: Mapping[str, str], prefix: str, expected: Expected, inside: bool
-) -> bool:
+def _rules_out(name: str, variables: Mapping[str, str], prefix: str, rule: TransportRule) -> bool:
     """Whether this variable excludes transports with this prefix on every machine."""
+    gpudirect = rule.gpudirect == "required"
     value, network = variables[name], variables.get("NCCL_NET", "").casefold()
     match name:
         case "NCCL_IB_DISABLE":  # a plugin's InfiniBand still works
@@ -141,22 +72,22 @@ def _rules_out(
         case "NCCL_NET":
             chosen, other = f"net/{network}", prefix.casefold()
             same = chosen.startswith(other) or f"{other}/".startswith(f"{chosen}/")
-            socket = network == "socket" and expected.gpudirect(inside)
+            socket = network == "socket" and gpudirect
             return bool(value) and prefix.startswith("NET/") and (socket or not same)
         case "NCCL_NET_GDR_LEVEL":
-            return is_never(value) and (expected.gpudirect(inside) or "GDRDMA" in prefix)
+            return is_never(value) and (gpudirect or "GDRDMA" in prefix)
         case "NCCL_P2P_DISABLE":
-            return inside and prefix.startswith("P2P") and parse_integer(value) == 1
+            return rule.inside and prefix.startswith("P2P") and parse_integer(value) == 1
         case "NCCL_P2P_LEVEL":
-            return inside and prefix.startswith("P2P") and is_never(value)
+            return rule.inside and prefix.startswith("P2P") and is_never(value)
         case "NCCL_SHM_DISABLE":
-            return inside and prefix.startswith("SHM") and parse_integer(value) == 1
+            return rule.inside and prefix.startswith("SHM") and parse_integer(value) == 1
     return False
 
 
 def _excludes(value: str, glob: str) -> bool:
     """Whether a value of NCCL_IB_HCA selects no device that could match the glob."""
-    prefix, chosen = _text_before_wildcard(glob), parse_selection(value)
+    prefix, chosen = text_before_wildcard(glob), parse_selection(value)
     if not chosen.negated:
         return not any(
             prefix.startswith(device) or device.startswith(prefix) for device, _ in chosen.entries
@@ -164,8 +95,3 @@ def _excludes(value: str, glob: str) -> bool:
     # Only a device that is excluded with all its ports is certainly excluded.
     excluded = [device for device, port in chosen.entries if port is None]
     return any(glob == device if chosen.exact else prefix.startswith(device) for device in excluded)
-
-
-def _text_before_wildcard(glob: str) -> str:
-    """The text of a glob before its first wildcard."""
-    return GLOB.split(glob)[0]

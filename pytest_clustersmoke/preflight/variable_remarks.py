@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from ..config.phase import Phase
 from ..config.profile import Profile
+from ..evidence.transport_rule import TransportRule
 from ..evidence.variable_names import filter_variables, is_read, judge_name, show_value
 from ..evidence.variable_values import find_hidden_subsystems, find_mistake
 from ..node.torchrun import NEVER_INHERITED, TRANSPORT_LEVELS
 from ..text import NOTE, WARNING, Problem
-from .transport_variables import Contradiction, Expected, find_contradictions
+from .transport_variables import Contradiction, find_contradictions
 
 SHELL = "this shell"
 # The levels of NCCL_DEBUG that NCCL knows; it ignores case.
@@ -39,13 +40,15 @@ class PhaseContext:
         return self.profile.hardware.device != "cpu" and not self.ran_gloo
 
     @property
-    def expected(self) -> Expected | None:
-        """What NCCL is expected to use; None if nothing is expected or NCCL does not run."""
+    def rules(self) -> list[TransportRule]:
+        """What NCCL is expected to use, inside nodes and between them, where ranks have peers;
+        empty if nothing is expected or NCCL does not run."""
         expect = self.profile.expect.get(self.phase.name)
         if expect is None or not self.runs_nccl:
-            return None
+            return []
         nodes, ranks = int(self.phase.nodes.value), int(self.phase.gpus_per_node.value)
-        return Expected(expect, inside=ranks > 1, between=nodes > 1)
+        sides = [*([True] if ranks > 1 else []), *([False] if nodes > 1 else [])]
+        return [TransportRule.of(expect, inside=inside) for inside in sides]
 
     @property
     def own(self) -> dict[str, str]:
@@ -78,11 +81,9 @@ class PhaseContext:
 def find_contradictory_settings(phase: Phase, profile: Profile) -> list[Problem]:
     """Find variables of the profile that contradict its expectation for the phase."""
     context = PhaseContext(phase, profile)
-    if context.expected is None:
-        return []
     return [
         _to_problem(context, contradiction)
-        for contradiction in find_contradictions(context.own, context.expected)
+        for contradiction in find_contradictions(context.own, context.rules)
     ]
 
 
@@ -128,7 +129,6 @@ def remark_on_variable(
     words = find_mistake(name, value)
     if words:
         yield context.remark(name, WARNING, source, f"{written}: {words}")
-    expected = context.expected
     if name == "NCCL_DEBUG" and value.upper() not in TRANSPORT_LEVELS:
         known = (
             "hides the transports" if value.upper() in LEVELS else "is not a level that NCCL knows"
@@ -136,7 +136,7 @@ def remark_on_variable(
         yield context.remark(
             name, NOTE, source, f"{written} {known}; the launcher sets INFO instead"
         )
-    if name == "NCCL_DEBUG_SUBSYS" and value and expected and expected.of_transports:
+    if name == "NCCL_DEBUG_SUBSYS" and value and not all(rule.is_empty for rule in context.rules):
         words = find_hidden_subsystems(value)
         if words:
             what = f"{written} {words}: the transports cannot be judged"
@@ -150,9 +150,7 @@ def remark_on_contradictions(
 
     They are warnings, since a setup line may still change that variable.
     """
-    if context.expected is None:
-        return
-    for contradiction in find_contradictions({**others, **context.own}, context.expected):
+    for contradiction in find_contradictions({**others, **context.own}, context.rules):
         foreign = [name for name in contradiction.names if name not in context.own]
         if foreign:
             values = " and ".join(

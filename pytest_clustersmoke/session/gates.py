@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from ..config.phase import Phase, Sourced, Staged
-from ..config.profile import Expectation, Profile
-from ..criteria.transport_sides import matches
+from ..config.profile import Profile
+from ..evidence.transport_rule import TransportRule
 from ..faults import FAULTS, HOOK, JOB, NOTHING, Fault
 from ..text import near
 from .items import PhaseClass, PhaseItem, suite_of
@@ -93,21 +93,13 @@ def _explain_transports(fault: Fault, candidate: Candidate, profile: Profile) ->
     where = "inside nodes" if inside else "between nodes"
     if inside and candidate.phase.gpus_per_node.value < 2:
         return "needs a phase with two ranks per node"
-    expect = profile.expect.get(candidate.phase.name)
-    globs = (expect.intra_node if inside else expect.inter_node) if expect else ()
-    if expect is None or not (globs or expect.forbid):
+    rule = TransportRule.of(profile.expect.get(candidate.phase.name), inside=inside)
+    if rule.is_empty:
         return f"cluster.yaml states no expected transports {where}"
-    accepted = [wording for wording in fault.unexpected if _is_accepted(wording, globs, expect)]
+    accepted = [wording for wording in fault.unexpected if not rule.refuse(wording)]
     if accepted:
         return f"`expect` accepts the transport that remains {where}: {accepted[0]}"
     return ""
-
-
-def _is_accepted(wording: str, globs: Iterable[str], expect: Expectation) -> bool:
-    if any(matches(wording, glob) for glob in expect.forbid):
-        return False
-    accepted = list(globs)
-    return not accepted or any(matches(wording, glob) for glob in accepted)
 
 
 def with_fault(fault: Fault, candidate: Candidate) -> Phase:

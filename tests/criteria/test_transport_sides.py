@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView
-from pytest_clustersmoke.criteria.transport_sides import matches
 from pytest_clustersmoke.evidence.metric import BETWEEN, INSIDE, Unmeasured
 from tests.fakes.nccl import healthy
 from tests.support.evidence import Evidence, make_profile
@@ -23,26 +22,6 @@ def judge(evidence: Evidence, folder: Path, **expect: object) -> PhaseView:
 def job() -> Job:
     """Four nodes of two ranks, in a ring."""
     return Job(4, 2)
-
-
-@pytest.mark.parametrize(
-    ("wording", "glob", "met"),
-    [
-        ("P2P/CUMEM", "P2P/*", True),
-        ("P2P/direct pointer/read", "P2P/direct pointer", True),
-        ("SHM/direct/direct", "SHM", True),
-        ("direct shared memory", "SHM", True),
-        ("NET/IB/0/GDRDMA", "NET/IB*", True),
-        ("NET/IB/0/GDRDMA", "NET/IB", False),
-        ("NET/IB/3", "NET/IB", True),
-        ("NET/IB/3", "NET/IB/3", True),
-        ("NET/AWS Libfabric/1(2)/GDRDMA/Shared", "NET/AWS Libfabric/GDRDMA", True),
-        ("NET/Socket/0", "NET/IB*", False),
-    ],
-)
-def test_globs_match_kinds_or_wordings(wording: str, glob: str, met: bool) -> None:
-    """A glob of cluster.yaml matches a transport's kind, or NCCL's whole wording."""
-    assert matches(wording, glob) is met
 
 
 def test_healthy_job_passes_on_both_sides(job: Job, tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid"
         ("p2p-off", {"inter_node": ["NET/IB*"]}, "cluster.yaml states no expected transports"),
         ("network-in-node", {"intra_node": ["P2P/*", "SHM*"], "forbid": ["NET/*"]}, ""),
         ("infiniband-off", {"inter_node": ["NET/IB*"]}, ""),
+        ("infiniband-off", {"gpudirect": "required"}, ""),
         (
             "infiniband-off",
             {"inter_node": ["NET/Socket"]},

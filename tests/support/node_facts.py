@@ -13,8 +13,7 @@ CUDA: dict[str, Any] = {
     "ranks_per_node": 2,
     "device": "cuda",
     "gpu": "NVIDIA H100 80GB HBM3",
-    "interconnect": "InfiniBand, 400 Gbit/s",
-    "inter_node": [],
+    "infiniband": True,
 }
 CPU = {**CUDA, "device": "cpu", "gpu": "any"}
 

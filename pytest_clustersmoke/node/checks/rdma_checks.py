@@ -29,13 +29,8 @@ def expected(nodes: Sequence[Node], spec: Mapping[str, Any]) -> bool:
     several = isinstance(spec.get("nodes"), int) and spec["nodes"] > 1
     if not several or spec.get("device") == "cpu" or not nodes:
         return False
-    if not uses_infiniband(read_node_variables(nodes[0].facts, spec)):
-        return False
-    between = spec.get("inter_node")
-    globs = between if isinstance(between, list) else []
-    if globs:
-        return any(str(glob).startswith("NET/IB") for glob in globs)
-    return "infiniband" in str(spec.get("interconnect")).casefold()
+    uses = uses_infiniband(read_node_variables(nodes[0].facts, spec))
+    return uses and spec.get("infiniband") is True
 
 
 def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:

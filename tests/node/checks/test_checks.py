@@ -223,7 +223,7 @@ def test_low_limit_on_locked_memory_warns() -> None:
     warnings = failed(*low)
     assert [(check.id, check.severity) for check in warnings] == [("memlock-limit", WARNING)] * 2
     assert "64 KiB" in warnings[0].cause
-    assert failed(*low, interconnect="TCP over eth0") == []
+    assert failed(*low, infiniband=False) == []
     assert failed(low[0]) == []
     assert failed(*({**facts, "may_lock_memory": True} for facts in low)) == []
     off = {"NCCL_IB_DISABLE": "1"}
@@ -269,13 +269,12 @@ def test_rdma_port_down_on_one_node_fails() -> None:
 
 
 def test_rdma_ports_are_checked_if_infiniband_is_expected() -> None:
-    """`expect` decides if it names transports, otherwise the profile's interconnect."""
+    """Not on CPU, nor if the ranks' variables exclude the device or switch InfiniBand off."""
     down = [port(0), port(1, "1: DOWN")]
     nodes = [node(0), node(1, rdma_ports=down)]
-    assert failed(*nodes, interconnect="TCP") == []
-    assert failed(*nodes, inter_node=["NET/Socket"]) == []
+    assert only(*nodes).id == "rdma-port-down"
+    assert failed(*nodes, infiniband=False) == []
     assert failed(*nodes, device="cpu") == []
-    assert only(*nodes, interconnect="", inter_node=["NET/IB*"]).id == "rdma-port-down"
     pinned = {"NCCL_IB_HCA": "mlx5_0"}
     assert failed(*({**facts, "variables": pinned} for facts in nodes)) == []
 
