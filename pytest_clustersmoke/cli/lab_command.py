@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
@@ -151,24 +150,13 @@ def _print_record(record: LabRecord) -> None:
 
 def _nodes(record: LabRecord) -> str:
     """The current states of the nodes, from the controller."""
-    conf = record.files.slurm_conf
-    try:
-        answer = subprocess.run(
-            [packages.program_path("sinfo"), "-h", "-N", "-o", "%N %T"],
-            env=clean_environment(conf),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SINFO_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer from slurmctld within {SINFO_TIMEOUT_S:.0f} s"
-    if answer.returncode:
-        return answer.stderr.strip().splitlines()[-1] if answer.stderr.strip() else "no answer"
-    # sinfo lists a node once per partition.
-    from ..jobs.slurm_records import parse_node_states  # loads pydantic
+    from ..jobs.slurm_client import SlurmClient, SlurmUnavailable  # loads pydantic
 
-    states = dict(parse_node_states(answer.stdout))
+    client = SlurmClient(clean_environment(record.files.slurm_conf), SINFO_TIMEOUT_S)
+    try:
+        states = client.node_states()
+    except SlurmUnavailable as error:
+        return str(error)
     gpus = record.lab().gpus_per_node
     return (
         ", ".join(f"{name} {state}" for name, state in states.items()) + f" ({gpus} fake GPUs each)"

@@ -132,6 +132,10 @@ class SlurmClient:
     def nodes(self) -> dict[str, SlurmNode]:
         return slurm_records.parse_nodes(self.ask("scontrol", "-a", "-o", "show", "node"))
 
+    def node_states(self) -> dict[str, str]:
+        """The state of each node, as Slurm words it."""
+        return slurm_records.parse_node_states(self.ask("sinfo", "-h", "-N", "-o", "%N %T"))
+
     def qos(self) -> dict[str, SlurmQos]:
         return slurm_records.parse_qos(
             self.ask(*_SACCTMGR, "qos", f"format={slurm_records.QOS_FIELDS}")

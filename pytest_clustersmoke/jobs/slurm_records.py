@@ -252,12 +252,10 @@ def parse_default_account(text: str) -> str:
     return sanitize_line(next(iter(text.splitlines()), "")).strip("| ")
 
 
-def parse_node_states(text: str) -> Iterator[tuple[str, str]]:
-    """Each node and its state, from `sinfo -h -N -o '%N %T'`."""
-    for line in text.splitlines():
-        name, _, state = line.partition(" ")
-        if state:
-            yield name, state.strip()
+def parse_node_states(text: str) -> dict[str, str]:
+    """`sinfo -h -N -o '%N %T'`, which lists a node once per partition."""
+    lines = (line.partition(" ") for line in map(sanitize_line, text.splitlines()))
+    return {name: state.strip() for name, _, state in lines if state}
 
 
 def fields_of(line: str) -> dict[str, str]:

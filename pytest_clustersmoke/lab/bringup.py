@@ -38,6 +38,8 @@ from .slurm_config import NodePlan, Plan
 
 Say = Callable[[str], None]
 TIMEOUT_S = 60.0
+# For each question that slurmctld is asked meanwhile.
+ANSWER_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -214,16 +216,15 @@ def _wait_for_port(role: str, address: str, port: int, daemons: Daemons) -> None
 
 
 def _wait_for_nodes(plan: Plan, daemons: Daemons) -> None:
-    from ..jobs.slurm_records import parse_node_states  # loads pydantic
+    from ..jobs.slurm_client import SlurmClient, SlurmUnavailable  # loads pydantic
 
-    sinfo = [packages.program_path("sinfo"), "-h", "-N", "-o", "%N %T"]
+    client = SlurmClient(daemons.environ, ANSWER_TIMEOUT_S)
     waiting = {node.name for node in plan.nodes}
 
     def all_idle() -> bool:
-        answer = daemons.attempt(sinfo)
-        if answer.returncode == 0:
-            states = parse_node_states(answer.stdout)
-            waiting.difference_update(name for name, status in states if status == "idle")
+        with contextlib.suppress(SlurmUnavailable):  # not yet
+            states = client.node_states()
+            waiting.difference_update(name for name in states if states[name] == "idle")
         return not waiting
 
     first = plan.nodes[0].name

@@ -46,7 +46,7 @@ class Daemons:
         self._journal = journal
         self._deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
-        self._environ = clean_environment(files.slurm_conf, token)
+        self.environ = clean_environment(files.slurm_conf, token)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(
@@ -57,7 +57,7 @@ class Daemons:
         with self._files.output(role).open("ab") as log:
             child = subprocess.Popen(
                 list(command),
-                env={**self._environ, **(environ or {})},
+                env={**self.environ, **(environ or {})},
                 cwd=self._files.logs,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -98,32 +98,28 @@ class Daemons:
 
     def run(self, command: Sequence[str], text: str = "") -> str:
         """Run a command that must succeed, with `text` as its input; return its output."""
-        result = self.attempt(command, COMMAND_TIMEOUT_S, text)
+        try:
+            result = subprocess.run(
+                list(command),
+                env=self.environ,
+                input=text,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=COMMAND_TIMEOUT_S,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise LabStartError(
+                f"`{shlex.join(command)}` did not end within {COMMAND_TIMEOUT_S:.0f} s"
+            ) from None
         if result.returncode:
             output = "\n".join("    " + line for line in result.stdout.splitlines()[-TAIL_LINES:])
             raise LabStartError(
                 f"`{shlex.join(command)}` failed (exit status {result.returncode}):\n{output}"
             )
         return result.stdout
-
-    def attempt(
-        self, command: Sequence[str], timeout_s: float = 2.0, text: str = ""
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command; end it with status 124 if it hangs."""
-        try:
-            return subprocess.run(
-                list(command),
-                env=self._environ,
-                input=text,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 124, f"no answer within {timeout_s:.0f} s")
 
 
 def reap() -> None:

@@ -15,7 +15,7 @@ class FakeSlurm:
         self.folder, bin = folder / "state", folder / "bin"
         self.folder.mkdir()
         bin.mkdir()
-        for name in ("sbatch", "squeue", "sacct", "scontrol", "scancel"):
+        for name in ("sbatch", "squeue", "sacct", "scontrol", "scancel", "sinfo"):
             bin.joinpath(name).symlink_to(FAKES / "slurm.sh")
         path = f"{bin}{os.pathsep}{os.environ['PATH']}"
         self.environ = {"PATH": path, "FAKE_SLURM": str(self.folder)}

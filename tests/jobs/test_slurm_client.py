@@ -48,6 +48,13 @@ def test_no_jobs_no_query(slurm: FakeSlurm, client: SlurmClient) -> None:
     assert client.job_states([]) == {} and slurm.calls() == []
 
 
+def test_states_of_nodes(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """Each node once, although sinfo lists it for every partition."""
+    slurm.answers("sinfo", "node0 idle\nnode1 down*\nnode0 idle\n\n")
+    assert client.node_states() == {"node0": "idle", "node1": "down*"}
+    assert slurm.calls() == ["sinfo -h -N -o %N %T"]
+
+
 @pytest.mark.parametrize(
     ("raw", "kind"),
     [
