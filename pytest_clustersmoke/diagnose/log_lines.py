@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .signature_file import Pattern, Signature
+from .time_stamps import Time, last_time_in
 
 # How much of an endless line is examined before and after a word.
 BEFORE_BYTES, AFTER_BYTES = 2**11, 2**12
@@ -19,18 +20,10 @@ BEFORE_BYTES, AFTER_BYTES = 2**11, 2**12
 BEHIND_BYTES = 2**13
 MAX_TEXT = 600
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
-# Month, day, hour, minute, second: what all stamps have. Years and time zones are ignored.
-Time = tuple[int, int, int, int, float]
-
 PREFIX_CHARS = 200
 RANK = re.compile(r"\[rank(\d{1,6})\]:|\(default_pg\) Rank (\d{1,6})\]")
 NCCL_HEADER = re.compile(r"([A-Za-z0-9][\w.-]{0,254}):\d{1,9}:\d{1,9} \[-?\d{1,9}\] (?=\S)")
 SYSLOG = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d ([\w.-]{1,255}) kernel:")
-MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
-ISO = re.compile(r"\b\d{4}-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d(?:[.,]\d{1,6})?)")
-# torch's glog stamp: `[E1121 20:32:39.123`; some builds omit the month's leading zero.
-GLOG = re.compile(r"\b[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,6})?)")
-BSD = re.compile(r"\b(" + "|".join(MONTHS) + r") ([ \d]\d) (\d\d):(\d\d):(\d\d)")
 
 
 class LogLine(NamedTuple):
@@ -119,25 +112,6 @@ def host_of_line(line: str) -> str | None:
     nccl = NCCL_HEADER.search(line, 0, PREFIX_CHARS) if "NCCL" in line else None
     match = nccl or SYSLOG.search(line, 0, PREFIX_CHARS)
     return match.group(1) if match else None
-
-
-def last_time_in(text: str) -> Time | None:
-    """The last time stamp in a text."""
-    best: tuple[int, Time] | None = None
-    for pattern in (ISO, GLOG, BSD):
-        for match in pattern.finditer(text):
-            stamp = _read_stamp(match)
-            if stamp is not None and (best is None or match.start() > best[0]):
-                best = match.start(), stamp
-    return best[1] if best else None
-
-
-def _read_stamp(match: re.Match[str]) -> Time | None:
-    month, day, hour, minute, second = match.groups()
-    number = MONTHS.index(month) + 1 if month in MONTHS else int(month)
-    stamp = number, int(day), int(hour), int(minute), float(second.replace(",", "."))
-    fits = 1 <= number <= 12 and 1 <= stamp[1] <= 31 and stamp[2] < 24 and stamp[3] < 60
-    return stamp if fits and stamp[4] < 61 else None
 
 
 def named_places(groups: Mapping[str, str | None]) -> tuple[list[str], list[int]]:

@@ -19,11 +19,9 @@ from .log_lines import (
     MAX_TEXT,
     LogLine,
     Piece,
-    Time,
     cut,
     groups_at,
     host_of_line,
-    last_time_in,
     named_places,
     piece_at,
     rank_of_line,
@@ -31,6 +29,7 @@ from .log_lines import (
     time_at,
 )
 from .signature_file import Pattern, Signature
+from .time_stamps import Time, last_time_in
 
 CHUNK_BYTES = 2**18
 # How much must be read after a word: the lines that a signature spans, the traceback above an

@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from datetime import timezone
 from pathlib import Path
 
 from ..evidence.finding import Evidence, list_job_logs, read_tail
@@ -28,7 +28,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
 from ..evidence.telemetry import Events, parse_finite
 from ..text import sanitize_line
-from .log_lines import MONTHS
+from .time_stamps import TimeStamp, find_stamps
 
 # The number of moments shown before and after a cause.
 BEFORE, AFTER = 2, 4
@@ -40,18 +40,6 @@ MAX_FILES = 8
 PREFIX_CHARS = 64
 # A file may be written slightly before its stamps say, and threads write slightly out of order.
 AHEAD_S, BACK_S = 5.0, 1.0
-ISO = re.compile(
-    r"\b(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T _](?P<hour>\d\d):(?P<minute>\d\d):"
-    r"(?P<second>\d\d(?:[.,]\d{1,9})?) ?(?P<zone>Z|[-+]\d\d:?\d\d)?"
-)
-GLOG = re.compile(
-    r"\b[IWEF](?P<month>\d\d?)(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):"
-    r"(?P<second>\d\d(?:\.\d{1,9})?)"
-)
-SYSLOG = re.compile(
-    r"\b(?P<month>" + "|".join(MONTHS) + r") (?P<day>[ \d]\d) (?P<hour>\d\d):(?P<minute>\d\d):"
-    r"(?P<second>\d\d)"
-)
 # Lines to prefer over others.
 SEVERE = re.compile(r"\b(?:[EF]\d{3,4} |WARN|ERROR|CRITICAL|FATAL|error|[Ff]ailed|NVRM)|Error\b")
 
@@ -242,9 +230,9 @@ def _files(result: PhaseResult, rank: RankResult, node: int | None) -> Iterator[
 def _read_stamped_lines(path: Path, time: float) -> Iterator[tuple[float, str, Evidence]]:
     """The lines of a log that were written around a time, by its own clock."""
     lines = [
-        (line, text, stamp)
+        (line, text, stamps[0])
         for line, text in read_tail(path)
-        if (stamp := _find_stamp(text)) is not None
+        if (stamps := find_stamps(text[:PREFIX_CHARS]))
     ]
     reading = _choose_reading(path, lines[-1][2], time) if lines else None
     if reading is None:
@@ -259,25 +247,17 @@ def _read_stamped_lines(path: Path, time: float) -> Iterator[tuple[float, str, E
             yield when, sanitize_line(text).strip(), Evidence(str(path), line, text)
 
 
-def _find_stamp(text: str) -> re.Match[str] | None:
-    """The stamp with which a line begins."""
-    stamps = [
-        match for pattern in (ISO, GLOG, SYSLOG) if (match := pattern.search(text, 0, PREFIX_CHARS))
-    ]
-    return min(stamps, key=lambda match: match.start(), default=None)
+Reading = Callable[[TimeStamp], float | None]
 
 
-Reading = Callable[[re.Match[str]], float | None]
-
-
-def _choose_reading(path: Path, last: re.Match[str], time: float) -> Reading | None:
+def _choose_reading(path: Path, last: TimeStamp, time: float) -> Reading | None:
     """How to read the stamps of a file; None if its last one is impossible in every zone."""
     try:
         written = path.stat().st_mtime
     except OSError:
         return None
     readings: Iterable[Reading] = [
-        lambda stamp, zone=zone: _unix_time(stamp, zone, time)  # type: ignore[misc]
+        lambda stamp, zone=zone: stamp.unix_time(zone, time)  # type: ignore[misc]
         for zone in (None, timezone.utc)
     ]
     fitting = [
@@ -286,43 +266,3 @@ def _choose_reading(path: Path, last: re.Match[str], time: float) -> Reading | N
         if (when := reading(last)) is not None and when <= written + AHEAD_S
     ]
     return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
-
-
-def _unix_time(stamp: re.Match[str], zone: timezone | None, time: float) -> float | None:
-    """A stamp in Unix seconds, in its own zone, or in `zone` (None is this machine's); a stamp
-    without a year gets the one nearest to `time`. None if the calendar has no such moment."""
-    parts = stamp.groupdict()
-    own = parts.get("zone")
-    try:
-        zone = _parse_zone(own) if own else zone
-        now = datetime.fromtimestamp(time, timezone.utc).year
-    except (ValueError, OverflowError, OSError):  # an event's time, which a job wrote
-        return None
-    years = [int(parts["year"])] if parts.get("year") else [now - 1, now, now + 1]
-    month = parts["month"]
-    number = MONTHS.index(month) + 1 if month in MONTHS else int(month)
-    seconds = float(parts["second"].replace(",", "."))
-    moments = []
-    for year in years:
-        try:
-            minute = datetime(
-                year,
-                number,
-                int(parts["day"]),
-                int(parts["hour"]),
-                int(parts["minute"]),
-                tzinfo=zone,
-            )
-            moments.append(minute.timestamp() + seconds)
-        except (ValueError, OverflowError, OSError):
-            continue
-    return min(moments, key=lambda when: abs(when - time), default=None)
-
-
-def _parse_zone(text: str) -> timezone:
-    """The zone of a stamp; raises ValueError if it does not exist."""
-    if text == "Z":
-        return timezone.utc
-    digits = text[1:].replace(":", "")
-    ahead = timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
-    return timezone(ahead if text[0] == "+" else -ahead)

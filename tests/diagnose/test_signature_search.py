@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_clustersmoke.diagnose import first_error, log_lines, signature_search
-from pytest_clustersmoke.diagnose.log_lines import Time, host_of_line, last_time_in, rank_of_line
+from pytest_clustersmoke.diagnose.log_lines import host_of_line, rank_of_line
 from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
 from pytest_clustersmoke.diagnose.signature_findings import order_findings
 from pytest_clustersmoke.diagnose.signature_search import SignatureSearch
@@ -139,25 +139,6 @@ def test_unfinished_tracebacks_are_skipped() -> None:
     search.stream(io.BytesIO((torn + OOM + torn).encode()), "0.log")
     assert ids(order_findings(search)) == ["cuda_oom"]
     assert search.looked < first_error.MAX_LOOKS + 9
-
-
-@pytest.mark.parametrize(
-    ("line", "time"),
-    [
-        ("[2026-04-22 21:34:20] x", (4, 22, 21, 34, 20.0)),
-        ("*** JOB 7 ON n CANCELLED AT 2026-01-02T03:04:05 DUE TO", (1, 2, 3, 4, 5.0)),
-        ("2026-01-02T03:04:05.25Z stderr F x", (1, 2, 3, 4, 5.25)),
-        ("[rank1]:[E626 06:24:44.5 ProcessGroupNCCL.cpp:616]", (6, 26, 6, 24, 44.5)),
-        ("E0325 20:57:27.620000 2606 torch/x.py:869]", (3, 25, 20, 57, 27.62)),
-        ("  time      : 2024-09-09_09:36:56", (9, 9, 9, 36, 56.0)),
-        ("Nov 21 20:32:39 node7 kernel: NVRM", (11, 21, 20, 32, 39.0)),
-        ("2026-13-01 10:00:00", None),
-        ("no time 12:00", None),
-    ],
-)
-def test_time_of_a_line(line: str, time: Time | None) -> None:
-    """Every stamp that torch, NCCL, Slurm, Kubernetes and the kernel write."""
-    assert last_time_in(line) == time
 
 
 @pytest.mark.parametrize(
