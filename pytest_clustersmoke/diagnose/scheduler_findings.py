@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 from collections.abc import Callable
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
-from ..evidence.scheduler_record import SchedulerRecord
-from ..jobs.outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED, SUSPENDED, Judgement
+from ..evidence.scheduler_record import (
+    ENDED,
+    NODE_FAILED,
+    PREEMPTED,
+    PROLOG_FAILED,
+    SchedulerRecord,
+    SlurmMessage,
+)
+from ..jobs.outcome import CLUSTER_STATES, PROLOG, REQUEUED, SUSPENDED, Judgement
 from .failure_evidence import FailureEvidence
 
-# Slurm's messages: src/slurmd/slurmstepd/req.c and src/srun/libsrun, 22.05 to 24.11.
-PROLOG_NODE = re.compile(
-    r"failed on node ([\w.-]{1,255}): Job prolog failed|Prolog failure on node ([\w.-]{1,255})"
-    r"|(?:Error running slurm prolog)"
-)
-ENDED = re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON .{1,300} CANCELLED AT ")
 MOST_SHOWN = 4  # nodes
+ENDINGS = (ENDED, PREEMPTED)
 
 
 def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> list[Finding]:
@@ -45,8 +46,8 @@ def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> li
 def _node_down(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     record = evidence.result.scheduler
     down = [node for node in record.nodes if node.down]
-    logged = _log_lines(evidence, NODE_FAILED)
-    hosts = tuple(node.name for node in down) or _nodes_named(logged, NODE_FAILED, record)
+    logged = record.logged(NODE_FAILED)
+    hosts = tuple(node.name for node in down) or _nodes_named(logged, record)
     why = "; ".join(node.why for node in down)
     if not why and hosts:
         why = f"{', '.join(hosts)} failed, and is back in service by now"
@@ -57,7 +58,7 @@ def _node_down(evidence: FailureEvidence, judgement: Judgement) -> Finding:
         f"{cause} ({judgement.reason}{f' at {when}' if when else ''})",
         "run again without that node (slurm.exclude in cluster.yaml), and report it; "
         "`scontrol show node` and slurmctld's log say more",
-        evidence=(*record.evidence(*down[:MOST_SHOWN], record.job), *logged[:2]),
+        evidence=(*record.evidence(*down[:MOST_SHOWN], record.job), *_quote(logged)),
         hosts=hosts,
     )
 
@@ -65,8 +66,8 @@ def _node_down(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 def _prolog(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     record = evidence.result.scheduler
     drained = [node for node in record.nodes if node.prolog_failed]
-    logged = _log_lines(evidence, PROLOG_NODE)
-    hosts = tuple(node.name for node in drained) or _nodes_named(logged, PROLOG_NODE, record)
+    logged = record.logged(PROLOG_FAILED)
+    hosts = tuple(node.name for node in drained) or _nodes_named(logged, record)
     why = "; ".join(node.why for node in drained) or judgement.reason
     return Finding(
         "prolog-failed",
@@ -74,7 +75,7 @@ def _prolog(evidence: FailureEvidence, judgement: Judgement) -> Finding:
         f"launched: {why}",
         "run without that node (slurm.exclude in cluster.yaml); ask an administrator to read the "
         "prolog's output in slurmd's log there, and to resume the node",
-        evidence=(*record.evidence(*drained[:MOST_SHOWN], record.job), *logged[:2]),
+        evidence=(*record.evidence(*drained[:MOST_SHOWN], record.job), *_quote(logged)),
         hosts=hosts,
     )
 
@@ -99,7 +100,7 @@ def _preempted(evidence: FailureEvidence, judgement: Judgement) -> Finding:
         "run again, or in a partition or QOS that is not preempted (slurm.partition, slurm.qos)",
         evidence=(
             *record.evidence(*takers[:2], record.job),
-            *_log_lines(evidence, ENDED)[:1],
+            *_quote(record.logged(*ENDINGS))[:1],
         ),
     )
 
@@ -133,7 +134,7 @@ def _requeued(evidence: FailureEvidence, judgement: Judgement) -> Finding:
         "run again; ask the administrators who requeued it (slurmctld's log shows it)",
         evidence=(
             *record.evidence(*record.accounting[-2:], record.job),
-            *_log_lines(evidence, ENDED)[:1],
+            *_quote(record.logged(*ENDINGS))[:1],
         ),
     )
 
@@ -153,7 +154,7 @@ def _cancelled(evidence: FailureEvidence, judgement: Judgement) -> Finding:
         "ask whoever cancelled it (scancel), then run again",
         evidence=(
             *record.evidence(*record.accounting[-2:], record.job),
-            *_log_lines(evidence, ENDED)[:1],
+            *_quote(record.logged(*ENDINGS))[:1],
         ),
         detail={} if uid is None else {"uid": uid},
     )
@@ -168,7 +169,7 @@ def _time_limit(evidence: FailureEvidence, judgement: Judgement) -> Finding:
         f"Slurm ended the job at its time limit{spent}",
         "raise slurm.time of the phase, or find out what was slow: each rank's last step is in "
         "ranks/ of the run directory",
-        evidence=(*record.evidence(record.job), *_log_lines(evidence, ENDED)[:2]),
+        evidence=(*record.evidence(record.job), *_quote(record.logged(*ENDINGS))),
     )
 
 
@@ -191,19 +192,16 @@ def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]
     ]
 
 
-def _log_lines(evidence: FailureEvidence, words: re.Pattern[str]) -> list[Evidence]:
-    """The lines of the job's own log that match."""
-    return [line for _, line in evidence.search_job_logs(words)]
-
-
-def _nodes_named(
-    lines: list[Evidence], words: re.Pattern[str], record: SchedulerRecord
-) -> tuple[str, ...]:
-    """The job's nodes that these lines name."""
+def _nodes_named(messages: list[SlurmMessage], record: SchedulerRecord) -> tuple[str, ...]:
+    """The job's nodes that these messages name."""
     known = {node.name for node in record.nodes}
-    matches = [match for line in lines if (match := words.search(line.text))]
-    names = [name for match in matches for name in match.groups() if name]
+    names = [message.node for message in messages if message.node]
     return tuple(dict.fromkeys(name for name in names if not known or name in known))
+
+
+def _quote(messages: list[SlurmMessage]) -> list[Evidence]:
+    """The first of these messages, as evidence."""
+    return [message.evidence for message in messages[:2]]
 
 
 def _describe_user(uid: int) -> str:

@@ -17,6 +17,9 @@ from .run_directory import write_atomically
 
 SCHEMA = 1
 MAX_BYTES = 8 * 2**20
+# What a message of Slurm's says: a node or its prolog failed, the job lost its nodes to another
+# one, or was ended.
+NODE_FAILED, PROLOG_FAILED, PREEMPTED, ENDED = "node_failed", "prolog_failed", "preempted", "ended"
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,29 @@ class OtherJob:
     line: int = 0
 
 
-Item = ScheduledJob | NodeStatus | AccountingEntry | OtherJob
+@dataclass(frozen=True)
+class SlurmMessage:
+    """A line of Slurm's in the job's own log, and its place there; `node` if it names one."""
+
+    event: str = ""
+    node: str = ""
+    file: str = ""
+    number: int = 0
+    text: str = ""
+    line: int = 0
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(self.file, self.number, self.text)
+
+
+Item = ScheduledJob | NodeStatus | AccountingEntry | OtherJob | SlurmMessage
 KINDS: dict[str, Item] = {
     "job": ScheduledJob(),
     "node": NodeStatus(),
     "accounting": AccountingEntry(),
     "other": OtherJob(),
+    "message": SlurmMessage(),
 }
 
 
@@ -122,6 +142,7 @@ class SchedulerRecord:
     nodes: tuple[NodeStatus, ...] = ()
     accounting: tuple[AccountingEntry, ...] = ()
     others: tuple[OtherJob, ...] = ()
+    messages: tuple[SlurmMessage, ...] = ()
     path: Path = Path()
 
     @property
@@ -129,6 +150,10 @@ class SchedulerRecord:
         """The id of the user who ended the job, if the accounting database has it."""
         ids = [entry.cancelled_by for entry in self.accounting if entry.cancelled_by >= 0]
         return ids[-1] if ids else None
+
+    def logged(self, *events: str) -> list[SlurmMessage]:
+        """Slurm's messages about these events."""
+        return [message for message in self.messages if message.event in events]
 
     def evidence(self, *items: Item) -> tuple[Evidence, ...]:
         """The lines of the file with these items, if the scheduler gave any."""
@@ -142,6 +167,7 @@ class SchedulerRecord:
             *(("node", node) for node in self.nodes),
             *(("accounting", entry) for entry in self.accounting),
             *(("other", job) for job in self.others),
+            *(("message", message) for message in self.messages),
         ]
         lines = [{"schema": SCHEMA}, *({"kind": kind, **_values(item)} for kind, item in items)]
         write_atomically(path, "".join(f"{json.dumps(line)}\n" for line in lines))
@@ -164,6 +190,7 @@ def read_scheduler_record(path: Path) -> SchedulerRecord:
         tuple(item for item in items if isinstance(item, NodeStatus)),
         tuple(item for item in items if isinstance(item, AccountingEntry)),
         tuple(item for item in items if isinstance(item, OtherJob)),
+        tuple(item for item in items if isinstance(item, SlurmMessage)),
         path,
     )
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
 from ..evidence.run_directory import PhaseDir, read_json
-from ..evidence.scheduler_record import JobState
+from ..evidence.scheduler_record import NODE_FAILED, JobState, SchedulerRecord
 from ..node.abort_flag import visible
 from .backend import Backend
-from .outcome import NODE_FAILED, in_job_logs
+from .slurm_messages import read_messages
 
 FIRST_POLL_S = 0.5
 PENDING_POLL_S = 15.0
@@ -111,7 +111,7 @@ class WatchedJob:
         failed = self.state is not None and self.state.raw == "NODE_FAIL"
         if not failed or self.ended_at is None or now - self.ended_at > NODE_NAMED_S:
             return False
-        return not in_job_logs(self.directory, NODE_FAILED)
+        return all(message.event != NODE_FAILED for message in read_messages(self.directory))
 
     def has_succeeded(self) -> bool:
         """Whether every node has reported success, as far as `check_files` has seen."""
@@ -120,18 +120,19 @@ class WatchedJob:
         )
 
     def save_details(self, backend: Backend, result: PhaseResult) -> PhaseResult:
-        """Save the scheduler's details about a job that did not succeed and about its nodes.
-        Returns the result with them."""
+        """Save the scheduler's details about a job that did not succeed and about its nodes, with
+        its messages in the job's log. Returns the result with them."""
         if self.state is None or all(node.ok for node in result.nodes):
             return result
         # The scheduler lists no nodes for a requeued job, and for a completing one only those that
         # are not done. Names that the job itself wrote are untrusted.
         names = [node.name for node in result.nodes if NODE_NAME.fullmatch(node.name)]
         nodes = ",".join(filter(None, (self.state.nodes, *names)))
-        details = backend.details(self.job_id, self.state, nodes)
-        if details is None:
+        details = backend.details(self.job_id, self.state, nodes) or SchedulerRecord()
+        record = replace(details, messages=read_messages(self.directory))
+        if record == SchedulerRecord():
             return result
-        details.write(self.directory.scheduler)
+        record.write(self.directory.scheduler)
         return add_scheduler_record(result)
 
     def is_straggling(self) -> bool:

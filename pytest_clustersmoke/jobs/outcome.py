@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 
-from ..evidence.finding import list_job_logs, read_head
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_directory import PhaseDir
-from ..evidence.scheduler_record import JobState
+from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, JobState
 from ..evidence.staged_marks import find_unrequested_fault
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 # What happened to a job if its state alone does not show it.
 PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
-# Slurm's messages in the job's log (slurmd/req.c and slurmstepd/req.c of 22.05 to 24.11).
-PROLOG_FAILURE_LOGGED = re.compile(
-    r"Job prolog failed|Error running slurm prolog|Prolog failure on node"
-)
-NODE_FAILED = re.compile(r"srun: error: Node failure on ([\w.\[\],-]{1,255})")
-PREEMPTION_LOGGED = re.compile(r"\*\*\* JOB \S{1,60} ON .{1,300} DUE TO PREEMPTION \*\*\*")
 # Ranks that fail after a suspension this long may have failed because of it: their own time limits
 # kept running.
 EXCUSING_SUSPENSION_S = 30.0
@@ -106,7 +97,7 @@ def _judge_requeue(
     if not started or failure:
         return None
     preempted = any(entry.state == "PREEMPTED" for entry in result.scheduler.accounting)
-    if preempted or in_job_logs(result.directory, PREEMPTION_LOGGED):
+    if preempted or result.scheduler.logged(PREEMPTED):
         why = "the scheduler gave the job's nodes to another job and requeued it"
         return Judgement("preempted", why, "PREEMPTED")
     why = "the scheduler requeued the job after it had started; a phase runs at most once"
@@ -146,13 +137,7 @@ def _prolog_failed(result: PhaseResult) -> bool:
     drained = [node for node in record.nodes if node.drained and node.prolog_failed]
     # Local times in one format, so they compare as text.
     during_job = [node for node in drained if started and node.since >= started]
-    return bool(during_job) or in_job_logs(result.directory, PROLOG_FAILURE_LOGGED)
-
-
-def in_job_logs(directory: PhaseDir, pattern: re.Pattern[str]) -> bool:
-    """Whether a line that the job's shell or launchers printed matches."""
-    paths = list_job_logs(directory)
-    return any(pattern.search(line) for path in paths for _, line in read_head(path))
+    return bool(during_job or record.logged(PROLOG_FAILED))
 
 
 def _describe(state: JobState) -> str:

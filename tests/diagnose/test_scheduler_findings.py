@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
 from pytest_clustersmoke.jobs import slurm_jobs
 from pytest_clustersmoke.jobs.outcome import judge
+from pytest_clustersmoke.jobs.slurm_messages import read_messages
 from tests.support.evidence import Evidence
 
 SHOWN = (
@@ -37,11 +39,12 @@ class ScheduledJob:
         self.evidence = Evidence(folder, 2).started()
         for node in range(2):
             self.evidence.node(node, ok=False, reason="terminated", why="SIGTERM")
+        self.record = SchedulerRecord()
 
     def recorded(
         self, state: str, sinfo: str = "", squeue: str = "", sacct: str = ""
     ) -> ScheduledJob:
-        record(state, sinfo, squeue, sacct).write(self.evidence.dir.scheduler)
+        self.record = record(state, sinfo, squeue, sacct)
         return self
 
     def log(self, text: str) -> ScheduledJob:
@@ -50,6 +53,8 @@ class ScheduledJob:
         return self
 
     def finding(self, state: JobState | None, ours: str = "") -> tuple[str, Finding]:
+        messages = read_messages(self.evidence.dir)
+        replace(self.record, messages=messages).write(self.evidence.dir.scheduler)
         result = self.evidence.result()
         judged = judge(result, state, ours)
         return judged.outcome, diagnose(result, judged)[0]

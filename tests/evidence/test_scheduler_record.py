@@ -30,9 +30,7 @@ n3|drained|2026-01-02T03:00:00|ann|bad | dimm
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path)
-    (tmp_path / "bin" / "sinfo").symlink_to((tmp_path / "bin" / "squeue").readlink())
-    return fake
+    return FakeSlurm(tmp_path)
 
 
 def ask(slurm: FakeSlurm, state: JobState, nodes: str = "n[1-3]") -> SchedulerRecord:

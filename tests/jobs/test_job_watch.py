@@ -11,6 +11,7 @@ import pytest
 from pytest_clustersmoke.evidence import phase_result
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
 from pytest_clustersmoke.evidence.scheduler_record import (
+    NODE_FAILED,
     JobState,
     ScheduledJob,
     SchedulerRecord,
@@ -182,6 +183,19 @@ def test_details_cover_all_nodes_of_the_job(tmp_path: Path, clock: Clock) -> Non
     job.save_details(backend, evidence.result())
     assert backend.named("details") == [("small", "NODE_FAIL", "n0,n0,n1")]
     assert read_scheduler_record(evidence.dir.scheduler).job.ended == "now"
+
+
+def test_slurms_messages_in_the_log_are_saved(tmp_path: Path, clock: Clock) -> None:
+    """Even if Slurm itself no longer knows anything about the job."""
+    evidence = Evidence(tmp_path).node(0, ok=False)
+    evidence.dir.submitit.mkdir()
+    log = evidence.dir.submitit / "7_0_log.err"
+    log.write_text("noise\nsrun: error: Node failure on n1\n")
+    job = watched(evidence)
+    job.record_state(JobState("ended", "NODE_FAIL", "NodeDown", "n0"))
+    job.save_details(FakeBackend(), evidence.result())
+    (message,) = read_scheduler_record(evidence.dir.scheduler).logged(NODE_FAILED)
+    assert (message.node, message.file, message.number) == ("n1", str(log), 2)
 
 
 def test_ended_job_gets_time_for_late_results(tmp_path: Path, clock: Clock) -> None:
