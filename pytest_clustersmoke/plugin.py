@@ -6,6 +6,7 @@ Plain pytest must not get slower, so modules that only a run needs are imported 
 from __future__ import annotations
 
 from collections.abc import Generator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from .session.items import (
     read_phases,
     suite_of,
 )
+from .text import UsageProblems
 
 if TYPE_CHECKING:
     from .criteria.phase_criteria import PhaseView
@@ -139,12 +141,12 @@ def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, None, None]:
     """Add the size marks before `-m` selects; keep the job of every phase with a selected test."""
-    markers, problems = read_phases(items)
+    markers, mistakes = read_phases(items)
     suite = suite_of(config)
     if suite is not None:
-        suite.resolve_phases(markers, problems, items)
-    elif problems:
-        raise pytest.UsageError("\n".join(map(str, problems)))
+        suite.resolve_phases(markers, mistakes, items)
+    elif mistakes:
+        raise pytest.UsageError(str(UsageProblems(chain.from_iterable(mistakes.values()))))
     else:
         for cls, marked in markers.items():
             cls.add_marker(marked.size_mark)

@@ -62,8 +62,8 @@ class UsageProblems(Exception):
     """Every mistake in the options and files, reported together."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems: Sequence[Problem] = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        self.problems: Sequence[Problem] = tuple(dict.fromkeys(problems))
+        super().__init__("\n".join(map(str, self.problems)))
 
 
 def near(word: str, known: Iterable[str]) -> str:

@@ -60,6 +60,12 @@ def size_mark(nodes: int, gpus_per_node: int) -> str:
     return "multigpu" if gpus_per_node > 1 else "singlegpu"
 
 
+def read_size_mark(kwargs: Mapping[str, Any]) -> str:
+    """The size mark of a marker that may have mistakes: a count that is not a number is 1."""
+    counts = (kwargs.get(key) for key in ("nodes", "gpus_per_node"))
+    return size_mark(*(count if type(count) is int else 1 for count in counts))
+
+
 def _check_arguments(key: str, args: Any, phase: str, where: str) -> list[Problem]:
     """Check that arguments can be sent to the nodes as JSON and passed on a command line."""
     if not isinstance(args, Mapping):

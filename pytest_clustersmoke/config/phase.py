@@ -7,6 +7,7 @@ cluster.phases.<name>, --cluster-set. Each value keeps its source, for the dry r
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -295,29 +296,34 @@ def check_sizes(phase: Phase, profile: Profile) -> list[Problem]:
 
 
 def resolve_all(
-    marked: Iterable[Marked], profile: Profile, texts: Iterable[str]
-) -> tuple[dict[str, Phase], list[Problem]]:
-    """The phases of `marked` that `profile` lists, by name, and every problem with them.
+    marked: Iterable[Marked],
+    profile: Profile,
+    texts: Iterable[str],
+    uncollected: Iterable[str] = (),
+) -> tuple[dict[str, Phase], dict[str, list[Problem]]]:
+    """The phases of `marked` that `profile` lists, by name, and the problems of the settings by
+    the phase that they are for; "" has those for no phase.
 
-    `texts` are the `--cluster-set` settings as the user wrote them.
+    `texts` are the `--cluster-set` settings as the user wrote them; they may also be for the phases
+    named in `uncollected`.
     """
-    problems: list[Problem] = []
+    problems: dict[str, list[Problem]] = defaultdict(list)
+    listed = {marker.name: marker for marker in marked if marker.name in profile.phases}
+    names = {*listed, *uncollected}
     settings = []
     for text in texts:
         try:
-            settings.append(parse_setting(text))
+            setting = parse_setting(text)
         except ValueError as error:
-            problems.append(Problem(str(error), "--cluster-set"))
-    listed = {marker.name: marker for marker in marked if marker.name in profile.phases}
-    for target, *_ in settings:
-        if target not in listed:
+            problems[""].append(Problem(str(error), "--cluster-set"))
+            continue
+        target = setting[0]
+        if target not in names:
             what = f"no collected phase `{target}` runs on {profile.name}"
             expected = f"one of {', '.join(listed) or 'none'}"
-            problems.append(Problem(what, "--cluster-set", expected, near(target, listed)))
-    valid = []
-    for setting in settings:
+            problems[""].append(Problem(what, "--cluster-set", expected, near(target, names)))
         mistakes = _check_setting(setting, profile)
-        problems += mistakes
-        valid += [] if mistakes else [setting]
-    phases = {name: resolve(marker, profile, valid) for name, marker in listed.items()}
+        problems[target if target in names else ""] += mistakes
+        settings += [] if mistakes else [setting]
+    phases = {name: resolve(marker, profile, settings) for name, marker in listed.items()}
     return phases, problems

@@ -87,14 +87,16 @@ class Acknowledgements:
 
     # Remarks about the entries themselves
 
-    def misnamed_entries(self, criteria: Mapping[str, Collection[str] | None]) -> list[Problem]:
-        """Entries that match no criterion of their phases. `criteria` has all criteria of each
-        collected phase; entries for other phases cannot be checked."""
+    def misnamed_entries(
+        self, criteria: Mapping[str, Collection[str] | None], selected: Collection[str]
+    ) -> list[Problem]:
+        """Entries for selected phases that match no criterion of theirs. `criteria` has all
+        criteria of each collected phase; entries for other phases cannot be checked."""
         problems = []
         for entry, where in self._held:
             phases = _phases(entry, self._phases)
             collected = [criteria.get(phase) for phase in phases]
-            if not phases or None in collected:
+            if not set(phases) & set(selected) or None in collected:
                 continue
             names = list(
                 dict.fromkeys([JOB, *(name for group in collected for name in group or ())])

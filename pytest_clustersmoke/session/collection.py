@@ -7,16 +7,17 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from ..config.marker import Marked
+from ..config.marker import Marked, read_size_mark
 from ..config.phase import Phase, explain_absence, find_undefined, resolve_all
 from ..config.profile import Profile
 from ..report.acknowledgements import Acknowledgements
-from ..text import Problem
-from .items import PhaseClass, phase_class, phase_classes
+from ..text import Problem, UsageProblems
+from .items import Mistakes, PhaseClass, phase_class, phase_classes
 from .selection import all_criteria, criteria, is_whole
 
 
@@ -31,7 +32,8 @@ class Collected:
         ).absolute()
         self.absences: list[str] = []
         self.refused: list[Problem] = []  # of a dry run: why a real run would be refused
-        self._phase_problems: list[Problem] = []
+        self._mistakes: Mistakes = {}
+        self._setting_problems: Mapping[str, list[Problem]] = {}
         self.phases: dict[str, Phase] = {}
         self._names: dict[PhaseClass, str] = {}
         self._all: list[pytest.Item] = []
@@ -49,13 +51,21 @@ class Collected:
     def resolve_phases(
         self,
         markers: Mapping[PhaseClass, Marked],
-        problems: list[Problem],
+        mistakes: Mistakes,
         items: list[pytest.Item],
     ) -> None:
-        """Resolve the phases that this cluster runs, and deselect the others."""
-        settings = self.config.getoption("--cluster-set")
-        phases, unresolved = resolve_all(markers.values(), self.profile, settings)
-        problems = [*problems, *unresolved]
+        """Resolve the phases that this cluster runs, and deselect the others. Phases with mistakes
+        in their markers stay, to be refused if they are selected."""
+        whole = is_whole(self.config)
+        phases, self._setting_problems = resolve_all(
+            markers.values(),
+            self.profile,
+            self.config.getoption("--cluster-set"),
+            () if whole else self.profile.phases,
+        )
+        self._mistakes = mistakes
+        for cls in mistakes.keys() - markers.keys():
+            cls.add_marker(read_size_mark(cls.marker.kwargs))
         for cls, marked in markers.items():
             self._names[cls] = marked.name
             if marked.name in phases:
@@ -65,12 +75,9 @@ class Collected:
             for marked in markers.values()
             if marked.name not in phases
         ]
-        if is_whole(self.config):
+        if whole:
             self.absences += find_undefined(markers.values(), self.profile)
         self.phases = phases
-        names = {self._names[cls]: cls.criteria_names for cls in markers}
-        problems += self.acknowledgements.misnamed_entries(names)
-        self._phase_problems = problems
         self._all = list(items)
         kept = [item for item in items if self._is_on_cluster(item)]
         gone = [item for item in items if not self._is_on_cluster(item)]
@@ -78,9 +85,35 @@ class Collected:
         items[:] = kept
 
     def select(self, items: list[pytest.Item]) -> None:
-        """Check the phases of the selected items, and report all problems at once."""
-        phases = [self.phases[self._names[cls]] for cls in phase_classes(items)]
-        self._raise_problems([*self._phase_problems, *self._preflight(phases)], phases)
+        """Check the phases of the selected items, and report all problems at once. A mistake in
+        the marker of another phase is only a remark."""
+        selected = list(phase_classes(items))
+        names = [self._names[cls] for cls in selected if cls in self._names]
+        phases = [self.phases[name] for name in names]
+        mistakes = {problem for cls in selected for problem in self._mistakes.get(cls, ())}
+        problems = list(dict.fromkeys(chain.from_iterable(self._mistakes.values())))
+        self.absences += [
+            f"{problem} (not selected, so not refused)"
+            for problem in problems
+            if problem not in mistakes
+        ]
+        self._raise_problems(
+            [
+                *(problem for problem in problems if problem in mistakes),
+                *self._input_problems(phases),
+                *self._preflight(phases),
+            ],
+            phases,
+        )
+
+    def _input_problems(self, phases: Sequence[Phase]) -> list[Problem]:
+        """Mistakes in --cluster-set and `known` that concern these phases, or no phase."""
+        names = ["", *(phase.name for phase in phases)]
+        criteria = {name: cls.criteria_names for cls, name in self._names.items()}
+        return [
+            *(problem for name in names for problem in self._setting_problems.get(name, ())),
+            *self.acknowledgements.misnamed_entries(criteria, names),
+        ]
 
     def scheduler_environ(self) -> tuple[Mapping[str, str], list[Problem]]:
         """The environment for the scheduler's commands, with SLURM_CONF for a lab profile, and the
@@ -115,7 +148,8 @@ class Collected:
 
     def _raise_problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
         if problems:
-            raise pytest.UsageError("\n".join(map(str, [*problems, *self._ask_scheduler(phases)])))
+            problems = [*problems, *self._ask_scheduler(phases)]
+            raise pytest.UsageError(str(UsageProblems(problems)))
 
     def _ask_scheduler(self, phases: Sequence[Phase]) -> list[Problem]:
         """What the scheduler would also refuse, so that one run reports everything."""
@@ -128,7 +162,9 @@ class Collected:
 
     def _is_on_cluster(self, item: pytest.Item) -> bool:
         cls = phase_class(item)
-        return cls is None or self._names.get(cls) in self.phases
+        if cls is None:
+            return True
+        return self._names[cls] in self.phases if cls in self._names else cls in self._mistakes
 
     def pytest_report_collectionfinish(self) -> list[str]:
         return [*self.absences]

@@ -110,6 +110,10 @@ class JobItem(PhaseItem):
         suite.run_job(self)
 
 
+# The mistakes in the markers of phases.
+Mistakes = dict[PhaseClass, list[Problem]]
+
+
 def phase_class(item: pytest.Item) -> PhaseClass | None:
     """The phase that an item belongs to; None for a test outside all phases."""
     return item.getparent(PhaseClass)
@@ -125,32 +129,34 @@ def phase_classes(items: Iterable[pytest.Item]) -> Iterator[PhaseClass]:
             yield cls
 
 
-def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, Marked], list[Problem]]:
-    """Read every phase marker; returns all problems at once, also phases of the same name."""
+def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, Marked], Mistakes]:
+    """Read every phase marker; returns the mistakes of all, also phases of the same name."""
     from ..config.marker import read_marker
 
     phases: dict[PhaseClass, Marked] = {}
-    problems: list[Problem] = []
-    places: dict[str, str] = {}
+    mistakes: Mistakes = {}
+    named: dict[str, PhaseClass] = {}
     for cls in phase_classes(items):
         marker, where = cls.marker, cls.where
-        marked, misfits = read_marker(marker.args, marker.kwargs, cls.path, where)
-        problems += misfits
+        # `-k` finds a phase by its name.
+        cls.extra_keyword_matches.update(word for word in marker.args if isinstance(word, str))
+        marked, problems = read_marker(marker.args, marker.kwargs, cls.path, where)
+        if problems:
+            mistakes[cls] = problems
         if marked is None:
             continue
-        if marked.name in places:
-            problems.append(
-                Problem(
-                    f"two phases are named `{marked.name}`",
-                    where,
-                    "a unique name for each phase",
-                    f"the other is at {places[marked.name]}",
-                )
+        other = named.setdefault(marked.name, cls)
+        if other is not cls:
+            problem = Problem(
+                f"two phases are named `{marked.name}`",
+                where,
+                "a unique name for each phase",
+                f"the other is at {other.where}",
             )
-        places.setdefault(marked.name, where)
-        cls.extra_keyword_matches.add(marked.name)  # `-k` finds a phase by its name
+            mistakes.setdefault(cls, []).append(problem)
+            mistakes.setdefault(other, []).append(problem)
         phases[cls] = marked
-    return phases, problems
+    return phases, mistakes
 
 
 def suite_of(config: pytest.Config) -> Any:

@@ -68,7 +68,7 @@ class ProveSuite(Suite):
     def _keep_best_gates(self, items: list[pytest.Item]) -> None:
         candidates: dict[str, list[Candidate]] = {}
         for item in items:
-            if isinstance(item, GateItem):
+            if isinstance(item, GateItem) and phase_class(item) in self._names:
                 candidates.setdefault(item.fault.name, []).append(self._make_candidate(item))
         for name, possible in candidates.items():
             chosen = choose_candidate(FAULTS[name], possible, self.profile)

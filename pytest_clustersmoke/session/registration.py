@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 
 from ..config.cluster_file import find_config, load
 from ..text import Problem, UsageProblems
+from .items import Mistakes
 from .suite import Suite
 
 PATH_OPTIONS = ("--cluster-config", "--cluster-report-dir")
@@ -97,8 +98,9 @@ class UnusableSuite:
     def __init__(self, problems: Iterable[Problem]) -> None:
         self._problems = list(problems)
 
-    def resolve_phases(self, markers: object, problems: list[Problem], items: object) -> None:
-        raise pytest.UsageError("\n".join(map(str, [*self._problems, *problems])))
+    def resolve_phases(self, markers: object, mistakes: Mistakes, items: object) -> None:
+        problems = chain(self._problems, *mistakes.values())
+        raise pytest.UsageError(str(UsageProblems(problems)))
 
     def header(self) -> list[str]:
         return []

@@ -25,7 +25,7 @@ from ..config.profile import Profile
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir, read_json, write_json
 from ..text import Problem
-from .items import phase_classes
+from .items import Mistakes, phase_classes
 from .suite import Suite
 
 POLL_S = 0.2
@@ -73,7 +73,8 @@ class ControllerSuite(Suite):
             Marked(**marker | {"script": Path(marker["script"]), "needs": Needs(**marker["needs"])})
             for marker in plan["phases"]
         ]
-        self.phases, _ = resolve_all(markers, self.profile, self.config.getoption("--cluster-set"))
+        settings = self.config.getoption("--cluster-set")
+        self.phases, _ = resolve_all(markers, self.profile, settings)
         chosen = [self.phases[name] for name in plan["chosen"] if name in self.phases]
         self._raise_problems([Problem(text) for text in plan["problems"]], chosen)
         self._count_selection(chosen, *plan["criteria"])
@@ -108,11 +109,9 @@ class WorkerSuite(Suite):
         self._problems: list[Problem] = []
         self._markers: list[Marked] = []
 
-    def resolve_phases(
-        self, markers: Any, problems: list[Problem], items: list[pytest.Item]
-    ) -> None:
+    def resolve_phases(self, markers: Any, mistakes: Mistakes, items: list[pytest.Item]) -> None:
         self._markers = list(markers.values())
-        super().resolve_phases(markers, problems, items)
+        super().resolve_phases(markers, mistakes, items)
 
     def _raise_problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
         self._problems += problems  # the controller raises them, once

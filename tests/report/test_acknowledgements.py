@@ -369,12 +369,14 @@ def test_entry_for_unknown_criterion_is_misnamed(
 ) -> None:
     """The message suggests the nearest name; phases not fully collected are not checked."""
     entries = held(SLOW, {**SLOW, "phase": "*", "criterion": "test_loss"})
-    (problem, _) = entries.misnamed_entries({"small": ["test_rates"], "wide": ["test_b"]})
+    (problem, _) = entries.misnamed_entries(
+        {"small": ["test_rates"], "wide": ["test_b"]}, {"small"}
+    )
     assert "`test_rate` matches no criterion of small" in str(problem)
     assert str(problem).endswith("one of `job`, `test_rates`; did you mean `test_rates`?")
-    assert entries.misnamed_entries({"small": ["test_rate"], "wide": None}) == []
-    assert entries.misnamed_entries({"small": ["test_rate"]}) == []
-    assert entries.misnamed_entries({"small": ["test_rate"], "wide": ["test_loss"]}) == []
+    for criteria in ({"wide": None}, {}, {"wide": ["test_loss"]}):
+        assert entries.misnamed_entries({"small": ["test_rate"], **criteria}, {"small"}) == []
+    assert entries.misnamed_entries({"small": ["test_rates"], "wide": ["x"]}, set()) == []
 
 
 # The verdict

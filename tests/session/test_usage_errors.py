@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,68 @@ def test_only_selected_phases_are_checked(suite: Suite) -> None:
     result = suite.run("-k", "other", "--cluster-dry-run")
     assert result.ret == 0
     assert lines_with(result, "=== other") and not lines_with(result, "small")
+
+
+SOON = (date.today() + timedelta(days=9)).isoformat()
+MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+    "marker": ({"gpus_per_nod": 2}, {}, ()),
+    "script": ({"script": "gone.py"}, {}, ()),
+    "known": (
+        {},
+        {"known": [{"phase": "small", "criterion": "test_x", "reason": "r", "until": SOON}]},
+        (),
+    ),
+    "setting": ({}, {}, ("--cluster-set", "small.nodes=many")),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_of_unselected_phases_are_not_refused(suite: Suite, mistake: str) -> None:
+    """In the marker, in `known` or in --cluster-set; with the phase they are refused."""
+    marker, keys, settings = MISTAKES[mistake]
+    suite.cluster(phases={"small": None, "other": None}, **keys)
+    suite.phase(**marker)
+    suite.phase("other", gpus_per_node=2)
+    without: list[tuple[str, ...]] = [("-k", "other"), ("test_other.py",), ("-m", "multigpu")]
+    chosen: list[tuple[str, ...]] = [(), ("-k", "small"), ("test_small.py",), ("-m", "singlegpu")]
+    for selection in without:
+        assert suite.run(*selection, *settings, "--cluster-dry-run").ret == 0
+    for selection in chosen:
+        suite.refused(*selection, *settings, "--cluster-dry-run")
+    assert suite.run("-k", "other", *settings).ret == 0
+
+
+def test_mistake_in_the_marker_of_an_unselected_phase_is_a_remark(suite: Suite) -> None:
+    """So that a phase that `-m` misses for a mistake in its marker does not go unnoticed."""
+    suite.phase(nodes="2")
+    suite.phase("other", nodes=2)
+    result = suite.run("-m", "multinode", "--cluster-dry-run")
+    assert result.ret == 0
+    (line,) = lines_with(result, "nodes='2' of phase 'small' is not valid")
+    assert line.endswith("(not selected, so not refused)")
+
+
+def test_two_phases_of_one_name_are_refused_if_one_is_selected(suite: Suite) -> None:
+    """Either could be meant by the settings, the references and the results of that name."""
+    suite.phase(file="test_a.py")
+    suite.phase(file="test_b.py")
+    suite.phase("other")
+    for selection in ("test_a", "test_b"):
+        assert len(suite.refused("-k", selection)) == 1
+    assert suite.run("-k", "other", "--cluster-dry-run").ret == 0
+
+
+@pytest.mark.parametrize("selection", [("-k", "other"), ("test_other.py",)])
+def test_setting_of_an_unselected_phase_is_accepted(
+    suite: Suite, selection: tuple[str, ...]
+) -> None:
+    """Of one that does not exist anywhere it is refused."""
+    suite.phase()
+    suite.phase("other")
+    words = (*selection, "--cluster-dry-run", "--cluster-set")
+    assert suite.run(*words, "small.timeout_s=9").ret == 0
+    (line,) = suite.refused(*words, "smal.timeout_s=9")
+    assert "no collected phase `smal` runs on one" in line
 
 
 def test_scripts_on_one_node_local_path_are_one_problem(suite: Suite) -> None:
