@@ -25,7 +25,9 @@ from ..text import UsageProblems
 from .collection import Collected
 from .interrupts import Interrupts
 from .items import JobFailed, JobItem, phase_class, phase_classes
-from .live.live_view import LiveView, say
+from .live.board import WatchFailed
+from .live.live_view import LiveView
+from .live.pytest_terminal import PytestTerminal
 from .tally import (
     JudgedKinds,
     count_report,
@@ -58,6 +60,7 @@ class Suite(Collected):
         self.run: RunDir | None = None
         self.session: Session | None = None
         self.view: LiveView | None = None
+        self.terminal = PytestTerminal(config)
         self._results: dict[str, PhaseView] = {}
         self._controller: ControllerLock | None = None
         self._interrupts = Interrupts(self._cancel)
@@ -108,10 +111,12 @@ class Suite(Collected):
             raise pytest.UsageError(str(problems)) from None
         self.run = start.run
         for line in preflight.remark_on_variables(self.profile, phases, os.environ):
-            say(self.config, line)
+            self.terminal.say(line)
         self._announce(start.run)
         self.session = JobSession(start.run, self.profile, phases, start.backend, start.check)
-        self.view = LiveView(self.config, self.session)
+        self.view = LiveView(
+            f"cluster {self.profile.name}", self.session.board, start.run, self.terminal
+        )
         self._interrupts.catch()
         self._recover()
         self.session.start()
@@ -139,7 +144,7 @@ class Suite(Collected):
         from ..report.recovery import recover
 
         for line in recover(self.report_dir, os.environ):
-            say(self.config, line)
+            self.terminal.say(line)
 
     def describe_request(self) -> dict[str, Any]:
         """What was requested, for run.json; the cluster is added elsewhere."""
@@ -196,7 +201,19 @@ class Suite(Collected):
 
     def wait(self, name: str) -> None:
         assert self.view is not None
-        self.view.wait(name)
+        with self.watching():
+            self.view.wait(name)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Erase the view at the end, and end pytest if the watch thread has failed."""
+        assert self.view is not None
+        try:
+            with self.view.waiting():
+                yield
+        except WatchFailed as error:
+            traceback.print_exception(error.__cause__)
+            pytest.exit(f"internal error: {error}; the run's jobs are cancelled", returncode=3)
 
     def run_job(self, item: JobItem) -> None:
         result = self.result_of(item)
@@ -283,7 +300,7 @@ class Suite(Collected):
         """With --cluster, the success of other tests must not look like the cluster's verdict."""
         judges = self.config.getoption("--cluster") and not self._plans_only
         if judges and exitstatus == pytest.ExitCode.OK:
-            say(self.config, f"no phase ran on {self.profile.name}: no verdict")
+            self.terminal.say(f"no phase ran on {self.profile.name}: no verdict")
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def _judge_run(self, session: pytest.Session, exitstatus: int) -> None:

@@ -26,6 +26,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir, read_json, write_json
 from ..text import Problem
 from .items import Mistakes, phase_classes
+from .live.xdist_queue import show_in_queue
 from .suite import Suite
 
 POLL_S = 0.2
@@ -81,7 +82,9 @@ class ControllerSuite(Suite):
         if chosen and not self._plans_only:
             self.start(chosen)
             assert self.run is not None and self.view is not None
-            self.view.wait_with_xdist()
+            dsession = self.config.pluginmanager.get_plugin("dsession")
+            if not show_in_queue(dsession, self.watching, self.view.show_all):
+                self.terminal.say("  progress not shown: this pytest-xdist has no event queue")
             write_json(self._exchange / "run.json", {"root": str(self.run.root)})
 
     @pytest.hookimpl(wrapper=True)

@@ -92,10 +92,14 @@ def test_log_of_a_run(suite: Suite) -> None:
     """Submitted, running on its node, steps, and the outcome."""
     suite.phase(args={"steps": 40, "before": 20, "wait_for": str(suite.path / "go")})
     releases = (
-        "import pathlib, pytest_clustersmoke.session.live.live_view as show\nsay = show.say\n"
+        "import pathlib\n"
+        "from pytest_clustersmoke.session.live.pytest_terminal import PytestTerminal\n"
+        "say = PytestTerminal.say\n"
+        "def say_and_go(terminal, line):\n"
+        "    say(terminal, line)\n"
+        "    if 'step 20' in line: pathlib.Path('go').touch()\n"
+        "PytestTerminal.say = say_and_go\n"
     )
-    releases += "def say_and_go(config, line):\n    say(config, line)\n"
-    releases += "    if 'step 20' in line: pathlib.Path('go').touch()\nshow.say = say_and_go\n"
     suite.path.joinpath("conftest.py").write_text(releases)
     result = suite.run_apart()
     assert result.ret == 0
