@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.scheduler_record import (
-    ENDED,
+    CANCELLED,
     NODE_FAILED,
     PREEMPTED,
     PROLOG_FAILED,
@@ -23,7 +23,7 @@ from ..jobs.outcome import CLUSTER_STATES, PROLOG, REQUEUED, SUSPENDED, Judgemen
 from .failure_evidence import FailureEvidence
 
 MOST_SHOWN = 4  # nodes
-ENDINGS = (ENDED, PREEMPTED)
+ENDINGS = (CANCELLED, PREEMPTED)
 
 
 def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> list[Finding]:

@@ -18,8 +18,9 @@ from .run_directory import write_atomically
 SCHEMA = 1
 MAX_BYTES = 8 * 2**20
 # What a message of Slurm's says: a node or its prolog failed, the job lost its nodes to another
-# one, or was ended.
-NODE_FAILED, PROLOG_FAILED, PREEMPTED, ENDED = "node_failed", "prolog_failed", "preempted", "ended"
+# one, or was cancelled (also at its time limit).
+NODE_FAILED, PROLOG_FAILED = "node_failed", "prolog_failed"
+PREEMPTED, CANCELLED = "preempted", "cancelled"
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ slurm_backend.py  one Slurm job of N nodes with one task each, through sbatch an
 local_backend.py  N virtual nodes on this machine, each in a session of its own
 batch_script.py   the parts of the batch script that both backends share
 slurm_client.py   runs Slurm's commands, in their own sessions and without an outer job's variables
-slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py: about jobs;
-                  slurm_messages.py: Slurm's messages in the log of a job
+slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py: about jobs
 """
 
 from __future__ import annotations

@@ -11,14 +11,16 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
+from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
 from ..evidence.run_directory import PhaseDir, read_json
-from ..evidence.scheduler_record import NODE_FAILED, JobState, SchedulerRecord
+from ..evidence.scheduler_record import NODE_FAILED, JobState, SchedulerRecord, SlurmMessage
 from ..node.abort_flag import visible
 from .backend import Backend
-from .slurm_messages import read_messages
+from .slurm_jobs import parse_message
 
 FIRST_POLL_S = 0.5
 PENDING_POLL_S = 15.0
@@ -36,6 +38,20 @@ VERDICT_GRACE_S = 6.0
 # then sinfo may show that node in service again.
 NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
+MAX_LINES = 100_000  # of each of the job's own logs; ranks do not write there
+MAX_MESSAGES = 256
+
+
+def read_messages(directory: PhaseDir) -> tuple[SlurmMessage, ...]:
+    """Slurm's messages in the logs of the job's shell and launchers, in order: once a node is back
+    in service, nothing else says that it failed."""
+    messages = (
+        SlurmMessage(*message, str(path), number, line[:MAX_TEXT])
+        for path in list_job_logs(directory)
+        for number, line in read_head(path, MAX_LINES)
+        if (message := parse_message(line))
+    )
+    return tuple(islice(messages, MAX_MESSAGES))
 
 
 @dataclass

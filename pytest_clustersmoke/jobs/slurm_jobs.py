@@ -1,4 +1,6 @@
-"""Parses what Slurm's commands print about jobs: states, how a job ended, trial submissions."""
+"""Parses what Slurm prints about jobs: their states, how they ended, trial submissions, and its
+messages in a job's own log.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..evidence.scheduler_record import (
+    CANCELLED,
+    NODE_FAILED,
+    PREEMPTED,
+    PROLOG_FAILED,
     AccountingEntry,
     JobState,
     NodeStatus,
@@ -46,6 +52,20 @@ OTHERS_FIELDS = "%i|%u|%P|%q|%S|%N"
 SHOWN_OF_JOBS = (
     *("JobState", "Reason", "ExitCode", "StartTime", "EndTime", "NodeList", "Partition", "QOS"),
     *("TimeLimit", "PreemptTime", "MinMemoryNode", "MinMemoryCPU"),
+)
+# Messages in a job's own log: slurmd/req.c, slurmstepd/req.c and srun/libsrun of 22.05 to 24.11.
+# The first that matches counts; a group is the node.
+MESSAGES = (
+    (NODE_FAILED, re.compile(r"srun: error: Node failure on ([\w.\[\],-]{1,255})")),
+    (
+        PROLOG_FAILED,
+        re.compile(
+            r"(?:failed on node (?P<task>[\w.-]{1,255}): )?Job prolog failed|"
+            r"Prolog failure on node (?P<node>[\w.-]{1,255})|Error running slurm prolog"
+        ),
+    ),
+    (PREEMPTED, re.compile(r"\*\*\* JOB \S{1,60} ON .{1,300} DUE TO PREEMPTION \*\*\*")),
+    (CANCELLED, re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON .{1,300} CANCELLED AT ")),
 )
 # Node states that keep jobs away, as sinfo prints them (man sinfo, NODE STATE CODES).
 _DOWN = re.compile(r"down|fail|unk|not_responding|\*$")
@@ -195,6 +215,15 @@ def parse_test_only(status: int, output: str) -> TrialSubmission:
     if _NO_ANSWER.search(message) or not message:
         return TrialSubmission(None, message or f"`sbatch --test-only` ended with status {status}")
     return TrialSubmission(False, message)
+
+
+def parse_message(line: str) -> tuple[str, str] | None:
+    """What a line of Slurm's in a job's log says, and the node that it names; None for any other
+    line."""
+    for event, form in MESSAGES:
+        if match := form.search(line):
+            return event, next(filter(None, match.groups()), "")
+    return None
 
 
 def unix_seconds(text: str) -> float | None:

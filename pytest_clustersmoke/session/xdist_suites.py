@@ -26,7 +26,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir, read_json, write_json
 from ..text import Problem
 from .items import Mistakes, phase_classes
-from .live.xdist_queue import show_in_queue
+from .live.pytest_terminal import show_in_queue
 from .suite import Suite
 
 POLL_S = 0.2

@@ -12,8 +12,8 @@ from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
 from pytest_clustersmoke.jobs import slurm_jobs
+from pytest_clustersmoke.jobs.job_watch import read_messages
 from pytest_clustersmoke.jobs.outcome import judge
-from pytest_clustersmoke.jobs.slurm_messages import read_messages
 from tests.support.evidence import Evidence
 
 SHOWN = (

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_clustersmoke.session.live import xdist_queue
+from pytest_clustersmoke.session.live import pytest_terminal
 
 
 class Shown:
@@ -19,7 +19,7 @@ class Shown:
         self.session = SimpleNamespace(queue=queue.Queue())
         self.calls: list[str] = []
         self.put = self.session.queue.put  # the method that xdist's workers already have
-        assert xdist_queue.show_in_queue(self.session, self.waiting, self.tick)
+        assert pytest_terminal.show_in_queue(self.session, self.waiting, self.tick)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -44,7 +44,7 @@ def test_run_is_shown_until_an_event_comes() -> None:
 def test_get_keeps_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """xdist checks for dead workers on queue.Empty; the view is erased then, too."""
     shown = Shown()
-    monkeypatch.setattr(xdist_queue, "TICK_S", 0.01)
+    monkeypatch.setattr(pytest_terminal, "TICK_S", 0.01)
     shown.calls.append("tick")
     shown.calls.append("tick")
     with pytest.raises(queue.Empty):
@@ -64,4 +64,4 @@ def test_other_methods_are_those_of_the_queue() -> None:
 
 def test_session_without_a_queue_is_left_alone() -> None:
     """Another version of xdist may have none: the result is False, not an exception."""
-    assert not xdist_queue.show_in_queue(None, Shown().waiting, Shown().tick)
+    assert not pytest_terminal.show_in_queue(None, Shown().waiting, Shown().tick)
