@@ -183,7 +183,7 @@ def phase(request: pytest.FixtureRequest) -> PhaseView:
             f"{request.node.nodeid}: the `phase` fixture is used outside a phase; use it only in "
             "tests of a class marked @pytest.mark.phase(...)"
         )
-    view: PhaseView = suite.result_of(request.node)
+    view: PhaseView = suite.views.of(request.node)
     return view
 
 

@@ -88,7 +88,7 @@ class Side:
     inside: bool
 
     @cached_property
-    def rule(self) -> TransportRule:
+    def _rule(self) -> TransportRule:
         """What the cluster expects of these connections."""
         return TransportRule.of(self.result.expect, inside=self.inside)
 
@@ -111,7 +111,7 @@ class Side:
             )
         if reason := self._why_skipped():
             pytest.skip(reason)
-        if self.rule.is_empty:
+        if self._rule.is_empty:
             raise Unmeasured("transports", f"cluster.yaml expects nothing of transports {where}")
         wrong = [
             f"{self._describe(pair)}, {reason}: {pair.links[0].where}"
@@ -157,24 +157,24 @@ class Side:
         ends = {link.edge.role for link in pair.links}
         end = f" at the {'sender' if 'send' in ends else 'receiver'}" if len(ends) == 1 else ""
         nics = [link.edge.nic for link in pair.links if link.edge.nic]
-        return self.rule.refuse(pair.wording, end) or self.rule.refuse_devices(nics)
+        return self._rule.refuse(pair.wording, end) or self._rule.refuse_devices(nics)
 
     def _wrong_without_peer(self) -> Iterator[str]:
         """NVLS (to the node's switches) and CollNet (to the network) have no peer."""
         placed = self.transports.placed
         if self.inside:
-            if reason := self.rule.forbidden_by("NVLS"):
+            if reason := self._rule.forbidden_by("NVLS"):
                 yield from (f"{self._name(rank)}: NVLS, {reason}" for rank in sorted(placed.nvls))
             return
         for rank, connections in sorted(placed.collnet.items()):
             for connection in connections:
-                if reason := self.rule.forbidden_by(connection.wording):
+                if reason := self._rule.forbidden_by(connection.wording):
                     yield f"{self._name(rank)}: {connection.wording}, {reason}: {connection.where}"
 
     def _wrong_anywhere(self) -> Iterator[str]:
         """Unplaced edges that are forbidden: forbidden transports are wrong on either side."""
         for edge, _ in self.transports.placed.unplaced:
-            if reason := self.rule.forbidden_by(edge.wording):
+            if reason := self._rule.forbidden_by(edge.wording):
                 ranks = f"ranks {edge.source} -> {edge.destination} of a communicator"
                 yield f"{ranks}: {edge.wording}, {reason}: {edge.where}"
 
@@ -245,11 +245,11 @@ class Side:
         they connect no pairs of ranks."""
         placed = self.transports.placed
         if self.inside:
-            return placed.nvls if self.rule.names_nvls else set()
+            return placed.nvls if self._rule.names_nvls else set()
         return {
             rank
             for rank, held in placed.collnet.items()
-            if any(self.rule.names(connection.wording) for connection in held)
+            if any(self._rule.names(connection.wording) for connection in held)
         }
 
     def _why_none(self) -> str:
@@ -301,7 +301,7 @@ class Side:
         for link in links:
             if link.transport.net is not None:
                 ends[link.source, link.destination][link.edge.role] = link
-                if self.rule.hca and link.edge.nic is None:
+                if self._rule.hca and link.edge.nic is None:
                     return f"the RDMA device of {link.where} is not known"
         for (source, destination), by_role in ends.items():
             for role, end in (("send", "sender"), ("receive", "receiver")):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
-import time
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -21,12 +18,12 @@ from .items import Mistakes, PhaseClass, phase_class, phase_classes
 from .selection import all_criteria, criteria, is_whole
 
 
-class Collected:
+class PhaseCollection:
     """The phases of one session on one cluster, and the criteria of each."""
 
-    def __init__(self, config: pytest.Config, profile: Profile) -> None:
-        self.config, self.profile = config, profile
-        self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    def __init__(self, config: pytest.Config, profile: Profile, run_id: str) -> None:
+        self.config, self.profile, self.run_id = config, profile, run_id
+        self.acknowledgements = Acknowledgements(profile, run_id)
         self.report_dir = Path(
             config.getoption("--cluster-report-dir") or config.rootpath / "reports"
         ).absolute()
@@ -35,18 +32,14 @@ class Collected:
         self._mistakes: Mistakes = {}
         self._setting_problems: Mapping[str, list[Problem]] = {}
         self.phases: dict[str, Phase] = {}
-        self._names: dict[PhaseClass, str] = {}
+        self.names: dict[PhaseClass, str] = {}
+        self.markers: list[Marked] = []
         self._all: list[pytest.Item] = []
-        self._plans_only = bool(
+        self.plans_only = bool(
             config.getoption("--cluster-dry-run")
             or config.getoption("collectonly")
             or config.getoption("setupplan", False)
         )
-
-    @cached_property
-    def acknowledgements(self) -> Acknowledgements:
-        """The known failures. Made late, since a worker gets its run id after `__init__`."""
-        return Acknowledgements(self.profile, self.run_id)
 
     def resolve_phases(
         self,
@@ -63,11 +56,11 @@ class Collected:
             self.config.getoption("--cluster-set"),
             () if whole else self.profile.phases,
         )
-        self._mistakes = mistakes
+        self.markers, self._mistakes = list(markers.values()), mistakes
         for cls in mistakes.keys() - markers.keys():
             cls.add_marker(read_size_mark(cls.marker.kwargs))
         for cls, marked in markers.items():
-            self._names[cls] = marked.name
+            self.names[cls] = marked.name
             if marked.name in phases:
                 cls.add_marker(phases[marked.name].size_mark)
         self.absences = [
@@ -84,32 +77,29 @@ class Collected:
         self.config.hook.pytest_deselected(items=gone)
         items[:] = kept
 
-    def select(self, items: list[pytest.Item]) -> None:
-        """Check the phases of the selected items, and report all problems at once. A mistake in
-        the marker of another phase is only a remark."""
-        selected = list(phase_classes(items))
-        names = [self._names[cls] for cls in selected if cls in self._names]
-        phases = [self.phases[name] for name in names]
-        mistakes = {problem for cls in selected for problem in self._mistakes.get(cls, ())}
-        problems = list(dict.fromkeys(chain.from_iterable(self._mistakes.values())))
+    def check_selection(self, items: Iterable[pytest.Item]) -> list[Problem]:
+        """All problems of the phases of the selected items. A mistake in the marker of another
+        phase is only a remark."""
+        phases, mistakes = self.phases_of(phase_classes(items)), self.find_mistakes(items)
+        others = dict.fromkeys(chain.from_iterable(self._mistakes.values()))
         self.absences += [
             f"{problem} (not selected, so not refused)"
-            for problem in problems
+            for problem in others
             if problem not in mistakes
         ]
-        self._raise_problems(
-            [
-                *(problem for problem in problems if problem in mistakes),
-                *self._input_problems(phases),
-                *self._preflight(phases),
-            ],
-            phases,
-        )
+        return [*mistakes, *self._input_problems(phases), *self._preflight(phases)]
+
+    def find_mistakes(self, items: Iterable[pytest.Item]) -> list[Problem]:
+        """The mistakes in the markers of these items' phases."""
+        return [problem for cls in phase_classes(items) for problem in self._mistakes.get(cls, ())]
+
+    def phases_of(self, classes: Iterable[PhaseClass]) -> list[Phase]:
+        return [self.phases[self.names[cls]] for cls in classes if cls in self.names]
 
     def _input_problems(self, phases: Sequence[Phase]) -> list[Problem]:
         """Mistakes in --cluster-set and `known` that concern these phases, or no phase."""
         names = ["", *(phase.name for phase in phases)]
-        criteria = {name: cls.criteria_names for cls, name in self._names.items()}
+        criteria = {name: cls.criteria_names for cls, name in self.names.items()}
         return [
             *(problem for name in names for problem in self._setting_problems.get(name, ())),
             *self.acknowledgements.misnamed_entries(criteria, names),
@@ -136,7 +126,7 @@ class Collected:
         from .. import preflight  # not for --collect-only, which must be fast
 
         problems = preflight.find_plan_problems(self.profile, phases)
-        if self._plans_only:
+        if self.plans_only:
             self.refused = preflight.find_misplaced_paths(self.profile, phases)
         else:
             environ, no_lab = self.scheduler_environ()
@@ -146,14 +136,14 @@ class Collected:
             )
         return problems
 
-    def _raise_problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
+    def refuse(self, problems: Sequence[Problem], phases: Sequence[Phase]) -> None:
+        """Raise UsageError if there are problems, with what the scheduler would also refuse, so
+        that one run reports everything."""
         if problems:
-            problems = [*problems, *self._ask_scheduler(phases)]
-            raise pytest.UsageError(str(UsageProblems(problems)))
+            raise pytest.UsageError(str(UsageProblems([*problems, *self._ask_scheduler(phases)])))
 
     def _ask_scheduler(self, phases: Sequence[Phase]) -> list[Problem]:
-        """What the scheduler would also refuse, so that one run reports everything."""
-        if self._plans_only:
+        if self.plans_only:
             return []
         from .. import preflight
 
@@ -164,18 +154,14 @@ class Collected:
         cls = phase_class(item)
         if cls is None:
             return True
-        return self._names[cls] in self.phases if cls in self._names else cls in self._mistakes
+        return self.names[cls] in self.phases if cls in self.names else cls in self._mistakes
 
-    def pytest_report_collectionfinish(self) -> list[str]:
-        return [*self.absences]
-
-    def header(self) -> list[str]:
-        hardware = self.profile.hardware
-        return [
-            f"cluster: {self.profile.name} ({self.profile.backend}; "
-            f"{hardware.gpus_per_node} x {hardware.gpu} per node), run {self.run_id}"
-        ]
+    def name_of(self, item: pytest.Item) -> str:
+        """The phase of an item of one."""
+        cls = phase_class(item)
+        assert cls is not None
+        return self.names[cls]
 
     def criteria(self, items: list[pytest.Item]) -> tuple[dict[str, list[str]], ...]:
         """By phase: all its criteria, and those among the selected items."""
-        return all_criteria(self._names, self._all, self.config.args), criteria(self._names, items)
+        return all_criteria(self.names, self._all, self.config.args), criteria(self.names, items)

@@ -26,6 +26,7 @@ MARKERS = (
     "deepspeed: phases that train with DeepSpeed",
     "lora: phases that fine-tune adapters",
 )
+SUITE = "clustersmoke-suite"  # the plugin's name
 HOW_TO_CHOOSE = (
     "no cluster chosen: run with --cluster NAME (or set the ini option `cluster`); "
     "--cluster-list shows the names"
@@ -107,7 +108,12 @@ class JobItem(PhaseItem):
     def runtest(self) -> None:
         suite = suite_of(self.config)
         assert suite is not None  # without a cluster the item was skipped in setup
-        suite.run_job(self)
+        result = suite.views.of(self)
+        if result.outcome != "passed":
+            from ..report.terminal import job_failure
+
+            hosts = suite.collection.acknowledgements.uncovered_hosts(result)
+            raise JobFailed("\n".join([job_failure(result), *hosts]))
 
 
 # The mistakes in the markers of phases.
@@ -161,7 +167,7 @@ def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, Marked],
 
 def suite_of(config: pytest.Config) -> Any:
     """The suite of a session with a cluster; None without one."""
-    return config.pluginmanager.get_plugin("clustersmoke-suite")
+    return config.pluginmanager.get_plugin(SUITE)
 
 
 def _shorten(path: Path) -> str:

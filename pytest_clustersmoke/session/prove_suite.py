@@ -62,13 +62,14 @@ class ProveSuite(Suite):
 
     def select(self, items: list[pytest.Item]) -> None:
         """For each fault, keep the selected gate in the phase that fits it best."""
+        self.collection.refuse(self.collection.find_mistakes(items), [])
         self._keep_best_gates(items)
         super().select(items)
 
     def _keep_best_gates(self, items: list[pytest.Item]) -> None:
         candidates: dict[str, list[Candidate]] = {}
         for item in items:
-            if isinstance(item, GateItem) and phase_class(item) in self._names:
+            if isinstance(item, GateItem) and phase_class(item) in self.collection.names:
                 candidates.setdefault(item.fault.name, []).append(self._make_candidate(item))
         for name, possible in candidates.items():
             chosen = choose_candidate(FAULTS[name], possible, self.profile)
@@ -88,7 +89,7 @@ class ProveSuite(Suite):
         return Candidate(
             item,
             cls,
-            self.phases[self._names[cls]],
+            self.collection.phases[self.collection.name_of(item)],
             frozenset(mark.name for mark in cls.iter_markers()),
             tuple(item for item in cls.criteria if isinstance(item, pytest.Item)),
         )
@@ -114,8 +115,8 @@ class ProveSuite(Suite):
             self._print_plan(chosen)
             session.items.clear()
             return (yield)
-        if chosen and not self._plans_only and not session.testsfailed:
-            self.phases = {phase.name: phase for phase in phases}
+        if chosen and not self.collection.plans_only and not session.testsfailed:
+            self.collection.phases = {phase.name: phase for phase in phases}
             self.start(phases)
         return (yield)
 
@@ -145,21 +146,18 @@ class ProveSuite(Suite):
             out.write(f"{name} is not staged: {why}\n")
         out.flush()
 
-    def result_of(self, item: pytest.Item) -> PhaseView:
-        """The result of the gate's own job; for a criterion, of the phase that it judges now."""
-        name = item.staged_name if isinstance(item, GateItem) else self._current
-        if name not in self._results:
-            self.wait(name)
-            from ..criteria.phase_criteria import view_phase
+    def name_of(self, item: pytest.Item) -> str:
+        """The gate's own job; for a criterion, the phase that it judges now."""
+        return item.staged_name if isinstance(item, GateItem) else self._current
 
-            staged = self.phases[name].staged
-            assert staged is not None
-            # `expect` holds for the small phase, too; references do not.
-            self._results[name] = replace(
-                view_phase(self.read_phase(name)),
-                expect=self.profile.expect.get(staged.base),
-            )
-        return self._results[name]
+    def make_view(self, name: str) -> PhaseView:
+        """The result with `expect`, which holds for the small phase, too; references do not."""
+        from ..criteria.phase_criteria import view_phase
+
+        staged = self.collection.phases[name].staged
+        assert staged is not None
+        view = view_phase(self.wait(name))
+        return replace(view, expect=self.profile.expect.get(staged.base))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(
@@ -167,7 +165,7 @@ class ProveSuite(Suite):
     ) -> Iterator[Any]:
         """Run a phase's criteria before its gate is judged; they are not reported as tests."""
         if isinstance(item, GateItem) and self.session is not None:
-            result = self.result_of(item)
+            result = self.views.of(item)
             if item.fault.fails_criteria and result.outcome == "passed":
                 candidate = self._chosen[item.fault.name]
                 if candidate.cls not in self._baselines:
@@ -184,7 +182,7 @@ class ProveSuite(Suite):
 
     def _judge_baseline(self, gate: GateItem, candidate: Candidate) -> Baseline:
         self._current = without_fault(candidate).name
-        result = self.result_of(candidate.criteria[0])
+        result = self.views.of(candidate.criteria[0])
         observed = (
             self._run_criteria(gate, candidate, self._current) if result.outcome == "passed" else {}
         )
@@ -210,7 +208,7 @@ class ProveSuite(Suite):
         from ..config.profile import Reference
 
         self._current = without_fault(candidate).name
-        metric = self.result_of(candidate.criteria[0]).metric("steps_per_s")
+        metric = self.views.of(candidate.criteria[0]).metric("steps_per_s")
         reference = Reference.model_validate(
             {
                 "value": metric.value,
@@ -219,14 +217,14 @@ class ProveSuite(Suite):
                 "source": f"{self._current}: the same with nothing staged",
             }
         )
-        staged = self.result_of(item)
+        staged = self.views.of(item)
         name = item.staged_name
-        self._results[name] = replace(staged, references={"steps_per_s": reference})
+        self.views.by_name[name] = replace(staged, references={"steps_per_s": reference})
 
     def run_gate(self, item: GateItem) -> None:
         """Judge the gate, and keep the result for the report."""
         assert self.run is not None
-        result = self.result_of(item)
+        result = self.views.of(item)
         fault, candidate = item.fault, self._chosen[item.fault.name]
         observed = self._observations.get(fault.name, {})
         baseline = self._baselines.get(candidate.cls) if observed else None
@@ -239,7 +237,13 @@ class ProveSuite(Suite):
             OTHER: proof.wrong,
             NOT_STAGED: proof.not_staged,
         }[gate.status].append(fault.name)
-        item.user_properties += _gate_properties(gate, result, self.proof.date)
+        item.user_properties += [
+            ("fault", gate.fault),
+            ("base_phase", gate.phase),
+            ("gate", gate.status),
+            ("date", proof.date),
+            ("red", ",".join(gate.red)),
+        ]
         if gate.status != PROVEN:
             raise JobFailed("\n".join([f"gate {gate.fault}: {gate.status}", *gate.reasons]))
 
@@ -270,18 +274,5 @@ class ProveSuite(Suite):
     def _publish(self, session: pytest.Session) -> None:
         super()._publish(session)
         assert self.run is not None
-        for name in self.phases:  # checkpoints of jobs that failed as intended
+        for name in self.collection.phases:  # checkpoints of jobs that failed as intended
             shutil.rmtree(self.run.phase(name).output, ignore_errors=True)
-
-
-def _gate_properties(gate: Gate, result: PhaseResult, date: str) -> list[tuple[str, object]]:
-
-    from ..report.junit import phase_properties
-
-    properties = [("fault", gate.fault), ("base_phase", gate.phase), ("gate", gate.status)]
-    return [
-        *properties,
-        ("date", date),
-        ("red", ",".join(gate.red)),
-        *phase_properties(result),
-    ]

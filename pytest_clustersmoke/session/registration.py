@@ -11,7 +11,7 @@ import pytest
 
 from ..config.cluster_file import find_config, load
 from ..text import Problem, UsageProblems
-from .items import Mistakes
+from .items import SUITE, Mistakes
 from .suite import Suite
 
 PATH_OPTIONS = ("--cluster-config", "--cluster-report-dir")
@@ -48,28 +48,36 @@ def register_suite(config: pytest.Config, name: str) -> None:
     except UsageProblems as error:
         if getattr(config.option, "tx", None):
             raise pytest.UsageError(str(error)) from None
-        config.pluginmanager.register(UnusableSuite(error.problems), "clustersmoke-suite")
+        config.pluginmanager.register(UnusableSuite(error.problems), SUITE)
         return
     jobs = config.getoption("--cluster-max-jobs")
     if jobs:
         limits = profile.limits.model_copy(update={"max_jobs": jobs})
         profile = profile.model_copy(update={"limits": limits})
-    suite: Suite
     if config.getoption("--cluster-prove"):
         from .prove_suite import ProveSuite
 
-        suite = ProveSuite(config, profile)
+        config.pluginmanager.register(ProveSuite(config, profile), SUITE)
     elif hasattr(config, "workerinput"):
         from .xdist_suites import WorkerSuite
 
-        suite = WorkerSuite(config, profile)
-    elif getattr(config.option, "tx", None):  # pytest-xdist, by -n or --tx
-        from .xdist_suites import ControllerSuite
-
-        suite = ControllerSuite(config, profile)
+        config.pluginmanager.register(WorkerSuite(config, profile), SUITE)
     else:
         suite = Suite(config, profile)
-    config.pluginmanager.register(suite, "clustersmoke-suite")
+        config.pluginmanager.register(suite, SUITE)
+        if getattr(config.option, "tx", None):  # pytest-xdist, by -n or --tx
+            control_workers(config, suite)
+
+
+def control_workers(config: pytest.Config, suite: Suite) -> None:
+    """Make this process xdist's controller; a dry run has no workers, so that its plan is printed
+    once."""
+    if config.getoption("--cluster-dry-run"):
+        config.option.dist, config.option.tx, config.option.numprocesses = "no", [], None
+        return
+    from .xdist_suites import XdistController
+
+    config.pluginmanager.register(XdistController(suite))
 
 
 def refuse_moved_root(config: pytest.Config) -> None:

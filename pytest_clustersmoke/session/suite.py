@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import time
 import traceback
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,24 +19,19 @@ import pytest
 from _pytest.junitxml import xml_key
 
 from ..config.cluster_file import find_config
+from ..config.marker import Marked
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..report.verdict import RunTally, RunVerdict, judge
 from ..text import UsageProblems
-from .collection import Collected
+from .collection import PhaseCollection
 from .interrupts import Interrupts
-from .items import JobFailed, JobItem, phase_class, phase_classes
+from .items import Mistakes, PhaseClass, phase_classes
 from .live.board import WatchFailed
 from .live.live_view import LiveView
 from .live.pytest_terminal import PytestTerminal
-from .tally import (
-    JudgedKinds,
-    count_report,
-    count_selection,
-    failure_text,
-    mark_known,
-    mark_report,
-)
+from .phase_views import PhaseViews, make_view
+from .tally import count_report, count_selection, failure_text
 
 if TYPE_CHECKING:
     from ..criteria.phase_criteria import PhaseView
@@ -46,13 +42,17 @@ if TYPE_CHECKING:
     from .job_session import Session
 
 
-class Suite(Collected):
+class Suite:
     """One session's phases on one cluster."""
 
     latest = "latest"  # the link to its report
 
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
-        super().__init__(config, profile)
+        self.config, self.profile = config, profile
+        self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        self.collection = PhaseCollection(config, profile, self.run_id)
+        self.views = PhaseViews(self.collection, self.name_of, self.make_view)
+        config.pluginmanager.register(self.views)
         self.tally = RunTally(frozenset(profile.require))
         self.verdict: RunVerdict | None = None
         self.known_remarks: list[str] = []
@@ -61,33 +61,54 @@ class Suite(Collected):
         self.session: Session | None = None
         self.view: LiveView | None = None
         self.terminal = PytestTerminal(config)
-        self._results: dict[str, PhaseView] = {}
         self._controller: ControllerLock | None = None
         self._interrupts = Interrupts(self._cancel)
         # junit.xml goes to the run's report directory, unless the user asked for another place.
-        self._has_own_junit = not getattr(config.option, "xmlpath", None) and not self._plans_only
-        if self._has_own_junit and not hasattr(config, "workerinput"):
+        asked = getattr(config.option, "xmlpath", None)
+        self._has_own_junit = not asked and not self.collection.plans_only
+        if self._has_own_junit:
             config.option.xmlpath = str(self.report_path / "junit.xml")
+
+    # Collection
+
+    def resolve_phases(
+        self, markers: Mapping[PhaseClass, Marked], mistakes: Mistakes, items: list[pytest.Item]
+    ) -> None:
+        self.collection.resolve_phases(markers, mistakes, items)
+
+    def select(self, items: list[pytest.Item]) -> None:
+        """Raise UsageError with all problems of the selected phases."""
+        problems = self.collection.check_selection(items)
+        self.collection.refuse(problems, self.collection.phases_of(phase_classes(items)))
+
+    def header(self) -> list[str]:
+        hardware = self.profile.hardware
+        return [
+            f"cluster: {self.profile.name} ({self.profile.backend}; "
+            f"{hardware.gpus_per_node} x {hardware.gpu} per node), run {self.run_id}"
+        ]
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        return [*self.collection.absences]
 
     # The run
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
-        chosen = [self._names[cls] for cls in phase_classes(session.items)]
-        phases = [self.phases[name] for name in chosen]
-        self._count_selection(phases, *self.criteria(session.items))
+        phases = self.collection.phases_of(phase_classes(session.items))
+        self.count_selection(phases, *self.collection.criteria(session.items))
         if self.config.getoption("--cluster-dry-run"):
             from .plan import print_plan
 
-            print_plan(phases, self.profile, self.run_id, self.refused)
+            print_plan(phases, self.profile, self.run_id, self.collection.refused)
             session.items.clear()  # nothing runs, so nothing must be reported as run
             return (yield)
         continues = not session.testsfailed or self.config.option.continue_on_collection_errors
-        if phases and not self._plans_only and continues:
+        if phases and not self.collection.plans_only and continues:
             self.start(phases)
         return (yield)
 
-    def _count_selection(
+    def count_selection(
         self,
         phases: list[Phase],
         defined: Mapping[str, Iterable[str]],
@@ -103,7 +124,7 @@ class Suite(Collected):
 
         try:
             self._take_cluster()
-            environ, no_lab = self.scheduler_environ()
+            environ, no_lab = self.collection.scheduler_environ()
             if no_lab:
                 raise UsageProblems(no_lab)
             start = preflight.prepare_run(self.profile, self.run_id, environ)
@@ -143,7 +164,7 @@ class Suite(Collected):
         """Report earlier runs whose controller was killed."""
         from ..report.recovery import recover
 
-        for line in recover(self.report_dir, os.environ):
+        for line in recover(self.collection.report_dir, os.environ):
             self.terminal.say(line)
 
     def describe_request(self) -> dict[str, Any]:
@@ -165,29 +186,12 @@ class Suite(Collected):
         if self.session is not None:
             self.session.cancel()
 
-    def result_of(self, item: pytest.Item) -> PhaseView:
-        """Wait for the item's phase, and add the phase's properties to the item."""
-        cls = phase_class(item)
-        assert cls is not None
-        name = self._names[cls]
-        if name not in self._results:
-            self.wait(name)
-            from ..criteria.phase_criteria import view_phase
-            from ..evidence.phase_result import with_bounds
+    def name_of(self, item: pytest.Item) -> str:
+        """The phase whose result an item judges."""
+        return self.collection.name_of(item)
 
-            result = with_bounds(self.read_phase(name), self.profile, self.report_dir)
-            self._results[name] = view_phase(replace(result, judged=JudgedKinds()))
-        result = self._results[name]
-        if "phase" not in dict(item.user_properties):
-            from ..report.junit import phase_properties
-
-            item.user_properties += phase_properties(result)
-        return result
-
-    def read_phase(self, name: str) -> PhaseResult:
-        """The evidence of a phase whose job has ended, as read by the watch thread."""
-        assert self.session is not None
-        return self.session.results[name]
+    def make_view(self, name: str) -> PhaseView:
+        return make_view(self.collection, self.wait(name))
 
     def results(self) -> dict[str, PhaseResult]:
         """The evidence of every phase whose job has ended, read once for criteria and report."""
@@ -195,14 +199,16 @@ class Suite(Collected):
 
         results = self.session.results if self.session is not None else {}
         return {
-            name: self._results.get(name) or with_bounds(result, self.profile)
+            name: self.views.by_name.get(name) or with_bounds(result, self.profile)
             for name, result in results.items()
         }
 
-    def wait(self, name: str) -> None:
-        assert self.view is not None
+    def wait(self, name: str) -> PhaseResult:
+        """The evidence of a phase, once its job has ended, as read by the watch thread."""
+        assert self.session is not None and self.view is not None
         with self.watching():
             self.view.wait(name)
+        return self.session.results[name]
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -215,42 +221,7 @@ class Suite(Collected):
             traceback.print_exception(error.__cause__)
             pytest.exit(f"internal error: {error}; the run's jobs are cancelled", returncode=3)
 
-    def run_job(self, item: JobItem) -> None:
-        result = self.result_of(item)
-        if result.outcome != "passed":
-            from ..report.terminal import job_failure
-
-            raise JobFailed(
-                "\n".join([job_failure(result), *self.acknowledgements.uncovered_hosts(result)])
-            )
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
-        """If the job did not pass, fail the criterion with one line that points to the job."""
-        cls = phase_class(pyfuncitem)
-        if cls is None:
-            return
-        result = self.result_of(pyfuncitem)
-        if result.outcome != "passed":
-            pytest.fail(
-                f"phase {result.name}: {result.outcome}; see {cls.nodeid}::job", pytrace=False
-            )
-
     # The end
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        cls = phase_class(item)
-        name = self._names.get(cls, "") if cls else ""
-        if name:
-            result = self._results.get(name)
-            mark_report(report, item, call, name, result)
-            if result is not None and call.excinfo:
-                mark_known(report, item, result, call.excinfo.value, self.acknowledgements)
-        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         criterion = self._count(report)
@@ -298,7 +269,7 @@ class Suite(Collected):
 
     def _refuse_other_success(self, session: pytest.Session, exitstatus: int) -> None:
         """With --cluster, the success of other tests must not look like the cluster's verdict."""
-        judges = self.config.getoption("--cluster") and not self._plans_only
+        judges = self.config.getoption("--cluster") and not self.collection.plans_only
         if judges and exitstatus == pytest.ExitCode.OK:
             self.terminal.say(f"no phase ran on {self.profile.name}: no verdict")
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
@@ -307,7 +278,7 @@ class Suite(Collected):
         """End every job, then give the verdict, which pytest's own files need next."""
         assert self.session is not None and self.view is not None and self.run is not None
         for name in self.session.close():
-            self.absences.append(
+            self.collection.absences.append(
                 f"{name}: the scheduler did not answer the submission; check the queue for its job"
             )
         with contextlib.suppress(OSError):  # the terminal is gone
@@ -330,7 +301,7 @@ class Suite(Collected):
         from ..report.junit import complete_junit
 
         assert self.run is not None
-        self.known_remarks = self.acknowledgements.remarks(self.tally, self.run)
+        self.known_remarks = self.collection.acknowledgements.remarks(self.tally, self.run)
         xml = self.config.stash.get(xml_key, None)
         if xml is not None:  # None under `-p no:junitxml`
             complete_junit(xml, self._finished())
@@ -355,8 +326,8 @@ class Suite(Collected):
             tally=self.tally,
             verdict=self.verdict,
             profile=self.profile,
-            phases=self.phases,
-            absences=tuple(self.absences),
+            phases=self.collection.phases,
+            absences=tuple(self.collection.absences),
             known_remarks=tuple(self.known_remarks),
             results=self.results(),
         )
@@ -379,4 +350,4 @@ class Suite(Collected):
 
     @property
     def report_path(self) -> Path:
-        return self.report_dir / self.run_id
+        return self.collection.report_dir / self.run_id

@@ -12,34 +12,38 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ..config.marker import Marked, Needs
 from ..config.phase import Phase, resolve_all
 from ..config.profile import Profile
-from ..evidence.phase_result import PhaseResult
+from ..evidence.phase_result import collect_phase
 from ..evidence.run_directory import RunDir, read_json, write_json
 from ..text import Problem
-from .items import Mistakes, phase_classes
+from .collection import PhaseCollection
+from .items import Mistakes, PhaseClass, phase_classes
 from .live.pytest_terminal import show_in_queue
+from .phase_views import PhaseViews, make_view
 from .suite import Suite
+
+if TYPE_CHECKING:
+    from ..criteria.phase_criteria import PhaseView
 
 POLL_S = 0.2
 INPUT = "clustersmoke"
 
 
-class ControllerSuite(Suite):
-    """The suite of xdist's controller."""
+class XdistController:
+    """What xdist's controller does beside its suite: it tells the workers about the run, and starts
+    the jobs of the first plan that a worker writes."""
 
-    def __init__(self, config: pytest.Config, profile: Profile) -> None:
-        super().__init__(config, profile)
-        if config.getoption("--cluster-dry-run"):  # no workers, so that the plan is printed once
-            config.option.dist, config.option.tx, config.option.numprocesses = "no", [], None
+    def __init__(self, suite: Suite) -> None:
+        self._suite = suite
         # Local, since the shared directory may be unusable, which is reported later.
         self._exchange = Path(tempfile.mkdtemp(prefix="clustersmoke-xdist-"))
         self._submitted = False
@@ -47,7 +51,7 @@ class ControllerSuite(Suite):
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         node.workerinput[INPUT] = {
-            "run_id": self.run_id,
+            "run_id": self._suite.run_id,
             "exchange": str(self._exchange),
             "controller": os.getpid(),
         }
@@ -69,92 +73,85 @@ class ControllerSuite(Suite):
         plan = read_json(self._exchange / f"{node.gateway.id}.json")
         if plan is None:
             raise RuntimeError(f"worker {node.gateway.id} left no plan in {self._exchange}")
-        self.absences = plan["absences"]
+        suite, collection = self._suite, self._suite.collection
         markers = [
             Marked(**marker | {"script": Path(marker["script"]), "needs": Needs(**marker["needs"])})
             for marker in plan["phases"]
         ]
-        settings = self.config.getoption("--cluster-set")
-        self.phases, _ = resolve_all(markers, self.profile, settings)
-        chosen = [self.phases[name] for name in plan["chosen"] if name in self.phases]
-        self._raise_problems([Problem(text) for text in plan["problems"]], chosen)
-        self._count_selection(chosen, *plan["criteria"])
-        if chosen and not self._plans_only:
-            self.start(chosen)
-            assert self.run is not None and self.view is not None
-            dsession = self.config.pluginmanager.get_plugin("dsession")
-            if not show_in_queue(dsession, self.watching, self.view.show_all):
-                self.terminal.say("  progress not shown: this pytest-xdist has no event queue")
-            write_json(self._exchange / "run.json", {"root": str(self.run.root)})
+        settings = suite.config.getoption("--cluster-set")
+        collection.absences = plan["absences"]
+        collection.phases, _ = resolve_all(markers, suite.profile, settings)
+        chosen = [collection.phases[name] for name in plan["chosen"]]
+        collection.refuse([Problem(text) for text in plan["problems"]], chosen)
+        suite.count_selection(chosen, *plan["criteria"])
+        if chosen and not collection.plans_only:
+            self._start(chosen)
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
-        if self.config.getoption("--cluster-dry-run"):
-            return (yield from super().pytest_runtestloop(session))
-        return (yield)
+    def _start(self, phases: list[Phase]) -> None:
+        suite = self._suite
+        suite.start(phases)
+        assert suite.run is not None and suite.view is not None
+        dsession = suite.config.pluginmanager.get_plugin("dsession")
+        if not show_in_queue(dsession, suite.watching, suite.view.show_all):
+            suite.terminal.say("  progress not shown: this pytest-xdist has no event queue")
+        write_json(self._exchange / "run.json", {"root": str(suite.run.root)})
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
+    def pytest_sessionfinish(self, exitstatus: int) -> Iterator[None]:
         with contextlib.suppress(OSError):  # workers also notice that their parent is gone
             write_json(self._exchange / "over.json", {"exitstatus": int(exitstatus)})
-        yield from super().pytest_sessionfinish(session, exitstatus)
-        shutil.rmtree(self._exchange, ignore_errors=True)
+        try:
+            return (yield)
+        finally:
+            shutil.rmtree(self._exchange, ignore_errors=True)
 
 
-class WorkerSuite(Suite):
+class WorkerSuite:
     """The suite of an xdist worker: it submits nothing, and waits for files."""
 
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
-        super().__init__(config, profile)
         handed = config.workerinput[INPUT]  # type: ignore[attr-defined]
-        self.run_id, self._exchange = handed["run_id"], Path(handed["exchange"])
-        self._parent: int = handed["controller"]
+        self._worker = config.workerinput["workerid"]  # type: ignore[attr-defined]
+        self._exchange, self._parent = Path(handed["exchange"]), int(handed["controller"])
         self._problems: list[Problem] = []
-        self._markers: list[Marked] = []
+        self.collection = PhaseCollection(config, profile, handed["run_id"])
+        self.views = PhaseViews(self.collection, self.collection.name_of, self._make_view)
+        config.pluginmanager.register(self.views)
 
-    def resolve_phases(self, markers: Any, mistakes: Mistakes, items: list[pytest.Item]) -> None:
-        self._markers = list(markers.values())
-        super().resolve_phases(markers, mistakes, items)
+    def resolve_phases(
+        self, markers: Mapping[PhaseClass, Marked], mistakes: Mistakes, items: list[pytest.Item]
+    ) -> None:
+        self.collection.resolve_phases(markers, mistakes, items)
 
-    def _raise_problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
-        self._problems += problems  # the controller raises them, once
+    def select(self, items: list[pytest.Item]) -> None:
+        self._problems = self.collection.check_selection(items)  # the controller raises them, once
+
+    def header(self) -> list[str]:
+        return []
 
     @pytest.hookimpl(tryfirst=True)  # before xdist reports it to the controller
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        collection = self.collection
+        chosen = collection.phases_of(phase_classes(session.items))
         plan = {
             "phases": [
-                {**asdict(marker), "script": str(marker.script)} for marker in self._markers
+                {**asdict(marker), "script": str(marker.script)} for marker in collection.markers
             ],
-            "chosen": [self._names[cls] for cls in phase_classes(session.items)],
-            "criteria": self.criteria(session.items),
-            "absences": self.absences,
+            "chosen": [phase.name for phase in chosen],
+            "criteria": collection.criteria(session.items),
+            "absences": collection.absences,
             "problems": [str(problem) for problem in self._problems],
         }
-        worker = self.config.workerinput["workerid"]  # type: ignore[attr-defined]
-        write_json(self._exchange / f"{worker}.json", plan)
+        write_json(self._exchange / f"{self._worker}.json", plan)
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
-        return (yield)
-
-    def read_phase(self, name: str) -> PhaseResult:
-        """The evidence of a phase whose job has ended; this process has not read it yet."""
-        from ..evidence.phase_result import collect_phase
-
-        assert self.run is not None
-        return collect_phase(self.run.phase(name))
-
-    def wait(self, name: str) -> None:
+    def _make_view(self, name: str) -> PhaseView:
+        """The result of a phase, once the controller has written it."""
         while True:
             started = read_json(self._exchange / "run.json")
             if started is not None:
-                self.run = RunDir(Path(started["root"]))
-                if self.run.phase(name).result.exists():
-                    return
+                phase = RunDir(Path(started["root"])).phase(name)
+                if phase.result.exists():
+                    return make_view(self.collection, collect_phase(phase))
             if (self._exchange / "over.json").exists() or os.getppid() != self._parent:
                 pytest.exit("the controller has ended the run")
             time.sleep(POLL_S)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        yield  # the controller gives the verdict and writes the report
