@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.config.metrics import show
-from pytest_clustersmoke.report.run_record import SCHEMA_PATH
+from pytest_clustersmoke.report.record_schema import SCHEMA_PATH
 from tests.report.browsing import Opened, first_screen, started
 from tests.support.harness import properties
 from tests.support.labs import visible_folder

@@ -13,9 +13,9 @@ from ..config.metrics import METRICS, show
 from ..evidence.history import setup_changes
 from ..evidence.history.history_database import open_for_reading
 from ..evidence.history.history_query import PhaseRun, StoredMetric, read_phase_runs, read_runs
-from ..evidence.history.history_store import PhaseRecord, RunRecord, Setup, shorten_line
-from ..evidence.history.outlier_judge import FAILING_UNITS, WINDOW, OutlierJudge
-from ..evidence.history.past_records import Number, PastRecord, TrendRecord
+from ..evidence.history.history_store import Setup, shorten_line
+from ..evidence.history.outlier_judge import FAILING_UNITS, WINDOW, OutlierJudge, SetupChanges
+from ..evidence.run_record import Number, PastRecord, PhaseRecord, RunRecord, TrendRecord
 from ..evidence.telemetry import to_json_value
 from ..text import shorten_lines
 
@@ -45,36 +45,35 @@ def past_of(
 
 
 def annotate(record: RunRecord, report_dir: Path) -> None:
-    """Fill in the record's comparison with the past: `past` of metrics, `trend` and `changed` of
-    phases, `changes` of the run. Runs that began later are ignored, and metrics that the criterion
-    judged are not judged again. Raises HistoryUnusable and then leaves the record unchanged."""
-    if "proof" in record:
+    """Fill in the record's comparison with the past: `past` of metrics, `trend`, `changed` and
+    `last_good` of phases, `changes` of the run. Runs that began later are ignored, and metrics that
+    the criterion judged are not judged again. Raises HistoryUnusable and then leaves the record
+    unchanged."""
+    if record.proof is not None:  # staged faults do not belong in the history
         return
-    compared = [phase for phase in record["phases"] if not phase.get("fault")]
+    compared = [phase for phase in record.phases if not phase.fault]
     with open_for_reading(report_dir) as connection:
         comparisons = [(phase, *_compare_phase(connection, record, phase)) for phase in compared]
         changes = _changes(connection, record, compared) if connection is not None else []
-    for phase, judged, trend, changed in comparisons:
-        phase["trend"], phase["changed"] = trend, changed
+    for phase, judged, trend, since in comparisons:
+        phase.trend, phase.changed, phase.last_good = trend, list(since.changes), since.run_id
         for name, past in judged.items():
-            metric = phase["metrics"][name]
-            metric["past"] = metric["past"] or past
-    record["changes"] = shorten_lines(changes, MAX_CHANGES)
+            metric = phase.metrics[name]
+            metric.past = metric.past or past
+    record.changes = shorten_lines(changes, MAX_CHANGES)
 
 
 def _compare_phase(
     connection: Connection | None, record: RunRecord, phase: PhaseRecord
-) -> tuple[dict[str, PastRecord], TrendRecord | None, list[str]]:
-    setup = Setup.of(phase["hardware"], phase["shape"], phase["versions"])
-    versions = _stored(phase["versions"])
-    past = _PhasePast(
-        connection, record["cluster"], phase["phase"], setup, versions, record["begun"]
-    )
+) -> tuple[dict[str, PastRecord], TrendRecord | None, SetupChanges]:
+    setup = Setup.of(phase.hardware, phase.shape, phase.versions)
+    versions = _stored(phase.versions)
+    past = _PhasePast(connection, record.cluster, phase.phase, setup, versions, record.begun)
     measured = {
-        name: StoredMetric(float(metric["value"]), metric["unit"], metric["higher_is_better"])
-        for name, metric in phase["metrics"].items()
+        name: StoredMetric(float(metric.value), metric.unit, metric.higher_is_better)
+        for name, metric in phase.metrics.items()
     }
-    return past.judge(measured), past.trend(phase), past.changed
+    return past.judge(measured), past.trend(phase), past.since
 
 
 def _stored(versions: Mapping[str, str]) -> dict[str, str]:
@@ -106,21 +105,19 @@ class _PhasePast:
             last_good = past(good=True, limit=1)
             self._same = past(good=True, setup=setup, limit=WINDOW)
             self._others = past(good=True, setup=setup, other_versions=True, limit=WINDOW)
-        self.changed = self._changed_since(last_good)
-        self._last_good = last_good[0].run_id if last_good else ""
+        self.since = self._changes_since(last_good)
 
-    def _changed_since(self, past: list[PhaseRun]) -> list[str]:
+    def _changes_since(self, past: list[PhaseRun]) -> SetupChanges:
         """What changed since the newest of these runs."""
-        return [
-            f"{change} (last good run {run.run_id})"
-            for run in past[:1]
-            for change in setup_changes.describe_setup_changes(
-                run, self._setup.hardware, self._setup.shape, self._versions
-            )
-        ]
+        if not past:
+            return SetupChanges()
+        changes = setup_changes.describe_setup_changes(
+            past[0], self._setup.hardware, self._setup.shape, self._versions
+        )
+        return SetupChanges(past[0].run_id, changes)
 
     def judge(self, metrics: Mapping[str, StoredMetric]) -> dict[str, PastRecord]:
-        judge = OutlierJudge(self.changed, self._last_good, self._changed_since(self._others))
+        judge = OutlierJudge(self.since, self._changes_since(self._others))
         return {
             name: judge.judge(
                 f"{name} is {show(metric.value)} {metric.unit}".rstrip(),
@@ -138,7 +135,7 @@ class _PhasePast:
         if not self._newest:
             return None
         shown = self._newest[::-1]
-        units = {name: metric["unit"] for name, metric in phase["metrics"].items()}
+        units = {name: metric.unit for name, metric in phase.metrics.items()}
         names = dict.fromkeys([*units, *(name for run in shown for name in run.metrics)])
         values: dict[str, list[Number | None]] = {
             name: [to_json_value(_trend_value(run, name, units.get(name))) for run in shown]
@@ -166,32 +163,32 @@ def _trend_value(run: PhaseRun, name: str, unit: str | None) -> float | None:
 def _changes(connection: Connection, record: RunRecord, phases: list[PhaseRecord]) -> list[str]:
     """What changed since each phase last ran on this cluster; the verdict since the last run with
     the same selection."""
-    cluster, begun = record["cluster"], record["begun"]
-    selection = shorten_line(record["selection"])  # as the history stores it
+    cluster, begun = record.cluster, record.begun
+    selection = shorten_line(record.selection)  # as the history stores it
     before = read_runs(connection, cluster=cluster, before=begun, selection=selection, limit=1)
     words = []
-    if before and before[0].verdict != record["verdict"]:
-        words.append(f"verdict {before[0].verdict} -> {record['verdict']}")
+    if before and before[0].verdict != record.verdict:
+        words.append(f"verdict {before[0].verdict} -> {record.verdict}")
     pairs = [
         (old, phase)
         for phase in phases
-        for old in read_phase_runs(connection, cluster, phase["phase"], before=begun, limit=1)
+        for old in read_phase_runs(connection, cluster, phase.phase, before=begun, limit=1)
     ]
     for old, phase in pairs:
         words += _phase_changes(old, phase)
     words += _version_changes(pairs)
-    placed = [(old, phase) for old, phase in pairs if old.nodes and phase["nodes"]]
+    placed = [(old, phase) for old, phase in pairs if old.nodes and phase.nodes]
     old_nodes = {node for old, _ in placed for node in old.nodes}
-    new_nodes = {node["node"] for _, phase in placed for node in phase["nodes"]}
+    new_nodes = {node.node for _, phase in placed for node in phase.nodes}
     return words + setup_changes.describe_node_changes(old_nodes, new_nodes)
 
 
 def _phase_changes(old: PhaseRun, phase: PhaseRecord) -> list[str]:
-    name, outcome = phase["phase"], phase["outcome"]
+    name, outcome = phase.phase, phase.outcome
     if outcome != old.outcome and outcome != "passed":
         return [f"{name} is {outcome}, was {old.outcome}"]
     again = [f"{name} passes again, was {old.outcome}"] if outcome != old.outcome else []
-    results = {criterion: entry["result"] for criterion, entry in phase["criteria"].items()}
+    results = {criterion: entry.result for criterion, entry in phase.criteria.items()}
     failed = sorted(
         criterion
         for criterion, result in results.items()
@@ -204,11 +201,11 @@ def _version_changes(pairs: list[tuple[PhaseRun, PhaseRecord]]) -> list[str]:
     """Each change once, with its phases if not all phases have it."""
     phases_of: dict[str, list[str]] = defaultdict(list)
     for old, phase in pairs:
-        if old.versions and phase["versions"]:  # a phase that never ran has none
+        if old.versions and phase.versions:  # a phase that never ran has none
             for change in setup_changes.describe_version_changes(
-                old.versions, _stored(phase["versions"])
+                old.versions, _stored(phase.versions)
             ):
-                phases_of[change].append(phase["phase"])
+                phases_of[change].append(phase.phase)
     return [
         change if len(names) == len(pairs) else f"{change} ({setup_changes.list_names(names)})"
         for change, names in phases_of.items()

@@ -15,10 +15,10 @@ from ..config.metrics import METRICS
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.history.outlier_judge import NOT_ENOUGH
-from ..evidence.history.past_records import PastRecord
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir, read_json, write_json
+from ..evidence.run_record import PastRecord
 from ..text import sanitize_line
 from .past_annotation import past_of
 
@@ -74,7 +74,7 @@ def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
     that it wrote."""
     from pydantic import TypeAdapter, ValidationError
 
-    from ..evidence.history.past_records import PastRecord
+    from ..evidence.run_record import PastRecord
 
     raw = (read_json(directory.past) or {}).get("past")
     try:

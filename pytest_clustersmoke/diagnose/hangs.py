@@ -18,7 +18,7 @@ from . import call_order
 from .call_order import Absence, Mismatch
 from .failure_evidence import MAX_LINES, FailureEvidence, is_consequence, line_of, text_of
 from .flight_recorder import CollectiveCall
-from .rank_failures import rank_deaths
+from .rank_failures import find_dead_ranks
 from .rank_positions import Stack, describe_position, ranks_behind, ranks_elsewhere
 
 TIMED_OUT = re.compile(r"timed out|timeout", re.I)
@@ -57,7 +57,7 @@ def find_library_timeout(evidence: FailureEvidence) -> list[Finding]:
     that are still alive. The errors and aborts of the failed ranks are not the cause."""
     if _stall_reason(evidence.result):
         return []
-    deaths = {rank for death in rank_deaths(evidence) for rank in death.ranks}
+    deaths = find_dead_ranks(evidence)
     if any(not is_consequence(error) for error in evidence.errors.values()):
         return []
     failed = {*deaths, *evidence.errors}

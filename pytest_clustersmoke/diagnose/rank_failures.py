@@ -88,7 +88,7 @@ def find_memory_kill(evidence: FailureEvidence, judgement: Judgement) -> list[Fi
     named = {match[name] for match, _ in lines for name in match.re.groupindex if match[name]}
     logged = tuple(line for _, line in lines[:2])
     shown = record.evidence(record.job)
-    dead = [death for death in rank_deaths(evidence) if not named or set(death.hosts) & named]
+    dead = [death for death in _deaths(evidence) if not named or death.rank.node in named]
     memory = record.job.memory_per_node or record.job.memory_per_cpu
     unit = "node" if record.job.memory_per_node else "CPU"
     limit = f" ({memory} per {unit})" if memory not in ("", "0") else ""
@@ -105,20 +105,20 @@ def find_memory_kill(evidence: FailureEvidence, judgement: Judgement) -> list[Fi
     return [
         Finding(
             "out-of-memory",
-            f"{death.cause.split(' ended in ')[0]} ended; {why}",
+            f"{death.rank} ended; {why}",
             fix,
             primary=not index,
-            evidence=(*logged, *death.evidence, *shown),
-            hosts=death.hosts,
-            ranks=death.ranks,
+            evidence=(*logged, *death.finding.evidence, *shown),
+            hosts=death.finding.hosts,
+            ranks=death.finding.ranks,
         )
         for index, death in enumerate(dead)
     ]
 
 
-def rank_deaths(evidence: FailureEvidence) -> list[Finding]:
+def find_dead_ranks(evidence: FailureEvidence) -> set[int]:
     """Ranks that ended without an exception before they were done: killed, or exited early."""
-    return [failure.finding for failure in _deaths(evidence)]
+    return {death.rank.rank for death in _deaths(evidence)}
 
 
 def early_leavers(evidence: FailureEvidence) -> list[Finding]:

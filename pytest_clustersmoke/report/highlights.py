@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..config.metrics import show
+from ..evidence.run_record import MetricRecord, PhaseRecord, ProofRecord, RankRecord, RunRecord
 from ..text import shorten
-from .run_record import MetricRecord, PhaseRecord, ProofRecord, RankRecord, RunRecord
 
 MAX_EACH = 3  # of each kind on the first screen; the rest is counted
 MAX_NAMES = 4
-LAST_GOOD = " (last good run "
 
 
 @dataclass(frozen=True)
@@ -164,22 +163,12 @@ def _metrics(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     metric = phase.metrics[name]
     value = f"{name} is {show_number(metric.value)} {unit_words(metric.unit)}".rstrip()
     also = f"; also {name_list([entry[0] for entry in deviations[1:]])}" if deviations[1:] else ""
-    changes, _ = split_changes(phase.changed)
-    since = f". Since the last good run: {name_list(changes)}" if changes else ""
+    since = f". Since the last good run: {name_list(phase.changed)}" if phase.changed else ""
     title = against if math.isinf(share) else f"{name} {against}"
     names = re.compile(rf"\b({'|'.join(re.escape(entry[0]) for entry in deviations)})\b")
     known = _known(phase, lambda name, text: names.search(text))
     text = f"{value}{also}{known}{since}"
     yield Highlight(title, text, phase.phase, f"{anchor}-metrics", bool(known))
-
-
-def split_changes(changed: Iterable[str]) -> tuple[list[str], str]:
-    """What changed since the last good run, and that run's name, removed from each entry."""
-    parts = [part.rpartition(LAST_GOOD) for part in changed]
-    runs = {tail.removesuffix(")") for _, mark, tail in parts if mark}
-    if len(runs) > 1:
-        return ["".join(part) for part in parts], ""
-    return [head if mark else tail for head, mark, tail in parts], "".join(runs)
 
 
 def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..evidence.phase_result import PhaseResult
+from ..evidence.run_record import DifferenceRecord, FactsRecord
 from ..evidence.telemetry import parse_rows
 from ..text import sanitize_line
-from .run_record import DifferenceRecord, FactsRecord
 
 # A node with eight GPUs and ten network cards writes some 10,000 characters, nested four deep.
 MAX_CHARACTERS, MAX_FACT, MAX_DEPTH = 2**18, 2**16, 6

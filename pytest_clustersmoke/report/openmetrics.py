@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, get_args
 
 from ..config.metrics import METRICS
+from ..evidence.run_record import Outcome, PhaseRecord, Result, RunRecord
 from ..text import sanitize_line
-from .run_record import Outcome, PhaseRecord, Result, RunRecord
 from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
 
 PREFIX = "clustersmoke_"

@@ -17,6 +17,7 @@ from typing import Any
 
 import jinja2
 
+from ..evidence.run_record import RunRecord
 from ..text import format_seconds, sanitize_lines
 from .highlights import outcome_words, show_number, unit_words
 from .page_view import (
@@ -31,7 +32,6 @@ from .page_view import (
     tone,
     utc,
 )
-from .run_record import RunRecord
 
 HERE = Path(__file__).parent / "html"
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "topology.js", "page.js")
@@ -92,7 +92,6 @@ def _environment() -> jinja2.Environment:
     made.filters |= {
         "show": show_number,
         "exact": _exact,
-        "beside": _beside,
         "seconds": format_seconds,
         "utc": utc,
         "tone": tone,
@@ -104,12 +103,6 @@ def _environment() -> jinja2.Environment:
         "spread": spread_cells,
     }
     return made
-
-
-def _beside(past: Mapping[str, Any]) -> str:
-    """The text on a metric's past, without the value and the status, which have their own cells."""
-    text = str(past["text"]).partition(": ")[2] or str(past["text"])
-    return text.removeprefix(f"{past['status']}: ")
 
 
 def _exact(value: float | str | None) -> str:

@@ -11,9 +11,15 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..evidence.history.past_records import Number
+from ..evidence.run_record import (
+    GroupRecord,
+    LinkRecord,
+    Number,
+    PhaseRecord,
+    RankRecord,
+    SpreadRecord,
+)
 from ..text import ranges
-from .run_record import GroupRecord, LinkRecord, PhaseRecord, RankRecord, SpreadRecord
 
 # With more ranks than this, nodes have rows, and ranks only if they stand out.
 MANY_RANKS = 128

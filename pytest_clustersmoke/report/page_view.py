@@ -14,11 +14,18 @@ from markupsafe import Markup
 
 from ..config.metrics import show
 from ..evidence.gpu_model import ANY_GPU
+from ..evidence.run_record import (
+    FactsRecord,
+    HardwareRecord,
+    PhaseRecord,
+    Result,
+    RunRecord,
+    SpreadRecord,
+)
 from ..text import plural
-from .highlights import HighlightGroup, find_highlights, outcome_words, split_changes
+from .highlights import HighlightGroup, find_highlights, outcome_words
 from .node_records import UNKNOWN, common_facts
 from .page_ranks import LinksView, RanksView, links_view, ranks_view
-from .run_record import FactsRecord, HardwareRecord, PhaseRecord, Result, RunRecord, SpreadRecord
 from .terminal import RATES
 
 TONES = {
@@ -48,7 +55,6 @@ class PhaseSection:
     folder: str  # of its evidence, relative to the page
     state: str  # the outcome of the job; if it passed, with its red criteria
     tone: str  # the worst of job and criteria
-    changed: str  # since the last good run, which it names first
     open: bool  # whether there is something to look at
     counts: list[tuple[str, int]]  # criteria by result, failed ones first
     rate: str  # the metric shown as its rate; empty if it has none
@@ -131,12 +137,12 @@ def _optional(record: RunRecord) -> list[str]:
     """Kinds that were neither required nor measured, with the number of phases that lack each."""
     if record.proof is not None:
         return []
-    phases, required = record.phases, set(record.not_measured)
+    phases, required = record.phases, {(entry.phase, entry.kind) for entry in record.missing}
     counted = Counter(
         kind
         for phase in phases
         for kind in phase.not_measured
-        if f"{phase.phase}: {kind} not measured" not in required
+        if (phase.phase, kind) not in required
     )
     return [
         kind if count == len(phases) else f"{kind} ({count} of {len(phases)} phases)"
@@ -157,14 +163,12 @@ def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> Ph
     counted = Counter(criterion.result for criterion in record.criteria.values())
     held = [name for name in RATES if name in record.metrics]
     state, tone = _state(record, counted)
-    changed, last_good = split_changes(record.changed)
     return PhaseSection(
         record=record,
         anchor=anchors[record.phase],
         folder=f"phases/{quote(record.phase, safe='')}/",
         state=state,
         tone=tone,
-        changed=f"{' ' * bool(last_good)}{last_good}: {'; '.join(changed)}",
         open=record.phase in places or record.outcome != "passed",
         counts=[(result, counted[result]) for result in RESULTS if counted[result]],
         rate=held[-1] if held else "",

@@ -25,13 +25,13 @@ from ..criteria.past_annotation import annotate
 from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.history.history_store import store_run
 from ..evidence.run_directory import RunDir, write_atomically, write_json
+from ..evidence.run_record import RunRecord
 from ..evidence.telemetry import to_json_value
 from ..text import sanitize_line
 from .openmetrics import render_metrics
 from .page import page
 from .record_builder import FinishedRun, make_record
 from .run_archive import EvidenceCopier, point_link, prune_runs
-from .run_record import RunRecord
 from .summary import add_step_summary
 from .terminal import write_summary
 
@@ -59,7 +59,7 @@ def finish(
     keep_runs = run.profile.limits.keep_runs if run.profile else None
     lines, written = list(remarks), True
     try:
-        record, unwritten = publish(
+        unwritten = publish(
             record, run.directory, run.target.parent, os.environ, latest=latest, keep_runs=keep_runs
         )
         lines += [*unwritten, f"report: {run.target}"]
@@ -89,23 +89,20 @@ def publish(
     *,
     latest: str = "",
     keep_runs: int | None = None,
-) -> tuple[RunRecord, list[str]]:
-    """Write the report of a run, and store the run in the history.
+) -> list[str]:
+    """Complete the record with its past, write the report of the run, and store it in the history.
 
-    Returns the record, completed with its past, and remarks on what could not be written. Raises
-    OSError if report.json cannot be written.
+    Returns remarks on what could not be written. Raises OSError if report.json cannot be written.
     """
     target = report_dir / record.run_id
     target.mkdir(parents=True, exist_ok=True)
-    record, unread = _beside_past(record, report_dir)
-    held = record.as_json()
-    write_json(target / "report.json", to_json_value(held), mode=MODE)
+    unread = _try_history(lambda: annotate(record, report_dir))
+    write_json(target / "report.json", to_json_value(record.as_json()), mode=MODE)
     copier = EvidenceCopier(run, target)
     for phase in record.phases:
         copier.copy_phase(phase.phase)
     remarks = unread + _write_views(record, target, environ, copier.will_copy_journal())
-    if record.proof is None:
-        remarks += _store(held, report_dir, judged=not unread)
+    remarks += _try_history(lambda: store_run(record, report_dir, not unread))
     for phase in record.phases:
         if phase.outcome == "passed":
             shutil.rmtree(run.phase(phase.phase).output, ignore_errors=True)
@@ -118,35 +115,18 @@ def publish(
     if keep_runs is not None:
         prune_runs(report_dir, keep_runs)
         prune_runs(run.root.parent, keep_runs)
-    return record, [*dict.fromkeys(remarks), *copier.remarks()]
+    return [*dict.fromkeys(remarks), *copier.remarks()]
 
 
-def _beside_past(record: RunRecord, report_dir: Path) -> tuple[RunRecord, list[str]]:
-    """The record completed with its past, and a remark if the history could not be read."""
-    if record.proof is not None:  # staged faults do not belong in the history
-        return record, []
+def _try_history(work: Callable[[], None]) -> list[str]:
+    """Read or write the history; a remark if that failed."""
     try:
-        held = record.as_json()
-        annotate(held, report_dir)
-        return RunRecord.model_validate(held), []
-    except Exception as error:
-        return record, [_history_remark(error)]
-
-
-def _store(held: dict[str, Any], report_dir: Path, judged: bool) -> list[str]:
-    """Store the run in the history; a remark if that failed."""
-    try:
-        store_run(held, report_dir, judged)
-    except Exception as error:
-        return [_history_remark(error)]
+        work()
+    except HistoryUnusable as error:
+        return [str(error)]
+    except Exception as error:  # unforeseen damage: the report comes first
+        return [sanitize_line(f"history: {type(error).__name__}: {error}")[:MAX_REMARK]]
     return []
-
-
-def _history_remark(error: Exception) -> str:
-    if isinstance(error, HistoryUnusable):
-        return str(error)
-    # Unforeseen damage: the report comes first.
-    return sanitize_line(f"history: {type(error).__name__}: {error}")[:MAX_REMARK]
 
 
 def _write_views(

@@ -7,12 +7,11 @@ import statistics
 from collections.abc import Sequence
 
 from ..criteria import stragglers
-from ..evidence.history.past_records import Number
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured
 from ..evidence.phase_result import PhaseResult
+from ..evidence.run_record import Number, RankRecord, SpreadRecord
 from ..evidence.telemetry import parse_numbers
-from .run_record import RankRecord, SpreadRecord
 
 MAX_LOSSES = 500
 FEWEST_STEPS = 2

@@ -18,11 +18,18 @@ from ..criteria.past_criterion import read_judgement
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.phase_result import PhaseResult, collect_phase, with_bounds
 from ..evidence.run_directory import RunDir
+from ..evidence.run_record import (
+    SCHEMA,
+    MetricRecord,
+    NodeRecord,
+    PhaseRecord,
+    ReferenceRecord,
+    RunRecord,
+)
 from ..evidence.telemetry import read_events
 from ..preflight.observed_variables import remark_on_job
 from .node_records import FactsCollector, find_differences
 from .rank_records import mean_losses, rank_records
-from .run_record import SCHEMA, MetricRecord, NodeRecord, PhaseRecord, ReferenceRecord, RunRecord
 from .topology import build_topology
 from .verdict import RunTally, RunVerdict
 
@@ -87,6 +94,7 @@ def make_record(run: FinishedRun) -> RunRecord:
             "sentence": verdict.sentence,
             "failed": verdict.failed,
             "not_measured": verdict.not_measured,
+            "missing": [asdict(missing) for missing in verdict.missing],
             "known": [asdict(known) for known in verdict.known],
             "known_remarks": list(run.known_remarks),
             "phases_chosen": list(run.tally.phases),

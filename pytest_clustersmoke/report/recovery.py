@@ -16,11 +16,11 @@ from ..config.profile import Profile
 from ..evidence.locks import seize_run
 from ..evidence.phase_result import OUTCOMES
 from ..evidence.run_directory import RUN_ID, RunDir, read_json
+from ..evidence.run_record import RunRecord
 from ..evidence.telemetry import EventWriter, read_events
 from ..text import UsageProblems
 from .publication import GIVEN_UP, mark_unreportable, publish
 from .record_builder import FinishedRun, make_record
-from .run_record import RunRecord
 from .verdict import CriterionResult, KnownFailure, RunTally, judge
 
 RESULTS = ("passed", "failed", "skipped", "known")
@@ -56,14 +56,14 @@ def _report(
     record = make_record(FinishedRun(run, target, about, tally, verdict, profile))
     _close(run)
     # No environment: the summary of the current CI step must not get this run.
-    _, remarks = publish(record, run, target.parent, {})
+    remarks = publish(record, run, target.parent, {})
     return [f"run {target.name}: {partial}; its report is written now: {target}", *remarks]
 
 
 def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
     """Finish a report whose controller was killed after it had written report.json."""
     _close(run)
-    _, remarks = publish(record, run, target.parent, {})
+    remarks = publish(record, run, target.parent, {})
     if not _is_whole(target):  # for example, its journal is too large: do not try again
         mark_unreportable(target, "the evidence cannot be copied")
     line = f"run {target.name}: killed before its report was complete; it is complete now: {target}"

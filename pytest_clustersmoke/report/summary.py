@@ -15,8 +15,8 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from ..evidence.run_record import FindingRecord, PhaseRecord, RunRecord
 from ..text import FAILURE, plural, sanitize_line, sanitize_lines, shorten
-from .run_record import FindingRecord, PhaseRecord, RunRecord
 from .terminal import COLUMNS, NUMBERS, gate_lines, known_words, phase_row
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -164,7 +164,8 @@ def _changes(record: RunRecord) -> Iterator[str]:
         for name, metric in phase.metrics.items():
             if metric.past is not None and metric.past["status"] in ("warn", "fail"):
                 yield f"{phase.phase}: {name}: {metric.past['text']}"
-        yield from (f"{phase.phase}: {words}" for words in phase.changed)
+        for change in phase.changed:
+            yield f"{phase.phase}: {change} (last good run {phase.last_good})"
 
 
 def _differences(record: RunRecord) -> Iterator[str]:

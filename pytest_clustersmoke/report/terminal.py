@@ -8,6 +8,7 @@ from typing import Any
 from ..config.metrics import show
 from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
+from ..evidence.run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord
 from ..evidence.telemetry import parse_texts
 from ..preflight.variable_remarks import format_remarks, group_remarks
 from ..text import (
@@ -18,7 +19,6 @@ from ..text import (
     sanitize_lines,
     shorten_lines,
 )
-from .run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord
 from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
 
 COLUMNS = (
@@ -137,7 +137,8 @@ def _off_past(phases: Iterable[PhaseRecord]) -> Iterator[str]:
         if phase.changed and (
             texts or any(metric.met is False for metric in phase.metrics.values())
         ):
-            yield f"{phase.phase}: changed since its last good run: {', '.join(phase.changed)}"
+            changed = ", ".join(phase.changed)
+            yield f"{phase.phase}: changed since its last good run {phase.last_good}: {changed}"
 
 
 def _warnings(phases: Iterable[PhaseRecord]) -> list[str]:

@@ -8,8 +8,8 @@ from ..criteria.node_pairs import Pairs
 from ..criteria.transport_sides import Connection, Transports
 from ..evidence.metric import Unmeasured
 from ..evidence.phase_result import PhaseResult
+from ..evidence.run_record import GroupRecord, LinkRecord, TopologyRecord
 from ..text import plural
-from .run_record import GroupRecord, LinkRecord, TopologyRecord
 
 # If every rank is connected to every other, links grow with the square of ranks.
 MAX_LINKS = 2000

@@ -46,9 +46,24 @@ class CriterionResult:
     result: Literal["passed", "failed", "skipped", "known"]
     text: str = ""
     known: KnownFailure | None = None
+    judged: tuple[str, ...] = ()  # the kinds of criteria that it judged
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        made = asdict(self)
+        return {name: value for name, value in made.items() if value not in (None, ())}
+
+
+@dataclass(frozen=True)
+class MissingMeasurement:
+    """Something that was required and not measured; not about one phase or kind if that is
+    empty."""
+
+    reason: str
+    phase: str = ""
+    kind: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.phase}: {self.reason}" if self.phase else self.reason
 
 
 @dataclass
@@ -169,14 +184,19 @@ class RunVerdict:
     sentence: str  # the name with its scope and reasons
     scope: str  # the part that it covers; empty if it covers everything
     failed: list[str]
-    not_measured: list[str]  # required, but not measured
+    missing: list[MissingMeasurement]
     known: list[KnownFailure]
     partial: str  # why the run is incomplete; empty if it is complete
+
+    @property
+    def not_measured(self) -> list[str]:
+        """What was required and not measured, in words."""
+        return [str(missing) for missing in self.missing]
 
 
 def judge(run: RunTally) -> RunVerdict:
     """The verdict on the cluster."""
-    failed, missing = _failed(run), _not_measured(run)
+    failed, missing = _failed(run), _find_missing(run)
     known = [failure for phase in run.phases.values() for failure in phase.known_failures()]
     fit = any(phase.outcome for phase in run.phases.values()) and run.exitstatus == 0
     if failed:
@@ -184,7 +204,7 @@ def judge(run: RunTally) -> RunVerdict:
     else:
         name = INCONCLUSIVE if missing or known or run.interrupted or not fit else FIT
         reasons = [
-            *missing,
+            *map(str, missing),
             *(f"{failure.what} is known to fail until {failure.until}" for failure in known),
         ]
     count = _count(run, name)
@@ -196,12 +216,13 @@ def judge_proof(proof: ProofTally, run: RunTally) -> RunVerdict:
     """The verdict on the gates, which says nothing about the cluster."""
     unjudged = proof.unjudged()
     failed = _reasons({"stayed green": proof.stayed_green, "not as expected": proof.wrong})
-    missing = _reasons({"could not be staged": proof.not_staged, "not judged": unjudged})
+    reasons = _reasons({"could not be staged": proof.not_staged, "not judged": unjudged})
+    missing = [MissingMeasurement(reason) for reason in reasons]
     is_open = missing or run.interrupted or run.ended_early or not proof.planned
     name = NOT_PROVEN if failed else INCONCLUSIVE if is_open else PROVEN
     proven = f"{len(proof.proven)} of {len(proof.planned)} gates proven"
     count = f"{proven} on {proof.cluster}, {proof.date}"
-    return _verdict(run, name, count, [*failed, *missing], failed, missing, [], unjudged)
+    return _verdict(run, name, count, [*failed, *reasons], failed, missing, [], unjudged)
 
 
 def _verdict(
@@ -210,7 +231,7 @@ def _verdict(
     count: str,
     reasons: list[str],
     failed: list[str],
-    missing: list[str],
+    missing: list[MissingMeasurement],
     known: list[KnownFailure],
     unjudged: list[str],
 ) -> RunVerdict:
@@ -224,7 +245,7 @@ def _verdict(
         sentence=f"{name}{scope}: {count}{why}",
         scope=run.scope(),
         failed=failed,
-        not_measured=missing,
+        missing=missing,
         known=known,
         partial=_partial(run, unjudged),
     )
@@ -264,46 +285,48 @@ def _failed(run: RunTally) -> list[str]:
     return reasons + (["tests outside the phases failed"] if run.other_failures else [])
 
 
-def _not_measured(run: RunTally) -> list[str]:
-    """Everything required that was not measured, in words."""
+def _find_missing(run: RunTally) -> list[MissingMeasurement]:
+    """Everything required that was not measured."""
     phases = run.phases.values()
     passed = [phase for phase in phases if phase.outcome == "passed"]
-    reasons = [
-        f"{phase.name}: {phase.outcome}"
+    found = [
+        MissingMeasurement(phase.outcome, phase.name)
         for phase in phases
         if phase.outcome in NOT_MEASURED and phase.known is None
     ]
-    reasons += [f"{phase.name}: no result" for phase in phases if not phase.outcome]
-    for phase in phases:
-        kinds = sorted(phase.unmeasured & (run.require | PROOFS))
-        reasons += [f"{phase.name}: {kind} not measured" for kind in kinds]
-    reasons += _undefined_phases(run)
+    found += [MissingMeasurement("no result", phase.name) for phase in phases if not phase.outcome]
+    found += [
+        MissingMeasurement(f"{kind} not measured", phase.name, kind)
+        for phase in phases
+        for kind in sorted(phase.unmeasured & (run.require | PROOFS))
+    ]
+    found += _undefined_phases(run)
     for find_missing in (_uncovered_xfails, _unreported, _unjudged_kinds):
-        reasons += [words for phase in passed for words in find_missing(phase, run)]
+        found += [missing for phase in passed for missing in find_missing(phase, run)]
     known = any(phase.known_failures() for phase in phases)
-    if run.exitstatus == 1 and not reasons and not known and not _failed(run):
-        reasons.append("pytest counts a failure that no test reported")
-    return reasons
+    if run.exitstatus == 1 and not found and not known and not _failed(run):
+        found.append(MissingMeasurement("pytest counts a failure that no test reported"))
+    return found
 
 
-def _undefined_phases(run: RunTally) -> list[str]:
+def _undefined_phases(run: RunTally) -> list[MissingMeasurement]:
     """Phases of cluster.yaml that no test defines."""
     if run.undefined and run.skipped_files:  # they may define the phases
         files, absent = ", ".join(run.skipped_files), ", ".join(run.undefined)
-        return [f"{absent}: not collected; files skipped as a whole: {files}"]
+        return [MissingMeasurement(f"{absent}: not collected; files skipped as a whole: {files}")]
     words = "listed in cluster.yaml, but no collected test defines it"
-    return [f"{name}: {words}" for name in run.undefined] if run.is_whole else []
+    return [MissingMeasurement(words, name) for name in run.undefined] if run.is_whole else []
 
 
-def _uncovered_xfails(phase: PhaseTally, run: RunTally) -> Iterable[str]:
+def _uncovered_xfails(phase: PhaseTally, run: RunTally) -> Iterable[MissingMeasurement]:
     """Criteria marked xfail that no entry of `known` covers."""
     for name, criterion in phase.criteria.items():
         if criterion.result == "known" and criterion.known is None:
             words = "is marked xfail, and no entry of `known` covers it"
-            yield f"{phase.name}: {name} {words}"
+            yield MissingMeasurement(f"{name} {words}", phase.name)
 
 
-def _unreported(phase: PhaseTally, run: RunTally) -> Iterable[str]:
+def _unreported(phase: PhaseTally, run: RunTally) -> Iterable[MissingMeasurement]:
     """A phase without a judged criterion (all may be skipped), and selected criteria that reported
     nothing."""
     reported = phase.reported
@@ -311,12 +334,12 @@ def _unreported(phase: PhaseTally, run: RunTally) -> Iterable[str]:
     judged = [name for name in reported if phase.criteria[name].result != "skipped"]
     if not judged and reported | (phase.defined or set()):
         if not phase.unmeasured & (run.require | PROOFS):  # already reported
-            yield f"{phase.name}: no criterion was judged"
+            yield MissingMeasurement("no criterion was judged", phase.name)
     elif missing and not run.interrupted:
-        yield f"{phase.name}: no result from {', '.join(missing)}"
+        yield MissingMeasurement(f"no result from {', '.join(missing)}", phase.name)
 
 
-def _unjudged_kinds(phase: PhaseTally, run: RunTally) -> Iterable[str]:
+def _unjudged_kinds(phase: PhaseTally, run: RunTally) -> Iterable[MissingMeasurement]:
     """Required kinds that no criterion judged; for transports, each side where ranks communicate.
     A phase with only some of its criteria selected is not checked."""
     if phase.is_cut or phase.failed_criteria:
@@ -324,4 +347,4 @@ def _unjudged_kinds(phase: PhaseTally, run: RunTally) -> Iterable[str]:
     for kind in sorted(run.require - phase.unmeasured):
         for part in sorted(phase.sides) if kind == "transports" else [kind]:
             if part not in phase.judged:
-                yield f"{phase.name}: no criterion judged {part}"
+                yield MissingMeasurement(f"no criterion judged {part}", phase.name, kind)

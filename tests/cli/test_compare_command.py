@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.cli import main
-from pytest_clustersmoke.evidence.history.history_store import store_run
 from tests.evidence.history.made import nights, of_night, with_versions
-from tests.support.records import metric, phase
+from tests.support.records import metric, phase, store_run
 
 PASSED = {"test_x": {"result": "passed", "text": ""}}
 FAILED = {"test_x": {"result": "failed", "text": ""}}

@@ -16,10 +16,8 @@ import pytest
 
 from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.config.metrics import show
-from pytest_clustersmoke.criteria.past_annotation import annotate
-from pytest_clustersmoke.evidence.history.history_store import store_run
 from tests.evidence.history.made import DAY_S, night, nights, of_night, with_versions
-from tests.support.records import BEGUN, metric, phase
+from tests.support.records import BEGUN, annotate, metric, phase, store_run
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:

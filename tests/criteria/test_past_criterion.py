@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.criteria.past_annotation import annotate, past_of
+from pytest_clustersmoke.criteria.past_annotation import past_of
 from pytest_clustersmoke.criteria.past_criterion import check_past
-from pytest_clustersmoke.evidence.history.past_records import PastRecord
 from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.run_record import PastRecord
 from tests.evidence.history.made import night, nights
-from tests.support.records import VERSIONS, Record, metric, phase
+from tests.support.records import VERSIONS, Record, annotate, metric, phase
 
 
 def judged(record: Record, directory: Path) -> PastRecord:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.report.highlights import HighlightGroup, find_highlights, split_changes
+from pytest_clustersmoke.report.highlights import HighlightGroup, find_highlights
 from tests.report import staged
 from tests.support import records
 
@@ -162,16 +162,6 @@ def test_highlight_with_uncovered_criterion_is_not_known() -> None:
     past: Any = {"result": "failed", "text": "samples_per_s is off its past"}
     phase["criteria"]["test_metrics_are_as_in_the_past"] = past
     assert highlights_of(phase)["metrics"].tone == "bad"
-
-
-def test_last_good_run_is_named_once() -> None:
-    """It is removed from each entry; if the entries name different runs, they stay unchanged."""
-    good = " (last good run 20261122-034602-3ae2ef)"
-    parts = split_changes([f"torch 2.5 -> 2.6{good}", f"args.rate 10 -> 7{good}"])
-    assert parts == (["torch 2.5 -> 2.6", "args.rate 10 -> 7"], "20261122-034602-3ae2ef")
-    two = [f"torch 2.5 -> 2.6{good}", "args.rate 10 -> 7 (last good run b)"]
-    assert split_changes(two) == (two, "")
-    assert split_changes(["driver 1 to 2"]) == (["driver 1 to 2"], "")
 
 
 def test_highlights_beyond_three_are_counted() -> None:

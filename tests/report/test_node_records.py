@@ -10,6 +10,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
+from pytest_clustersmoke.evidence.run_record import FactsRecord
 from pytest_clustersmoke.report.node_records import (
     MAX_FACT,
     UNKNOWN,
@@ -17,7 +18,6 @@ from pytest_clustersmoke.report.node_records import (
     bound_facts,
     find_differences,
 )
-from pytest_clustersmoke.report.run_record import FactsRecord
 from tests.support import records
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_record import HardwareRecord
 from pytest_clustersmoke.report.page_view import bounds_words, hardware_words
-from pytest_clustersmoke.report.run_record import HardwareRecord
 from tests.report import staged
 from tests.report.browsing import PHONE, Browse
 from tests.report.page_samples import page
@@ -32,7 +32,8 @@ def test_fit_page_claims_no_more_than_was_measured() -> None:
     """It names the kinds that were not measured, with the number of phases that lack each."""
     first = records.phase("one", not_measured=["history", "references"])
     other = records.phase("two", not_measured=["references", "transports"])
-    html = page(records.run(first, other, not_measured=["two: transports not measured"]))
+    missing = {"phase": "two", "kind": "transports", "reason": "transports not measured"}
+    html = page(records.run(first, other, missing=[missing]))
     assert "Nothing in what was measured: no failed job" in html
     words = "Not required, and not measured in every phase: history (1 of 2 phases), references."
     assert words in section(html, "unmeasured")
@@ -91,9 +92,9 @@ def test_scope_is_not_repeated_below_the_sentence() -> None:
 
 def test_last_good_run_is_shown_once() -> None:
     """The run's name is shown once for all changes, and not in the highlight."""
-    good = " (last good run 20261122-034602-3ae2ef)"
     phase = staged.slow_phase()
-    phase["changed"] = [f"args.nccl none -> socket{good}", f"args.rate 10.0 -> 7.0{good}"]
+    phase["changed"] = ["args.nccl none -> socket", "args.rate 10.0 -> 7.0"]
+    phase["last_good"] = "20261122-034602-3ae2ef"
     html = page(records.run(phase, verdict="UNFIT"))
     text = "args.nccl none -&gt; socket{} args.rate 10.0 -&gt; 7.0"
     assert f"Since the last good run: {text.format(',')}" in html

@@ -18,11 +18,11 @@ import pytest
 
 from pytest_clustersmoke.criteria.past_criterion import read_judgement
 from pytest_clustersmoke.evidence.history import history_database as database
-from pytest_clustersmoke.evidence.history.history_store import store_run
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.report import publication
 from tests.evidence.history.made import DAY_S
 from tests.support.harness import Suite
+from tests.support.records import store_run
 
 ARGS = {"nccl": "none", "slow": -1, "rate": 10.0, "steps": 3}
 CRITERION = "test_metrics_are_as_in_the_past"
@@ -42,8 +42,9 @@ def test_zz_others_end_meanwhile(self, phase):
     import json
     from pathlib import Path
     from pytest_clustersmoke.evidence.history.history_store import store_run
+    from pytest_clustersmoke.evidence.run_record import RunRecord
     for line in Path("others.jsonl").read_text().splitlines():
-        store_run(json.loads(line), Path("reports"))
+        store_run(RunRecord.model_validate(json.loads(line)), Path("reports"))
 """
 
 

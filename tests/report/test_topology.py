@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_record import TopologyRecord
 from pytest_clustersmoke.report import topology as module
-from pytest_clustersmoke.report.run_record import TopologyRecord
 from pytest_clustersmoke.report.topology import build_topology
 from tests.support.evidence import Evidence, make_profile
 from tests.support.nccl_phase import EXPECT, Job, swap

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_record import RunRecord
 from pytest_clustersmoke.report.record_builder import FinishedRun, make_record
-from pytest_clustersmoke.report.run_record import RunRecord
 from pytest_clustersmoke.session.interrupts import LET_PASS, Interrupts
 from tests.support.harness import Suite, properties, pytest_command
 from tests.support.waiting import wait_for

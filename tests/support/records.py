@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke.report.run_record import RunRecord
+from pytest_clustersmoke.criteria import past_annotation
+from pytest_clustersmoke.evidence.history import history_store
+from pytest_clustersmoke.evidence.run_record import RunRecord
 
 Record = dict[str, Any]  # a part of report.json, as plain data
 BEGUN = 1_795_000_000.0
@@ -25,6 +28,18 @@ VERSIONS = {
 
 def parsed(record: Record) -> RunRecord:
     return RunRecord.model_validate(record)
+
+
+def annotate(record: Record, report_dir: Path) -> None:
+    """Complete the record with its past, as `past_annotation.annotate` completes the model."""
+    completed = parsed(record)
+    past_annotation.annotate(completed, report_dir)
+    record |= completed.as_json()
+
+
+def store_run(record: Record, report_dir: Path, judged: bool = True) -> None:
+    """Store the record in the history of this directory."""
+    history_store.store_run(parsed(record), report_dir, judged)
 
 
 def metric(value: float, unit: str = "steps/s", higher_is_better: bool = True) -> Record:

@@ -11,13 +11,10 @@ from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 from ...text import sanitize_line
+from ..run_record import MetricRecord, PhaseRecord, RunRecord
 from ..telemetry import to_json_value
 from . import history_database
 
-# Parts of report.json as plain data; report/run_record.py, in a higher layer, defines them.
-RunRecord = dict[str, Any]
-PhaseRecord = dict[str, Any]
-MetricRecord = dict[str, Any]
 # Most text comes from jobs and has no limit of its own.
 MAX_TEXT, MAX_SHAPE, MAX_NAMES = 500, 4000, 4096
 
@@ -50,10 +47,10 @@ def store_run(record: RunRecord, report_dir: Path, judged: bool = True) -> None:
     Runs and phases with staged faults say nothing about the cluster and are not stored. Without
     `judged` the run was not compared with the past, so it does not count as good.
     """
-    phases = [phase for phase in record["phases"] if not phase.get("fault")]
-    if "proof" in record or (record["phases"] and not phases):
+    phases = [phase for phase in record.phases if not phase.fault]
+    if record.proof is not None or (record.phases and not phases):
         return
-    ended = not (record["interrupted"] or record["partial"])
+    ended = not (record.interrupted or record.partial)
     patience_s = history_database.PATIENCE_S if ended else history_database.HURRIED_S
     with history_database.open_for_writing(report_dir, patience_s) as connection:
         run = _insert_run(connection, record)
@@ -66,56 +63,47 @@ def is_good(phase: PhaseRecord, run: RunRecord) -> bool:
     everything required was measured, no criterion failed (not even a waived one), no metric misses
     its reference or is worse than the past (even where that only warns), and the run's record is
     complete."""
-    bad = any(entry["result"] in ("failed", "known") for entry in phase["criteria"].values())
-    worse = any(map(_is_regression, phase["metrics"].values()))
-    whole = phase["all_criteria"] and not (
-        run["partial"] or _misses_measurement(phase["phase"], run)
+    bad = any(criterion.result in ("failed", "known") for criterion in phase.criteria.values())
+    worse = any(map(_is_regression, phase.metrics.values()))
+    incomplete = run.partial or any(
+        missing.phase == phase.phase and missing.kind not in _KINDS_FROM_THE_PAST
+        for missing in run.missing
     )
-    return phase["outcome"] == "passed" and whole and not (bad or phase["known"] or worse)
+    whole = phase.all_criteria and not incomplete
+    return phase.outcome == "passed" and whole and not (bad or phase.known or worse)
 
 
 def _is_regression(metric: MetricRecord) -> bool:
     """Whether a metric misses its reference or lies beyond the bounds from the past. For a metric
     that can fail a warning is enough, since the median would otherwise follow a slow loss."""
-    past = metric["past"]
-    if metric["met"] is False:
+    past = metric.past
+    if metric.met is False:
         return True
     if past is None or past["status"] not in ("fail", "warn"):
         return False
     return past["status"] == "fail" or past["fail"] is not None
 
 
-def _misses_measurement(phase: str, run: RunRecord) -> bool:
-    """Whether a required measurement of a phase is missing."""
-    allowed = {
-        f"{phase}: {reason}"
-        for kind in _KINDS_FROM_THE_PAST
-        for reason in (f"{kind} not measured", f"no criterion judged {kind}")
-    }
-    missing = (entry for entry in run["not_measured"] if entry.startswith(f"{phase}: "))
-    return any(entry not in allowed for entry in missing)
-
-
 def _insert_run(connection: Connection, record: RunRecord) -> int:
     """Insert a run, replacing an earlier record of it; returns its id."""
-    connection.execute("DELETE FROM runs WHERE run_id = ?", (record["run_id"],))
-    hardware = record["hardware"]
+    connection.execute("DELETE FROM runs WHERE run_id = ?", (record.run_id,))
+    hardware = record.hardware
     row = {
-        "run_id": record["run_id"],
-        "cluster": record["cluster"],
-        "backend": record["backend"],
-        "begun": record["begun"],
-        "written": record["written"],
-        "verdict": record["verdict"],
-        "sentence": shorten_line(record["sentence"]),
-        "selection": shorten_line(record["selection"]),
-        "interrupted": int(record["interrupted"]),
-        "partial": shorten_line(record["partial"]),
-        "package_version": record["package_version"],
-        "gpu": shorten_line(hardware["gpu"]),
-        "device": shorten_line(hardware["device"]),
-        "gpus_per_node": hardware["gpus_per_node"],
-        "interconnect": shorten_line(hardware["interconnect"]),
+        "run_id": record.run_id,
+        "cluster": record.cluster,
+        "backend": record.backend,
+        "begun": record.begun,
+        "written": record.written,
+        "verdict": record.verdict,
+        "sentence": shorten_line(record.sentence),
+        "selection": shorten_line(record.selection),
+        "interrupted": int(record.interrupted),
+        "partial": shorten_line(record.partial),
+        "package_version": record.package_version,
+        "gpu": shorten_line(hardware.gpu),
+        "device": shorten_line(hardware.device),
+        "gpus_per_node": hardware.gpus_per_node,
+        "interconnect": shorten_line(hardware.interconnect),
     }
     run = insert(connection, "runs", row)
     # Phases of a run that was deleted by hand remain, and its id is reused.
@@ -126,44 +114,42 @@ def _insert_run(connection: Connection, record: RunRecord) -> int:
 def _insert_phase(
     connection: Connection, record: RunRecord, run: int, phase: PhaseRecord, good: bool
 ) -> None:
-    criteria = {shorten_line(name): entry["result"] for name, entry in phase["criteria"].items()}
+    criteria = {shorten_line(name): entry.result for name, entry in phase.criteria.items()}
     counts = Counter(criteria.values())
-    versions = {
-        shorten_line(name): shorten_line(value) for name, value in phase["versions"].items()
-    }
-    nodes = [shorten_line(node["node"]) for node in phase["nodes"][:MAX_NAMES]]
-    causes = [finding["id"] for finding in phase["findings"] if finding["primary"]]
+    versions = {shorten_line(name): shorten_line(value) for name, value in phase.versions.items()}
+    nodes = [shorten_line(node.node) for node in phase.nodes[:MAX_NAMES]]
+    causes = [finding.id for finding in phase.findings if finding.primary]
     row = {
         "run": run,
-        "cluster": record["cluster"],
-        "phase": phase["phase"],
-        "begun": record["begun"],
+        "cluster": record.cluster,
+        "phase": phase.phase,
+        "begun": record.begun,
         "setup": find_or_insert_setup(
-            connection, Setup.of(phase["hardware"], phase["shape"], phase["versions"])
+            connection, Setup.of(phase.hardware, phase.shape, phase.versions)
         ),
         "good": int(good),
-        "outcome": phase["outcome"],
-        "reason": shorten_line(phase["reason"]),
+        "outcome": phase.outcome,
+        "reason": shorten_line(phase.reason),
         "finding": shorten_line(causes[0]) if causes else "",
-        "job_id": shorten_line(phase["job_id"]),
-        "world_size": phase["world_size"],
-        "queue_s": phase["queue_s"],
-        "run_s": phase["run_s"],
+        "job_id": shorten_line(phase.job_id),
+        "world_size": phase.world_size,
+        "queue_s": phase.queue_s,
+        "run_s": phase.run_s,
         **{name: counts[name] for name in ("passed", "failed", "skipped", "known")},
-        "transport": shorten_line(phase["transport"]),
+        "transport": shorten_line(phase.transport),
         "nodes": json.dumps(nodes),
         "versions": json.dumps(versions, sort_keys=True),
         "criteria": json.dumps(dict(list(criteria.items())[:MAX_NAMES]), sort_keys=True),
     }
     number = insert(connection, "phases", row)
     connection.execute("DELETE FROM metrics WHERE phase = ?", (number,))
-    rows = [_metric_row(number, name, metric) for name, metric in phase["metrics"].items()]
+    rows = [_metric_row(number, name, metric) for name, metric in phase.metrics.items()]
     connection.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
 
 
 def _metric_row(phase: int, name: str, metric: MetricRecord) -> tuple[Any, ...]:
-    value = float(metric["value"])  # float() also reads nan, inf and -inf
-    return phase, name, to_json_value(value), metric["unit"], int(metric["higher_is_better"])
+    value = float(metric.value)  # float() also reads nan, inf and -inf
+    return phase, name, to_json_value(value), metric.unit, int(metric.higher_is_better)
 
 
 def find_or_insert_setup(connection: Connection, setup: Setup) -> int:

@@ -18,7 +18,7 @@ from ...config.metrics import show
 from ...text import plural
 
 if TYPE_CHECKING:
-    from .past_records import PastRecord
+    from ..run_record import PastRecord
 
 SCALE = 1.4826  # 1 / the normal distribution's quantile at 0.75
 MEAN_SCALE = math.sqrt(math.pi / 2)
@@ -83,16 +83,23 @@ def measure_level(values: Iterable[float]) -> PastLevel | None:
 
 
 @dataclass(frozen=True)
+class SetupChanges:
+    """What changed since a good run; its id is empty if there is none."""
+
+    run_id: str = ""
+    changes: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{change} (last good run {self.run_id})" for change in self.changes)
+
+
+@dataclass(frozen=True)
 class OutlierJudge:
-    """Judges the metrics of one phase, and explains a loss by what changed.
+    """Judges the metrics of one phase, and explains a loss by what changed: since the last good
+    run, and since the last good run on other versions."""
 
-    `changed` lists changes since the last good run, whose id is `last_good` (empty if there is
-    none); `since_others` those since the last good run on other versions.
-    """
-
-    changed: Sequence[str] = ()
-    last_good: str = ""
-    since_others: Sequence[str] = ()
+    since: SetupChanges = SetupChanges()
+    since_others: SetupChanges = SetupChanges()
 
     def judge(
         self,
@@ -113,7 +120,8 @@ class OutlierJudge:
         known = sum(map(math.isfinite, same[:WINDOW])) if here is None else here.runs
         if not math.isfinite(value):
             record = _make_record(here, known, higher_is_better, fails)
-            return {**record, "status": "fail", "text": f"{measured}, which is not a finite number"}
+            record["status"], record["comparison"] = "fail", "not a finite number"
+            return {**record, "text": f"{measured}, which is not a finite number"}
         if here is None:
             return self._unjudged(measured, value, higher_is_better, known, measure_level(others))
         record = _make_record(here, known, higher_is_better, fails)
@@ -121,10 +129,10 @@ class OutlierJudge:
             record["status"] = "fail"
         elif _is_beyond(value, here, record["warn"], higher_is_better):
             record["status"] = "warn"
-        record["text"] = f"{measured}: {_describe_distance(value, here, record)}"
+        comparison = _describe_distance(value, here, record)
         if record["status"] != "ok":
-            record["text"] += f"; {self._since()}"
-        return record
+            comparison += f"; {self._describe_changes()}"
+        return {**record, "text": f"{measured}: {comparison}", "comparison": comparison}
 
     def _unjudged(
         self,
@@ -137,26 +145,27 @@ class OutlierJudge:
         """Judge a value with too few runs on these versions. Runs on other versions cannot fail it,
         since the new versions may be slower by design, but they can show what the change costs."""
         few = (
-            f"not enough history: {plural(known, 'good run')} on this hardware and these "
-            f"versions, at least {MIN_RUNS} needed"
+            f"{plural(known, 'good run')} on this hardware and these versions, at least "
+            f"{MIN_RUNS} needed"
         )
+        changed = f"changed: {str(self.since_others) or 'unknown'}"
+        if other is not None:
+            compared = _make_record(other, other.runs, higher_is_better, fails=False)
+            if _is_beyond(value, other, compared["warn"], higher_is_better):
+                beside = _describe_distance(value, other, compared, " on other versions")
+                comparison = f"{beside}; {changed}; {NOT_ENOUGH}: {few}"
+                compared |= {"status": "warn", "other_versions": True, "comparison": comparison}
+                return {**compared, "text": f"{measured}: {comparison}"}
+            past = f"against other versions it is {other.distance(value)} of {other.runs} good runs"
+            few += f"; {past} (spread {show(other.spread)}); {changed}"
         record = _make_record(None, known, higher_is_better, fails=False)
-        if other is None:
-            return {**record, "status": NOT_ENOUGH, "text": f"{measured}: {few}"}
-        compared = _make_record(other, other.runs, higher_is_better, fails=False)
-        changed = f"changed: {', '.join(self.since_others) or 'unknown'}"
-        if _is_beyond(value, other, compared["warn"], higher_is_better):
-            beside = _describe_distance(value, other, compared, " on other versions")
-            text = f"{measured}: {beside}; {changed}; {few}"
-            return {**compared, "status": "warn", "text": text, "other_versions": True}
-        past = f"against other versions it is {other.distance(value)} of {other.runs} good runs"
-        text = f"{measured}: {few}; {past} (spread {show(other.spread)}); {changed}"
-        return {**record, "status": NOT_ENOUGH, "text": text}
+        record |= {"status": NOT_ENOUGH, "comparison": few}
+        return {**record, "text": f"{measured}: {NOT_ENOUGH}: {few}"}
 
-    def _since(self) -> str:
-        if self.changed:
-            return f"changed: {', '.join(self.changed)}"
-        return f"no version changed since the last good run {self.last_good}"
+    def _describe_changes(self) -> str:
+        if self.since.changes:
+            return f"changed: {self.since}"
+        return f"no version changed since the last good run {self.since.run_id}"
 
 
 def _describe_distance(value: float, here: PastLevel, record: PastRecord, where: str = "") -> str:

@@ -11,8 +11,7 @@ from typing import Any
 
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history.history_query import read_runs
-from pytest_clustersmoke.evidence.history.history_store import store_run
-from tests.support.records import BEGUN, VERSIONS, Record, metric, phase, run
+from tests.support.records import BEGUN, VERSIONS, Record, metric, phase, run, store_run
 
 DAY_S = 86_400.0
 FORK = multiprocessing.get_context("fork")

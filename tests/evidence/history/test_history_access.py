@@ -16,9 +16,8 @@ import pytest
 
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
-from pytest_clustersmoke.evidence.history.history_store import store_run
 from tests.evidence.history.made import in_process, nights, of_night, stored
-from tests.support.records import phase
+from tests.support.records import phase, store_run
 
 
 def test_an_empty_file_is_a_new_history(tmp_path: Path) -> None:

@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.cli import main
-from pytest_clustersmoke.criteria.past_annotation import annotate
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
 from pytest_clustersmoke.evidence.history.history_query import count_phase_runs, read_phase_runs
-from pytest_clustersmoke.evidence.history.history_store import store_run
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.report import publication
 from pytest_clustersmoke.report.publication import publish
 from tests.evidence.history.made import night, nights, of_night, stored
 from tests.support.harness import Suite
-from tests.support.records import parsed, phase
+from tests.support.records import annotate, parsed, phase, store_run
 
 TABLE, DAMAGED = b"CREATE TABLE runs", b"CREATE T\xa7BLE runs"
 
@@ -112,7 +110,7 @@ def test_unexpected_history_error_does_not_lose_the_report(
 
     monkeypatch.setattr(publication, name, broken)
     record = parsed(night(0))
-    _, (line,) = publish(record, RunDir(tmp_path / "runs" / record.run_id), tmp_path, {})
+    (line,) = publish(record, RunDir(tmp_path / "runs" / record.run_id), tmp_path, {})
     assert (tmp_path / record.run_id / "report.json").is_file()
     assert line.startswith("history: TypeError: ") and len(line) <= 500
     assert line.isprintable()

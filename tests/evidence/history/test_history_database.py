@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.criteria.past_annotation import annotate
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
 from pytest_clustersmoke.evidence.history.history_query import count_phase_runs, read_runs
-from pytest_clustersmoke.evidence.history.history_store import store_run
 from tests.evidence.history.made import FORK, in_process, nights, of_night, pragma, stored
-from tests.support.records import phase
+from tests.support.records import annotate, phase, store_run
 
 WRITERS, EACH = 6, 8
 

@@ -7,7 +7,6 @@ import re
 import sqlite3
 from pathlib import Path
 
-from pytest_clustersmoke.criteria.past_annotation import annotate
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history import history_schema
 from pytest_clustersmoke.evidence.history.outlier_judge import (
@@ -24,6 +23,7 @@ from pytest_clustersmoke.evidence.history.outlier_judge import (
     widening_factor,
 )
 from tests.evidence.history.made import night, nights
+from tests.support.records import annotate
 
 TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "history.md").read_text()
 

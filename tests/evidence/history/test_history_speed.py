@@ -11,15 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.criteria.past_annotation import annotate, past_of
+from pytest_clustersmoke.criteria.past_annotation import past_of
 from pytest_clustersmoke.evidence.history import history_database as database
-from pytest_clustersmoke.evidence.history.history_store import (
-    Setup,
-    find_or_insert_setup,
-    store_run,
-)
+from pytest_clustersmoke.evidence.history.history_store import Setup, find_or_insert_setup
 from tests.evidence.history.made import DAY_S, of_night
-from tests.support.records import BEGUN, VERSIONS, phase
+from tests.support.records import BEGUN, VERSIONS, annotate, phase, store_run
 
 PHASE_RUNS, LIMIT_S = 100_000, 1.0
 METRICS = (

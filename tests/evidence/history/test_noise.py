@@ -20,7 +20,7 @@ from pytest_clustersmoke.evidence.history.outlier_judge import (
     OutlierJudge,
     measure_level,
 )
-from tests.support.records import metric, phase, run
+from tests.support.records import metric, parsed, phase, run
 
 DRAWN = int(os.environ.get("DRAWN_HISTORIES", "2000"))
 NIGHT = NormalDist()
@@ -72,14 +72,14 @@ def statuses(seed: int, healthy: int, losing: int = 0, warned_count: bool = Fals
     """The status of each night, with 2 % of noise: first healthy nights, then nights that each lose
     another 0.5 %. Nights count as past for later ones if they are good by the history's own rule,
     or, with `warned_count`, if they do not fail."""
-    drawn, record = random.Random(seed), run(phase(metrics={"steps_per_s": metric(1.0)}))
-    (judged_phase,) = record["phases"]
+    drawn, record = random.Random(seed), parsed(run(phase(metrics={"steps_per_s": metric(1.0)})))
+    (judged_phase,) = record.phases
     past: list[float] = []
     results: list[str] = []
     for night in range(healthy + losing):
         value = drawn.gauss(1.0, 0.02) * 0.995 ** max(0, night - healthy)
         judged = OutlierJudge().judge("", value, True, past, [])
-        judged_phase["metrics"]["steps_per_s"]["past"] = judged
+        judged_phase.metrics["steps_per_s"].past = judged
         if is_good(judged_phase, record) or (warned_count and judged["status"] != "fail"):
             past.insert(0, value)
         results.append(judged["status"])

@@ -13,12 +13,14 @@ from pytest_clustersmoke.evidence.history.outlier_judge import (
     WARN_SPREADS,
     WINDOW,
     OutlierJudge,
+    SetupChanges,
     measure_level,
     widening_factor,
 )
 
 QUIET = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.1, 9.9, 10.0]  # median 10, spread 0.15: 1.5 %
 LOUD = [8.0, 9.0, 9.5, 10.0, 10.0, 10.0, 10.5, 11.0, 12.0]  # median 10, spread 0.975
+UPGRADE = SetupChanges("r1", ["torch 2.4 -> 2.5"])
 
 
 def test_the_spread_estimates_the_standard_deviation_of_normal_noise() -> None:
@@ -136,21 +138,19 @@ def test_non_finite_values_are_ignored() -> None:
 
 def test_a_regression_names_what_changed() -> None:
     """The text of a failure has the distance, the bounds, and the versions that changed."""
-    changed = ["nccl 2.19.3 -> 2.21.5 (last good run r1)"]
-    text = OutlierJudge(changed, "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
+    changed = SetupChanges("r1", ["nccl 2.19.3 -> 2.21.5"])
+    text = OutlierJudge(changed).judge("m is 7", 7.0, True, QUIET, [])["text"]
     assert text == (
         "m is 7: 30.0 % below the median 10.00 of 9 good runs (spread 0.1500; warns at 9.136 and "
         "fails at 8.848); changed: nccl 2.19.3 -> 2.21.5 (last good run r1)"
     )
-    text = OutlierJudge([], "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
+    text = OutlierJudge(SetupChanges("r1")).judge("m is 7", 7.0, True, QUIET, [])["text"]
     assert text.endswith("; no version changed since the last good run r1")
 
 
 def test_new_versions_are_compared_in_words() -> None:
     """With too few runs on these versions the text compares with runs on other versions."""
-    record = OutlierJudge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"]).judge(
-        "m is 9.8", 9.8, True, [9.8], QUIET
-    )
+    record = OutlierJudge(SetupChanges("r2"), UPGRADE).judge("m is 9.8", 9.8, True, [9.8], QUIET)
     assert record["status"] == "not enough history"
     assert (record["runs"], record["median"], record["warn"]) == (1, None, None)
     assert "1 good run on this hardware and these versions, at least 8 needed" in record["text"]
@@ -163,8 +163,13 @@ def test_new_versions_are_compared_in_words() -> None:
 def test_loss_on_new_versions_warns() -> None:
     """A value beyond the bound from runs on other versions warns, however far it is off, and the
     text names what changed."""
-    judge = OutlierJudge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"])
+    judge = OutlierJudge(SetupChanges("r2"), UPGRADE)
     record = judge.judge("m is 7", 7.0, True, [7.0], QUIET)
+    comparison = (
+        "30.0 % below the median 10.00 of 9 good runs on other versions (spread 0.1500; warns at "
+        "9.136); changed: torch 2.4 -> 2.5 (last good run r1); not enough history: 1 good run on "
+        "this hardware and these versions, at least 8 needed"
+    )
     assert record == {
         "status": "warn",
         "runs": 9,
@@ -173,9 +178,8 @@ def test_loss_on_new_versions_warns() -> None:
         "spread": pytest.approx(0.15),
         "warn": pytest.approx(9.136),
         "fail": None,
-        "text": "m is 7: 30.0 % below the median 10.00 of 9 good runs on other versions (spread "
-        "0.1500; warns at 9.136); changed: torch 2.4 -> 2.5 (last good run r1); not enough "
-        "history: 1 good run on this hardware and these versions, at least 8 needed",
+        "text": f"m is 7: {comparison}",
+        "comparison": comparison,
         "other_versions": True,
     }
     assert judge.judge("m is 7", 7.0, False, [7.0], QUIET)["status"] == "not enough history"

@@ -10,7 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pytest_clustersmoke.report.run_record import SCHEMA, SCHEMA_PATH, json_schema
+from pytest_clustersmoke.evidence.run_record import SCHEMA
+from pytest_clustersmoke.report.record_schema import SCHEMA_PATH, json_schema
 from tests.support import records
 from tests.support.harness import Suite
 from tests.support.report_files import find_schema_errors
@@ -27,7 +28,7 @@ def shipped() -> dict[str, Any]:
 def test_schema_file_is_up_to_date() -> None:
     """The file in the package is the schema of its models."""
     assert json.loads(SCHEMA_PATH.read_text()) == json_schema(), (
-        "run python -m pytest_clustersmoke.report.run_record"
+        "run python -m pytest_clustersmoke.report.record_schema"
     )
 
 

@@ -1,28 +1,28 @@
 """The record of a run, which is report.json: every view is rendered from it, and none judges.
 
 Times are Unix seconds, durations are seconds; other units are in the field's name. A number that is
-not finite is written as text: nan, inf or -inf. report.schema.json is the JSON Schema of these
-models; `python -m pytest_clustersmoke.report.run_record` writes it.
+not finite is written as text: nan, inf or -inf. report/record_schema.py makes the JSON Schema of
+these models.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
+from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
 
-from ..evidence.history.past_records import Number, PastRecord, TrendRecord
+from .telemetry import to_json_value
 
 SCHEMA = 1
-SCHEMA_PATH = Path(__file__).with_name("report.schema.json")
 
 Outcome = Literal[
     "passed", "failed", "cluster_failed", "never_ran", "preempted", "cancelled", "lost"
 ]
 Result = Literal["passed", "failed", "skipped", "known"]
+# A non-finite number is its name.
+Number = Annotated[float | Literal["nan", "inf", "-inf"], BeforeValidator(to_json_value)]
 
 
 class _Model(BaseModel):
@@ -62,6 +62,42 @@ class FindingRecord(_Model):
     ranks: list[int]
     detail: dict[str, Any]
     severity: str = Field(description="failure, or warning")
+
+
+class PastRecord(TypedDict):
+    """A metric compared with past good runs on the same hardware and versions."""
+
+    status: Literal["ok", "warn", "fail", "not enough history"]
+    runs: int
+    median: float | None
+    mad: Annotated[float | None, Field(description="scaled to a standard deviation")]
+    spread: NotRequired[Annotated[float | None, Field(description="the unit of the bounds")]]
+    warn: Annotated[float | None, Field(description="the value at which it warns")]
+    fail: Annotated[
+        float | None,
+        Field(description="the value at which it fails; null also for a metric that only warns"),
+    ]
+    text: str
+    comparison: NotRequired[Annotated[str, Field(description="the text without the value")]]
+    other_versions: NotRequired[
+        Annotated[
+            bool, Field(description="compared with runs on other versions, which can only warn")
+        ]
+    ]
+
+
+class TrendRecord(TypedDict):
+    """Past runs of a phase, the oldest first, without this one."""
+
+    run_ids: list[str]
+    begun: list[float]
+    good: Annotated[list[bool], Field(description="later runs are judged against it")]
+    same: Annotated[list[bool], Field(description="same hardware and versions as this run")]
+    metrics: Annotated[dict[str, list[Number | None]], Field(description="one value per run")]
+
+
+for closed in (PastRecord, TrendRecord):  # reject unknown keys
+    closed.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[union-attr]
 
 
 class ReferenceRecord(_Model):
@@ -184,6 +220,7 @@ class CriterionRecord(_Model):
     known: KnownRecord | SkipJsonSchema[None] = Field(
         default=None, description="the entry of `known` that covers it, if there is one"
     )
+    judged: list[str] = Field(default=[], description="the kinds of criteria that it judged")
 
 
 class PhaseRecord(_Model):
@@ -228,6 +265,7 @@ class PhaseRecord(_Model):
     )
     trend: TrendRecord | None
     changed: list[str] = Field(description="versions that changed since the last good run")
+    last_good: str = Field(default="", description="id of the last good run; empty without one")
     remarks: list[dict[str, Any]]
     stage_seconds: dict[str, float]
     criteria: dict[str, CriterionRecord] = Field(description="by name; `job` is the job itself")
@@ -261,6 +299,14 @@ class GateRecord(_Model):
     seconds: float | None = Field(description="from the fault to its finding")
 
 
+class MissingRecord(_Model):
+    """Something that was required and not measured."""
+
+    phase: str = Field(description="empty: it is not about one phase")
+    kind: str = Field(description="of criteria; empty: it is not about one kind")
+    reason: str
+
+
 class ProofRecord(_Model):
     """The result of --cluster-prove."""
 
@@ -292,6 +338,9 @@ class RunRecord(_Model):
     sentence: str = Field(description="the verdict with its scope and reasons")
     failed: list[str] = Field(description="in words")
     not_measured: list[str] = Field(description="what was required and not measured, in words")
+    missing: list[MissingRecord] = Field(
+        default=[], description="what `not_measured` lists, by phase and kind"
+    )
     known: list[KnownRecord]
     known_remarks: list[str] = Field(
         description="entries of `known` that have expired, or that no failure needed"
@@ -315,32 +364,3 @@ class RunRecord(_Model):
     def as_json(self) -> dict[str, Any]:
         """The record as in report.json."""
         return self.model_dump(by_alias=True, exclude_unset=True)
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of report.json, the same from every version of pydantic."""
-    made = RunRecord.model_json_schema(ref_template="#/$defs/{model}")
-    for model in (made, *made["$defs"].values()):
-        for field in model["properties"].values():
-            _strip_noise(field)
-    title = "report.json of pytest-clustersmoke"
-    # A name, not an address: checking a report fetches nothing. It changes with the schema.
-    name = f"urn:pytest-clustersmoke:report:{SCHEMA}"
-    dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, "$id": name, **made, "title": title}
-
-
-def _strip_noise(field: dict[str, Any]) -> None:
-    """Remove titles and defaults, and what differs between versions of pydantic."""
-    for key in ("title", "default"):
-        field.pop(key, None)
-    field.update(*field.pop("allOf", ()))  # pydantic before 2.9 wraps references
-    if field.get("additionalProperties") is True:
-        del field["additionalProperties"]
-    for inner in (field.get("additionalProperties"), field.get("items"), *field.get("anyOf", ())):
-        if isinstance(inner, dict):
-            _strip_noise(inner)
-
-
-if __name__ == "__main__":
-    SCHEMA_PATH.write_text(json.dumps(json_schema(), indent=2) + "\n", encoding="utf-8")
