@@ -53,6 +53,7 @@ def judge_past(result: PhaseResult) -> None:
         check_past(judged)
     except AssertionError as error:
         if past.fails:
+            result.judged.add(KIND)
             raise
         raise Unmeasured(KIND, f"{error} (history_check: warn)") from None
     result.judged.add(KIND)

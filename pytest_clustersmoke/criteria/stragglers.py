@@ -52,6 +52,7 @@ def check(phase: PhaseResult) -> None:
     """Fail, naming the ranks that fall behind; unmeasured if a rank did not time its own part."""
     __tracebackhide__ = True
     stragglers = find_stragglers(phase)
+    phase.judged.add("stragglers")
     if stragglers:
         fail("\n".join(map(str, stragglers)))
 

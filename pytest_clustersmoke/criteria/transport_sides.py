@@ -119,14 +119,14 @@ class Side:
             if reason
         ]
         wrong += [*self._wrong_without_peer(), *self._wrong_anywhere()]
+        if not wrong and (unknown := self._missing_evidence(where)):
+            raise Unmeasured("transports", unknown)
+        self.result.judged.add(INSIDE if self.inside else BETWEEN)
         if wrong:
             fail(
                 _listed(wrong, f"connections {where} are not as cluster.yaml expects")
                 + self._hint()
             )
-        if unknown := self._missing_evidence(where):
-            raise Unmeasured("transports", unknown)
-        self.result.judged.add(INSIDE if self.inside else BETWEEN)
 
     def _why_skipped(self) -> str:
         """Why there can be no connection on this side; empty if there must be one."""

@@ -7,13 +7,13 @@ nowhere else, so a finding can be shown anywhere.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..text import FAILURE, sanitize_line, sanitize_lines
+from ..text import FAILURE, sanitize_line, sanitize_lines, shorten_lines
 from .run_directory import PhaseDir
 from .telemetry import parse_int, parse_ints, parse_rows, parse_text, parse_texts
 
@@ -21,6 +21,7 @@ MAX_TEXT = 600
 # A cause may join several texts.
 MAX_CAUSE = 4 * MAX_TEXT
 HEAD_LINES = 1000
+MAX_ALSO = 16
 JOB_LOGS = (".out", ".err")
 # A log may be a single endless line: longer lines are read in pieces.
 MAX_LINE_BYTES = 64 * 2**10
@@ -89,6 +90,28 @@ def _parse_evidence(record: Mapping[str, Any]) -> Evidence:
         parse_int(record.get("line")) or 0,
         parse_text(record.get("text")) or "",
     )
+
+
+def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
+    """Lines on a failed job: each cause with evidence, timeline and next step, then the rest."""
+    for finding in findings:
+        if finding.primary:
+            yield ""
+            yield from _describe_cause(finding)
+    also = [f"also {finding.id}: {finding.cause}" for finding in findings if not finding.primary]
+    yield from shorten_lines(also, MAX_ALSO, " in report.json")
+
+
+def _describe_cause(finding: Finding) -> Iterator[str]:
+    yield f"finding {finding.id}: {finding.cause}"
+    for shown in finding.evidence:
+        yield f"  {shown.file}:{shown.line}"
+        yield from (f"    {text}" for text in shown.text.splitlines())
+    timeline = parse_texts(finding.detail.get("timeline"))
+    if len(timeline) > 1:
+        yield "  timeline, in seconds from the finding:"
+        yield from (f"  {sanitize_line(moment)}" for moment in timeline)
+    yield f"  next: {finding.fix}"
 
 
 def list_job_logs(directory: PhaseDir) -> list[Path]:

@@ -11,13 +11,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
 
 from ..config.hostlist import expand_hostlist
 from ..config.profile import Profile
 from ..config.waivers import Known
+from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_directory import RunDir, read_json
 from ..text import WARNING, Problem, near
 from .verdict import JOB, KnownFailure, RunTally
 
@@ -76,10 +75,14 @@ class Acknowledgements:
         """Each host that failed by itself, with the entry that covers it; "" stands for findings
         without a host. A finding that is neither primary nor a victim's counts too: another host
         failed in the same way."""
-        own = [finding for finding in _findings(result.job) if _is_own(finding)]
-        if not any(finding.get("primary") for finding in own):
+        own = [
+            finding
+            for finding in _failures(result)
+            if finding.primary or finding.detail.get("victim") is not True
+        ]
+        if not any(finding.primary for finding in own):
             return {}
-        hosts = sorted(set().union(*(_hosts(finding) or {""} for finding in own)))
+        hosts = sorted({host for finding in own for host in finding.hosts or ("",)})
         return {
             host: next((pair for pair in self._held if _is_node(pair[0], host)), None)
             for host in hosts
@@ -112,26 +115,26 @@ class Acknowledgements:
                 )
         return problems
 
-    def remarks(self, tally: RunTally, run: RunDir) -> list[str]:
-        """Expired entries; after a full run, also entries that covered no failure."""
+    def remarks(self, tally: RunTally, results: Mapping[str, PhaseResult]) -> list[str]:
+        """Expired entries; after a full run, also entries that covered no failure. `results` has
+        the evidence of each phase."""
         expired = [
             f"the entry of `known` at {where} expired on {entry.until}: renew or remove it"
             for entry, where in self._expired
         ]
-        return [*expired, *self._unneeded(tally, run)] if _is_full(tally) else expired
+        return [*expired, *self._unneeded(tally, results)] if _is_full(tally) else expired
 
-    def _unneeded(self, tally: RunTally, run: RunDir) -> Iterator[str]:
-        jobs = {name: read_json(run.phase(name).result) or {} for name in tally.phases}
-        hosts = {
-            host for job in jobs.values() for finding in _findings(job) for host in _hosts(finding)
-        }
+    def _unneeded(self, tally: RunTally, results: Mapping[str, PhaseResult]) -> Iterator[str]:
+        failures = [finding for result in results.values() for finding in _failures(result)]
+        hosts = {host for finding in failures for host in finding.hosts}
+        nodes = {node.name for result in results.values() for node in result.nodes if node.facts}
         for entry, where in self._held:
             unneeded = f"nothing failed that the entry of `known` at {where} covers"
             if entry.node is None:
                 if _was_judged(entry, tally) and not _failed(entry, tally):
                     yield f"{unneeded}: remove it?"
             elif not any(_is_node(entry, host) for host in hosts):
-                was_used = any(_is_node(entry, node) for name in jobs for node in _nodes(run, name))
+                was_used = any(_is_node(entry, node) for node in nodes)
                 yield f"{unneeded}{': remove it?' if was_used else '; no job ran on that node'}"
 
 
@@ -174,34 +177,9 @@ def _failure(name: str, entries: list[tuple[Known, str]]) -> KnownFailure:
     )
 
 
-def _findings(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _failures(result: PhaseResult) -> list[Finding]:
     """The findings that a job failed for; warnings decide nothing."""
-    findings = job.get("findings")
-    listed = findings if isinstance(findings, list) else []
-    return [
-        finding
-        for finding in listed
-        if isinstance(finding, dict) and finding.get("severity") != WARNING
-    ]
-
-
-def _is_own(finding: Mapping[str, Any]) -> bool:
-    """Whether the finding is a failure in its own right, not known to follow from another."""
-    detail = finding.get("detail")
-    is_victim = isinstance(detail, dict) and detail.get("victim") is True
-    return bool(finding.get("primary")) or not is_victim
-
-
-def _hosts(finding: Mapping[str, Any]) -> set[str]:
-    return {str(host) for host in finding.get("hosts") or ()}
-
-
-def _nodes(run: RunDir, phase: str) -> Iterator[str]:
-    """The nodes on which a phase's job ran, by the names they reported."""
-    directory = run.phase(phase)
-    count = (read_json(directory.spec) or {}).get("nodes")
-    for number in range(count if isinstance(count, int) else 0):
-        yield str((read_json(directory.node_facts(number)) or {}).get("node", ""))
+    return [finding for finding in result.findings if finding.severity != WARNING]
 
 
 def _is_full(tally: RunTally) -> bool:

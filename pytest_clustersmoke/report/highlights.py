@@ -7,13 +7,13 @@ runs, nodes that differ, gates that were not proven.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from ..config.metrics import show
+from ..evidence.metric import BETWEEN, INSIDE
 from ..evidence.run_record import MetricRecord, PhaseRecord, ProofRecord, RankRecord, RunRecord
 from ..text import shorten
 
@@ -87,13 +87,13 @@ def _jobs(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     yield Highlight(title, text, phase.phase, target, bool(known))
 
 
-def _known(phase: PhaseRecord, judges: Callable[[str, str], object]) -> str:
-    """ "; known until ..." if entries of `known` cover all red criteria for which `judges(name,
-    text)` holds; empty if one of them is not covered, or if none is red."""
+def _known(phase: PhaseRecord, kinds: set[str]) -> str:
+    """ "; known until ..." if entries of `known` cover all red criteria that judged one of these
+    kinds; empty if one of them is not covered, or if none is red."""
     red = [
         criterion
-        for name, criterion in phase.criteria.items()
-        if criterion.result in ("failed", "known") and judges(name, criterion.text)
+        for criterion in phase.criteria.values()
+        if criterion.result in ("failed", "known") and kinds & set(criterion.judged)
     ]
     until = [
         criterion.known.until
@@ -105,7 +105,7 @@ def _known(phase: PhaseRecord, judges: Callable[[str, str], object]) -> str:
 
 def _stragglers(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     behind = [rank for rank in phase.ranks if rank.behind]
-    known = _known(phase, lambda name, text: "falls_behind" in name)
+    known = _known(phase, {"stragglers"})
     where = (phase.phase, f"{anchor}-ranks", bool(known))
     for rank in behind[:MAX_NAMES]:
         text = f"{_lateness(rank, phase.ranks)}{known}"
@@ -139,8 +139,7 @@ def _links(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     ends = [node.get(first.source, "?"), node.get(first.destination, "?")]
     where = f"inside {ends[0]}" if first.inside else f"from {ends[0]} to {ends[1]}"
     more = f"; {count} such links" if count > 1 else ""
-    side = "inside" if all(link.inside for link in wrong) else "transports"
-    known = _known(phase, lambda name, text: "transports" in name and side in name)
+    known = _known(phase, {INSIDE if link.inside else BETWEEN for link in wrong})
     text = f"rank {first.source} to rank {first.destination}: {first.unexpected}"
     yield Highlight(
         f"{first.transport} {where}",
@@ -165,10 +164,18 @@ def _metrics(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     also = f"; also {name_list([entry[0] for entry in deviations[1:]])}" if deviations[1:] else ""
     since = f". Since the last good run: {name_list(phase.changed)}" if phase.changed else ""
     title = against if math.isinf(share) else f"{name} {against}"
-    names = re.compile(rf"\b({'|'.join(re.escape(entry[0]) for entry in deviations)})\b")
-    known = _known(phase, lambda name, text: names.search(text))
+    metrics = [phase.metrics[name] for name, *_ in deviations]
+    known = _known(phase, {kind for metric in metrics for kind in _failed_kinds(metric)})
     text = f"{value}{also}{known}{since}"
     yield Highlight(title, text, phase.phase, f"{anchor}-metrics", bool(known))
+
+
+def _failed_kinds(metric: MetricRecord) -> Iterator[str]:
+    """The kinds of criteria that the metric fails."""
+    if metric.met is False:
+        yield "references"
+    if metric.past is not None and metric.past["status"] == "fail":
+        yield "history"
 
 
 def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:

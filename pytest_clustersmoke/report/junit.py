@@ -1,11 +1,10 @@
 """junit.xml: completes the data of pytest's writer before it writes the file.
 
-Properties of a case travel as pytest's `user_properties`; a metric's name ends in its unit
-(`steps_per_s`, `peak_memory_gib`; `final_loss` has none), and its value is that of report.json, to
-the last digit. The suite gets the properties of the run. Long texts of a case are cut; the
-path of the full evidence follows them. A case that was still running when the run ended gets its
-name and an error, because pytest writes neither. Only pytest's data is changed, never the file,
-which may even be a pipe.
+A case gets the properties of its phase, the suite those of the run, all from the record. A metric's
+name ends in its unit (`steps_per_s`, `peak_memory_gib`; `final_loss` has none), and its value is
+that of report.json, to the last digit. Long texts of a case are cut; the path of the full evidence
+follows them. A case that was still running when the run ended gets its name and an error, because
+pytest writes neither. Only pytest's data is changed, never the file, which may even be a pipe.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from xml.etree.ElementTree import Element
 
 from _pytest.junitxml import bin_xml_escape, mangle_test_address
 
-from .. import __version__
-from ..evidence.fingerprint import VERSIONS, fingerprint_of
-from ..evidence.phase_result import PhaseResult
+from ..evidence.fingerprint import VERSIONS
+from ..evidence.run_record import PhaseRecord, RunRecord
 from ..text import sanitize_line
-from .record_builder import FinishedRun
 
 MAX_TEXT_BYTES = 16 * 2**10  # all texts of one case together
 MAX_MESSAGE = 1000  # characters; pytest 9 and later write fewer
@@ -33,55 +30,53 @@ OUTPUT = ("system-out", "system-err")
 Property = tuple[str, object]
 
 
-def phase_properties(result: PhaseResult) -> list[Property]:
-    """phase, job_id, nodes, outcome, queue_s, run_s, each metric by its name, versions, transport.
+def complete_junit(xml: Any, record: RunRecord, target: Path) -> None:
+    """Complete what pytest's writer is about to write; `target` is the directory of the report."""
+    phases = {phase.phase: phase for phase in record.phases}
+    for case in _cases(xml):
+        properties = case.find("properties")
+        listed = [] if properties is None else list(properties)
+        name = next((item.get("value") for item in listed if item.get("name") == "phase"), "")
+        if properties is not None and name in phases:
+            properties.extend(map(_as_element, _phase_properties(phases[name])))
+        _shorten(case, target / "phases" / name if name else target)
+    for property in _run_properties(record, target):
+        xml.add_global_property(*property)
+
+
+def _as_element(property: Property) -> Element:
+    return Element("property", name=property[0], value=str(property[1]))
+
+
+def _phase_properties(phase: PhaseRecord) -> Iterator[Property]:
+    """job_id, nodes, outcome, queue_s, run_s, each metric by its name, versions, transport.
 
     An unknown time is empty; an unknown metric or version is left out.
     """
-    properties: list[Property] = [
-        ("phase", result.name),
-        ("job_id", sanitize_line(result.job_id)),
-        ("nodes", sanitize_line(",".join(node.name for node in result.nodes))),
-        ("outcome", result.outcome),
-    ]
-    for name, seconds in (("queue_s", result.queue_s), ("run_s", result.run_s)):
-        properties.append((name, "" if seconds is None else seconds))
-    properties += sorted(result.metrics().items())
-    properties += fingerprint_of(result).versions.items()
-    properties.append(("transport", sanitize_line(result.transport_summary())))
-    return properties
+    yield "job_id", sanitize_line(phase.job_id)
+    yield "nodes", sanitize_line(",".join(node.node for node in phase.nodes))
+    yield "outcome", phase.outcome
+    yield "queue_s", "" if phase.queue_s is None else phase.queue_s
+    yield "run_s", "" if phase.run_s is None else phase.run_s
+    yield from sorted((name, metric.value) for name, metric in phase.metrics.items())
+    yield from phase.versions.items()
+    yield "transport", sanitize_line(phase.transport)
 
 
-def complete_junit(xml: Any, run: FinishedRun) -> None:
-    """Complete what pytest's writer is about to write, now that the verdict is known."""
-    versions: dict[str, dict[str, None]] = {}  # an ordered set for each name
-    for case in _cases(xml):
-        properties = {
-            element.attrib["name"]: element.attrib["value"] for element in case.iter("property")
-        }
-        for name in VERSIONS:
-            if properties.get(name):
-                versions.setdefault(name, {})[properties[name]] = None
-        phase = properties.get("phase")
-        _shorten(case, run.target / "phases" / phase if phase else run.target)
-    for name, value in _run_properties(run):
-        xml.add_global_property(name, value)
-    for name, values in versions.items():
-        xml.add_global_property(name, ", ".join(values))
-
-
-def _run_properties(run: FinishedRun) -> list[Property]:
-    return [
-        ("cluster", run.about["cluster"]),
-        ("backend", run.about["backend"]),
-        ("run_id", run.about["run_id"]),
-        ("verdict", run.verdict.name),
-        ("sentence", run.verdict.sentence),
-        ("selection", run.verdict.scope),
-        ("interrupted", str(run.tally.interrupted).lower()),
-        ("report", str(run.target)),
-        ("package_version", __version__),
-    ]
+def _run_properties(record: RunRecord, target: Path) -> Iterator[Property]:
+    yield "cluster", record.cluster
+    yield "backend", record.backend
+    yield "run_id", record.run_id
+    yield "verdict", record.verdict
+    yield "sentence", record.sentence
+    yield "selection", record.selection
+    yield "interrupted", str(record.interrupted).lower()
+    yield "report", str(target)
+    yield "package_version", record.package_version
+    for name in VERSIONS:
+        found = dict.fromkeys(filter(None, (phase.versions.get(name) for phase in record.phases)))
+        if found:
+            yield name, ", ".join(found)
 
 
 def _cases(xml: Any) -> Iterator[Element]:

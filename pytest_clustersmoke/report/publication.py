@@ -30,7 +30,7 @@ from ..evidence.telemetry import to_json_value
 from ..text import sanitize_line
 from .openmetrics import render_metrics
 from .page import page
-from .record_builder import FinishedRun, make_record
+from .record_builder import FinishedRun
 from .run_archive import EvidenceCopier, point_link, prune_runs
 from .summary import add_step_summary
 from .terminal import write_summary
@@ -49,7 +49,7 @@ def finish(
     reporter, if any.
     """
     try:
-        record = make_record(run)
+        record = run.record
     except Exception as error:  # a bug of ours: the verdict is printed all the same
         traceback.print_exc()
         mark_unreportable(run.target, f"{type(error).__name__}: {error}")

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ..evidence.run_record import (
 )
 from ..evidence.telemetry import read_events
 from ..preflight.observed_variables import remark_on_job
+from .acknowledgements import Acknowledgements
 from .node_records import FactsCollector, find_differences
 from .rank_records import mean_losses, rank_records
 from .topology import build_topology
@@ -65,18 +67,23 @@ class FinishedRun:
     profile: Profile | None = None
     phases: Mapping[str, Phase] = field(default_factory=dict)
     absences: tuple[str, ...] = ()
-    known_remarks: tuple[str, ...] = ()
+    acknowledgements: Acknowledgements | None = None
     proof: Mapping[str, Any] | None = None  # ProofRecord as plain data
     results: Mapping[str, PhaseResult] = field(default_factory=dict)  # already read
+
+    @cached_property
+    def record(self) -> RunRecord:
+        """The record, from which every view is rendered."""
+        return make_record(self)
 
 
 def make_record(run: FinishedRun) -> RunRecord:
     """The record of a finished run. Raises ValueError if run.json is unusable."""
-    phases, collector = [], FactsCollector()
-    for name in run.tally.phases:
-        result = run.results.get(name) or _read_phase(run, name)
-        phases.append(phase_record(result, run))
+    results = {name: run.results.get(name) or _read_phase(run, name) for name in run.tally.phases}
+    collector = FactsCollector()
+    for result in results.values():
         collector.add(result)
+    entries = run.acknowledgements
     about, verdict, nodes = run.about, run.verdict, collector.records()
     proof = {} if run.proof is None else {"proof": run.proof}
     return RunRecord.model_validate(
@@ -96,7 +103,7 @@ def make_record(run: FinishedRun) -> RunRecord:
             "not_measured": verdict.not_measured,
             "missing": [asdict(missing) for missing in verdict.missing],
             "known": [asdict(known) for known in verdict.known],
-            "known_remarks": list(run.known_remarks),
+            "known_remarks": entries.remarks(run.tally, results) if entries else [],
             "phases_chosen": list(run.tally.phases),
             "phases_of_cluster": run.tally.phases_of_cluster,
             "selection": verdict.scope,
@@ -106,7 +113,7 @@ def make_record(run: FinishedRun) -> RunRecord:
             "changes": [],
             "nodes": nodes,
             "differences": find_differences(nodes),
-            "phases": phases,
+            "phases": [phase_record(result, run) for result in results.values()],
             **proof,
         }
     )

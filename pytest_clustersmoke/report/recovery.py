@@ -134,11 +134,11 @@ def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[RunTally, str]:
 
 
 def _criterion(event: Mapping[str, Any]) -> CriterionResult:
-    known = event.get("known")
-    if not isinstance(known, dict) or {*known} != {"what", "reason", "until", "where"}:
-        return CriterionResult(event["result"], str(event.get("text")))
-    owner = KnownFailure(**{key: str(value) for key, value in known.items()})
-    return CriterionResult(event["result"], str(event.get("text")), owner)
+    known, judged, owner = event.get("known"), event.get("judged"), None
+    if isinstance(known, dict) and {*known} == {"what", "reason", "until", "where"}:
+        owner = KnownFailure(**{key: str(value) for key, value in known.items()})
+    kinds = tuple(map(str, judged)) if isinstance(judged, list) else ()
+    return CriterionResult(event["result"], str(event.get("text")), owner, kinds)
 
 
 def _is_over(tally: RunTally, phase: object) -> bool:

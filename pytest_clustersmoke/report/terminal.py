@@ -1,4 +1,4 @@
-"""What the terminal shows: the findings of a failed job, and at the end a table and the verdict."""
+"""What the terminal shows at the end of a run: a table, and the verdict."""
 
 from __future__ import annotations
 
@@ -6,19 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config.metrics import show
-from ..evidence.finding import Finding
-from ..evidence.phase_result import PhaseResult
 from ..evidence.run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord
-from ..evidence.telemetry import parse_texts
 from ..preflight.variable_remarks import format_remarks, group_remarks
-from ..text import (
-    WARNING,
-    Problem,
-    format_seconds,
-    sanitize_line,
-    sanitize_lines,
-    shorten_lines,
-)
+from ..text import WARNING, Problem, format_seconds, sanitize_lines, shorten_lines
 from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
 
 COLUMNS = (
@@ -34,34 +24,8 @@ RATES = {
     "busbw_gb_per_s": "GB/s bus",
 }
 COLOURS = {FIT: "green", PROVEN: "green", UNFIT: "red", NOT_PROVEN: "red"}
-MAX_WARNINGS, MAX_ALSO = 10, 16
+MAX_WARNINGS = 10
 IN_REPORT = " in report.json"
-
-
-def job_failure(result: PhaseResult) -> str:
-    """The text of a failed `::job`: outcome, reason, then each finding with evidence and fix."""
-    text = [f"phase {result.name}: {result.outcome}: {sanitize_line(result.reason)}"]
-    for finding in result.findings:
-        if finding.primary:
-            text += ["", *_describe_cause(finding)]
-    also = [finding for finding in result.findings if not finding.primary]
-    causes = [f"also {finding.id}: {finding.cause}" for finding in also]
-    text += shorten_lines(causes, MAX_ALSO, IN_REPORT)
-    text += ["", f"evidence: {result.directory.root}"]
-    return sanitize_lines("\n".join(text))
-
-
-def _describe_cause(finding: Finding) -> Iterator[str]:
-    """The cause, the evidence, the timeline and the next step of a finding."""
-    yield f"finding {finding.id}: {finding.cause}"
-    for shown in finding.evidence:
-        yield f"  {shown.file}:{shown.line}"
-        yield from (f"    {text}" for text in shown.text.splitlines())
-    timeline = parse_texts(finding.detail.get("timeline"))
-    if len(timeline) > 1:
-        yield "  timeline, in seconds from the finding:"
-        yield from (f"  {sanitize_line(moment)}" for moment in timeline)
-    yield f"  next: {finding.fix}"
 
 
 def write_summary(reporter: Any, record: RunRecord, report: Iterable[str]) -> None:

@@ -110,10 +110,10 @@ class JobItem(PhaseItem):
         assert suite is not None  # without a cluster the item was skipped in setup
         result = suite.views.of(self)
         if result.outcome != "passed":
-            from ..report.terminal import job_failure
+            from .tally import job_failure_text
 
             hosts = suite.collection.acknowledgements.uncovered_hosts(result)
-            raise JobFailed("\n".join([job_failure(result), *hosts]))
+            raise JobFailed("\n".join([job_failure_text(result), *hosts]))
 
 
 # The mistakes in the markers of phases.

@@ -33,15 +33,13 @@ class PhaseViews:
         self.by_name: dict[str, PhaseView] = {}
 
     def of(self, item: pytest.Item) -> PhaseView:
-        """The result that an item judges; the item gets the phase's properties."""
+        """The result that an item judges; the item's properties name its phase."""
         name = self._name_of(item)
         if name not in self.by_name:
             self.by_name[name] = self._make(name)
         result = self.by_name[name]
         if "phase" not in dict(item.user_properties):
-            from ..report.junit import phase_properties
-
-            item.user_properties += phase_properties(result)
+            item.user_properties.append(("phase", name))
         return result
 
     @pytest.hookimpl(tryfirst=True)

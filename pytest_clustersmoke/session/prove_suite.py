@@ -259,7 +259,7 @@ class ProveSuite(Suite):
         """The evidence as recorded, without the reference that a gate was compared with."""
         return dict(self.session.results) if self.session is not None else {}
 
-    def _finished(self) -> FinishedRun:
+    def _gather_run(self) -> FinishedRun:
         proof = {
             "cluster": self.proof.cluster,
             "date": self.proof.date,
@@ -269,7 +269,7 @@ class ProveSuite(Suite):
             "gates": [gate.as_dict() for gate in self._gates.values()],
             "not_applicable": self._not_applicable,
         }
-        return replace(super()._finished(), proof=proof)
+        return replace(super()._gather_run(), proof=proof)
 
     def _publish(self, session: pytest.Session) -> None:
         super()._publish(session)

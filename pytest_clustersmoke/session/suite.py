@@ -55,12 +55,12 @@ class Suite:
         config.pluginmanager.register(self.views)
         self.tally = RunTally(frozenset(profile.require))
         self.verdict: RunVerdict | None = None
-        self.known_remarks: list[str] = []
         self.remarks: list[str] = []  # on writing the report
         self.run: RunDir | None = None
         self.session: Session | None = None
         self.view: LiveView | None = None
         self.terminal = PytestTerminal(config)
+        self._finished: FinishedRun | None = None
         self._controller: ControllerLock | None = None
         self._interrupts = Interrupts(self._cancel)
         # junit.xml goes to the run's report directory, unless the user asked for another place.
@@ -288,8 +288,9 @@ class Suite:
         self.tally.exitstatus = exitstatus
         self.verdict = self._give_verdict()
         session.exitstatus = self.verdict.exit_status
+        self._finished = self._gather_run()
         try:
-            self._complete_junit()
+            self._complete_junit(self._finished)
         except Exception as error:  # a bug of ours must not lose the verdict
             self._print_traceback()
             self.remarks.append(f"junit.xml is incomplete: {type(error).__name__}: {error}")
@@ -297,14 +298,12 @@ class Suite:
     def _give_verdict(self) -> RunVerdict:
         return judge(self.tally)
 
-    def _complete_junit(self) -> None:
+    def _complete_junit(self, run: FinishedRun) -> None:
         from ..report.junit import complete_junit
 
-        assert self.run is not None
-        self.known_remarks = self.collection.acknowledgements.remarks(self.tally, self.run)
         xml = self.config.stash.get(xml_key, None)
         if xml is not None:  # None under `-p no:junitxml`
-            complete_junit(xml, self._finished())
+            complete_junit(xml, run.record, run.target)
 
     def _drop_junit(self) -> None:
         """Keep pytest from writing and announcing junit.xml."""
@@ -314,7 +313,7 @@ class Suite:
             del self.config.stash[xml_key]
             self.config.pluginmanager.unregister(xml)
 
-    def _finished(self) -> FinishedRun:
+    def _gather_run(self) -> FinishedRun:
         """Everything the report is made from."""
         from ..report.record_builder import FinishedRun
 
@@ -328,7 +327,7 @@ class Suite:
             profile=self.profile,
             phases=self.collection.phases,
             absences=tuple(self.collection.absences),
-            known_remarks=tuple(self.known_remarks),
+            acknowledgements=self.collection.acknowledgements,
             results=self.results(),
         )
 
@@ -342,7 +341,8 @@ class Suite:
         from ..report.publication import finish
 
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        written = finish(self._finished(), reporter, latest=self.latest, remarks=self.remarks)
+        assert self._finished is not None
+        written = finish(self._finished, reporter, latest=self.latest, remarks=self.remarks)
         if not written and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         assert self._controller is not None

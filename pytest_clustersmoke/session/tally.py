@@ -84,6 +84,7 @@ def _mark_judged(
         return  # what set-up judged counts with the call
     kinds = judged.take_test()
     if report.when == "call" and kinds:
+        marks["kinds"] = ",".join(kinds)
         for holder in (item, report):
             holder.user_properties.append(("judged", ",".join(kinds)))
 
@@ -185,16 +186,17 @@ def _count_result(
     phase: PhaseTally, name: str, report: pytest.TestReport, marks: Mapping[str, str]
 ) -> None:
     earlier = phase.criteria.get(name)
+    kinds = tuple(marks["kinds"].split(",")) if "kinds" in marks else ()
     if report.failed:
-        phase.criteria[name] = CriterionResult("failed", failure_text(report))
+        phase.criteria[name] = CriterionResult("failed", failure_text(report), judged=kinds)
     elif report.skipped and _is_expected(report, marks):
         if earlier is None or earlier.result in ("passed", "skipped"):
             known = _known_failure(f"{phase.name}: {name}", marks)
-            phase.criteria[name] = CriterionResult("known", failure_text(report), known)
+            phase.criteria[name] = CriterionResult("known", failure_text(report), known, kinds)
     elif earlier is None and report.skipped:
         phase.criteria[name] = CriterionResult("skipped", failure_text(report))
     elif earlier is None and report.when == "call":
-        phase.criteria[name] = CriterionResult("passed")
+        phase.criteria[name] = CriterionResult("passed", judged=kinds)
 
 
 def _is_expected(report: pytest.TestReport, marks: Mapping[str, str]) -> bool:

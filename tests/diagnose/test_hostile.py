@@ -14,11 +14,15 @@ import pytest
 
 from pytest_clustersmoke.diagnose import diagnose, log_causes
 from pytest_clustersmoke.evidence.finding import Evidence as Line
-from pytest_clustersmoke.evidence.finding import Finding, find_last_line, list_job_logs
+from pytest_clustersmoke.evidence.finding import (
+    Finding,
+    describe_findings,
+    find_last_line,
+    list_job_logs,
+)
 from pytest_clustersmoke.evidence.metric import fail
 from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.jobs.outcome import Judgement, judge
-from pytest_clustersmoke.report.terminal import job_failure
 from tests.support.evidence import Evidence
 
 # A title, a cleared screen, a bell, C1's CSI, a turned direction, no XML character, half a pair.
@@ -58,7 +62,8 @@ def test_terminal_shows_no_forged_line(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path).started().rank(0, error(FORGED))
     findings = [finding.as_dict() for finding in diagnosed(evidence)]
     write_json(evidence.dir.result, {"outcome": "failed", "reason": FORGED, "findings": findings})
-    text = job_failure(evidence.result())
+    result = evidence.result()
+    text = "\n".join([f"failed: {result.reason}", *describe_findings(result.findings)])
     assert "PASSED" not in [line.strip("\ufffd ") for line in text.splitlines() if line[:1] != " "]
     assert not [line for line in text.splitlines() if line.startswith("finding none")]
     assert text.replace("\n", "").replace("\t", "").isprintable()

@@ -14,6 +14,7 @@ from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.evidence import phase_result, scheduler_record
 from pytest_clustersmoke.evidence.finding import Evidence as Line
 from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.fingerprint import fingerprint_of
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.evidence.scheduler_record import (
@@ -23,7 +24,6 @@ from pytest_clustersmoke.evidence.scheduler_record import (
     read_scheduler_record,
 )
 from pytest_clustersmoke.jobs.outcome import judge
-from pytest_clustersmoke.report.junit import phase_properties
 from tests.support.evidence import Evidence, make_profile
 
 GRADIENTS = {
@@ -216,7 +216,7 @@ def test_job_that_never_started(tmp_path: Path) -> None:
     result = Evidence(tmp_path, 2, 2).result()
     assert (result.outcome, result.ranks_done, result.metrics()) == ("lost", 0, {})
     assert result.transport_summary() == "unknown"
-    assert dict(phase_properties(result))["nodes"] == "node 0,node 1"
+    assert [node.name for node in result.nodes] == ["node 0", "node 1"]
     for check in (result.check_gradients, result.check_reload):
         with pytest.raises(AssertionError):
             check()
@@ -281,7 +281,7 @@ def test_hostile_events_never_break_the_reading(
     result.stage_seconds()
     result.transport_summary()
     result.versions("torch")
-    phase_properties(result)
+    fingerprint_of(result)
     for check in (
         result.check_gradients,
         result.check_reload,

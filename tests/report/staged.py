@@ -112,15 +112,18 @@ def slow_phase() -> records.Record:
         "test_no_rank_falls_behind": {
             "result": "failed",
             "text": "rank 5 on node2 falls behind: its own part of a step takes 131 ms",
+            "judged": ["stragglers"],
         },
         "test_transports_between_nodes": {
             "result": "failed",
             "text": "rank 3 (node1, GPU 1) -> rank 4 (node2, GPU 0): NET/Socket/0 (eth0), "
             "expected NET/IB*: nccl/0001/node1.3.log:88",
+            "judged": ["transports between nodes"],
         },
         "test_throughput_meets_the_reference": {
             "result": "failed",
             "text": phase["metrics"]["samples_per_s"]["text"],
+            "judged": ["references"],
         },
     }
     return phase

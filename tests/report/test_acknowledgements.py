@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
+from pytest_clustersmoke.evidence.job_results import NodeResult
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
-from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs.outcome import Judgement
 from pytest_clustersmoke.report.acknowledgements import Acknowledgements
@@ -286,7 +286,7 @@ def test_expired_entry_is_reported(held: Callable[..., Acknowledgements], tmp_pa
     entries = held({**SLOW, "until": PAST})
     part = tally(small="passed")
     part.selection = "small"
-    (remark,) = entries.remarks(part, RunDir(tmp_path))
+    (remark,) = entries.remarks(part, {})
     assert remark.startswith("the entry of `known` at ")
     assert remark.endswith(f" expired on {PAST}: renew or remove it")
     assert entries.answer(ended(tmp_path, "passed"), "test_rate") is None
@@ -312,7 +312,7 @@ def test_unneeded_entry_is_reported(
     """Only if its criterion was judged and did not fail."""
     counted = tally(**outcomes)
     counted.phase("small").criteria["test_rate"] = CriterionResult(result)
-    remarks = held(SLOW).remarks(counted, RunDir(tmp_path))
+    remarks = held(SLOW).remarks(counted, {})
     assert bool(remarks) is reported
     if reported:
         assert remarks[0].startswith("nothing failed that ") and remarks[0].endswith("remove it?")
@@ -327,7 +327,7 @@ def test_partial_run_reports_no_unneeded_entries(
     """A criterion that did not run may still fail."""
     made = tally(small="passed", **({"wide": ""} if "wide" in part else {}))
     made = made if "wide" in part else replace(made, **part)
-    assert held(SLOW).remarks(made, RunDir(tmp_path)) == []
+    assert held(SLOW).remarks(made, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -350,16 +350,10 @@ def test_unneeded_node_entry_is_reported(
     remarks: list[str],
 ) -> None:
     """The remark differs if no job ran on that node."""
-    run = RunDir(tmp_path / "run")
-    phase = run.phase("small")
-    phase.root.mkdir(parents=True)
-    write_json(phase.spec, {"phase": "small", "nodes": 1})
-    phase.node_facts(0).parent.mkdir(parents=True)
-    write_json(phase.node_facts(0), {"node": "n3"})
-    finding = {"primary": True, "severity": "failure", "hosts": hosts}
-    write_json(phase.result, {"outcome": "failed", "findings": [finding] if hosts else []})
+    result = ended(tmp_path, "failed", *([tuple(hosts)] if hosts else []))
+    result = replace(result, nodes=(NodeResult(0, {"node": "n3"}, {}),))
     entries = held({**BAD_NODE, "node": node})
-    reported = entries.remarks(tally(small="failed"), run)
+    reported = entries.remarks(tally(small="failed"), {"small": result})
     where = reported[0].split(" at ")[1].split(" covers")[0] if reported else ""
     assert reported == [line.format(where) for line in remarks]
 

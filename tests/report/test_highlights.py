@@ -146,8 +146,6 @@ RED = {
 def test_highlight_of_known_criterion_is_known(kind: str, criterion: str) -> None:
     """Only its own group has the tone `warn`; the text has the last day."""
     phase = staged.slow_phase()
-    for name in ("steps_per_s", "samples_per_s"):
-        phase["criteria"][RED["metrics"]]["text"] += f" {name}"
     assert all(group.tone == "bad" for group in highlights_of(phase).values())
     phase["criteria"][criterion] |= {"result": "known", "known": KNOWN}
     groups = highlights_of(phase)
@@ -155,11 +153,23 @@ def test_highlight_of_known_criterion_is_known(kind: str, criterion: str) -> Non
     assert "; known until 2026-12-01" in groups[kind].items[0].text
 
 
+@pytest.mark.parametrize(("kind", "criterion"), RED.items())
+def test_criterion_covers_by_what_it_judged(kind: str, criterion: str) -> None:
+    """Its name does not matter, and a criterion that judged nothing of the kind covers nothing."""
+    phase = staged.slow_phase()
+    renamed = phase["criteria"].pop(criterion) | {"result": "known", "known": KNOWN}
+    phase["criteria"]["test_of_mine"] = renamed
+    assert highlights_of(phase)[kind].tone == "warn"
+    phase["criteria"][criterion] = {**renamed, "judged": []}
+    del phase["criteria"]["test_of_mine"]
+    assert highlights_of(phase)[kind].tone == "bad"
+
+
 def test_highlight_with_uncovered_criterion_is_not_known() -> None:
     """An entry for one criterion does not cover the other."""
     phase = staged.slow_phase()
     phase["criteria"][RED["metrics"]] |= {"result": "known", "known": KNOWN}
-    past: Any = {"result": "failed", "text": "samples_per_s is off its past"}
+    past: Any = {"result": "failed", "text": "", "judged": ["history"]}
     phase["criteria"]["test_metrics_are_as_in_the_past"] = past
     assert highlights_of(phase)["metrics"].tone == "bad"
 

@@ -118,6 +118,9 @@ def test_each_case_lists_the_kinds_it_judged(suite: Suite, words: tuple[str, ...
     judged = [case.get("judged") for case in cases]
     assert judged == ["references", "references", "of a fixture", None]
     assert "judged" not in read.properties("test_small.TestSmall::job")
+    criteria = suite.record()["phases"][0]["criteria"]
+    recorded = [criteria[f"test_{name}"].get("judged", []) for name in "abcd"]
+    assert recorded == [["references"], ["references"], ["of a fixture"], []]
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])

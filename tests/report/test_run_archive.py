@@ -82,7 +82,7 @@ def test_verdict_is_printed_without_a_report(suite: Suite, monkeypatch: pytest.M
     def broken(run: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("pytest_clustersmoke.report.publication.make_record", broken)
+    monkeypatch.setattr("pytest_clustersmoke.report.record_builder.make_record", broken)
     suite.phase()
     result = suite.run()
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR

@@ -180,6 +180,8 @@ def test_required_kind_must_be_judged() -> None:
     phase.sides = frozenset({INSIDE})
     assert judge(made).name == INCONCLUSIVE
     assert judge(made).not_measured == ["a: no criterion judged transports inside nodes"]
+    (missing,) = judge(made).missing
+    assert (missing.phase, missing.kind) == ("a", "transports")
     phase.defined, phase.selected = frozenset({"test_a", "test_b"}), frozenset({"test_a"})
     assert judge(made).name == FIT
     phase.defined = frozenset({"test_a"})

@@ -82,7 +82,7 @@ def test_signal_during_the_report_loses_nothing(
         os.kill(os.getpid(), number)
         return make_record(run)
 
-    monkeypatch.setattr("pytest_clustersmoke.report.publication.make_record", make_interrupted)
+    monkeypatch.setattr("pytest_clustersmoke.report.record_builder.make_record", make_interrupted)
     suite.phase()
     result = suite.run()
     assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases passed"
