@@ -13,7 +13,7 @@ Every entry imports only entries of the groups below its own, and none of its ow
 
     session/     one pytest session: items, selected phases, the watch thread, xdist, live view
 
-    report/      the record of a run, its verdict, and all views of it
+    report/      builds the record of a run, with its verdict, and all views of it
     faults/      faults that can be staged on purpose, and the gate that must find each
 
     criteria/    what must hold: base classes, references, transports, slow ranks, the past
@@ -29,7 +29,8 @@ Every entry imports only entries of the groups below its own, and none of its ow
     node/        on the node: facts, checks before the ranks start, rendezvous, the launcher,
                  supervision of the ranks
 
-    evidence/    the run directory: file names, events, facts, NCCL's logs, findings, history
+    evidence/    the run directory: file names, events, facts, NCCL's logs, findings; the form of a
+                 run's record, and the history of runs
     config/      cluster.yaml, the marker and the command line become a frozen Phase
     text.py      what messages are made of: problems, near matches, sanitized text, lists
 

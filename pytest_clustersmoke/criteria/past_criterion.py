@@ -84,6 +84,8 @@ def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
         return {}
     for record in records.values():
         record["text"] = sanitize_line(record["text"][:MAX_TEXT])
+        if "comparison" in record:
+            record["comparison"] = sanitize_line(record["comparison"][:MAX_TEXT])
     return {
         name: record for name, record in records.items() if name in METRICS and _is_finite(record)
     }

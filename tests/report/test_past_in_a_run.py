@@ -194,8 +194,10 @@ def test_malformed_judgement_is_ignored(tmp_path: Path, text: str) -> None:
 
 
 def test_judgement_text_is_sanitized(tmp_path: Path) -> None:
-    """Its text is bounded and has no escape sequences."""
-    write_json(PhaseDir(tmp_path).past, {"past": {"steps_per_s": {**PAST, "text": LONG}}})
+    """Its texts are bounded and have no escape sequences."""
+    hostile = {**PAST, "text": LONG, "comparison": LONG}
+    write_json(PhaseDir(tmp_path).past, {"past": {"steps_per_s": hostile}})
     (judgement,) = read_judgement(PhaseDir(tmp_path)).values()
-    assert judgement["text"].isprintable() and len(judgement["text"]) <= 8000
-    assert {**judgement, "text": ""} == {**PAST, "text": ""}
+    for text in (judgement["text"], judgement["comparison"]):
+        assert text.isprintable() and len(text) <= 8000
+    assert {**judgement, "text": "", "comparison": ""} == {**PAST, "text": "", "comparison": ""}
