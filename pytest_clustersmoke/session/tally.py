@@ -11,11 +11,12 @@ import pytest
 
 from ..config.phase import Phase
 from ..config.profile import Profile
+from ..evidence.finding import describe_findings
 from ..evidence.metric import BETWEEN, INSIDE
 from ..evidence.phase_result import PhaseResult
 from ..report.acknowledgements import Acknowledgements
 from ..report.verdict import CriterionResult, KnownFailure, PhaseTally, RunTally
-from ..text import sanitize_lines
+from ..text import sanitize_line, sanitize_lines
 from .items import JobFailed
 from .selection import criterion_of, describe_selection, is_whole
 
@@ -27,6 +28,17 @@ MAX_CHARACTERS = 4000
 
 
 # Where a report is made
+
+
+def job_failure_text(result: PhaseResult) -> str:
+    """The text of a failed `::job`: outcome, reason, then each finding with evidence and fix."""
+    text = [
+        f"phase {result.name}: {result.outcome}: {sanitize_line(result.reason)}",
+        *describe_findings(result.findings),
+        "",
+        f"evidence: {result.directory.root}",
+    ]
+    return sanitize_lines("\n".join(text))
 
 
 class JudgedKinds(set[str]):

@@ -16,13 +16,13 @@ from pytest_clustersmoke.diagnose import diagnose, log_causes
 from pytest_clustersmoke.evidence.finding import Evidence as Line
 from pytest_clustersmoke.evidence.finding import (
     Finding,
-    describe_findings,
     find_last_line,
     list_job_logs,
 )
 from pytest_clustersmoke.evidence.metric import fail
 from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.jobs.outcome import Judgement, judge
+from pytest_clustersmoke.session.tally import job_failure_text
 from tests.support.evidence import Evidence
 
 # A title, a cleared screen, a bell, C1's CSI, a turned direction, no XML character, half a pair.
@@ -62,8 +62,7 @@ def test_terminal_shows_no_forged_line(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path).started().rank(0, error(FORGED))
     findings = [finding.as_dict() for finding in diagnosed(evidence)]
     write_json(evidence.dir.result, {"outcome": "failed", "reason": FORGED, "findings": findings})
-    result = evidence.result()
-    text = "\n".join([f"failed: {result.reason}", *describe_findings(result.findings)])
+    text = job_failure_text(evidence.result())
     assert "PASSED" not in [line.strip("\ufffd ") for line in text.splitlines() if line[:1] != " "]
     assert not [line for line in text.splitlines() if line.startswith("finding none")]
     assert text.replace("\n", "").replace("\t", "").isprintable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
@@ -182,7 +183,8 @@ def test_second_failing_node_is_never_hidden(
     result = job.result()
     findings = [finding.as_dict() for finding in diagnose(result, Judgement("failed", "x"))]
     assert [finding["hosts"] for finding in findings] == [("n0",), ("n1",)]
-    result = replace(result, job={"outcome": "failed", "findings": findings})
+    job = json.loads(json.dumps({"outcome": "failed", "findings": findings}))
+    result = replace(result, job=job)
     alone = [{**BAD_NODE, "node": name} for name in ("n0", "n1")]
     assert [held(entry).answer(result, "job") for entry in alone] == [None, None]
     assert held(*alone).answer(result, "job") is not None
