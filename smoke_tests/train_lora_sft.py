@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from pytest_clustersmoke.rank import Rank, StepLog
+from pytest_clustersmoke.rank import Proof, Rank, StepLog
 from sft_data import Batch, batch_of, digest, share_examples
 from sft_model import add_adapters, build_base, checksums, evaluate, load, loss_of, save, state_of
 
@@ -81,9 +81,15 @@ class SftTrainer(transformers.Trainer):
 
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
         self.rows.append(inputs.pop("row"))
+        self.inputs = inputs
         loss = model(**inputs).loss
         self.step_log.local_done()  # the backward pass waits for the other ranks
         self.last_loss = loss.detach()  # stays on its device, so nothing waits for it
+        return loss
+
+    def training_step(self, *inputs: Any, **options: Any) -> Any:
+        loss = super().training_step(*inputs, **options)
+        self.step_log.backward_done()  # here, since Trainer clips the gradients next
         return loss
 
 
@@ -95,15 +101,17 @@ class StepEnd(transformers.TrainerCallback):
         self.log.record(loss=self.trainer.last_loss)
 
 
-def train(
-    args: argparse.Namespace, rank: Rank, settings: Any, model: Any, examples: Batch
-) -> SftTrainer:
-    tokens = args.micro_batch * args.seq_len  # per rank and step, padding included
+def train(args: argparse.Namespace, rank: Rank, settings: Any, model: Any, examples: Batch) -> None:
     log = rank.step_log(
         args.max_steps,
         samples_per_rank=args.micro_batch,
-        tokens_per_rank=tokens,
-        gradients_of=model.named_parameters(),
+        tokens_per_rank=args.micro_batch * args.seq_len,  # padding included
+        # The bare model, so DDP does not run; `trainer` is bound below, before the first step.
+        proof=Proof(
+            model,
+            local_loss=lambda _: loss_of(model, trainer.inputs, args.precision),
+            precision=args.precision,
+        ),
     )
     columns = {"row": torch.arange(args.subset_size), **examples}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -119,7 +127,6 @@ def train(
     )
     if rank.is_main:
         write_results(args, rank, settings, wall_s)
-    return trainer
 
 
 def write_results(args: argparse.Namespace, rank: Rank, settings: Any, wall_s: float) -> None:
@@ -142,21 +149,6 @@ def write_results(args: argparse.Namespace, rank: Rank, settings: Any, wall_s: f
     for name, values in (("metrics.json", figures), ("run_args.json", vars(args))):
         (rank.output_dir / name).write_text(json.dumps(values, indent=2) + "\n")
     rank.fact(metrics_written_by=rank.rank)
-
-
-def probe(args: argparse.Namespace, rank: Rank, trainer: Any, examples: Batch) -> None:
-    """Verify that the gradients that DDP computes are the mean over all ranks."""
-    first = rank.rank * args.micro_batch  # own rows on each rank: equal ones would prove nothing
-    batch = batch_of(examples, range(first, first + args.micro_batch), rank.device)
-    bare, wrapped = trainer.model, trainer.model_wrapped
-    wrapped.train()
-    bare.zero_grad(set_to_none=True)
-    rank.verify_gradients(
-        bare.named_parameters(),
-        local_loss=lambda: loss_of(bare, batch, args.precision),
-        backward=lambda: trainer.accelerator.backward(loss_of(wrapped, batch, args.precision)),
-        precision=args.precision,
-    )
 
 
 def main() -> None:
@@ -183,7 +175,7 @@ def main() -> None:
 
         # Loop. It must change all adapters, and nothing else.
         loss_before, before = evaluate(model, fixed, args.precision), checksums(model, rank.device)
-        trainer = train(args, rank, settings, model, examples)
+        train(args, rank, settings, model, examples)
         loss_after, after = evaluate(model, fixed, args.precision), checksums(model, rank.device)
         adapters = {name for name, p in model.named_parameters() if p.requires_grad}
         changed = {name for name in after if after[name] != before[name]}
@@ -195,7 +187,6 @@ def main() -> None:
             base_digest=digest({name: after[name] for name in after.keys() - adapters}),
             adapter_digest=digest({name: after[name] for name in adapters}),
         )
-        probe(args, rank, trainer, examples)
 
         # Checkpoint. Rank 0 saves the adapters; each rank loads them onto a new base.
         path = rank.output_dir / "adapter"

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_clustersmoke.rank import Rank
+from pytest_clustersmoke.rank import Proof, Rank
 from teacher import Teacher
 
 
@@ -84,20 +84,15 @@ def main() -> None:
             optimizer=type(optimizer).__name__,
             engine=type(engine).__name__,
         )
-        rank.verify_gradients(
-            model.named_parameters(),
-            local_loss=lambda: loss_of(model, data.batch(0)),  # the bare model: DDP does not run
-            backward=lambda: loss_of(engine, data.batch(0)).backward(),
-        )
 
-        # Loop.
-        for step in rank.steps(
-            args.steps, samples_per_rank=args.batch_size, gradients_of=model.named_parameters()
-        ):
+        # Loop. The rank draws steps and proves them, with the bare model: DDP does not run.
+        proof = Proof(model, local_loss=lambda index: loss_of(model, data.batch(index)))
+        for step in rank.steps(args.steps, samples_per_rank=args.batch_size, proof=proof):
             optimizer.zero_grad(set_to_none=True)
             loss = loss_of(engine, data.batch(step.index))
             step.local_done()  # the backward pass waits for the other ranks
             loss.backward()
+            step.backward_done()
             optimizer.step()
             step.record(loss=loss)
 

@@ -12,14 +12,14 @@ import argparse
 import copy
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from pytest_clustersmoke.rank import Rank
+from pytest_clustersmoke.rank import Proof, Rank
 from teacher import Teacher
 
 TAG = "final"
@@ -122,7 +122,7 @@ def backward(
     engine: Any,
     batch: tuple[torch.Tensor, torch.Tensor],
     micro_batches: int,
-    local_done: Callable[[], None] = lambda: None,
+    local_done: Callable[[], None],
 ) -> torch.Tensor:
     """Run an update without the optimizer's step."""
     for micro in range(micro_batches):
@@ -157,22 +157,22 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
     engine = rank.stage("model", lambda: build(args, config, args.seed))
     facts = read_back(engine)
     rank.fact(**facts)
-    rank.verify_gradients(
-        engine.module.named_parameters(),
-        local_loss=lambda: loss_of(engine.module, data.batch(0)),  # no hook of the engine runs
-        backward=lambda: backward(engine, data.batch(0), args.accumulation),
+
+    def local_losses(index: int) -> Iterator[torch.Tensor]:
+        for _ in range(args.accumulation):
+            yield loss_of(engine.module, data.batch(index)) / args.accumulation
+
+    # Loop. The rank draws steps and proves them, with the bare model: no hook of the engine runs.
+    proof = Proof(
+        engine.module,
+        local_losses,
         applied=safe_get_full_grad,  # the gradient that engine.step() will clip and apply
         precision=facts["precision"],
     )
-    engine.step()  # DeepSpeed has no other way to drop the gradients
-
-    # Loop.
-    for step in rank.steps(
-        args.steps,
-        samples_per_rank=args.micro_batch * args.accumulation,
-        gradients_of=engine.module.named_parameters(),
-    ):
+    samples = args.micro_batch * args.accumulation
+    for step in rank.steps(args.steps, samples_per_rank=samples, proof=proof):
         loss = backward(engine, data.batch(step.index), args.accumulation, step.local_done)
+        step.backward_done()
         engine.step()
         step.record(loss=loss)
 

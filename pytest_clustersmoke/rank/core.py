@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import secrets
 import shutil
 import tempfile
 import time
@@ -17,6 +18,7 @@ from . import checkpoint, process_group
 from .device import choose_device, start_facts
 from .gradients import Probe
 from .hook import RankHook, load_hook
+from .proof import Proof, StepProver, draw_steps
 from .rank_dumps import RankDumps, limit_exit_time
 from .rank_environment import RankEnvironment, read_rank_environment
 from .rank_events import RankEventWriter
@@ -51,6 +53,7 @@ class Rank:
         self._output_dir: Path | None = None
         self._began = time.monotonic()
         self._marked: tuple[int, float] = (0, 0.0)  # the last mark: step, monotonic seconds
+        self._seed = ""  # of the steps that are proven; the same on all ranks
         self._hook: RankHook = load_hook(self, environment.fault, self._events.event)
 
     @classmethod
@@ -133,9 +136,13 @@ class Rank:
                 f"the process group has this rank as {dist.get_rank()} of {world_size}; expected "
                 f"{self.rank} of {self.world_size}, as RANK and WORLD_SIZE say"
             )
-        backend = dist.get_backend()
+        self._seed = process_group.broadcast_text(secrets.token_hex(8))
         self._events.event(
-            "group", backend=backend, world_size=world_size, timeout_s=self.timeout_s
+            "group",
+            backend=dist.get_backend(),
+            world_size=world_size,
+            timeout_s=self.timeout_s,
+            proof_seed=self._seed,
         )
         self._events.event("barrier", seconds=process_group.barrier(self.device))
         if self._environment.phase_dir is None:
@@ -154,8 +161,11 @@ class Rank:
         tokens_per_rank: int | None = None,
         warmup: int | None = None,
         gradients_of: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+        proof: Proof | None = None,
     ) -> StepLog:
-        """The timing behind `steps`, for loops that a library runs (a Trainer's callback)."""
+        """The timing behind `steps`, for loops that a library runs (a Trainer's callbacks)."""
+        if gradients_of is None and proof is not None:
+            gradients_of = proof.model.named_parameters()
         return StepLog(
             events=self._events,
             device=self.device,
@@ -165,8 +175,14 @@ class Rank:
             tokens_per_rank=tokens_per_rank,
             warmup=warmup,
             gradients_of=gradients_of,
+            prover=None if proof is None else self._make_prover(proof, count),
             before_step=self._hook.before_step,
         )
+
+    def _make_prover(self, proof: Proof, count: int) -> StepProver:
+        self._hook.parameters = [p for p in proof.model.parameters() if p.requires_grad]
+        steps = draw_steps(count, self._environment.proof_steps, self._seed)
+        return StepProver(proof, steps, self.world_size, self._hook.after_backward)
 
     def steps(
         self,
@@ -176,6 +192,7 @@ class Rank:
         tokens_per_rank: int | None = None,
         warmup: int | None = None,
         gradients_of: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+        proof: Proof | None = None,
     ) -> Iterator[Step]:
         """Time `count` training steps, each ended by `step.record(loss=...)`, in stage "train".
 
@@ -183,7 +200,9 @@ class Rank:
         leave out the first `warmup` steps; the default is a fifth of all steps, at most 5.
         `gradients_of` names the parameters (`model.named_parameters()`) whose gradients must be
         finite on this rank in every step, before any reduction; omit it with dynamic loss scaling
-        (fp16), which overflows on purpose.
+        (fp16), which overflows on purpose. The same parameters must stay equal on all ranks. With
+        `proof` the first step, the last and some drawn ones are proven, and each step must call
+        `step.backward_done()`; `gradients_of` is then not needed.
         """
         log = self.step_log(
             count,
@@ -191,6 +210,7 @@ class Rank:
             tokens_per_rank=tokens_per_rank,
             warmup=warmup,
             gradients_of=gradients_of,
+            proof=proof,
         )
         log.start()
         for index in range(count):
@@ -229,14 +249,12 @@ class Rank:
 
         probe = Probe(
             parameters=[(name, p) for name, p in named if p.requires_grad],
-            local_loss=local_loss,
-            backward=backward_with_hook,
             applied=applied or (lambda parameter: parameter.grad),
             precision=precision,
             scale=scale,
             world_size=self.world_size,
         )
-        result = self.stage("probe", probe.run)
+        result = self.stage("probe", lambda: probe.run(local_loss, backward_with_hook))
         self._events.event("gradients", **result)
         return bool(result["synced"])
 

@@ -8,7 +8,8 @@ all its elements are. The sums stay on the device, so nothing waits for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ class GradientWatch:
         shape = (min(count, ROWS), len(trained))
         self._sums = torch.zeros(shape, dtype=torch.float32, device=device)
         self._row = 0
+        self._is_paused = False
         self._folded: list[torch.Tensor] = []
         self._handles = [
             parameter.register_hook(partial(self._add_sum, index))
@@ -65,9 +67,20 @@ class GradientWatch:
             "not_finite_in": self._names[int(parameters[bad_steps[0]])] if bad_steps else None,
         }
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the gradients of a pass that is not the engine's own."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
     def _add_sum(self, index: int, gradient: torch.Tensor) -> None:
         import torch
 
+        if self._is_paused:
+            return
         # Add, because a step may have several backward passes.
         self._sums[self._row, index].add_(gradient.detach().sum(dtype=torch.float32))
 

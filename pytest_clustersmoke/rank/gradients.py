@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .replay import Randomness
+
 if TYPE_CHECKING:
     import torch
 
@@ -31,38 +33,41 @@ SENSITIVE_BY = 10.0
 
 @dataclass(frozen=True)
 class Probe:
-    """One comparison. `applied(p) * scale` is the gradient that the engine would apply to p."""
+    """Compares gradients. `applied(p) * scale` is the gradient that the engine would apply to p."""
 
     parameters: list[tuple[str, torch.nn.Parameter]]
-    local_loss: Callable[[], torch.Tensor]
-    backward: Callable[[], object]
     applied: Callable[[torch.nn.Parameter], torch.Tensor | None]
     precision: str
     scale: float
     world_size: int
 
-    def run(self) -> dict[str, Any]:
-        """The fields of the `gradients` event."""
+    def __post_init__(self) -> None:
         if not self.parameters:
             raise ValueError("no parameter requires a gradient, so there is nothing to probe")
         if self.precision not in TOLERANCES:
             raise ValueError(
                 f"precision={self.precision!r}; expected one of {', '.join(TOLERANCES)}"
             )
-        randomness = _Randomness()
-        local = self._local_gradients()
-        randomness.restore()  # dropout must be the same in both passes
-        self.backward()
-        return self._compare(local)
 
-    def _local_gradients(self) -> list[torch.Tensor | None]:
+    def run(
+        self, local_loss: Callable[[], torch.Tensor], backward: Callable[[], object]
+    ) -> dict[str, Any]:
+        """Compute the local gradients, then those of the engine, and compare them."""
         import torch
 
+        randomness = Randomness()
         parameters = [parameter for _, parameter in self.parameters]
-        return list(torch.autograd.grad(self.local_loss(), parameters, allow_unused=True))
+        local = list(torch.autograd.grad(local_loss(), parameters, allow_unused=True))
+        randomness.restore()  # dropout must be the same in both passes
+        backward()
+        return self.compare(local)
 
-    def _compare(self, local: list[torch.Tensor | None]) -> dict[str, Any]:
-        """All ranks visit the parameters in the same order, since each needs collectives."""
+    def compare(self, local: list[torch.Tensor | None]) -> dict[str, Any]:
+        """Compare the engine's gradients with the mean of the ranks' `local` ones, which are freed
+        on the way; the fields of the `gradients` event.
+
+        All ranks call this, and visit the parameters in the same order: each needs collectives.
+        """
         import torch
 
         rows = []
@@ -143,20 +148,3 @@ def _relative(squared: torch.Tensor, scale: torch.Tensor) -> list[float]:
 def _badness(error: float) -> float:
     """The error as a sort key; NaN counts as infinite."""
     return error if error == error else float("inf")
-
-
-class _Randomness:
-    """The state of the random generators that dropout uses."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-
-    def restore(self) -> None:
-        import torch
-
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda)

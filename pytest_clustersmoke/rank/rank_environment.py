@@ -29,6 +29,7 @@ class RankEnvironment:
     wanted_device: str
     timeout_s: float
     fault: dict[str, Any] | None = None
+    proof_steps: int = 3  # drawn between the first step and the last
 
     @property
     def job(self) -> str:

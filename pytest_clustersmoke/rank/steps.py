@@ -2,21 +2,25 @@
 
 On CUDA each step ends with a copy of the loss into pinned memory and an event on the stream. Both
 are read once the device has passed them, so the queue of kernels never stalls. There is one
-synchronisation before the first step and one after the last.
+synchronisation before the first step and one after the last. Steps that are proven (`proof.py`)
+take longer and need more memory; they are left out of every rate and of the peak memory.
 """
 
 from __future__ import annotations
 
 import math
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ..text import plural
 from .gradient_watch import GradientWatch
+from .peak_memory import PeakMemory
+from .proof import StepProver
 from .rank_events import RankEventWriter
+from .replicas import ReplicaWatch
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +29,6 @@ MARK_EVERY_S = 0.5
 MOST_STEP_TIMES = 10_000
 # This many steps show whether the ranks train on the same data.
 MOST_LOCAL_LOSSES = 100
-GIB = 2**30
 
 
 class Step:
@@ -45,13 +48,19 @@ class Step:
         until here shows a slow rank."""
         self._log.local_done()
 
+    def backward_done(self) -> None:
+        """Mark the moment between the backward pass and the optimizer's step, where a step can be
+        proven; needed if `steps` got a proof. All ranks must call it."""
+        self._log.backward_done()
+
 
 class StepLog:
     """Call start(), then record() at the end of each step, then finish() on all ranks.
 
     The steady figures (`steady_steps_per_s`, percentiles of the step time) leave out the first
-    `warmup` steps, by default min(5, count // 5); `steps_per_s` counts all steps. `gradients_of` is
-    the argument of `Rank.steps`; `before_step(index, count)` is called as each step begins.
+    `warmup` steps, by default min(5, count // 5); `steps_per_s` counts all steps but the proven
+    ones. `gradients_of` is the argument of `Rank.steps`; `prover` proves steps, if the program gave
+    a proof; `before_step(index, count)` is called as each step begins.
     """
 
     def __init__(
@@ -65,6 +74,7 @@ class StepLog:
         tokens_per_rank: int | None = None,
         warmup: int | None = None,
         gradients_of: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+        prover: StepProver | None = None,
         before_step: Callable[[int, int], None] | None = None,
     ) -> None:
         if count < 1:
@@ -86,6 +96,9 @@ class StepLog:
         self._has_loss = True
         self._watched = None if gradients_of is None else list(gradients_of)
         self._watch: GradientWatch | None = None
+        self._replicas: ReplicaWatch | None = None
+        self._prover = prover
+        self._memory = PeakMemory(device)
         self._before_step = before_step or (lambda index, count: None)
         self._marked = 0
         self._marked_at = -math.inf
@@ -102,10 +115,11 @@ class StepLog:
             torch.cuda.reset_peak_memory_stats(self._device)
         if self._watched is not None:
             self._watch = GradientWatch(self._watched, self.count, self._device)
+            self._replicas = ReplicaWatch(self._watched, self.count, self._world_size, self._device)
         self._began = time.perf_counter()
         self._clock = _CudaClock() if on_cuda else _CpuClock()
         self._clock.tick()
-        self._before_step(0, self.count)
+        self._begin_step()
 
     def record(self, loss: torch.Tensor | float | None = None) -> None:
         import torch
@@ -124,12 +138,39 @@ class StepLog:
         self.recorded += 1
         if self._watch is not None:
             self._watch.step_done()
+        if self._replicas is not None:
+            self._replicas.step_done(self.recorded)
+        self._end_proof()
         self._clock.tick()
         now = time.perf_counter()
         if self._marked == 0 or now - self._marked_at >= MARK_EVERY_S:
             self._mark(self._clock.passed_steps(), now)
         if self.recorded < self.count:
-            self._before_step(self.recorded, self.count)
+            self._begin_step()
+
+    def backward_done(self) -> None:
+        """Prove the current step, if it is one of those drawn."""
+        if self._prover is None or not self._prover.is_open:
+            return
+        with self._watch.paused() if self._watch is not None else nullcontext():
+            self._events.event("proof", **self._prover.prove(self.recorded))
+
+    def _begin_step(self) -> None:
+        if self._prover is not None and self.recorded in self._prover.steps:
+            self._memory.pause()
+            self._prover.begin(self.recorded)
+        self._before_step(self.recorded, self.count)
+
+    def _end_proof(self) -> None:
+        """End the step just recorded, if it was to be proven."""
+        if self._prover is None or self.recorded - 1 not in self._prover.steps:
+            return
+        if self._prover.is_open:
+            raise RuntimeError(
+                f"step {self.recorded} was recorded without step.backward_done(); expected it "
+                "between the backward pass and the optimizer's step, since `proof` was given"
+            )
+        self._memory.resume()
 
     def local_done(self) -> None:
         """Mark the end of the rank's own work in the current step."""
@@ -156,9 +197,13 @@ class StepLog:
             seconds=seconds[:MOST_STEP_TIMES],
             warmup=self.warmup,
             local_seconds=self._clock.local_seconds()[:MOST_STEP_TIMES],
+            proven=sorted(self._proven),
+            proof_seconds=sum(self._prover.seconds.values()) if self._prover else 0.0,
         )
         if self._watch is not None:
             self._events.event("gradient_watch", **self._watch.close())
+        if self._replicas is not None and (replicas := self._replicas.close()) is not None:
+            self._events.event("replicas", **replicas)
         if means:
             local = self._losses.tolist()
             self._events.event(
@@ -183,8 +228,10 @@ class StepLog:
         self._events.event("step", step=passed, steps=self.count, **fields)
 
     def _metrics(self, wall_s: float, seconds: list[float], means: list[float]) -> dict[str, float]:
-        steady = seconds[self.warmup :]
-        steps_per_s = self.count / wall_s
+        proven = self._proven
+        timed = [(at, value) for at, value in enumerate(seconds) if at not in proven]
+        steady = [value for at, value in timed if at >= self.warmup]
+        steps_per_s = len(timed) / (wall_s - sum(seconds[at] for at in proven))
         values = {
             "steps_per_s": steps_per_s,
             "steady_steps_per_s": len(steady) / sum(steady),
@@ -196,19 +243,13 @@ class StepLog:
             values["tokens_per_s_per_rank"] = steps_per_s * self._tokens_per_rank
         if means:
             values["final_loss"] = means[-1]
-        return values | self._memory()
+        return values | self._memory.metrics()
 
-    def _memory(self) -> dict[str, float]:
-        if self._device.type != "cuda":
-            # Linux reports KiB.
-            kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            return {"peak_memory_gib": kib * 1024 / GIB}
-        import torch
-
-        return {
-            "peak_memory_gib": torch.cuda.max_memory_allocated(self._device) / GIB,
-            "peak_memory_reserved_gib": torch.cuda.max_memory_reserved(self._device) / GIB,
-        }
+    @property
+    def _proven(self) -> frozenset[int]:
+        """The proven steps, from 0. A loop in which no other step is left is timed as it is."""
+        proven = frozenset(self._prover.steps) if self._prover is not None else frozenset()
+        return proven if set(range(self.warmup, self.count)) - proven else frozenset()
 
     def _average_losses(self) -> list[float]:
         """The mean over all ranks at each step; NaN if any rank had NaN."""

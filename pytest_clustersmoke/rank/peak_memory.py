@@ -1,0 +1,64 @@
+"""The peak memory of a training loop, without the steps in which proofs are made.
+
+On CUDA it is what torch's allocator handed out and what it reserved; on the CPU it is the resident
+memory of the process. Both peaks can be reset.
+"""
+
+from __future__ import annotations
+
+import resource
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+GIB = 2**30
+# Writing 5 resets the peak resident memory of this process (Linux 4.0, proc(5)).
+CLEAR_REFS, RESET_PEAK = Path("/proc/self/clear_refs"), "5"
+
+
+class PeakMemory:
+    """`pause` before a proven step, `resume` after it; `metrics` at the end of the loop."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._highest = 0  # bytes, before the last pause
+        self._reserved = 0
+        self._is_paused = False
+
+    def pause(self) -> None:
+        self._highest, self._is_paused = max(self._highest, self._peak()), True
+
+    def resume(self) -> None:
+        self._is_paused = False
+        if self._device.type == "cuda":
+            import torch
+
+            reserved = torch.cuda.max_memory_reserved(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._reserved = max(self._reserved, reserved)
+            return
+        with suppress(OSError):  # without it the proven steps count
+            CLEAR_REFS.write_text(RESET_PEAK)
+
+    def metrics(self) -> dict[str, float]:
+        """`peak_memory_gib`, and on CUDA `peak_memory_reserved_gib`, which proven steps raise: the
+        allocator keeps what they needed."""
+        peak = self._highest if self._is_paused else max(self._highest, self._peak())
+        values = {"peak_memory_gib": peak / GIB}
+        if self._device.type == "cuda":
+            import torch
+
+            reserved = max(self._reserved, torch.cuda.max_memory_reserved(self._device))
+            values["peak_memory_reserved_gib"] = reserved / GIB
+        return values
+
+    def _peak(self) -> int:
+        if self._device.type != "cuda":
+            # Linux reports KiB.
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(self._device))

@@ -1,0 +1,126 @@
+"""Proves single steps of a training loop while it runs, at steps that the program cannot foresee.
+
+At a proven step each rank repeats its own pass (`replay.py`), and the gradients that the engine is
+about to apply are compared with the mean of the ranks' local ones (`gradients.py`). Proven steps
+are the first, the last, and some between them that are drawn from a seed: a program that behaves
+well in its first step alone is found as well.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .gradients import Probe
+from .replay import EnginePass, Replay
+
+if TYPE_CHECKING:
+    import torch
+
+# Of a short loop at most this share is drawn, so that enough steps remain for the rates.
+MOST_DRAWN_SHARE = 0.2
+MOST_NAMES = 10
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a rank needs to prove a step of a training loop.
+
+    `model` is the bare model that DDP or DeepSpeed wraps. `local_loss(index)` computes, with that
+    bare model, the loss of this rank's own batch of step `index` (from 0), scaled as for the
+    engine's backward pass; with several micro batches it yields the loss of each in turn.
+    `applied`, `precision` and `scale` are those of `Rank.verify_gradients`. `batch_dim` is the
+    dimension of the model's first tensor argument that counts samples; None if there is none.
+    """
+
+    model: torch.nn.Module
+    local_loss: Callable[[int], torch.Tensor | Iterable[torch.Tensor]]
+    applied: Callable[[torch.nn.Parameter], torch.Tensor | None] | None = None
+    precision: str = "fp32"
+    scale: float = 1.0
+    batch_dim: int | None = 0
+
+
+def draw_steps(count: int, drawn: int, seed: str) -> list[int]:
+    """The steps (from 0) to be proven: the first, the last, and up to `drawn` others."""
+    between = range(1, count - 1)
+    number = min(drawn, int(len(between) * MOST_DRAWN_SHARE))
+    return sorted({0, count - 1, *random.Random(seed).sample(between, number)})
+
+
+class StepProver:
+    """Call `begin` as a step begins and `prove` between its backward pass and the optimizer's step.
+    All ranks must do so, since a proof needs collectives."""
+
+    def __init__(
+        self,
+        proof: Proof,
+        steps: Iterable[int],
+        world_size: int,
+        after_backward: Callable[[], None],
+    ) -> None:
+        self.steps = frozenset(steps)
+        self.seconds: dict[int, float] = {}  # step -> how long its proof took
+        self._proof = proof
+        self._after_backward = after_backward
+        named = [(name, p) for name, p in proof.model.named_parameters() if p.requires_grad]
+        self._names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self._probe = Probe(
+            parameters=named,
+            applied=proof.applied or (lambda parameter: parameter.grad),
+            precision=proof.precision,
+            scale=proof.scale,
+            world_size=world_size,
+        )
+        self._pass: EnginePass | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a step that must be proven has begun and is not proven yet."""
+        return self._pass is not None
+
+    def begin(self, index: int) -> None:
+        if index in self.steps:
+            self._pass = EnginePass(self._proof.model, self._parameters, self._proof.batch_dim)
+
+    def prove(self, index: int) -> dict[str, Any]:
+        """Prove the step; the fields of the `proof` event.
+
+        Raises RuntimeError if the model did not run in the step.
+        """
+        engine, self._pass = self._pass, None
+        if engine is None:
+            raise RuntimeError(f"step {index + 1} is not to be proven, or has been already")
+        began = time.perf_counter()
+        self._after_backward()
+        prints = engine.close()
+        if engine.randomness is None:
+            raise RuntimeError(
+                f"Proof.model did not run in step {index + 1}; expected the bare model that the "
+                "engine wraps, and step.backward_done() after the backward pass"
+            )
+        replay = Replay(
+            self._proof.model,
+            self._parameters,
+            lambda: self._proof.local_loss(index),
+            engine.randomness,
+        )
+        local, own = replay.gradients()
+        differing, kernels = replay.find_differences(prints, own)
+        gradients = self._probe.compare(local)
+        self.seconds[index] = time.perf_counter() - began
+        return {
+            "step": index + 1,
+            "seconds": self.seconds[index],
+            "samples": engine.samples,
+            "dtypes": sorted(engine.dtypes),
+            "replayed": len(own),
+            "differing": [self._names[at] for at in differing[:MOST_NAMES]],
+            "differing_count": len(differing),
+            "nondeterministic": kernels,
+            "gradients": gradients,
+        }

@@ -1,0 +1,207 @@
+"""Repeats a rank's own pass of a training step from the same state, and compares it bit by bit.
+
+A device that computes wrongly now and then disagrees with itself; where two runs of the same
+kernels on the same inputs differ, no majority is needed to say which device it was. The engine's
+own pass is the first of the two: hooks take a fingerprint of each gradient as autograd produces it,
+before any reduction. The second pass runs the bare model through `torch.autograd.grad`, so that no
+hook of DDP or DeepSpeed fires and the engine's gradients stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    # The losses of a step's micro batches, on this rank.
+    LocalLosses = Callable[[], "torch.Tensor | Iterable[torch.Tensor]"]
+MOST_NAMES = 10
+# torch's warning for a kernel that may add in any order.
+NOT_DETERMINISTIC = "does not have a deterministic implementation|non-deterministic"
+
+
+def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over the tensor's bits as 64-bit integers, on its device; it wraps around.
+
+    Any single element that differs changes it; elements that changed places do not.
+    """
+    import torch
+
+    flat = tensor.detach().contiguous().view(-1)
+    size = flat.element_size()
+    if flat.numel() * size % 8 == 0 and flat.storage_offset() * size % 8 == 0:
+        return flat.view(torch.int64).sum()
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return flat.view(integers[size]).sum(dtype=torch.int64)
+
+
+class EnginePass:
+    """The engine's own pass of one step, observed from before its first forward to its last
+    backward: fingerprints of the local gradients, the random state, and the batch it saw."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Sequence[torch.nn.Parameter],
+        batch_dim: int | None,
+    ) -> None:
+        import torch
+
+        device = parameters[0].device
+        self.samples: int | None = None
+        self.dtypes: set[str] = set()
+        self.randomness: Randomness | None = None
+        self._batch_dim = batch_dim
+        self._prints = torch.zeros(len(parameters), dtype=torch.int64, device=device)
+        self._handles: list[Any] = [
+            parameter.register_hook(partial(self._add_print, index))
+            for index, parameter in enumerate(parameters)
+        ]
+        self._handles.append(model.register_forward_pre_hook(self._enter, with_kwargs=True))
+        self._handles += [
+            module.register_forward_hook(self._note_dtype)
+            for module in model.modules()
+            if isinstance(module, torch.nn.Linear)
+        ]
+
+    def close(self) -> list[int]:
+        """Remove the hooks; the fingerprint of each parameter's local gradient, summed over the
+        micro batches."""
+        for handle in self._handles:
+            handle.remove()
+        prints: list[int] = self._prints.tolist()
+        return prints
+
+    def _enter(self, _module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        import torch
+
+        if self.randomness is None:
+            self.randomness = Randomness()
+        if self._batch_dim is not None:
+            tensors = [v for v in (*inputs, *named.values()) if isinstance(v, torch.Tensor)]
+            sizes = [t.shape[self._batch_dim] for t in tensors if t.dim() > self._batch_dim]
+            self.samples = (self.samples or 0) + sizes[0] if sizes else self.samples
+
+    def _note_dtype(self, _module: Any, _inputs: Any, output: Any) -> None:
+        self.dtypes.add(str(getattr(output, "dtype", "unknown")).removeprefix("torch."))
+
+    def _add_print(self, index: int, gradient: torch.Tensor) -> None:
+        self._prints[index] += fingerprint(gradient)
+
+
+class Replay:
+    """Passes of one step by the bare model, from the random state of the engine's pass.
+
+    Buffers, such as the running mean of a batch norm, and the random state are as before at the
+    end. With reentrant activation checkpointing `torch.autograd.grad` raises RuntimeError, and the
+    step cannot be replayed.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Sequence[torch.nn.Parameter],
+        local_losses: LocalLosses,
+        randomness: Randomness,
+    ) -> None:
+        self._model = model
+        self._parameters = parameters
+        self._local_losses = local_losses
+        self._randomness = randomness
+
+    def gradients(self) -> tuple[list[torch.Tensor | None], list[int]]:
+        """The local gradients of the step, summed over its micro batches (None for a parameter that
+        takes no part), and their fingerprints."""
+        import torch
+
+        total: list[torch.Tensor | None] = [None] * len(self._parameters)
+        prints = torch.zeros(len(total), dtype=torch.int64, device=self._parameters[0].device)
+        with self._as_before():
+            for loss in self._losses():
+                parts = torch.autograd.grad(loss, list(self._parameters), allow_unused=True)
+                for index, part in enumerate(parts):
+                    if part is not None:
+                        prints[index] += fingerprint(part)
+                        so_far = total[index]
+                        total[index] = part if so_far is None else so_far + part
+        return total, prints.tolist()
+
+    def find_differences(self, engine: list[int], own: list[int]) -> tuple[list[int], list[str]]:
+        """The parameters whose gradients differ in two passes, and the kernels that may add in any
+        order, if that is why.
+
+        If a kernel of the model is not deterministic, the engine's pass cannot be compared with
+        another one; then two passes with deterministic kernels are compared instead.
+        """
+        differing = _differing(engine, own)
+        if not differing:
+            return [], []
+        kernels = self._find_kernels()
+        if kernels:
+            with _deterministic(warn_only=True):
+                differing = _differing(self.gradients()[1], self.gradients()[1])
+        return differing, kernels
+
+    def _losses(self) -> Iterator[torch.Tensor]:
+        losses = self._local_losses()
+        yield from [losses] if hasattr(losses, "backward") else losses  # type: ignore[misc]
+
+    @contextmanager
+    def _as_before(self) -> Iterator[None]:
+        now = Randomness()
+        buffers = [(buffer, buffer.detach().clone()) for buffer in self._model.buffers()]
+        self._randomness.restore()
+        try:
+            yield
+        finally:
+            now.restore()
+            for buffer, value in buffers:
+                buffer.data.copy_(value)
+
+    def _find_kernels(self) -> list[str]:
+        """The warnings of torch about kernels without a deterministic order, one line each."""
+        with warnings.catch_warnings(record=True) as caught, _deterministic(warn_only=True):
+            warnings.simplefilter("always")
+            self.gradients()
+        texts = [str(warning.message).splitlines()[0][:200] for warning in caught]
+        return sorted({text for text in texts if re.search(NOT_DETERMINISTIC, text)})[:MOST_NAMES]
+
+
+def _differing(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    pairs = zip(first, second, strict=True)
+    return [index for index, (left, right) in enumerate(pairs) if left != right]
+
+
+@contextmanager
+def _deterministic(warn_only: bool) -> Iterator[None]:
+    import torch
+
+    mode = torch.get_deterministic_debug_mode()
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+
+
+class Randomness:
+    """The state of the random generators that dropout uses, when this was made."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+    def restore(self) -> None:
+        import torch
+
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda)
