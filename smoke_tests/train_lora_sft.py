@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from typing import Any
 
 import torch
@@ -117,21 +116,20 @@ def train(args: argparse.Namespace, rank: Rank, settings: Any, model: Any, examp
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     trainer = SftTrainer(log, model=model, args=settings, train_dataset=rows)
     log.start()
-    started = time.perf_counter()
     trainer.train()
-    wall_s = time.perf_counter() - started
-    log.finish()
+    metrics = log.finish()
     rank.fact(
         rows_trained_on=torch.cat(trainer.rows).tolist(),
         wrapper=type(trainer.model_wrapped).__name__,
     )
     if rank.is_main:
-        write_results(args, rank, settings, wall_s)
+        write_results(args, rank, settings, metrics["steps_per_s"])
 
 
-def write_results(args: argparse.Namespace, rank: Rank, settings: Any, wall_s: float) -> None:
+def write_results(args: argparse.Namespace, rank: Rank, settings: Any, steps_per_s: float) -> None:
     """Write metrics.json and run_args.json, with the keys of the documented runs."""
     tokens = args.max_steps * args.micro_batch * args.seq_len  # of a rank, padding included
+    wall_s = args.max_steps / steps_per_s
     on_cuda = rank.device.type == "cuda"
     figures = {
         "wall_time_s": wall_s,

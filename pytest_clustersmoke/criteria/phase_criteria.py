@@ -26,7 +26,7 @@ from ..evidence.gpu_model import ANY_GPU, is_gpu_model
 from ..evidence.interfaces import find_unmatched_interfaces
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from . import finite_values, stragglers
+from . import finite_values, stragglers, training_proofs
 from .transport_sides import Transports
 
 # The loss must fall by this share from its first steps to its last: the programs' data is
@@ -49,6 +49,16 @@ class PhaseView(PhaseResult):
     def transports(self) -> Transports:
         """NCCL's connections, inside nodes and between them."""
         return Transports(self)
+
+    def check_gradients(self) -> None:
+        """The gradients that each rank applied are the mean over all ranks."""
+        __tracebackhide__ = True
+        training_proofs.check_gradients(self)
+
+    def check_reload(self) -> None:
+        """Every rank read the checkpoint back into a new model, bit for bit."""
+        __tracebackhide__ = True
+        training_proofs.check_reload(self)
 
     def check_past(self) -> None:
         """No metric is worse than in this phase's past runs on the same hardware and versions.
@@ -171,6 +181,21 @@ class Trained(Started):
 
     def test_gradients_are_in_sync(self, phase: PhaseView) -> None:
         phase.check_gradients()
+
+    def test_repeated_steps_give_the_same_gradients(self, phase: PhaseView) -> None:
+        """Each rank, repeating its own pass from the same state, gets the same bits."""
+        training_proofs.check_replay(phase)
+
+    def test_replicas_stay_equal(self, phase: PhaseView) -> None:
+        """All ranks hold the same parameters throughout the training."""
+        training_proofs.check_replicas(phase)
+
+    def test_ranks_train_on_their_own_data(self, phase: PhaseView) -> None:
+        training_proofs.check_data(phase)
+
+    def test_samples_are_those_that_the_model_saw(self, phase: PhaseView) -> None:
+        """The batch that the model got is the one that the throughput is computed from."""
+        training_proofs.check_samples(phase)
 
     def test_no_rank_falls_behind(self, phase: PhaseView) -> None:
         """No rank keeps the others waiting, judged by the time that each takes for its own part."""

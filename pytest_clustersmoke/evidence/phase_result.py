@@ -7,7 +7,7 @@ counts as missing, and a missing value is never a pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..config.hostlist import expand_hostlist
 from ..config.metrics import METRICS
 from .finding import Finding
 from .job_results import NodeResult, RankResult
-from .metric import Metric, Unmeasured, fail
+from .metric import Metric, fail
 from .nccl.log_reader import NodeLogs, read_nodes
 from .run_directory import PhaseDir, job_name, read_json, refresh_directories
 from .scheduler_record import SchedulerRecord, read_scheduler_record
@@ -34,9 +34,6 @@ from .telemetry import (
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from ..config.profile import Expectation, Profile, Reference
 
-# Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
-FEWEST_LOCAL_LOSSES = 5
-SAME_LOSS = 1e-6
 OUTCOMES = (
     "passed",
     "failed",
@@ -188,74 +185,6 @@ class PhaseResult:
         unknown = "none" if self.world_size == 1 else "unknown"
         return ", ".join(self.nccl.log.kinds()) or unknown
 
-    def check_gradients(self) -> None:
-        """Fail unless every rank's reduced gradients all matched an all-reduce of its own."""
-        __tracebackhide__ = True
-        records = self.events("gradients")
-        self._all_ranks(records, "the gradient probe")
-        for rank, record in records.items():
-            if record.get("compared") != record.get("parameters") or not record.get("compared"):
-                fail(
-                    f"{self.ranks[rank]} compared the gradients of {record.get('compared')} of "
-                    f"{record.get('parameters')} parameters; expected all of them"
-                )
-            if record.get("synced") is not True:
-                fail(
-                    f"gradients are not in sync on {self.ranks[rank]}: "
-                    f"{self._describe_factor(record)}relative error "
-                    f"{record.get('max_relative_error')} at {record.get('worst')}, tolerance "
-                    f"{record.get('tolerance')} for {record.get('precision')}"
-                )
-        self._check_local_losses()
-        if self.world_size > 1 and not all(r.get("sensitive") is True for r in records.values()):
-            raise Unmeasured(
-                "gradients",
-                "the local gradients of the ranks are too similar for a missing all-reduce to show",
-            )
-
-    def _describe_factor(self, record: Mapping[str, Any]) -> str:
-        """How all gradients are a multiple of their mean; empty if they are not."""
-        factor = parse_finite(record.get("factor"))
-        tolerance = parse_finite(record.get("tolerance")) or 0
-        if factor is None or abs(factor - 1) <= tolerance:
-            return ""
-        if abs(factor / self.world_size - 1) <= tolerance:
-            return f"scaled by {factor:.4g} (the world size): summed, not averaged; "
-        return f"scaled by {factor:.4g}; "
-
-    def _check_local_losses(self) -> None:
-        """Fail if all ranks had the same loss, before any averaging, at every recorded step.
-
-        Ranks that train on the same data need no reduction to stay in sync, so no gradient shows
-        that theirs works; and the job trains on one rank's share.
-        """
-        __tracebackhide__ = True
-        events = self.events("losses")
-        losses = [parse_numbers(event.get("local_first")) for event in events.values()]
-        steps = min(map(len, losses), default=0)
-        if len(losses) != self.world_size or self.world_size < 2 or steps < FEWEST_LOCAL_LOSSES:
-            return
-        if all(_alike(step) for step in zip(*losses, strict=False)):
-            fail(
-                f"the data is not sharded: the local losses of all {self.world_size} ranks are "
-                f"identical in each of {steps} steps; expected a different share of the data on "
-                "each rank (DistributedSampler, or a seed that depends on rank.rank), and in "
-                "step.record the rank's own loss, not an average over the ranks"
-            )
-
-    def check_reload(self) -> None:
-        """Fail unless every rank read the checkpoint back into a new model, bit for bit."""
-        __tracebackhide__ = True
-        records = self.events("reload")
-        self._all_ranks(records, "the comparison after reload")
-        for rank, record in records.items():
-            if record.get("equal") is not True or not record.get("tensors"):
-                fail(
-                    f"the reloaded checkpoint differs on {self.ranks[rank]}: "
-                    f"{record.get('tensors')} tensors compared with what was saved, mismatched: "
-                    f"{record.get('mismatched')}"
-                )
-
     def checkpoint_files(self) -> dict[str, int]:
         """File -> bytes, as rank 0 listed them after all ranks had written."""
         record = self.events("checkpoint").get(0, {})
@@ -286,12 +215,6 @@ class PhaseResult:
         steps = {rank.rank: rank.steps_done for rank in self.ranks}
         return {rank: step for rank, step in steps.items() if step is not None}
 
-    def _all_ranks(self, records: Mapping[int, Any], subject: str) -> None:
-        __tracebackhide__ = True
-        missing = [rank.rank for rank in self.ranks if rank.rank not in records]
-        if missing or len(self.ranks) != self.world_size:
-            fail(f"rank {missing[0] if missing else '?'} reported no result of {subject}")
-
     def _agreed(self, subject: str, per_rank: Mapping[int, Any]) -> Any:
         __tracebackhide__ = True
         if not per_rank:
@@ -303,13 +226,6 @@ class PhaseResult:
             if value != first:
                 fail(f"ranks differ in {subject}: rank 0 {first!r}, rank {rank} {value!r}"[:1000])
         return first
-
-
-def _alike(losses: Sequence[float]) -> bool:
-    """Whether the ranks' losses of a step differ by no more than the rounding of their devices."""
-    if not all(map(math.isfinite, losses)):
-        return False
-    return max(losses) - min(losses) <= SAME_LOSS * max(map(abs, losses))
 
 
 def collect_phase(

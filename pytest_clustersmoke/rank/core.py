@@ -53,7 +53,6 @@ class Rank:
         self._output_dir: Path | None = None
         self._began = time.monotonic()
         self._marked: tuple[int, float] = (0, 0.0)  # the last mark: step, monotonic seconds
-        self._seed = ""  # of the steps that are proven; the same on all ranks
         self._hook: RankHook = load_hook(self, environment.fault, self._events.event)
 
     @classmethod
@@ -136,13 +135,9 @@ class Rank:
                 f"the process group has this rank as {dist.get_rank()} of {world_size}; expected "
                 f"{self.rank} of {self.world_size}, as RANK and WORLD_SIZE say"
             )
-        self._seed = process_group.broadcast_text(secrets.token_hex(8))
+        backend = dist.get_backend()
         self._events.event(
-            "group",
-            backend=dist.get_backend(),
-            world_size=world_size,
-            timeout_s=self.timeout_s,
-            proof_seed=self._seed,
+            "group", backend=backend, world_size=world_size, timeout_s=self.timeout_s
         )
         self._events.event("barrier", seconds=process_group.barrier(self.device))
         if self._environment.phase_dir is None:
@@ -181,7 +176,9 @@ class Rank:
 
     def _make_prover(self, proof: Proof, count: int) -> StepProver:
         self._hook.parameters = [p for p in proof.model.parameters() if p.requires_grad]
-        steps = draw_steps(count, self._environment.proof_steps, self._seed)
+        seed = process_group.broadcast_text(secrets.token_hex(8))
+        steps = draw_steps(count, self._environment.proof_steps, seed)
+        self._events.event("proof_plan", seed=seed, steps=[step + 1 for step in steps])
         return StepProver(proof, steps, self.world_size, self._hook.after_backward)
 
     def steps(

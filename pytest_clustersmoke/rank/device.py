@@ -72,7 +72,16 @@ def start_facts(environment: RankEnvironment, device: torch.device) -> dict[str,
         "nccl": _nccl_version(),
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
+        "gpu_uuid": _gpu_uuid(device) if on_cuda else None,
     }
+
+
+def _gpu_uuid(device: torch.device) -> str | None:
+    """The GPU's UUID as nvidia-smi prints it; torch knows it since 2.4."""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if uuid is None else f"GPU-{uuid}"
 
 
 def _cudnn_version() -> str | None:

@@ -57,7 +57,9 @@ class Probe:
 
         randomness = Randomness()
         parameters = [parameter for _, parameter in self.parameters]
-        local = list(torch.autograd.grad(local_loss(), parameters, allow_unused=True))
+        local: list[torch.Tensor | None] = list(
+            torch.autograd.grad(local_loss(), parameters, allow_unused=True)
+        )
         randomness.restore()  # dropout must be the same in both passes
         backward()
         return self.compare(local)

@@ -76,6 +76,8 @@ def backend_of(device: torch.device) -> str:
 
 def prepare(init: str, device: torch.device) -> None:
     """Set the variables that must be set before libraries are imported or the group is opened."""
+    # With this workspace cuBLAS gives the same bits again, so that a pass can be repeated.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # The number of entries the flight recorder keeps. torch before 2.9 knows only the old name;
     # later versions warn about it.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)

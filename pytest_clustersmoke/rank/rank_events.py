@@ -57,12 +57,15 @@ def _format_line(name: str, fields: dict[str, Any]) -> str:
     if name == "losses":
         return f"loss, mean over all ranks: {fields['mean'][0]:.4f} -> {fields['mean'][-1]:.4f}"
     if name == "gradients":
-        return (
-            f"gradients {'in sync' if fields['synced'] else 'NOT in sync'}: the largest relative "
-            f"error in {plural(fields['compared'], 'parameter')} is "
-            f"{fields['max_relative_error']:.2e} ({fields['worst']}), tolerance "
-            f"{fields['tolerance']:.0e}"
-        )
+        return f"gradients {_describe_comparison(fields)}"
+    if name == "proof":
+        names = ", ".join(fields["differing"])
+        again = f"DIFFERENT when repeated: {names}" if names else "the same when repeated"
+        compared = _describe_comparison(fields["gradients"])
+        return f"gradients at step {fields['step']} {again}; {compared}"
+    if name == "replicas":
+        differ = f"NOT equal from step {fields.get('differ_at')} on: {fields.get('parameter')}"
+        return f"parameters of all ranks: {'equal' if fields['equal'] else differ}"
     if name == "checkpoint":
         size = sum(file["bytes"] for file in fields["files"])
         return f"checkpoint: {plural(len(fields['files']), 'file')}, {size:,} bytes"
@@ -72,3 +75,11 @@ def _format_line(name: str, fields: dict[str, Any]) -> str:
     if name == "fact":
         return "\n".join(f"{key}: {value}" for key, value in fields["values"].items())
     return ""
+
+
+def _describe_comparison(fields: dict[str, Any]) -> str:
+    return (
+        f"{'in sync' if fields['synced'] else 'NOT in sync'}: the largest relative error in "
+        f"{plural(fields['compared'], 'parameter')} is {fields['max_relative_error']:.2e} "
+        f"({fields['worst']}), tolerance {fields['tolerance']:.0e}"
+    )

@@ -153,7 +153,8 @@ class StepLog:
         if self._prover is None or not self._prover.is_open:
             return
         with self._watch.paused() if self._watch is not None else nullcontext():
-            self._events.event("proof", **self._prover.prove(self.recorded))
+            fields = self._prover.prove(self.recorded)
+        self._events.event("proof", **fields, samples_per_rank=self._samples_per_rank)
 
     def _begin_step(self) -> None:
         if self._prover is not None and self.recorded in self._prover.steps:
@@ -176,8 +177,9 @@ class StepLog:
         """Mark the end of the rank's own work in the current step."""
         self._clock.local_done()
 
-    def finish(self) -> None:
-        """Write the results. Losses are averaged over the ranks, so all ranks must call this."""
+    def finish(self) -> dict[str, float]:
+        """Write the results, and return this rank's metrics by their names. Losses are averaged
+        over the ranks, so all ranks must call this."""
         if self.recorded != self.count:
             raise RuntimeError(
                 f"{plural(self.recorded, 'step')} recorded before finish(); expected {self.count}"
@@ -191,7 +193,8 @@ class StepLog:
         means = self._average_losses() if self._has_loss else []
         self._events.event("stage", name="train", state="end", seconds=wall_s)
         seconds = self._clock.step_seconds()
-        self._events.event("metrics", values=self._metrics(wall_s, seconds, means))
+        values = self._metrics(wall_s, seconds, means)
+        self._events.event("metrics", values=values)
         self._events.event(
             "step_times",
             seconds=seconds[:MOST_STEP_TIMES],
@@ -216,6 +219,7 @@ class StepLog:
                 local_final=local[-1],
                 local_first=local[:MOST_LOCAL_LOSSES],
             )
+        return values
 
     def _mark(self, passed: int, now: float) -> None:
         """Mark progress: the steps the device has finished, not those the host has queued."""

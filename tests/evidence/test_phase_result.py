@@ -26,17 +26,6 @@ from pytest_clustersmoke.evidence.scheduler_record import (
 from pytest_clustersmoke.jobs.outcome import judge
 from tests.support.evidence import Evidence, make_profile
 
-GRADIENTS = {
-    "parameters": 4,
-    "compared": 4,
-    "max_relative_error": 1e-7,
-    "tolerance": 1e-5,
-    "worst": "w",
-    "precision": "fp32",
-    "synced": True,
-    "sensitive": True,
-}
-
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Evidence:
@@ -122,81 +111,6 @@ def test_losses_that_differ_between_ranks_fail(pair: Evidence) -> None:
         _ = pair.result().losses
 
 
-def test_gradients_in_sync(pair: Evidence) -> None:
-    """Every rank compared every parameter and found it within the tolerance."""
-    pair.each("gradients", **GRADIENTS).result().check_gradients()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"synced": False}, "gradients are not in sync on rank 0"),
-        ({"synced": "yes"}, "gradients are not in sync on rank 0"),
-        ({"synced": False, "factor": 2.0}, r"scaled by 2 \(the world size\): summed, not averaged"),
-        ({"synced": False, "factor": 0.5}, "rank 0 .* scaled by 0.5; relative error"),
-        ({"synced": False, "factor": "x"}, r"rank 0 \(n0\): relative error"),
-        ({"compared": 3}, r"rank 0 \(n0\) compared the gradients of 3 of 4 parameters"),
-        (
-            {"compared": 0, "parameters": 0},
-            r"rank 0 \(n0\) compared the gradients of 0 of 0 parameters",
-        ),
-    ],
-)
-def test_gradients_out_of_sync(pair: Evidence, change: dict[str, Any], words: str) -> None:
-    """A rank that compared too little, nothing, or found a difference fails the check."""
-    pair.each("gradients", **{**GRADIENTS, **change})
-    with pytest.raises(AssertionError, match=words):
-        pair.result().check_gradients()
-
-
-def test_insensitive_gradient_probe_is_unmeasured(pair: Evidence) -> None:
-    """Local gradients that are similar on all ranks prove nothing about a reduction."""
-    pair.each("gradients", **{**GRADIENTS, "sensitive": False})
-    with pytest.raises(Unmeasured, match="too similar"):
-        pair.result().check_gradients()
-
-
-def test_same_data_on_every_rank_is_not_in_sync(pair: Evidence) -> None:
-    """Local losses that are identical in every step, up to rounding, fail, also where the probe
-    itself had different batches; a loss of another rank's own in any step is enough to pass."""
-    same = [0.5, 0.4, 0.3, 0.2, 0.1]
-    pair.each("gradients", **GRADIENTS)
-    pair.rank(0, ("losses", {"mean": same, "local_first": same}))
-    pair.rank(1, ("losses", {"mean": same, "local_first": [loss * (1 + 1e-8) for loss in same]}))
-    with pytest.raises(AssertionError, match="the data is not sharded: the local losses of all 2"):
-        pair.result().check_gradients()
-    pair.rank(1, ("losses", {"mean": same, "local_first": [*same[:4], 0.11]}))
-    pair.result().check_gradients()
-
-
-@pytest.mark.parametrize("local", [None, [0.5] * 4, ["x"] * 5, {}, ["nan"] * 5])
-def test_local_losses_that_show_nothing_fail_nothing(pair: Evidence, local: Any) -> None:
-    """Losses that are missing, too few or not numbers leave the judgement to the probe."""
-    pair.each("gradients", **GRADIENTS).each("losses", mean=[0.5] * 5, local_first=local)
-    pair.result().check_gradients()
-
-
-@pytest.mark.parametrize("check", ["check_gradients", "check_reload"])
-def test_a_rank_without_a_result_fails_the_check(pair: Evidence, check: str) -> None:
-    """One rank that wrote nothing is named."""
-    pair.rank(0, ("gradients", GRADIENTS), ("reload", {"equal": True, "tensors": 1}))
-    with pytest.raises(AssertionError, match="rank 1 reported no result"):
-        getattr(pair.result(), check)()
-
-
-@pytest.mark.parametrize("bad", [{"equal": False}, {"equal": 1}, {"tensors": 0}])
-def test_a_checkpoint_that_differs(pair: Evidence, bad: dict[str, Any]) -> None:
-    """A difference, or a comparison of nothing, fails."""
-    pair.each("reload", **{"equal": True, "tensors": 4, "mismatched": ["w"], **bad})
-    with pytest.raises(AssertionError, match="the reloaded checkpoint differs on rank 0"):
-        pair.result().check_reload()
-
-
-def test_an_equal_checkpoint(pair: Evidence) -> None:
-    """Equal on every rank passes."""
-    pair.each("reload", equal=True, tensors=4, mismatched=[]).result().check_reload()
-
-
 def test_checkpoint_files_are_those_of_rank_0(pair: Evidence) -> None:
     """Names and sizes; entries of another kind are left out."""
     files = [{"name": "a", "bytes": 3}, {"name": "b"}, "c", {"name": "d", "bytes": "9"}]
@@ -234,6 +148,8 @@ NAMES = (
     "metrics",
     "losses",
     "gradients",
+    "proof",
+    "replicas",
     "checkpoint",
     "reload",
     "step",

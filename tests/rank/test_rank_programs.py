@@ -58,8 +58,18 @@ def check_healthy_run(run: Run, ranks: int) -> None:
         losses = run.only("losses", rank)
         assert losses["local_finite"] and losses["mean"] == run.only("losses")["mean"]
         assert fmean(losses["mean"][-5:]) < 0.5 * fmean(losses["mean"][:5])
-        probe = run.only("gradients", rank)
-        assert probe["synced"] and probe["compared"] == probe["parameters"] > 0
+        proofs = list(events.named("proof"))
+        assert [proof["step"] for proof in proofs] == run.only("proof_plan")["steps"]
+        assert (proofs[0]["step"], proofs[-1]["step"], len(proofs)) == (1, 30, 5)
+        probe = proofs[0]["gradients"]
+        assert all(proof["gradients"]["synced"] for proof in proofs)
+        assert probe["compared"] == probe["parameters"] > 0
+        assert [proof["differing_count"] for proof in proofs] == [0] * 5
+        assert all(proof["replayed"] == probe["parameters"] for proof in proofs)
+        assert all(proof["samples"] == proof["samples_per_rank"] for proof in proofs)
+        if ranks > 1:
+            replicas = run.only("replicas", rank)
+            assert replicas["equal"] and replicas["compared"] == 3
         watch = run.only("gradient_watch", rank)
         assert (watch["parameters"], watch["not_finite_at"]) == (probe["parameters"], None)
         assert run.only("reload", rank)["equal"]
@@ -80,7 +90,7 @@ def test_train_mlp_trains_in_sync_on_two_ranks(torchrun: Callable[..., Run]) -> 
     check_healthy_run(run, ranks=2)
     values = run.only("metrics")["values"]
     assert values["samples_per_s"] == pytest.approx(values["steps_per_s"] * 16 * 2)
-    assert run.only("gradients")["sensitive"]
+    assert all(proof["gradients"]["sensitive"] for proof in run.events().named("proof"))
     assert run.only("fact", 1)["values"]["engine"] == "DistributedDataParallel"
     assert [file["name"] for file in run.only("checkpoint")["files"]] == ["ddp.pt"]
 

@@ -139,9 +139,13 @@ def check_training(outcome: Outcome) -> None:
         assert fact["wrapper"] == "DistributedDataParallel"
     for same in ("fixed_loss_before", "fixed_loss_after", "base_digest", "adapter_digest"):
         assert len({fact[same] for fact in facts}) == 1, same
-    gradients = outcome.events("gradients")
-    assert [event["synced"] for event in gradients] == [True] * len(facts)
-    assert all(event["sensitive"] and event["compared"] == 28 for event in gradients)
+    proofs = outcome.events("proof")
+    assert len(proofs) >= 3 * len(facts)
+    assert all(proof["differing_count"] == 0 and proof["samples"] == 1 for proof in proofs)
+    gradients = [proof["gradients"] for proof in proofs]
+    assert all(event["synced"] and event["sensitive"] for event in gradients)
+    assert all(event["compared"] == 28 for event in gradients)
+    assert [event["equal"] for event in outcome.events("replicas")] == [True] * len(facts)
     watched = [record["parameters"] for record in outcome.events("gradient_watch")]
     assert watched == [28] * len(facts)  # every adapter, on every rank
     assert all(len(event["mean"]) == 10 for event in outcome.events("losses"))
@@ -247,11 +251,13 @@ def test_two_nodes_train_a_model_by_name_in_bf16(tmp_path: Path) -> None:
     check_data(outcome, examples=100)
     check_training(outcome)
     assert [event["equal"] for event in outcome.events("reload")] == [True, True]
-    assert [event["precision"] for event in outcome.events("gradients")] == ["bf16", "bf16"]
+    proofs = outcome.events("proof")
+    assert {proof["gradients"]["precision"] for proof in proofs} == {"bf16"}
+    assert all(proof["dtypes"] == ["bfloat16"] for proof in proofs)
 
 
 def test_missing_gradient_reduction_is_detected(tmp_path: Path) -> None:
-    """Without DDP's reduction the probe fails, adapters differ, and rank 1's reload differs.
+    """Without DDP's reduction the proofs fail, adapters differ, and rank 1's reload differs.
 
     The loss still falls, only adapters change, and rank 0's checkpoint is whole: these still pass.
     """
@@ -265,7 +271,8 @@ def test_missing_gradient_reduction_is_detected(tmp_path: Path) -> None:
     )
     outcome = run(tmp_path, [*TINY, *QUICK], program=broken)
     assert outcome.statuses == [0], outcome.output
-    assert [event["synced"] for event in outcome.events("gradients")] == [False, False]
+    assert not any(proof["gradients"]["synced"] for proof in outcome.events("proof"))
+    assert [event["differ_at"] for event in outcome.events("replicas")] == [10, 10]
     assert [event["equal"] for event in outcome.events("reload")] == [True, False]
     facts = [outcome.facts(rank) for rank in range(2)]
     assert facts[0]["adapter_digest"] != facts[1]["adapter_digest"]

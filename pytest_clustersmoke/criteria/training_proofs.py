@@ -1,0 +1,286 @@
+"""Judges the proofs of training that the ranks recorded: reduction, repetition, replicas, data.
+
+A program that hands `rank.steps` a `Proof` has its first step, its last and some drawn ones proven;
+each such step is a `proof` event. One that calls `rank.verify_gradients` proves a single pass. Two
+ranks that differ do not show which of them is right, so neither is accused; a rank that disagrees
+with itself, or with a majority, is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ..evidence.job_results import RankResult
+from ..evidence.metric import Unmeasured, fail
+from ..evidence.phase_result import PhaseResult
+from ..evidence.telemetry import parse_finite, parse_numbers
+from ..text import plural, ranges
+
+# Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
+FEWEST_LOCAL_LOSSES = 5
+SAME_LOSS = 1e-6
+NO_PROOF = "the program gave rank.steps no `proof`"
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The comparison of the ranks' gradients in one pass; `step` is 0 for a pass of its own."""
+
+    step: int
+    records: Mapping[int, Mapping[str, Any]]
+
+    @property
+    def where(self) -> str:
+        return f" at step {self.step}" if self.step else ""
+
+
+def check_gradients(phase: PhaseResult) -> None:
+    """Fail unless the gradients that each rank applied matched an all-reduce of its own, in every
+    pass that was compared."""
+    __tracebackhide__ = True
+    proofs, alone = _proofs(phase), phase.events("gradients")
+    if not proofs:
+        require_all_ranks(phase, alone, "the gradient probe")
+    comparisons = [*_compare_steps(phase, proofs), *([_Comparison(0, alone)] if alone else [])]
+    for comparison in comparisons:
+        _check_comparison(phase, comparison)
+    sensitive = [
+        all(record.get("sensitive") is True for record in comparison.records.values())
+        for comparison in comparisons
+    ]
+    if phase.world_size > 1 and not any(sensitive):
+        raise Unmeasured(
+            "gradients",
+            "the local gradients of the ranks are too similar for a missing all-reduce to show",
+        )
+
+
+def _compare_steps(
+    phase: PhaseResult, proofs: Mapping[int, Mapping[int, Mapping[str, Any]]]
+) -> Iterator[_Comparison]:
+    """The proven steps, without those in which a rank disagrees with itself: its gradients are then
+    wrong for all ranks, and the repetition names it."""
+    for step, records in proofs.items():
+        require_all_ranks(phase, records, f"the proof of step {step}")
+        if not any(record.get("differing_count") for record in records.values()):
+            gradients = {rank: record.get("gradients") for rank, record in records.items()}
+            yield _Comparison(
+                step, {rank: g if isinstance(g, dict) else {} for rank, g in gradients.items()}
+            )
+
+
+def _check_comparison(phase: PhaseResult, comparison: _Comparison) -> None:
+    __tracebackhide__ = True
+    for rank, record in comparison.records.items():
+        if record.get("compared") != record.get("parameters") or not record.get("compared"):
+            fail(
+                f"{phase.ranks[rank]} compared the gradients of {record.get('compared')} of "
+                f"{record.get('parameters')} parameters{comparison.where}; expected all of them"
+            )
+    unsynced = [rank for rank, r in comparison.records.items() if r.get("synced") is not True]
+    if unsynced:
+        record = comparison.records[unsynced[0]]
+        fail(
+            f"gradients are not in sync on {_name_ranks(phase, unsynced)}{comparison.where}: "
+            f"{_describe_factor(record, phase.world_size)}relative error "
+            f"{record.get('max_relative_error')} at {record.get('worst')}, tolerance "
+            f"{record.get('tolerance')} for {record.get('precision')}"
+        )
+
+
+def _describe_factor(record: Mapping[str, Any], world_size: int) -> str:
+    """How all gradients are a multiple of their mean; empty if they are not."""
+    factor = parse_finite(record.get("factor"))
+    tolerance = parse_finite(record.get("tolerance")) or 0
+    if factor is None or abs(factor - 1) <= tolerance:
+        return ""
+    if abs(factor / world_size - 1) <= tolerance:
+        return f"scaled by {factor:.4g} (the world size): summed, not averaged; "
+    return f"scaled by {factor:.4g}; "
+
+
+def check_replay(phase: PhaseResult) -> None:
+    """Fail, naming each rank whose own pass gave other bits when it was repeated; unmeasured if the
+    program gave no proof, or if its kernels add in any order."""
+    __tracebackhide__ = True
+    proofs = _proofs(phase)
+    if not proofs:
+        raise Unmeasured("replay", NO_PROOF)
+    first: dict[int, tuple[int, Mapping[str, Any]]] = {}
+    for step, records in proofs.items():
+        require_all_ranks(phase, records, f"the proof of step {step}")
+        for rank, record in records.items():
+            if not record.get("replayed"):
+                fail(f"{phase.ranks[rank]} repeated no gradient at step {step}; expected all")
+            if record.get("differing_count") != 0:
+                first.setdefault(rank, (step, record))
+    kernels = [record.get("nondeterministic") for _, record in first.values()]
+    if len(first) == phase.world_size and all(kernels):
+        raise Unmeasured("replay", f"not deterministic: {kernels[0]}")
+    if first:
+        fail("\n".join(_describe_disagreement(phase, rank, *first[rank]) for rank in sorted(first)))
+
+
+def _describe_disagreement(
+    phase: PhaseResult, rank: int, step: int, record: Mapping[str, Any]
+) -> str:
+    differing = record.get("differing")
+    names = ", ".join(map(str, differing)) if isinstance(differing, list) else "unknown"
+    return (
+        f"{_identify(phase.ranks[rank])} disagrees with itself: repeated from the same state, "
+        f"step {step} gave other gradients for {record.get('differing_count')} of "
+        f"{plural(int(record.get('replayed') or 0), 'parameter')} ({names}); expected the same "
+        "bits. Its device or its memory computes wrongly: take it out of service and test it "
+        "(dcgmi diag -r 3)"
+    )
+
+
+def _identify(rank: RankResult) -> str:
+    uuid = rank.start.get("gpu_uuid")
+    device = f", {uuid}" if isinstance(uuid, str) else ""
+    return f"{rank} on {rank.host}{device}"
+
+
+def check_replicas(phase: PhaseResult) -> None:
+    """Fail if the ranks' parameters stopped being equal, with the steps between which they did."""
+    __tracebackhide__ = True
+    if phase.world_size < 2:
+        pytest.skip("there is no other rank to compare with")
+    records = phase.events("replicas")
+    if not records:
+        raise Unmeasured("replicas", f"{NO_PROOF}, and no `gradients_of`")
+    require_all_ranks(phase, records, "the comparison of parameters")
+    record = records[0]
+    if record.get("equal") is True and record.get("compared"):
+        return
+    until, at = record.get("equal_until"), record.get("differ_at")
+    since = f"equal until step {until}" if until else "not known to be equal before"
+    fail(
+        f"{_describe_groups(phase, record)} from step {at} on ({since}); the first parameter that "
+        f"differs is {record.get('parameter')}; expected the same bits on all ranks"
+    )
+
+
+def _describe_groups(phase: PhaseResult, record: Mapping[str, Any]) -> str:
+    """Which ranks differ. A group smaller than half is named; otherwise nothing shows who is
+    right."""
+    raw = record.get("groups")
+    groups = [
+        [rank for rank in group if type(rank) is int and 0 <= rank < phase.world_size]
+        for group in (raw if isinstance(raw, list) else [])
+        if isinstance(group, list)
+    ]
+    largest = max(groups, key=len, default=[])
+    others = sorted(rank for group in groups if group is not largest for rank in group)
+    if len(largest) > phase.world_size / 2 and others:
+        verb = "differs" if len(others) == 1 else "differ"
+        return f"{_name_ranks(phase, others)} {verb} from most ranks in the parameters"
+    return f"ranks {ranges(sorted(largest + others))} differ in the parameters"
+
+
+def replicas_differ(phase: PhaseResult) -> bool:
+    """Whether ranks recorded that their parameters differ."""
+    return any(record.get("equal") is not True for record in phase.events("replicas").values())
+
+
+def check_reload(phase: PhaseResult) -> None:
+    """Fail unless every rank read the checkpoint back into a new model, bit for bit.
+
+    Unmeasured if the ranks held different parameters: one rank's checkpoint then cannot equal the
+    state of the others, and it is not the checkpoint that is at fault.
+    """
+    __tracebackhide__ = True
+    records = phase.events("reload")
+    require_all_ranks(phase, records, "the comparison after reload")
+    for rank, record in records.items():
+        if record.get("equal") is not True or not record.get("tensors"):
+            if record.get("tensors") and replicas_differ(phase):
+                raise Unmeasured(
+                    "checkpoint", "the ranks trained different parameters, and one was saved"
+                )
+            fail(
+                f"the reloaded checkpoint differs on {phase.ranks[rank]}: "
+                f"{record.get('tensors')} tensors compared with what was saved, mismatched: "
+                f"{record.get('mismatched')}"
+            )
+
+
+def check_data(phase: PhaseResult) -> None:
+    """Fail if all ranks had the same loss, before any averaging, at every recorded step.
+
+    Ranks that train on the same data need no reduction to stay in sync, so no gradient shows that
+    theirs works; and the job trains on one rank's share.
+    """
+    __tracebackhide__ = True
+    if phase.world_size < 2:
+        pytest.skip("there is no other rank to compare with")
+    losses = [parse_numbers(event.get("local_first")) for event in phase.events("losses").values()]
+    steps = min(map(len, losses), default=0)
+    if len(losses) != phase.world_size or steps < FEWEST_LOCAL_LOSSES:
+        raise Unmeasured(
+            "data",
+            f"not every rank recorded a loss of its own in {FEWEST_LOCAL_LOSSES} steps or more; "
+            "step.record(loss=...) needs the rank's own",
+        )
+    if all(_alike(step) for step in zip(*losses, strict=False)):
+        fail(
+            f"the data is not sharded: the local losses of all {phase.world_size} ranks are "
+            f"identical in each of {steps} steps; expected a different share of the data on "
+            "each rank (DistributedSampler, or a seed that depends on rank.rank), and in "
+            "step.record the rank's own loss, not an average over the ranks"
+        )
+
+
+def _alike(losses: Sequence[float]) -> bool:
+    """Whether the ranks' losses of a step differ by no more than the rounding of their devices."""
+    if not all(map(math.isfinite, losses)):
+        return False
+    return max(losses) - min(losses) <= SAME_LOSS * max(map(abs, losses))
+
+
+def check_samples(phase: PhaseResult) -> None:
+    """Fail if the model saw another number of samples in a step than the throughput counts."""
+    __tracebackhide__ = True
+    records = [(rank, r) for ranks in _proofs(phase).values() for rank, r in ranks.items()]
+    if not records:
+        raise Unmeasured("samples", NO_PROOF)
+    if all(record.get("samples") is None for _, record in records):
+        raise Unmeasured("samples", "no argument of the model shows the size of a batch")
+    for rank, record in records:
+        if record.get("samples") != record.get("samples_per_rank"):
+            fail(
+                f"the model saw {record.get('samples')} samples on {phase.ranks[rank]} at step "
+                f"{record.get('step')}, but rank.steps got samples_per_rank="
+                f"{record.get('samples_per_rank')}, from which the throughput is computed"
+            )
+
+
+def require_all_ranks(phase: PhaseResult, records: Mapping[int, Any], subject: str) -> None:
+    """Fail if a rank is missing."""
+    __tracebackhide__ = True
+    missing = [rank.rank for rank in phase.ranks if rank.rank not in records]
+    if missing or len(phase.ranks) != phase.world_size:
+        fail(f"rank {missing[0] if missing else '?'} reported no result of {subject}")
+
+
+def _proofs(phase: PhaseResult) -> dict[int, dict[int, dict[str, Any]]]:
+    """step -> rank -> its `proof` event, in the order of the steps."""
+    by_step: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for rank in phase.ranks:
+        for record in rank.events.named("proof"):
+            step = record.get("step")
+            by_step[step if type(step) is int else -1][rank.rank] = record
+    return dict(sorted(by_step.items()))
+
+
+def _name_ranks(phase: PhaseResult, ranks: Sequence[int]) -> str:
+    """One rank with its host, several by their numbers, or all."""
+    if len(ranks) == 1:
+        return str(phase.ranks[ranks[0]])
+    return "all ranks" if len(ranks) == phase.world_size else f"ranks {ranges(ranks)}"

@@ -1,0 +1,246 @@
+"""Proofs of training: reduction, repetition, replicas, data, and whom they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.training_proofs import (
+    check_data,
+    check_replay,
+    check_replicas,
+    check_samples,
+)
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from tests.support.evidence import Evidence
+
+GRADIENTS = {
+    "parameters": 4,
+    "compared": 4,
+    "max_relative_error": 1e-7,
+    "tolerance": 1e-5,
+    "worst": "w",
+    "precision": "fp32",
+    "synced": True,
+    "sensitive": True,
+}
+
+
+PROOF = {
+    "step": 1,
+    "replayed": 4,
+    "differing": [],
+    "differing_count": 0,
+    "nondeterministic": [],
+    "samples": 32,
+    "samples_per_rank": 32,
+    "gradients": GRADIENTS,
+}
+WRONG = {"differing": ["w"], "differing_count": 1}
+REPLICAS = {"every": 10, "compared": 3, "equal": True}
+APART = {
+    "every": 10,
+    "compared": 3,
+    "equal": False,
+    "differ_at": 20,
+    "equal_until": 10,
+    "parameter": "0.weight",
+}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Evidence:
+    """A job of one node and two ranks that is done."""
+    return Evidence(tmp_path, 1, 2).done()
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Evidence:
+    """A job of one node and four ranks that is done."""
+    return Evidence(tmp_path, 1, 4).done()
+
+
+def test_gradients_in_sync(pair: Evidence) -> None:
+    """Every rank compared every parameter and found it within the tolerance."""
+    pair.each("gradients", **GRADIENTS).result().check_gradients()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"synced": False}, "gradients are not in sync on all ranks"),
+        ({"synced": "yes"}, "gradients are not in sync on all ranks"),
+        ({"synced": False, "factor": 2.0}, r"scaled by 2 \(the world size\): summed, not averaged"),
+        ({"synced": False, "factor": 0.5}, "all ranks: scaled by 0.5; relative error"),
+        ({"synced": False, "factor": "x"}, "all ranks: relative error"),
+        ({"compared": 3}, r"rank 0 \(n0\) compared the gradients of 3 of 4 parameters"),
+        (
+            {"compared": 0, "parameters": 0},
+            r"rank 0 \(n0\) compared the gradients of 0 of 0 parameters",
+        ),
+    ],
+)
+def test_gradients_out_of_sync(pair: Evidence, change: dict[str, Any], words: str) -> None:
+    """A rank that compared too little, nothing, or found a difference fails the check."""
+    pair.each("gradients", **{**GRADIENTS, **change})
+    with pytest.raises(AssertionError, match=words):
+        pair.result().check_gradients()
+
+
+def test_insensitive_gradient_probe_is_unmeasured(pair: Evidence) -> None:
+    """Local gradients that are similar on all ranks prove nothing about a reduction."""
+    pair.each("gradients", **{**GRADIENTS, "sensitive": False})
+    with pytest.raises(Unmeasured, match="too similar"):
+        pair.result().check_gradients()
+
+
+def test_same_data_on_every_rank_is_not_sharded(pair: Evidence) -> None:
+    """Local losses that are identical in every step, up to rounding, fail; a loss of another rank's
+    own in any step is enough to pass."""
+    same = [0.5, 0.4, 0.3, 0.2, 0.1]
+    pair.rank(0, ("losses", {"mean": same, "local_first": same}))
+    pair.rank(1, ("losses", {"mean": same, "local_first": [loss * (1 + 1e-8) for loss in same]}))
+    with pytest.raises(AssertionError, match="the data is not sharded: the local losses of all 2"):
+        check_data(pair.result())
+    pair.rank(1, ("losses", {"mean": same, "local_first": [*same[:4], 0.11]}))
+    check_data(pair.result())
+
+
+@pytest.mark.parametrize("local", [None, [0.5] * 4, {}])
+def test_local_losses_that_show_nothing_are_unmeasured(pair: Evidence, local: Any) -> None:
+    """Losses that are missing or too few do not show whether the data is sharded."""
+    pair.each("losses", mean=[0.5] * 5, local_first=local)
+    with pytest.raises(Unmeasured, match="recorded a loss of their own in at least 5 steps"):
+        check_data(pair.result())
+
+
+@pytest.mark.parametrize("check", ["check_gradients", "check_reload"])
+def test_a_rank_without_a_result_fails_the_check(pair: Evidence, check: str) -> None:
+    """One rank that wrote nothing is named."""
+    pair.rank(0, ("gradients", GRADIENTS), ("reload", {"equal": True, "tensors": 1}))
+    with pytest.raises(AssertionError, match="rank 1 reported no result"):
+        getattr(pair.result(), check)()
+
+
+@pytest.mark.parametrize("bad", [{"equal": False}, {"equal": 1}, {"tensors": 0}])
+def test_a_checkpoint_that_differs(pair: Evidence, bad: dict[str, Any]) -> None:
+    """A difference, or a comparison of nothing, fails."""
+    pair.each("reload", **{"equal": True, "tensors": 4, "mismatched": ["w"], **bad})
+    with pytest.raises(AssertionError, match="the reloaded checkpoint differs on rank 0"):
+        pair.result().check_reload()
+
+
+def test_an_equal_checkpoint(pair: Evidence) -> None:
+    """Equal on every rank passes."""
+    pair.each("reload", equal=True, tensors=4, mismatched=[]).result().check_reload()
+
+
+def test_every_proven_step_is_compared(pair: Evidence) -> None:
+    """Gradients that are out of sync at one of several proven steps fail, with the step."""
+    pair.each("proof", **PROOF).each("proof", **{**PROOF, "step": 7}).result().check_gradients()
+    pair.rank(1, ("proof", {**PROOF, "step": 9, "gradients": {**GRADIENTS, "synced": False}}))
+    pair.rank(0, ("proof", {**PROOF, "step": 9}))
+    with pytest.raises(AssertionError, match=r"not in sync on rank 1 \(n0\) at step 9: "):
+        pair.result().check_gradients()
+
+
+def test_step_proven_by_one_rank_alone_fails(pair: Evidence) -> None:
+    """A rank that left out a proof is named."""
+    pair.each("proof", **PROOF).rank(0, ("proof", {**PROOF, "step": 7}))
+    with pytest.raises(AssertionError, match="rank 1 reported no result of the proof of step 7"):
+        pair.result().check_gradients()
+
+
+def test_rank_that_disagrees_with_itself_is_named(pair: Evidence) -> None:
+    """It is named with its host and GPU; its wrong gradients are no reason to blame others."""
+    pair.rank(1, ("start", {"node": "n0", "host": "h0", "gpu_uuid": "GPU-1"}))
+    pair.rank(0, ("proof", {**PROOF, "gradients": {**GRADIENTS, "synced": False}}))
+    pair.rank(1, ("proof", {**PROOF, **WRONG, "gradients": {**GRADIENTS, "synced": False}}))
+    pair.each("proof", **{**PROOF, "step": 2})
+    words = (
+        r"^rank 1 \(n0\) on h0, GPU-1 disagrees with itself: .* step 1 gave other gradients for 1"
+    )
+    with pytest.raises(AssertionError, match=words):
+        check_replay(pair.result())
+    pair.result().check_gradients()
+
+
+def test_kernels_in_any_order_are_unmeasured(pair: Evidence) -> None:
+    """If all ranks disagree with themselves and torch says that a kernel adds in any order, nothing
+    is shown; without such a kernel, or if only some ranks disagree, they are named."""
+    pair.each("proof", **{**PROOF, **WRONG, "nondeterministic": ["cumsum_cuda_kernel"]})
+    with pytest.raises(Unmeasured, match="not deterministic"):
+        check_replay(pair.result())
+    pair.each("proof", **{**PROOF, **WRONG, "step": 2})
+    with pytest.raises(Unmeasured, match="not deterministic"):
+        check_replay(pair.result())
+
+
+def test_single_rank_can_disagree_with_itself(tmp_path: Path) -> None:
+    """One rank is enough to show that its device computes wrongly."""
+    alone = Evidence(tmp_path, 1, 1).done().each("proof", **{**PROOF, **WRONG})
+    with pytest.raises(AssertionError, match=r"rank 0 .* disagrees with itself"):
+        check_replay(alone.result())
+
+
+def test_program_without_proof_is_unmeasured(pair: Evidence) -> None:
+    """Repetition, replicas and samples need what the program hands over."""
+    for check in (check_replay, check_replicas, check_samples):
+        with pytest.raises(Unmeasured, match=r"the program gave rank\.steps no `proof`"):
+            check(pair.result())
+
+
+def test_two_ranks_that_drift_apart_are_both_named(pair: Evidence) -> None:
+    """Nothing shows which of two ranks is right; the steps and the parameter are named."""
+    pair.each("replicas", **REPLICAS)
+    check_replicas(pair.result())
+    pair.each("replicas", **APART, groups=[[0], [1]])
+    words = (
+        r"ranks 0-1 differ in the parameters from step 20 on \(equal until step 10\); .* 0.weight"
+    )
+    with pytest.raises(AssertionError, match=words):
+        check_replicas(pair.result())
+
+
+def test_majority_names_the_rank_that_drifted(four: Evidence) -> None:
+    """One of four ranks that differs from the rest is named; two against two are not."""
+    four.each("replicas", **APART, groups=[[0, 1, 3], [2]])
+    with pytest.raises(AssertionError, match=r"^rank 2 \(n0\) differs from most ranks"):
+        check_replicas(four.result())
+    four.each("replicas", **APART, groups=[[0, 1], [2, 3]])
+    with pytest.raises(AssertionError, match=r"^ranks 0-3 differ in the parameters"):
+        check_replicas(four.result())
+
+
+@pytest.mark.parametrize("groups", [None, "x", [], [["a"], [99]], [[0]]])
+def test_hostile_groups_of_ranks_still_fail(pair: Evidence, groups: Any) -> None:
+    """A record that says that the ranks differ fails, whatever its groups are."""
+    pair.each("replicas", **APART, groups=groups)
+    with pytest.raises(AssertionError, match="in the parameters from step 20 on"):
+        check_replicas(pair.result())
+
+
+def test_checkpoint_of_ranks_that_drifted_is_not_accused(pair: Evidence) -> None:
+    """One rank's checkpoint cannot equal what the others hold, so nothing is shown about it."""
+    pair.each("replicas", **APART, groups=[[0], [1]])
+    pair.rank(0, ("reload", {"equal": True, "tensors": 4}))
+    pair.rank(1, ("reload", {"equal": False, "tensors": 4}))
+    with pytest.raises(Unmeasured, match="the ranks trained different parameters"):
+        pair.result().check_reload()
+
+
+def test_batch_of_another_size_than_counted_fails(pair: Evidence) -> None:
+    """Samples per rank that are not those of the model's batch make the throughput untrue."""
+    pair.each("proof", **PROOF)
+    check_samples(pair.result())
+    pair.each("proof", **{**PROOF, "step": 2, "samples_per_rank": 320})
+    with pytest.raises(
+        AssertionError, match=r"the model saw 32 samples on rank 0 .* at step 2, but"
+    ):
+        check_samples(pair.result())
+    unknown = {**PROOF, "samples": None}
+    other = Evidence(pair.dir.root.parent.parent / "other", 1, 2).done().each("proof", **unknown)
+    with pytest.raises(Unmeasured, match="no argument of the model shows the size of a batch"):
+        check_samples(other.result())
