@@ -53,6 +53,12 @@ def check(phase: PhaseResult) -> None:
     assert all(math.isfinite(loss) for loss in phase.losses)
 
 
+def find_first_step(phase: PhaseResult) -> float:
+    """The first step (from 1) in which a rank had a value that is not finite; infinite if none."""
+    events = [*phase.events("losses").values(), *phase.events("gradient_watch").values()]
+    return min((_step(event) for event in events), default=math.inf)
+
+
 def _step(event: dict[str, Any]) -> float:
     step = parse_number(event.get("not_finite_at"))
     return step if step is not None and step >= 1 else math.inf

@@ -21,6 +21,7 @@ from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import parse_finite, parse_numbers
 from ..text import plural, ranges
+from .finite_values import find_first_step
 
 # Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
 FEWEST_LOCAL_LOSSES = 5
@@ -50,6 +51,8 @@ def check_gradients(phase: PhaseResult) -> None:
     comparisons = [*_compare_steps(phase, proofs), *([_Comparison(0, alone)] if alone else [])]
     for comparison in comparisons:
         _check_comparison(phase, comparison)
+    if not comparisons:
+        raise Unmeasured("gradients", "no proven step is left whose numbers are sound")
     sensitive = [
         all(record.get("sensitive") is True for record in comparison.records.values())
         for comparison in comparisons
@@ -64,11 +67,14 @@ def check_gradients(phase: PhaseResult) -> None:
 def _compare_steps(
     phase: PhaseResult, proofs: Mapping[int, Mapping[int, Mapping[str, Any]]]
 ) -> Iterator[_Comparison]:
-    """The proven steps, without those in which a rank disagrees with itself: its gradients are then
-    wrong for all ranks, and the repetition names it."""
+    """The proven steps, without those in which a rank disagrees with itself, and without those
+    after a number that is not finite: these are wrong for all ranks, and have criteria that name
+    the rank."""
+    finite_before = find_first_step(phase)
     for step, records in proofs.items():
         require_all_ranks(phase, records, f"the proof of step {step}")
-        if not any(record.get("differing_count") for record in records.values()):
+        repeated = not any(record.get("differing_count") for record in records.values())
+        if repeated and step < finite_before:
             gradients = {rank: record.get("gradients") for rank, record in records.items()}
             yield _Comparison(
                 step, {rank: g if isinstance(g, dict) else {} for rank, g in gradients.items()}
@@ -160,6 +166,8 @@ def check_replicas(phase: PhaseResult) -> None:
     if record.get("equal") is True and record.get("compared"):
         return
     until, at = record.get("equal_until"), record.get("differ_at")
+    if type(at) is int and at >= find_first_step(phase):
+        raise Unmeasured("replicas", f"not every number is finite from step {at} on")
     since = f"equal until step {until}" if until else "not known to be equal before"
     fail(
         f"{_describe_groups(phase, record)} from step {at} on ({since}); the first parameter that "

@@ -18,9 +18,9 @@ class Fault:
     """A fault that needs no special rights, and what must detect it.
 
     `red` are the criteria that must fail. With {JOB} the job must fail, with one of `findings` as
-    its primary finding. The criteria in `follows` may fail too, since they see the same damage. All
-    other criteria must have the same result as without the fault. The registry names only criteria
-    of `criteria/`; a suite adds its own with the mark `detects`.
+    its primary finding. The criteria in `follows` may fail too, or be skipped, since they see the
+    same damage. All other criteria must have the same result as without the fault. The registry
+    names only criteria of `criteria/`; a suite adds its own with the mark `detects`.
 
     `by` says what stages it: "rank" (the last one), "ranks" (all of them) or "job" (its settings).
     The finding or the criterion's message must name the rank of a fault of one rank, with its host:

@@ -9,6 +9,8 @@ from .fault import ALONE, AMONG, JOB, Fault
 FINITE = "test_loss_is_finite_on_every_rank"
 FALLS = "test_loss_over_all_ranks_falls"
 GRADIENTS = "test_gradients_are_in_sync"
+REPEATED = "test_repeated_steps_give_the_same_gradients"
+REPLICAS = "test_replicas_stay_equal"
 RELOAD = "test_reloaded_checkpoint_equals_the_saved"
 THROUGHPUT = "test_throughput_meets_the_reference"
 BEHIND = "test_no_rank_falls_behind"
@@ -72,7 +74,7 @@ TRAINING = (
         "ranks",
         frozenset({GRADIENTS}),
         # The ranks' weights diverge, and only rank 0's are saved.
-        follows=frozenset({RELOAD}),
+        follows=frozenset({REPLICAS, RELOAD}),
         ranks=2,
         trains=True,
         mark="ddp",
@@ -91,7 +93,29 @@ TRAINING = (
         "the sign of one parameter's gradient is flipped on one rank after the reduction",
         "rank",
         frozenset({GRADIENTS}),
+        follows=frozenset({REPLICAS, RELOAD}),
         blames=ALONE,
+        ranks=2,
+        trains=True,
+        mark="ddp",
+    ),
+    Fault(
+        "gradient-corrupted",
+        "one number of a gradient is wrong in every second pass on one rank, before any reduction",
+        "rank",
+        frozenset({REPEATED}),
+        follows=frozenset({GRADIENTS}),  # it leaves out steps that a rank cannot repeat
+        blames=ALONE,
+        ranks=2,
+        trains=True,
+        mark="ddp",
+    ),
+    Fault(
+        "weight-flipped",
+        "one bit of a weight is flipped on one rank at the third step",
+        "rank",
+        frozenset({REPLICAS}),
+        follows=frozenset({RELOAD}),
         ranks=2,
         trains=True,
         mark="ddp",
@@ -101,7 +125,8 @@ TRAINING = (
         "one number of the last batch is NaN on one rank",
         "rank",
         frozenset({FINITE}),
-        follows=frozenset({FALLS}),  # the mean of the last losses is NaN
+        # The mean of the last losses is NaN, and the batch is whole when the step is repeated.
+        follows=frozenset({FALLS, REPEATED}),
         blames=ALONE,
         ranks=2,
         trains=True,

@@ -20,6 +20,8 @@ PROVEN = "proven"
 GREEN = "stayed green"
 OTHER = "not as it must be"  # something failed, but not what must, or for another reason
 NOT_STAGED = "not staged"
+# How a criterion in `follows` may end: it fails too, or can no longer be judged.
+FOLLOWS = {"failed", "skipped"}
 # Outcomes caused by the scheduler or the cluster, which prove nothing about a gate.
 SCHEDULER = {*NOT_MEASURED, "cluster_failed"}
 
@@ -167,7 +169,7 @@ def _check_criteria(
                 reasons.append(f"{name} {now.result}")
             elif fault.blames:
                 reasons += _check_blame(name, now.message, result)
-        elif now.result != before.result and not (name in fault.follows and now.result == "failed"):
+        elif now.result != before.result and not (name in fault.follows and now.result in FOLLOWS):
             message = f": {now.message}" if now.message else ""
             reasons.append(f"{name} {now.result}, but {before.result} without the fault{message}")
     return reasons

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 from unittest import mock
 
-from .staging import Staging, cannot_stage, wrap_attribute
+from .staging import AT_STEP, Staging, cannot_stage, wrap_attribute
 
 
 class NoSync(Staging):
@@ -66,6 +66,47 @@ class Flipped(Staging):
             raise cannot_stage("no parameter has a gradient")
         self.stage()
         max(gradients, key=lambda gradient: float(gradient.norm())).neg_()
+
+
+class CorruptedGradient(Staging):
+    """Doubles one number of the first gradient in every second pass, before any reduction."""
+
+    def before_step(self, index: int, count: int) -> None:
+        if not self.chosen or index:
+            return
+        if not self.parameters:
+            raise cannot_stage("the program gave rank.steps no proof")
+        import torch
+
+        passes = 0
+
+        def corrupt(gradient: torch.Tensor) -> torch.Tensor | None:
+            nonlocal passes
+            passes += 1
+            if passes % 2:
+                return None
+            self.stage()
+            wrong = gradient.clone()
+            wrong.view(-1)[wrong.abs().argmax()] *= 2
+            return wrong
+
+        self.parameters[0].register_hook(corrupt)
+
+
+class FlippedWeight(Staging):
+    """Flips the highest bit of the mantissa of one weight, as an error of the memory would."""
+
+    def before_step(self, index: int, count: int) -> None:
+        if not self.chosen or index != min(AT_STEP, count - 1):
+            return
+        if not self.parameters:
+            raise cannot_stage("the program gave rank.steps no proof")
+        import torch
+
+        self.stage()
+        integers = {2: (torch.int16, 6), 4: (torch.int32, 22)}  # type, bit: bf16 and fp32
+        dtype, bit = integers[self.parameters[0].element_size()]
+        self.parameters[0].data.view(dtype).view(-1)[0] ^= 1 << bit
 
 
 class NanInput(Staging):
@@ -144,6 +185,8 @@ STAGINGS: dict[str, type[Staging]] = {
     "no-gradient-sync": NoSync,
     "no-gradient-sync-zero": NoSyncZero,
     "gradient-flipped": Flipped,
+    "gradient-corrupted": CorruptedGradient,
+    "weight-flipped": FlippedWeight,
     "loss-nan": NanInput,
     "loss-flat": Flat,
     "result-corrupted": CorruptedResult,

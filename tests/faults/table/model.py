@@ -32,6 +32,10 @@ GRADIENTS = "test_gradients_are_in_sync"
 RELOAD = "test_reloaded_checkpoint_equals_the_saved"
 FINITE = "test_loss_is_finite_on_every_rank"
 FALLS = "test_loss_over_all_ranks_falls"
+REPEATED = "test_repeated_steps_give_the_same_gradients"
+REPLICAS = "test_replicas_stay_equal"
+DATA = "test_ranks_train_on_their_own_data"
+SAMPLES = "test_samples_are_those_that_the_model_saw"
 BEHIND = "test_no_rank_falls_behind"  # skips if there is only one rank
 DEVICE = "test_every_rank_has_a_device_of_its_own"
 INTERFACES = "test_pinned_interfaces_are_on_every_node"
@@ -48,6 +52,10 @@ CRITERIA = UNMEASURED | {
     FINITE,
     FALLS,
     GRADIENTS,
+    REPEATED,
+    REPLICAS,
+    DATA,
+    SAMPLES,
     RELOAD,
     BEHIND,
 }
@@ -58,7 +66,7 @@ class Fault:
     """A fault that is really staged, and its required result, one of three:
 
     - `failed`: the criteria that must fail while the job passes; all others pass, or skip if they
-      are in UNMEASURED. With a `rank`, they name it and its node.
+      are in UNMEASURED or `skipped`. With a `rank`, they name it and its node.
     - `finding`: the job does not pass; this is its primary finding's id, `rank` the rank and `host`
       the node that it must name (any, if neither is given), `signature` its known cause, `words`
       what its text must contain. Every criterion refers to the job.
@@ -69,6 +77,7 @@ class Fault:
     program: str
     family: str  # program, checkpoint, data, hang, death, memory, disk, configuration, node, ...
     failed: frozenset[str] = frozenset()
+    skipped: frozenset[str] = frozenset()  # criteria that the fault leaves nothing to judge
     finding: str = ""
     signature: str = ""
     maybe: str = ""  # a signature that may be found, depending on which of two processes is faster

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tests.faults.table.model import (
     BEHIND,
+    DATA,
     DEVICE,
     FALLS,
     FINITE,
     GRADIENTS,
     HANG_WITHIN_S,
     RELOAD,
+    REPEATED,
+    REPLICAS,
+    SAMPLES,
     SMALL,
     Fault,
 )
@@ -43,6 +50,27 @@ def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool =
     )
 
 
+def _gradients(
+    name: str,
+    *words: str,
+    drifts: bool = False,
+    slow: bool = True,
+    args: Mapping[str, Any] = SMALL,
+) -> Fault:
+    """Gradients that are not the mean over the ranks, of which no single rank is guilty."""
+    return Fault(
+        name,
+        f"{name}.py",
+        "gradients",
+        frozenset({GRADIENTS, REPLICAS} if drifts else {GRADIENTS}),
+        skipped=frozenset({RELOAD} if drifts else ()),
+        words=words,
+        of_nobody=True,
+        args=args,
+        slow=slow,
+    )
+
+
 def _nan(where: str, words: str, slow: bool) -> Fault:
     return Fault(
         f"nan_in_{where}_of_one_rank",
@@ -57,39 +85,64 @@ def _nan(where: str, words: str, slow: bool) -> Fault:
 
 
 PROGRAMS = (
-    # Without sync the ranks' weights drift apart; only rank 0's are saved, so rank 1's differ.
-    Fault(
+    # Without sync the ranks' weights drift apart. Only rank 0's are saved, and the checkpoint is
+    # not blamed for it.
+    _gradients(
         "ddp_without_sync",
-        "ddp_without_sync.py",
-        "gradients",
-        frozenset({GRADIENTS, RELOAD}),
-        words=("gradients are not in sync on rank 0 (local0)", "checkpoint differs on rank 1"),
-        rank=0,
+        "gradients are not in sync on all ranks at step 1: ",
+        "ranks 0-1 differ in the parameters from step 8 on",
+        drifts=True,
+        slow=False,
     ),
-    Fault(
-        "ddp_summed",
-        "ddp_summed.py",
-        "gradients",
-        frozenset({GRADIENTS}),
-        words=("scaled by 2 (the world size): summed, not averaged",),
-        rank=0,
-        slow=True,
+    _gradients("ddp_summed", "scaled by 2 (the world size): summed, not averaged"),
+    _gradients("ddp_trained_bare", "gradients are not in sync on all ranks at step 8", drifts=True),
+    _gradients(
+        "ddp_unsynced_from_step_5",
+        "ranks 0-1 differ in the parameters from step 10 on (not known to be equal before)",
+        drifts=True,
+        slow=False,
+        args={**SMALL, "steps": 30},
     ),
-    Fault(
-        "ddp_trained_bare",
-        "ddp_trained_bare.py",
-        "gradients",
-        frozenset({RELOAD}),
-        rank=1,
-        slow=True,
+    _gradients(
+        "ddp_unsynced_in_last_steps",
+        "gradients are not in sync on all ranks at step 30",
+        drifts=True,
+        args={**SMALL, "steps": 30},
     ),
-    Fault(
+    _gradients(
         "zero_without_reductions",
-        "zero_without_reductions.py",
-        "gradients",
-        frozenset({GRADIENTS}),
-        rank=0,
+        "gradients are not in sync on all ranks at step 1: ",
+        slow=False,
         args=SMALL_ZERO,
+    ),
+    # Nothing shows which of two ranks is right, unless the rank disagrees with itself.
+    Fault(
+        "weight_flipped_in_replica",
+        "weight_flipped.py",
+        "gradients",
+        frozenset({REPLICAS}),
+        skipped=frozenset({RELOAD}),
+        words=("ranks 0-1 differ in the parameters from step 10 on", "0.weight"),
+        of_nobody=True,
+        args={**SMALL, "steps": 30},
+    ),
+    Fault(
+        "gradient_corrupted_before_reduction",
+        "gradient_corrupted.py",
+        "gradients",
+        frozenset({REPEATED}),
+        skipped=frozenset({GRADIENTS}),
+        words=("rank 1 (local0) on ", "disagrees with itself: repeated from the same state"),
+        rank=1,
+    ),
+    Fault(
+        "samples_overstated",
+        "samples_overstated.py",
+        "data",
+        frozenset({SAMPLES}),
+        words=("the model saw 8 samples on rank 0", "samples_per_rank=80"),
+        of_nobody=True,
+        slow=True,
     ),
     # Equal weights and equal gradients on all ranks, with a reduction and without one.
     *(
@@ -97,7 +150,8 @@ PROGRAMS = (
             name,
             program,
             "data",
-            frozenset({GRADIENTS}),
+            frozenset({DATA}),
+            skipped=frozenset({GRADIENTS}),
             words=("the data is not sharded: the local losses of all 2 ranks are identical",),
             of_nobody=True,  # all ranks are
             args=args,
