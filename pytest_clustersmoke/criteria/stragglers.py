@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
+from ..text import plural
 
 LEAST_SCORE = 0.75
 MOST_SHARE = 0.1
@@ -81,11 +82,11 @@ def find_stragglers(phase: PhaseResult) -> list[Straggler]:
 
 def _require_times(rank: RankResult) -> RankResult:
     """The rank, if it timed its own part of enough steps; raises Unmeasured if not."""
-    own, steps = len(rank.own_times_s), len(rank.step_times_s)
-    if own != steps or own < FEWEST_STEPS:
+    own = len(rank.own_times_s)
+    if own < FEWEST_STEPS or not rank.step_times_s:
         raise Unmeasured(
             "stragglers",
-            f"{rank} timed its own part (step.local_done()) in {own} of the {steps} steps after "
+            f"{rank} timed its own part (step.local_done()) in {plural(own, 'step')} after "
             f"warm-up; expected all of them, and at least {FEWEST_STEPS}",
         )
     return rank

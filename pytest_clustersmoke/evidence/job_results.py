@@ -7,7 +7,7 @@ counts as missing, and a missing value is never a pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -225,19 +225,23 @@ class RankResult:
 
     @cached_property
     def step_times_s(self) -> tuple[float, ...]:
-        """Seconds of each step after warm-up; empty if anything recorded is not a time."""
-        return self._times_s("seconds")
+        """Seconds of each step after warm-up that was not proven, since a proof takes time; empty
+        if anything recorded is not a time."""
+        record = self.events.last("step_times") or {}
+        return self._times_s("seconds", set(parse_numbers(record.get("proven"))))
 
     @cached_property
     def own_times_s(self) -> tuple[float, ...]:
         """Seconds of its own part of each step after warm-up (`Step.local_done`)."""
         return self._times_s("local_seconds")
 
-    def _times_s(self, name: str) -> tuple[float, ...]:
+    def _times_s(self, name: str, left_out: Collection[float] = ()) -> tuple[float, ...]:
         record = self.events.last("step_times") or {}
         times = parse_numbers(record.get(name))
+        if not all(0 <= time < math.inf for time in times):
+            return ()
         warmup = max(0, parse_int(record.get("warmup")) or 0)
-        return tuple(times[warmup:]) if all(0 <= time < math.inf for time in times) else ()
+        return tuple(time for at, time in enumerate(times) if at >= warmup and at not in left_out)
 
     @cached_property
     def error(self) -> RankError | None:

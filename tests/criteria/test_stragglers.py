@@ -91,8 +91,8 @@ def test_gpu_that_is_late_by_milliseconds_is_named(tmp_path: Path) -> None:
     ("own", "words"),
     [
         (([0.1] * STEPS,), "there is no other rank"),
-        (([0.1] * STEPS, [0.1] * 4), "rank 1 .* in 4 of the 4 steps"),
-        (([0.1] * STEPS, [float("nan")] * STEPS), "rank 1 .* in 0 of the 20 steps"),
+        (([0.1] * STEPS, [0.1] * 4), "rank 1 .* in 4 steps after"),
+        (([0.1] * STEPS, [float("nan")] * STEPS), "rank 1 .* in 0 steps after"),
     ],
 )
 def test_ranks_that_were_not_timed_are_unmeasured(

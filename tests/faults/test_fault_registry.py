@@ -62,7 +62,7 @@ def test_fault_says_what_must_fail(name: str) -> None:
     else:
         own = {test.name for test in list_criteria(BASES)}
         assert (fault.red | fault.follows) <= own and not fault.findings
-    if fault.by == "rank":
+    if fault.by == "rank" and fault.red != {"test_replicas_stay_equal"}:  # neither replica is named
         assert fault.ranks > 1 and fault.blames, "the rank must be distinguished from other ranks"
     assert set(fault.signatures) <= {signature.id for signature in shipped_signatures()}
 

@@ -26,11 +26,11 @@ from pytest_clustersmoke.report.verdict import ProofTally, RunTally, judge_proof
 from tests.support.evidence import Evidence
 
 FLIPPED, KILLED = FAULTS["gradient-flipped"], FAULTS["rank-killed"]
-GRADIENTS, RELOAD = "test_gradients_are_in_sync", "test_reloaded_checkpoint_equals_the_saved"
-HEALTHY = Baseline("passed", "", {GRADIENTS: Observed("passed"), RELOAD: Observed("passed")})
+GRADIENTS, FINITE = "test_gradients_are_in_sync", "test_loss_is_finite_on_every_rank"
+HEALTHY = Baseline("passed", "", {GRADIENTS: Observed("passed"), FINITE: Observed("passed")})
 RED = {
     GRADIENTS: Observed("failed", "gradients are not in sync on rank 1 (n0)"),
-    RELOAD: Observed("passed"),
+    FINITE: Observed("passed"),
 }
 FINDING = {"id": "rank-died", "primary": True, "cause": "it died", "ranks": [1], "hosts": ["n0"]}
 
@@ -73,10 +73,10 @@ def test_gate_is_proven_by_the_failing_criterion(tmp_path: Path) -> None:
     ("changed", "reason"),
     [
         (
-            {RELOAD: Observed("failed", "lost")},
-            f"{RELOAD} failed, but passed without the fault",
+            {FINITE: Observed("failed", "lost")},
+            f"{FINITE} failed, but passed without the fault",
         ),
-        ({RELOAD: Observed("skipped")}, f"{RELOAD} skipped, but passed without the fault"),
+        ({FINITE: Observed("skipped")}, f"{FINITE} skipped, but passed without the fault"),
         (
             {GRADIENTS: Observed("failed", "not in sync on rank 0 (n0)")},
             f"{GRADIENTS} names ranks [0], expected rank 1 (n0)",
@@ -98,7 +98,7 @@ def test_other_failures_prove_nothing(
 
 def test_passing_criterion_is_reported(tmp_path: Path) -> None:
     """A criterion that still passes is reported: it missed the fault."""
-    gate = judge_criteria(tmp_path, {GRADIENTS: Observed("passed"), RELOAD: Observed("passed")})
+    gate = judge_criteria(tmp_path, {GRADIENTS: Observed("passed"), FINITE: Observed("passed")})
     assert gate.status == GREEN and gate.reasons[0] == f"{GRADIENTS} stayed green"
 
 
