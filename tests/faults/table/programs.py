@@ -105,7 +105,7 @@ PROGRAMS = (
     ),
     _gradients(
         "ddp_unsynced_in_last_steps",
-        "gradients are not in sync on all ranks at step 30",
+        "ranks 0-1 differ in the parameters from step 30 on (equal until step 20)",
         drifts=True,
         args={**SMALL, "steps": 30},
     ),
