@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 MAX_PLACES = 16
 # Below a directory, files with these suffixes are searched even if they look binary.
 LOGS = (".log", ".out", ".err")
+# The next step if all findings are consequences of a failure elsewhere.
+FETCH = (
+    "read the outputs of all ranks and nodes (torchrun --log-dir DIR --tee 3, srun "
+    "--output=%j-%t.out), what the scheduler says (sacct -j ID -o State,ExitCode,NodeList), and "
+    "those nodes' kernel logs of the same minutes (dmesg), and give them all to this command"
+)
 DESCRIPTION = """\
 Reads the logs of a failed job (of torch, NCCL, gloo, DeepSpeed, Slurm, the kernel), and reports
 why it failed: first the causes, each with its log lines and the next step, then their
@@ -110,14 +116,21 @@ def text(findings: list[Finding], read: int, out: TextOutput) -> Iterator[str]:
         yield f"no known failure and no exception found in {plural(read, 'file')}"
         return
     causes = [finding for finding in findings if finding.primary]
-    for index, finding in enumerate(causes or findings[:1], 1):
+    if not causes:
+        logs = "this log" if read == 1 else "these logs"
+        yield out.bold(f"the cause is not in {logs}, only its consequences are")
+        yield from out.wrap(FETCH, "   next: ", "     ")
+        yield ""
+    shown = causes or findings[:1]
+    for index, finding in enumerate(shown, 1):
         if index > 1:
             yield ""
         yield from _cause(finding, f"{index}. " if len(causes) > 1 else "", out)
-    follow_on = [finding for finding in findings if not finding.primary][0 if causes else 1 :]
+    follow_on = [finding for finding in findings if finding not in shown]
     if follow_on:
         yield ""
-        yield out.bold("follows from it:" if len(causes) < 2 else "follows from these:")
+        follows = "follows from it:" if len(causes) == 1 else "follows from these:"
+        yield out.bold(follows if causes else "other consequences:")
         for finding in follow_on:
             first = finding.evidence[0]
             line = f"{finding.id}: {finding.cause} ({_count(finding)}; {first.file}:{first.line})"

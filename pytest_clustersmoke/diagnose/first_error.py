@@ -33,6 +33,10 @@ LAST_RAISED = re.compile(
     r"(?:\S{1,200}: )?(?:fatal |internal )?error: |Error: )"  # argparse, SystemExit("error: ...")
     r"(?!\s*[-+]?[\d.]+(?:e[-+]?\d+)?\s*%?\s*$)(?=.{0,99}\w)",
 )
+# Python prints the errors of finalizers, and goes on.
+FINALIZER = re.compile(
+    r"(?:multiprocessing/util\.py|weakref\.py):\d{1,9}, in _(?:run_finalizers|exitfunc)"
+)
 # Prefixes of a line: ranks from torch and torchrun, tasks from srun, streams from a container.
 LABEL = re.compile(
     r"(?:\[(?:rank|default)\d{1,6}\]: ?|\d{1,6}: |\S{10,40} std(?:err|out) [FP] )+", re.ASCII
@@ -96,15 +100,18 @@ def _traceback(lines: Sequence[str], prefix: str) -> UnknownError | None:
     # Text before it that the next line lacks is not a label, but for example a progress bar.
     bar = not _has_prefix(lines[1], prefix) and FRAME.match(lines[1]) if len(lines) > 1 else False
     prefix = prefix if prefix.strip() and not bar else ""
-    where, first = "", None
+    where, first, finalizer = "", None, False
     for offset, line in enumerate(lines[1:MAX_TRACEBACK_LINES], 1):
         if not _has_prefix(line, prefix):
             continue
         text = line[len(prefix) :]
         if frame := FRAME.match(text):
             where = f"{frame.group(1)}:{frame.group(2)}, in {frame.group(3)}"
+            finalizer = finalizer or FINALIZER.search(where) is not None
         elif text.startswith("Traceback"):
             break
+        elif finalizer:
+            return None
         elif RAISED.match(text):
             message, handled = _message(lines, offset, prefix), _is_handled(lines, offset)
             return UnknownError(TRACEBACK, message, offset, where, handled)

@@ -25,6 +25,8 @@ KINDS: dict[str, tuple[type, str]] = {
     "primary": (bool, "true or false"),
     "general": (bool, "true or false"),
     "late": (bool, "true or false"),
+    "teardown": (bool, "true or false"),
+    "always": (bool, "true or false"),
     "follows": (tuple, "a list of ids"),
     "cause": (str, "why it happens, in a sentence"),
     "fix": (str, "what to do, in a sentence"),
@@ -62,8 +64,10 @@ class Signature:
     """`primary`: it names a cause; other texts are only consequences. `general`: it names a cause
     so vaguely that it counts only if nothing more exact was found. `late`: a rank's failure can
     lead to it (the others wait until a time limit), so it is a cause only if no other exact one,
-    and no unknown Python exception, was found. `follows`: signatures that explain it; next to one
-    of them it is a consequence.
+    and no unknown Python exception, was found. `teardown`: processes of healthy runs print it too
+    as they end, so it is ignored after a run that succeeded. `always`: it counts even if the run
+    succeeded; a process was ended, or hardware failed. `follows`: signatures that explain it; next
+    to one of them it is a consequence.
 
     `lines`: how many lines the text spans. `names`: what the groups of its regexes are, in words;
     the groups `host` and `rank` say where it happened. `harmless`: looks like a failure but is
@@ -77,6 +81,8 @@ class Signature:
     primary: bool = True
     general: bool = False
     late: bool = False
+    teardown: bool = False
+    always: bool = False
     follows: tuple[str, ...] = ()
     lines: int = 1
     names: dict[str, str] = field(default_factory=dict)

@@ -28,7 +28,9 @@ NEVER: Time = (0, 0, 0, 0, 0.0)
 
 
 def order_findings(search: SignatureSearch) -> list[Finding]:
-    """Causes before their consequences; each group by time, or by file and line."""
+    """Causes before their consequences; each group by time, or by file and line. What the run
+    survived is left out."""
+    search.drop_survived()
     matches = search.matches
     raised = [line for error, line, _, _ in search.unknown.errors if error.kind == TRACEBACK]
     unmatched = [line for _, line, _, _ in search.unknown.errors]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from .first_error import LAST, STARTS, TRACEBACK, UnknownError, UnknownErrors, error_on_last_line
+from .log_ends import FailureLine, LogEnd, is_caught
 from .log_lines import (
     BEFORE_BYTES,
     BEHIND_BYTES,
@@ -41,8 +42,8 @@ MAX_KEPT, MAX_PLACES = 5, 256
 # How many lines about the end may follow a log's last error.
 MAX_LAST_LINES = 20
 RAISED = TRACEBACK.encode()
-# Python logs this above the traceback of an error in a finalizer.
-IGNORED = b"Exception ignored in"
+# Python logs these above the traceback of an error in a finalizer, and goes on.
+IGNORED = (b"Exception ignored in", b"Error in atexit._run_exitfuncs")
 
 
 @dataclass
@@ -56,9 +57,14 @@ class SignatureMatch:
     hosts: dict[str, None] = field(default_factory=dict)
     ranks: dict[int, None] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    last: dict[int, FailureLine] = field(default_factory=dict)  # by source
 
-    def add(self, line: LogLine, hosts: Iterable[str], ranks: Iterable[int]) -> None:
+    def add(
+        self, line: LogLine, hosts: Iterable[str], ranks: Iterable[int], caught: bool = False
+    ) -> None:
         self.count += 1
+        before = self.last.get(line.source)
+        self.last[line.source] = FailureLine(line.number, caught and (not before or before.caught))
         self.lines.append(line)
         if len(self.lines) > MAX_KEPT:
             self.lines = heapq.nsmallest(MAX_KEPT, self.lines, key=_sort_key)
@@ -86,6 +92,7 @@ class SignatureSearch:
         )
         self.matches: dict[str, SignatureMatch] = {}
         self.unknown = UnknownErrors()
+        self._ends: dict[int, LogEnd] = {}
         self._file, self._index = "", -1
         self._host = ""
         self._rank: int | None = None
@@ -141,7 +148,7 @@ class SignatureSearch:
         self._scan(buffer, line, since, looked, len(buffer))
         if doubt is not None and not self._found_here():
             raise doubt
-        self._examine_last_line(buffer, line)
+        self._examine_end(buffer, line)
 
     def _found_here(self) -> bool:
         """Whether anything was found in the current input."""
@@ -208,7 +215,8 @@ class SignatureSearch:
             shown = cut(text, text.find(pattern.word))
             time, (rank, *_) = time_at(buffer, piece, text), [*self._writer(text)[1], None]
             line = LogLine(self._index, number, self._file, shown, time, rank)
-            self._add(signature, line, text, groups)
+            caught = is_caught(buffer, piece.begin, piece.end)
+            self._add(signature, line, text, groups, caught)
         if starts and not matched:
             self._examine_error(buffer, piece, number, text)
 
@@ -217,7 +225,12 @@ class SignatureSearch:
         return iter(dict.fromkeys(self._words[word] for word, _, _ in hits))
 
     def _add(
-        self, signature: Signature, line: LogLine, text: str, groups: dict[str, str | None]
+        self,
+        signature: Signature,
+        line: LogLine,
+        text: str,
+        groups: dict[str, str | None],
+        caught: bool,
     ) -> None:
         self._counted[signature.id] += 1
         counted = self._counted[signature.id]
@@ -228,7 +241,8 @@ class SignatureSearch:
         hosts, ranks = named_places(groups)
         own_hosts, own_ranks = self._writer(text)
         # The run's name for a node takes precedence over the name in a line.
-        match.add(line, own_hosts if self._host else hosts or own_hosts, ranks or own_ranks)
+        hosts = own_hosts if self._host else hosts or own_hosts
+        match.add(line, hosts, ranks or own_ranks, caught)
         for group, words in signature.names.items():
             if value := groups.get(group):
                 match.names.setdefault(words, cut(value))
@@ -242,7 +256,8 @@ class SignatureSearch:
     def _examine_error(self, buffer: bytes, piece: Piece, number: int, text: str) -> None:
         """Examine an error that begins on this line, which no signature matched."""
         above = buffer[max(0, piece.begin - MAX_TEXT) : max(0, piece.begin - 1)]
-        if IGNORED in above[above.rfind(b"\n") + 1 :] or not self.unknown.wants(self._index, text):
+        ignored = any(words in above[above.rfind(b"\n") + 1 :] for words in IGNORED)
+        if ignored or not self.unknown.wants(self._index, text):
             return
         ahead = strip_colors(buffer[piece.begin : piece.begin + AHEAD_BYTES])
         error = UnknownError.parse(ahead.decode(errors="replace").split("\n"))
@@ -254,22 +269,55 @@ class SignatureSearch:
         line = LogLine(self._index, number, self._file, text, time, ranks[0] if ranks else None)
         self.unknown.add(error, line, hosts, ranks)
 
-    def _examine_last_line(self, buffer: bytes, line: int) -> None:
-        """Examine the last line of a log for an error without a traceback, ignoring lines about the
-        end itself. `line` is the number of the buffer's first line."""
+    def _examine_end(self, buffer: bytes, line: int) -> None:
+        """Examine the last lines of a log. `line` is the number of the buffer's first line."""
         tail = buffer[-AHEAD_BYTES:]
-        numbers = line + buffer.count(b"\n", 0, len(buffer) - len(tail))
+        first = line + buffer.count(b"\n", 0, len(buffer) - len(tail))
         lines = strip_colors(tail).decode(errors="replace").split("\n")
+        self._examine_last_line(lines, first)
+        self._ends[self._index] = LogEnd.of(lines, first)
+
+    def _examine_last_line(self, lines: list[str], first: int) -> None:
+        """Examine the last line of a log for an error without a traceback, ignoring lines about the
+        end itself. `first` is the number of the first of these lines."""
         for index in range(len(lines) - 1, max(-1, len(lines) - 1 - MAX_LAST_LINES), -1):
             text = lines[index]
             if not text.strip() or self._knows(text):
                 continue
             if error := error_on_last_line(text, lines[index - 1] if index else ""):
-                at = LogLine(
-                    self._index, numbers + index, self._file, cut(error), last_time_in(text)
-                )
+                at = LogLine(self._index, first + index, self._file, cut(error), last_time_in(text))
                 self.unknown.add(UnknownError(LAST, (error,), 0, ""), at, *self._writer(text))
             return
+
+    # -- Logs that end well ------------------------------------------------------------------------
+
+    def drop_survived(self) -> None:
+        """Forget what was found in logs that end well, since the run survived it. What processes
+        print as a run ends is also forgotten if nothing else was found and a log reports success.
+        """
+        good = {source for source, end in self._ends.items() if self._ends_well(source, end)}
+        errors = [error for error in self.unknown.errors if error[1].source not in good]
+        self.unknown.errors[:] = errors
+        kept = {
+            name: match for name, match in self.matches.items() if not match.last.keys() <= good
+        }
+        if not errors and all(match.signature.teardown for match in kept.values()):
+            kept = {} if any(end.succeeded for end in self._ends.values()) else kept
+        self.matches = kept
+
+    def _ends_well(self, source: int, end: LogEnd) -> bool:
+        here = [match for match in self.matches.values() if source in match.last]
+        serious = [match for match in here if not match.signature.teardown]
+        ended = any(match.signature.always or not match.signature.primary for match in serious)
+        if ended or any(match.capped for match in serious):
+            return False
+        lines = [match.last[source] for match in serious]
+        lines += [
+            FailureLine(line.number)
+            for _, line, _, _ in self.unknown.errors
+            if line.source == source
+        ]
+        return end.is_good(lines)
 
     def _knows(self, text: str) -> bool:
         raw = text.encode()

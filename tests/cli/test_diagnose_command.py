@@ -75,6 +75,40 @@ def test_several_causes_are_numbered(run: Any, tmp_path: Path) -> None:
     assert "   ... 9 lines in total\n" in out
 
 
+LAUNCHERS = (
+    "mpirun noticed that process rank 3 with PID 7 on node n1 exited on signal 6 (Aborted).",
+    "prterun noticed that process rank 0 with PID 0 on node n1 exited on signal 15 (Terminated).",
+    "prterun detected that one or more processes exited with non-zero status, thus causing",
+    "HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of",
+    "*** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,",
+    "[n1:5283 :0:5704] Caught signal 6 (Aborted: tkill(2) or tgkill(2))",
+    "[n1:5283 :0:5704] Caught signal 11 (Segmentation fault: address not mapped to object)",
+    '{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "metadata": {}}',
+    "[launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = -9",
+)
+
+
+@pytest.mark.parametrize("line", LAUNCHERS)
+def test_failure_that_a_launcher_reports_is_never_silent(
+    run: Any, tmp_path: Path, line: str
+) -> None:
+    """Whatever else the log says."""
+    log = tmp_path / "a.log"
+    log.write_text(f"step 1 loss 0.7\n{line}\nTraining complete\n")
+    assert run(log).status == 1
+
+
+def test_log_of_consequences_says_what_to_fetch(run: Any, tmp_path: Path) -> None:
+    """The cause is elsewhere, so the first line does not name one."""
+    log = tmp_path / "a.log"
+    log.write_text(LAUNCHERS[3] + "\n" + LAUNCHERS[2] + "\n")
+    lines = run(log).out.splitlines()
+    assert lines[0] == "the cause is not in this log, only its consequences are"
+    assert lines[1].startswith("   next: read the outputs of all ranks and nodes")
+    assert lines[3].endswith("[horovod_shut_down]")
+    assert lines[-2] == "other consequences:" and "torchrun_child_failed: " in lines[-1]
+
+
 @pytest.mark.parametrize("word", ["--json", None])
 def test_healthy_log_gives_no_findings(run: Any, tmp_path: Path, word: str | None) -> None:
     """An empty list, or a line with the number of files; status 0."""
