@@ -80,8 +80,13 @@ def _no_edges(job: JobTransports) -> Remarks:
 def _why_no_edges(job: JobTransports) -> Iterator[str]:
     log = job.log
     if not (log.communicators or log.networks or log.without_ib or log.nvls):
-        if log.warnings or log.versions:
-            yield "no relevant line of NCCL INFO found; NCCL_DEBUG=INFO logs edges"
+        if log.informed:
+            yield (
+                "the lines of NCCL INFO show no communicator and no edge: they may be an excerpt, "
+                "or NCCL_DEBUG_SUBSYS leaves out INIT, P2P, SHM and NET"
+            )
+        elif log.warnings or log.versions:
+            yield "NCCL logged no line of NCCL INFO; NCCL_DEBUG=INFO logs edges"
         else:
             yield "no NCCL output found: is this a rank's log, and was NCCL_DEBUG=INFO set?"
         return

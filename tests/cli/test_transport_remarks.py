@@ -120,6 +120,7 @@ def test_incomplete_init_names_its_ranks() -> None:
         ([], "is this a rank's log, and was NCCL_DEBUG=INFO set?"),
         (["NCCL version 2.20.5+cuda12.4"], "NCCL_DEBUG=INFO logs edges"),
         (["k1:1:9 [0] init.cc:3 NCCL WARN No device"], "NCCL_DEBUG=INFO logs edges"),
+        ([INFO + "P2P Chunksize set to 131072"], "they may be an excerpt"),
         ([INFO + "Using network IB"], "NCCL_DEBUG_SUBSYS hides them"),
         ([INFO + "Using network IB"], "it may have failed, or the log may be cut"),
         (["NCCL version 2.22.3+cuda12.6", INFO + "Using network IB"], "NCCL_RUNTIME_CONNECT=0"),
@@ -134,6 +135,12 @@ def test_log_without_edges_has_possible_reasons(lines: list[str], reason: str) -
     text = remarks_text(job(*lines))
     assert "no edges" in text
     assert reason in text
+
+
+def test_log_of_nccl_is_not_denied() -> None:
+    """Whatever its lines are about."""
+    text = remarks_text(job(*[INFO + "Trees [0] 3/-1/-1->2->5"] * 9))
+    assert "no NCCL output" not in text and "logged no line" not in text
 
 
 def test_lazy_connection_is_not_suggested_before_nccl_2_22() -> None:

@@ -60,14 +60,15 @@ COMM = re.compile(
     rb"(?: cudaDev (\d{1,9}))?(?: nvmlDev (\d{1,9}))?(?: busId ([0-9a-f]+))?"
     # After a split: the parent, from 2.23 on instead of an id.
     rb"(?: parent (0x[0-9a-f]+))?(?: (?:split|child)Count (\d{1,9}))?(?: color (-?\d{1,10}))?"
-    rb"(?: key -?\d{1,10})?(?: commId (0x[0-9a-f]+))? ?- "
+    rb"(?: key -?\d{1,10})?(?: commId (0x[0-9a-f]+))?"
+    rb"(?: used \d{1,15} bytes)? ?- "  # RCCL
     rb"(Init START|(?:Init |Abort |Destroy )?COMPLETE)"
 )
 NODES = re.compile(
     rb"comm (0x[0-9a-f]+) rank (\d{1,7}) nRanks (\d{1,7}) nNodes (\d{1,7}) localRanks \d{1,7}"
     rb" localRank (\d{1,7})"
 )
-VERSION = re.compile(rb"NCCL version (\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
+VERSION = re.compile(rb"[NR]CCL version (?:: )?(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
 NETWORK = re.compile(rb"Using network (" + _NET_NAME + rb")")
 DEVICES = re.compile(rb"NET/(" + _NET_NAME + rb") ?: Using (\[0\].*)")
 DEVICE = re.compile(rb"\[(\d{1,4})\]([^\s:;\[\]]{1,64}):")

@@ -38,6 +38,7 @@ def assemble(logged: Observations) -> Log:
         nvls=frozenset(logged.nvls),
         torn=(*logged.torn, *cut.values()),
         torn_count=logged.torn_count + len(cut) + ignored,
+        informed=logged.informed,
     )
 
 

@@ -79,6 +79,7 @@ class Reader:
             if not carry and line == 1:
                 refuse_non_text(chunk, name)
             chunk = carry + chunk
+            self._logged.informed = self._logged.informed or b"NCCL INFO " in chunk
             cut = chunk.rfind(b"\n") + 1
             if cut:
                 lines = chunk[:cut]

@@ -189,6 +189,7 @@ class Log:
     # Places of cut or torn lines: `via` between two ranks in a wording that no NCCL uses.
     torn: tuple[Where, ...] = ()
     torn_count: int = 0
+    informed: bool = False  # whether any line of NCCL INFO was read
 
     @property
     def version(self) -> str | None:

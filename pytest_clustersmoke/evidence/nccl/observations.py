@@ -139,6 +139,7 @@ class Observations:
         self.without_ib: dict[NcclProcess, None] = {}
         # Process -> the communicators (their pointers) that connected NVLS; None: unknown which.
         self.nvls: dict[NcclProcess | None, set[str | None]] = {}
+        self.informed = False  # whether any line of NCCL INFO was read
         self.torn: list[Where] = []
         self.torn_count = 0
         self._by_header: dict[tuple[str, Header], Thread] = {}
@@ -229,11 +230,14 @@ class Observations:
             return
         begins = state == "Init START"
         if not begins and known is None and newest is not None and newest.completed is None:
-            known = newest  # ncclCommGrow logs another name at the end than at the start
+            # ncclCommGrow logs another name at the end than at the start.
+            known = newest
+            if known.comm_id is None and known.cuda_device is None:  # from the line about nodes
+                known.comm_id, known.cuda_device = new.comm_id, new.cuda_device
+                known.nvml_device, known.bus_id = new.nvml_device, new.bus_id
         if known is None or (known.completed is not None and (begins or new.comm_id is None)):
-            new.index = len(self.inits)
-            self.inits.append(new)
-            self._inits[key] = self._newest[key[:3]] = self._parents[key[:2]] = known = new
+            self._add(new)
+            known = new
         if begins:
             known.started = True
             if thread is not None:
@@ -269,13 +273,20 @@ class Observations:
             differs = process is None and known.get(index, name) != name
             known[index] = None if differs else name
 
-    def nodes(
-        self, process: NcclProcess | None, pointer: str, rank: int, values: tuple[int, int]
-    ) -> None:
-        """Record `nNodes` and `localRank`, which have a line of their own after `Init START`."""
-        known = self._newest.get((process, pointer, rank))
-        if known is not None:
-            known.nodes, known.local_rank = values
+    def nodes(self, new: Init) -> None:
+        """Record `nNodes` and `localRank`, which have a line of their own after `Init START`. If
+        that is missing, this line alone shows that the rank is a member."""
+        known = self._newest.get((new.process, new.pointer, new.rank))
+        if known is None or known.ranks != new.ranks:
+            self._add(new)
+            known = new
+        known.nodes, known.local_rank = new.nodes, new.local_rank
+
+    def _add(self, new: Init) -> None:
+        new.index = len(self.inits)
+        self.inits.append(new)
+        key = (new.process, new.pointer, new.rank, new.comm_id)
+        self._inits[key] = self._newest[key[:3]] = self._parents[key[:2]] = new
 
     def _variant(self, variant: Variant) -> int:
         """The index of a variant, assigned if it is new."""

@@ -70,9 +70,12 @@ def _read_init(
 def _read_nodes(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> None:
     match = grammar.NODES.search(text, max(0, start - AROUND), start + AROUND)
     if match is not None:
-        pointer, rank, _, nodes, local_rank = match.groups()
+        pointer, (rank, ranks, nodes, local) = _decode(match[1]), map(int, match.groups()[1:])
         process = _find_process(text, match.start(), scope, logged)
-        logged.nodes(process, _decode(pointer), int(rank), (int(nodes), int(local_rank)))
+        if rank < ranks:
+            init = Init(-1, process, pointer, rank, ranks, None, None, None, None)
+            init.nodes, init.local_rank = nodes, local
+            logged.nodes(init)
 
 
 def _read_version(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> None:
@@ -138,6 +141,7 @@ _LINES: dict[bytes, Reading] = {
     b" nranks ": _read_init,
     b" nRanks ": _read_nodes,
     b"NCCL version ": _read_version,
+    b"RCCL version ": _read_version,
     b"Using network ": _read_network,
     b": Using [": _read_devices,
     b"Connected NVLS": _read_nvls,

@@ -575,3 +575,53 @@ def test_nvls_of_a_process_in_two_communicators() -> None:
     tree = HEAD + "Connected NVLS tree"
     inits = [*init(nccl, process, 4, WORLD), *init(nccl, process, 2, TENSOR, [tree])]
     assert [comm.nvls for comm in read(text_of(inits)).communicators] == [None, None]
+
+
+NODES = "comm 0x6426550 rank {rank} nRanks 8 nNodes 4 localRanks 2 localRank {local} MNNVL 0"
+
+
+def log_of(*lines: str) -> Log:
+    reader = Reader()
+    reader.stream(io.BytesIO("\n".join([*lines, ""]).encode()), "x.log")
+    return reader.log()
+
+
+def test_line_about_nodes_shows_a_member() -> None:
+    """An excerpt may lack `Init START`; how far the init got is then unknown."""
+    log = log_of(
+        f"gpu36:15433:15499 [0] NCCL INFO {NODES.format(rank=2, local=0)}",
+        f"gpu34:23655:23685 [1] NCCL INFO {NODES.format(rank=1, local=1)}",
+    )
+    (communicator,) = log.communicators
+    assert (communicator.ranks, communicator.nodes, communicator.complete) == (8, 4, None)
+    assert members(log) == [{1: "23655", 2: "15433"}]
+    assert communicator.members[1].local_rank == 1 and not communicator.members[1].started
+
+
+def test_line_about_nodes_and_the_end_of_init_are_one_member() -> None:
+    """The end adds the name and the devices."""
+    start = "comm 0x6426550 rank 2 nranks 8 cudaDev 0 nvmlDev 4 busId 7000 commId 0xa0 - Init"
+    head = "gpu36:15433:15499 [0] NCCL INFO "
+    log = log_of(f"{head}{NODES.format(rank=2, local=0)}", f"{head}{start} COMPLETE")
+    (communicator,) = log.communicators
+    assert communicator.id == "0xa0" and communicator.nodes == 4
+    assert communicator.members[2].complete and communicator.members[2].nvml_device == 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "node [0] NCCL INFO RCCL version : 2.27.7-HEAD:29e1567",
+        "RCCL version 2.18.3+hip5.7 HEAD:418cd5f+",
+    ],
+)
+def test_version_of_rccl_is_read(line: str) -> None:
+    """AMD's library has NCCL's version numbers."""
+    assert log_of(line).version in ("2.27.7", "2.18.3")
+
+
+def test_init_of_rccl_is_read() -> None:
+    """It says how much memory it took."""
+    end = "comm 0x2ac764000c00 rank 3 nranks 4 cudaDev 3 busId 63000 used 67129296 bytes - Init"
+    (communicator,) = log_of(f"{HEAD}{end} COMPLETE").communicators
+    assert communicator.ranks == 4 and communicator.members[3].complete
