@@ -15,6 +15,7 @@ from .subcommand import add, add_logs, print_lines
 
 if TYPE_CHECKING:
     from ..diagnose.signature_search import SignatureSearch
+    from ..diagnose.torch_dumps import TorchDumps
     from .diagnose_inputs import LogInputs
     from .subcommand import TextOutput
 
@@ -29,15 +30,16 @@ FETCH = (
     "those nodes' kernel logs of the same minutes (dmesg), and give them all to this command"
 )
 DESCRIPTION = """\
-Reads the logs of a failed job (of torch, NCCL, gloo, DeepSpeed, Slurm, the kernel), and reports
-why it failed: first the causes, each with its log lines and the next step, then their
-consequences. All logs must be of one job.
+Reads the logs of a failed job (of torch, NCCL, gloo, DeepSpeed, Slurm, the kernel) and torch's
+flight recorders, and reports why it failed: first the causes, each with its log lines and the next
+step, then their consequences. All logs must be of one job.
 """
 EXAMPLES = """\
 examples:
   clustersmoke diagnose slurm-4711.out slurm-4711.err
   clustersmoke diagnose logs/                     all files below it
   clustersmoke diagnose --json logs/ | jq '.[0]'
+  clustersmoke diagnose job.log /tmp/nccl_trace_rank_*
   clustersmoke diagnose reports/latest/phases/zero1_4node
   dmesg | clustersmoke diagnose job.log -
 
@@ -59,14 +61,17 @@ def _run(parsed: argparse.Namespace) -> int:
     from ..diagnose.signature_file import shipped_signatures
     from ..diagnose.signature_findings import order_findings
     from ..diagnose.signature_search import SignatureSearch
+    from ..diagnose.torch_dumps import TorchDumps, rank_findings
     from .diagnose_inputs import LogInputs
     from .subcommand import TextOutput
 
     inputs, search = LogInputs.of(parsed.logs), SignatureSearch(shipped_signatures())
-    read, refused = _read(search, inputs)
+    dumps = TorchDumps()
+    read, refused = _read(search, dumps, inputs)
     if not read and not refused:
         refused = [(", ".join(parsed.logs), "contains no text")]
-    findings = order_findings(search)
+    vague = {signature.id for signature in shipped_signatures() if signature.general}
+    findings = rank_findings(order_findings(search), dumps.findings(), vague)
     if read:
         out = TextOutput.of(sys.stdout)
         print_lines(_json_lines(findings) if parsed.json else text(findings, read, out))
@@ -74,14 +79,20 @@ def _run(parsed: argparse.Namespace) -> int:
     return 2 if refused else int(bool(findings))
 
 
-def _read(search: SignatureSearch, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]]:
-    """Search all inputs. Returns how many were read, and which could not be, with the reason."""
+def _read(
+    search: SignatureSearch, dumps: TorchDumps, inputs: LogInputs
+) -> tuple[int, list[tuple[str, str]]]:
+    """Read the flight recorders among all inputs, and search the others. Returns how many were
+    read, and which could not be, with the reason."""
     from ..diagnose.signature_search import SignatureSearch
     from ..evidence.nccl.log_reader import Unreadable
 
     read, refused = 0, list(inputs.refused)
     with ReadProgress(sys.stderr, inputs.size) as progress:
         for source in inputs.named():
+            if source.path is not None and dumps.add(source.path):
+                read += 1
+                continue
             try:
                 with open_stream(source.path, progress) as stream:
                     # Errors that a rank survived are not failures.

@@ -27,6 +27,7 @@ MAX_BYTES = 32 * 2**20
 # How many calls to keep per group and rank; calls that all ranks got past explain nothing.
 KEPT = 256
 MAX_DIMENSIONS = 64
+MAX_TENSORS, MAX_FRAMES = 4096, 200
 DEFAULT_GROUP = "0"
 # Calls whose roots or sizes differ between ranks by design: only their kind is compared.
 UNEVEN = re.compile(r"gather$|scatter$|all_?to_?all|reduce$|_oop$|coalesced|send|recv|monitored")
@@ -71,11 +72,16 @@ class FlightRecord:
     p2p: dict[str, list[CollectiveCall]] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     descriptions: dict[str, str] = field(default_factory=dict)
+    enqueued: dict[str, int] = field(default_factory=dict)  # the last number, if torch counts it
     whole: bool = True  # nothing was overwritten
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self.calls or self.p2p or self.enqueued)
 
     def last(self, group: str) -> int:
         """The number of the last call; 0 if there is none."""
-        return max(self.calls.get(group, {}), default=0)
+        return max(self.calls.get(group, {}), default=self.enqueued.get(group, 0))
 
     def pending(self, group: str) -> CollectiveCall | None:
         """The first call that has not ended."""
@@ -103,7 +109,8 @@ def read_flight_record(directory: PhaseDir, rank: int) -> FlightRecord | None:
         raw = _read_json(path)
         entries = raw.get("entries")
         if isinstance(entries, list) and entries:
-            return _record(rank, path, raw, entries)
+            record = parse_flight_record(rank, path, raw, entries)
+            return record if record.calls or record.p2p else None
     return None
 
 
@@ -117,7 +124,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _record(rank: int, path: Path, raw: dict[str, Any], entries: list[Any]) -> FlightRecord | None:
+def parse_flight_record(
+    rank: int, path: Path, raw: dict[str, Any], entries: list[Any]
+) -> FlightRecord:
+    """A rank's record from torch's dump and its entries."""
     record = FlightRecord(rank, path)
     for entry in entries:
         if isinstance(entry, dict):
@@ -127,7 +137,7 @@ def _record(rank: int, path: Path, raw: dict[str, Any], entries: list[Any]) -> F
     _add_members(record, raw)
     ids = [entry.get("record_id") for entry in entries if isinstance(entry, dict)]
     record.whole = 0 in ids or not any(type(number) is int for number in ids)
-    return record if record.calls or record.p2p else None
+    return record
 
 
 def _add_call(record: FlightRecord, entry: dict[str, Any]) -> None:
@@ -146,7 +156,7 @@ def _add_call(record: FlightRecord, entry: dict[str, Any]) -> None:
 
 def _group(entry: dict[str, Any]) -> tuple[str | None, str]:
     name = entry.get("process_group", entry.get("pg_name"))
-    if isinstance(name, list) and name and all(isinstance(part, str) for part in name):
+    if isinstance(name, (list, tuple)) and name and all(isinstance(part, str) for part in name[:2]):
         description = name[1] if len(name) > 1 and name[1] != "undefined" else ""
         return name[0][:100], description[:100]
     if isinstance(name, str):
@@ -175,7 +185,7 @@ def _call(number: int, entry: dict[str, Any]) -> CollectiveCall:
 
 def _shapes(sizes: Any) -> list[list[int]] | None:
     """The shapes of a call's tensors, as torch writes them."""
-    if not isinstance(sizes, list):
+    if not isinstance(sizes, list) or len(sizes) > MAX_TENSORS:
         return None
     shapes = [shape for shape in sizes if isinstance(shape, list)]
     sound = all(
@@ -208,7 +218,7 @@ def _dtype(dtypes: Any) -> str:
 def _line(frames: Any) -> str:
     """The innermost line of the program itself, and the line of the program that called it."""
     places: list[str] = []
-    for frame in frames if isinstance(frames, list) else ():
+    for frame in frames[:MAX_FRAMES] if isinstance(frames, list) else ():
         if not isinstance(frame, dict):
             continue
         file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")

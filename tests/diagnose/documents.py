@@ -80,6 +80,13 @@ NAMED = [
         ("deepspeed 0.14.0",),
     ),
     (
+        "Gilbreth guide, 9.2 DeepSpeed Import Error, on torch 2.4 or newer",
+        "ImportError: cannot import name 'log' from 'torch.distributed.elastic.agent.server.api' "
+        "(/opt/lib/python3.11/site-packages/torch/distributed/elastic/agent/server/api.py)",
+        "deepspeed_too_old",
+        ("deepspeed 0.14.4 or newer", "0.14.0"),
+    ),
+    (
         "Gilbreth guide, 9.2 Module Not Found",
         "Lmod has detected the following error:  These module(s) or extension(s) exist but cannot "
         'be loaded as requested: "cuda/12.1.1"',
@@ -212,6 +219,32 @@ NAMED = [
         ("open the ports", "ping"),
     ),
     (
+        "FSDP guide, resuming",
+        "FileNotFoundError: [Errno 2] No such file or directory: "
+        "'./glm_fsdp_output/checkpoint-100/model_state_rank8.pt'",
+        "checkpoint_shard_missing",
+        ("copy all shards to all nodes",),
+    ),
+    (
+        "Chapter 8, 4.3",
+        "RuntimeError: The size of tensor a (0) must match the size of tensor b (4096) at "
+        "non-singleton dimension 1",
+        "zero3_empty_parameter",
+        ("GatheredParameters",),
+    ),
+    (
+        "Chapter 8, 5.3",
+        "sbatch: error: Batch job submission failed: Job dependency problem",
+        "slurm_dependency",
+        ("sbatch --parsable",),
+    ),
+    (
+        "Chapter 8, 5.3, in the queue",
+        "4712 gpu stage2 user PD 0:00 2 (DependencyNeverSatisfied)",
+        "slurm_dependency",
+        ("afterany",),
+    ),
+    (
         "Chapter 8, 8.1",
         "srun: Required node not available (down, drained or reserved)",
         "slurm_nodes_unavailable",
@@ -223,6 +256,31 @@ NAMED = [
         "that the latest NVIDIA driver is installed and running.",
         "nvidia_smi_failed",
         ("nvidia-smi -L", "gres.conf"),
+    ),
+    (
+        "Chapter 8, 8.2, slurmd",
+        "slurmd: fatal: can't stat gres.conf file /dev/nvidia0: No such file or directory",
+        "slurmd_gres",
+        ("correct gres.conf",),
+    ),
+    (
+        "Chapter 8, 9.4, megatron-core from PyPI",
+        "ModuleNotFoundError: No module named 'megatron.training'",
+        "megatron_core_only",
+        ("from source",),
+    ),
+    (
+        "Chapter 8, 9.4, TP_SIZE",
+        "AssertionError: 12 is not divisible by 8",
+        "parallel_sizes",
+        ("divides the number of attention heads",),
+    ),
+    (
+        "Chapter 8, 9.4, environment",
+        "RuntimeError: Using async gradient all reduce requires setting the environment variable "
+        "CUDA_DEVICE_MAX_CONNECTIONS to 1",
+        "megatron_connections",
+        ("export CUDA_DEVICE_MAX_CONNECTIONS=1",),
     ),
     (
         "Chapter 8, 9.3",

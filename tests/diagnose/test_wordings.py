@@ -75,6 +75,36 @@ def test_unresolved_name_is_not_a_cause_next_to_a_known_one() -> None:
     assert finding.id == "host_unknown" and "Temporary failure in name resolution" in finding.cause
 
 
+def test_missing_device_of_a_peer_is_not_a_wrong_local_rank() -> None:
+    """NCCL imports a peer's memory: the process does not see that GPU, or IMEX does not."""
+    warn = "n1:9:9 [0] transport/p2p.cc:275 NCCL WARN Cuda failure 101 'invalid device ordinal'\n"
+    last = "[rank0]: Last error:\n[rank0]: Cuda failure 101 'invalid device ordinal'\n"
+    assert primary(diagnosed(warn + last)) == ["p2p_import"]
+    fabric = "n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] via P2P/MNNVL\n"
+    assert primary(diagnosed(fabric + warn + last)) == ["mnnvl_import"]
+    assert primary(diagnosed("RuntimeError: CUDA error: invalid device ordinal\n")) == [
+        "invalid_device_ordinal"
+    ]
+
+
+def test_port_of_slurmd_is_not_the_controller() -> None:
+    """The node that did not answer is named."""
+    timeout = "Socket timed out on send/recv operation\n"
+    (finding,) = diagnosed(
+        f"srun: error: slurm_receive_msgs: [[n7.example]:6818] failed: {timeout}"
+    )
+    assert finding.id == "slurmd_unreachable" and finding.hosts == ("n7.example",)
+    (finding,) = diagnosed(f"sbatch: error: Batch job submission failed: {timeout}")
+    assert finding.id == "slurm_controller"
+
+
+def test_name_that_ssh_cannot_resolve_is_not_a_key() -> None:
+    """The next step is about the name."""
+    (finding,) = diagnosed("ssh: Could not resolve hostname node9: Name or service not known\n")
+    assert finding.id == "host_unknown" and "name node9" in finding.cause
+    assert "getent hosts" in finding.fix
+
+
 def test_rank_that_reached_a_barrier_is_not_the_culprit() -> None:
     """Rank 0 names the one that did not; the others only refer to rank 0."""
     reached = (
