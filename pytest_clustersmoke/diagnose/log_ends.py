@@ -28,10 +28,16 @@ PROGRESS = re.compile(
     r"\d/\d{1,9} \[\d\d:\d\d|\dit/s|\ds/it",
     re.IGNORECASE,
 )
+OVER = re.compile(
+    r"^(?:\d{1,6}: )?(?:all )?(?:done|finished|completed)\W{0,3}$|\b(?:run|job|epoch) (?:is )?"
+    r"(?:done|finished|complete[d]?)\b|\b(\d{1,9})/\1\b|saved (?:the )?(?:final )?model",
+    re.IGNORECASE,
+)
 # Said next to an error that the program caught.
 CAUGHT = re.compile(
-    rb"retrying|reducing (?:the )?(?:batch|micro)|decreasing batch size|skipping (?:this )?batch|"
-    rb"attempting to recover|discard(?:ing|ed) (?:this )?batch|falling back to",
+    rb"retrying|will retry|retry loop|reducing (?:the )?(?:batch|micro)|decreasing batch size|"
+    rb"skipping (?:this )?batch|attempting to recover|discard(?:ing|ed) (?:this )?batch|"
+    rb"falling back to",
     re.IGNORECASE,
 )
 # What stdout still had buffered appears after the traceback of a rank that failed, but is shorter.
@@ -46,6 +52,7 @@ class LogEnd:
 
     succeeded: int = 0
     progress: tuple[int, ...] = ()
+    over: bool = False  # something says that it is done, perhaps only a part
 
     @classmethod
     def of(cls, lines: Sequence[str], first: int) -> LogEnd:
@@ -53,7 +60,8 @@ class LogEnd:
         numbered = list(enumerate(lines, first))[-MAX_LINES:]
         succeeded = [number for number, line in numbered if SUCCEEDED.search(line[:4000])]
         progress = [number for number, line in numbered if PROGRESS.search(line[:4000])]
-        return cls(max(succeeded, default=0), tuple(progress))
+        over = bool(succeeded) or any(OVER.search(line[:4000]) for _, line in numbered)
+        return cls(max(succeeded, default=0), tuple(progress), over)
 
     def is_good(self, failures: Iterable[FailureLine]) -> bool:
         """Whether the run survived these failures."""

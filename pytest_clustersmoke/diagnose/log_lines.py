@@ -35,6 +35,7 @@ class LogLine(NamedTuple):
     text: str
     time: Time | None
     rank: int | None = None  # its writer's, if that is certain
+    caught: bool = False  # the text around it says that the program caught the error
 
 
 class Piece(NamedTuple):

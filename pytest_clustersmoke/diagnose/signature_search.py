@@ -59,12 +59,11 @@ class SignatureMatch:
     names: dict[str, str] = field(default_factory=dict)
     last: dict[int, FailureLine] = field(default_factory=dict)  # by source
 
-    def add(
-        self, line: LogLine, hosts: Iterable[str], ranks: Iterable[int], caught: bool = False
-    ) -> None:
+    def add(self, line: LogLine, hosts: Iterable[str], ranks: Iterable[int]) -> None:
         self.count += 1
         before = self.last.get(line.source)
-        self.last[line.source] = FailureLine(line.number, caught and (not before or before.caught))
+        caught = line.caught and (before is None or before.caught)
+        self.last[line.source] = FailureLine(line.number, caught)
         self.lines.append(line)
         if len(self.lines) > MAX_KEPT:
             self.lines = heapq.nsmallest(MAX_KEPT, self.lines, key=_sort_key)
@@ -214,9 +213,9 @@ class SignatureSearch:
                 continue
             shown = cut(text, text.find(pattern.word))
             time, (rank, *_) = time_at(buffer, piece, text), [*self._writer(text)[1], None]
-            line = LogLine(self._index, number, self._file, shown, time, rank)
             caught = is_caught(buffer, piece.begin, piece.end)
-            self._add(signature, line, text, groups, caught)
+            line = LogLine(self._index, number, self._file, shown, time, rank, caught)
+            self._add(signature, line, text, groups)
         if starts and not matched:
             self._examine_error(buffer, piece, number, text)
 
@@ -230,7 +229,6 @@ class SignatureSearch:
         line: LogLine,
         text: str,
         groups: dict[str, str | None],
-        caught: bool,
     ) -> None:
         self._counted[signature.id] += 1
         counted = self._counted[signature.id]
@@ -242,7 +240,7 @@ class SignatureSearch:
         own_hosts, own_ranks = self._writer(text)
         # The run's name for a node takes precedence over the name in a line.
         hosts = own_hosts if self._host else hosts or own_hosts
-        match.add(line, hosts, ranks or own_ranks, caught)
+        match.add(line, hosts, ranks or own_ranks)
         for group, words in signature.names.items():
             if value := groups.get(group):
                 match.names.setdefault(words, cut(value))
@@ -266,7 +264,10 @@ class SignatureSearch:
         hosts, ranks = self._writer(text)
         time = time_at(buffer, piece, text)
         text, number = cut(error.message[0]), number + error.offset
-        line = LogLine(self._index, number, self._file, text, time, ranks[0] if ranks else None)
+        rank = ranks[0] if ranks else None
+        end = buffer.find(error.message[0].encode(), piece.end)
+        caught = is_caught(buffer, piece.begin, max(piece.end, end))
+        line = LogLine(self._index, number, self._file, text, time, rank, caught)
         self.unknown.add(error, line, hosts, ranks)
 
     def _examine_end(self, buffer: bytes, line: int) -> None:
@@ -301,8 +302,12 @@ class SignatureSearch:
         kept = {
             name: match for name, match in self.matches.items() if not match.last.keys() <= good
         }
+        ends = self._ends.values()
         if not errors and all(match.signature.teardown for match in kept.values()):
-            kept = {} if any(end.succeeded for end in self._ends.values()) else kept
+            over = any(end.over for end in ends)
+            # Slurm's note about memory does not say that anything failed.
+            notes = all(match.signature.primary for match in kept.values())
+            kept = {} if over or (notes and any(end.progress for end in ends)) else kept
         self.matches = kept
 
     def _ends_well(self, source: int, end: LogEnd) -> bool:
@@ -313,7 +318,7 @@ class SignatureSearch:
             return False
         lines = [match.last[source] for match in serious]
         lines += [
-            FailureLine(line.number)
+            FailureLine(line.number, line.caught)
             for _, line, _, _ in self.unknown.errors
             if line.source == source
         ]

@@ -35,12 +35,19 @@ def test_error_before_success_was_survived(success: str) -> None:
     assert diagnosed(OOM + TRACEBACK.format("") + STEPS + success) == []
 
 
-@pytest.mark.parametrize("end", [HEARTBEAT, NOTE, "ConnectionResetError: [Errno 104] x\n"])
+@pytest.mark.parametrize("end", [HEARTBEAT, "ConnectionResetError: [Errno 104] x\n"])
 def test_noise_at_the_end_follows_only_from_failures(end: str) -> None:
     """After success it is nothing, also in another log of the job; otherwise it is reported."""
     assert diagnosed(SUCCESS + end) == []
     assert diagnosed(SUCCESS, end) == []
     assert len(diagnosed(STEPS + end)) == 1
+
+
+@pytest.mark.parametrize("before", [STEPS, SUCCESS, "Epoch 3/3\n", "done\n"])
+def test_memory_note_alone_is_not_a_failure(before: str) -> None:
+    """Slurm also adds it to jobs that succeed; after nothing else it is all there is to report."""
+    assert diagnosed(before + NOTE) == []
+    assert primary(diagnosed(NOTE)) == ["slurm_memory_reached"]
 
 
 def test_memory_note_is_the_cause_of_a_job_that_was_killed() -> None:
@@ -76,6 +83,13 @@ def test_error_that_the_program_caught_was_survived(word: str) -> None:
     assert diagnosed(f"{word}\n" + OOM + STEPS) == []
     assert primary(diagnosed(f"{word}\n" + OOM)) == ["cuda_oom"]
     assert primary(diagnosed(f"{word}\n" + OOM + STEPS + OOM)) == ["cuda_oom"]
+
+
+def test_exception_that_the_program_caught_was_survived() -> None:
+    """Also one that no signature knows."""
+    caught = TRACEBACK.format("") + "Network error (ValueError), entering retry loop.\n"
+    assert diagnosed(caught + STEPS) == []
+    assert primary(diagnosed(caught)) == ["unknown"]
 
 
 def test_progress_soon_after_an_error_proves_nothing() -> None:
