@@ -213,7 +213,8 @@ class SignatureSearch:
                 continue
             shown = cut(text, text.find(pattern.word))
             time, (rank, *_) = time_at(buffer, piece, text), [*self._writer(text)[1], None]
-            caught = is_caught(buffer, piece.begin, piece.end)
+            more = self._counted[signature.id] < MAX_COUNTED
+            caught = more and is_caught(buffer, piece.begin, piece.end)
             line = LogLine(self._index, number, self._file, shown, time, rank, caught)
             self._add(signature, line, text, groups)
         if starts and not matched:
