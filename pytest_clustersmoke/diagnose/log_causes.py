@@ -46,7 +46,7 @@ UNKNOWN = {
     "job-lost",
 }
 # How a process ended, which is already known if its exit status is.
-ENDS = {"rank_killed", "rank_crashed"}
+ENDS = {"rank_killed", "rank_crashed", "rank_bus_error"}
 # What the victims of a hang log.
 WAITED = {"gloo_timeout", "store_timeout", "torch_watchdog_timeout"}
 # A phase of a thousand ranks may fail on every rank; the first ones are enough to explain it.
