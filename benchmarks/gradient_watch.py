@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_clustersmoke.rank import Rank
-from pytest_clustersmoke.rank.gradient_watch import GradientWatch
+from pytest_clustersmoke.rank.watches import GradientWatch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "smoke_tests"))
 

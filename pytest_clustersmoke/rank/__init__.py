@@ -13,12 +13,11 @@
 | `process_group.py` | opens the process group with a timeout, by torch or by DeepSpeed |
 | `rank_events.py` | events to the rank's file, a readable line on rank 0's stdout |
 | `steps.py` | timing, losses and memory of a training loop |
-| `gradient_watch.py` | which rank's gradient stopped being finite first |
 | `peak_memory.py` | the peak memory of the loop, without proven steps |
 | `proof.py` | which steps of a loop are proven, and how |
 | `replay.py` | whether a rank's pass gives the same bits again |
 | `gradients.py` | whether gradients are the mean over all ranks |
-| `replicas.py` | from which step on the ranks' parameters differ |
+| `watches.py` | the first gradient that is not finite, the first step with unequal parameters |
 | `checkpoint.py` | digests of nested state, files of a checkpoint |
 | `rank_dumps.py` | writes stacks and the flight recorder of a rank that hangs or fails |
 | `recorder_dump.py` | the flight recorder as JSON, for all versions of torch |

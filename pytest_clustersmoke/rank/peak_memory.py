@@ -9,10 +9,6 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
 
 GIB = 2**30
 # Writing 5 resets the peak resident memory of this process (Linux 4.0, proc(5)).
@@ -22,7 +18,7 @@ CLEAR_REFS, RESET_PEAK = Path("/proc/self/clear_refs"), "5"
 class PeakMemory:
     """`pause` before a proven step, `resume` after it; `metrics` at the end of the loop."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: str) -> None:
         self._device = device
         self._highest = 0  # bytes, before the last pause
         self._reserved = 0
@@ -33,7 +29,7 @@ class PeakMemory:
 
     def resume(self) -> None:
         self._is_paused = False
-        if self._device.type == "cuda":
+        if self._device.startswith("cuda"):
             import torch
 
             reserved = torch.cuda.max_memory_reserved(self._device)
@@ -48,7 +44,7 @@ class PeakMemory:
         allocator keeps what they needed."""
         peak = self._highest if self._is_paused else max(self._highest, self._peak())
         values = {"peak_memory_gib": peak / GIB}
-        if self._device.type == "cuda":
+        if self._device.startswith("cuda"):
             import torch
 
             reserved = max(self._reserved, torch.cuda.max_memory_reserved(self._device))
@@ -56,7 +52,7 @@ class PeakMemory:
         return values
 
     def _peak(self) -> int:
-        if self._device.type != "cuda":
+        if not self._device.startswith("cuda"):
             # Linux reports KiB.
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         import torch

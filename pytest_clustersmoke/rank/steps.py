@@ -16,11 +16,10 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ..text import plural
-from .gradient_watch import GradientWatch
 from .peak_memory import PeakMemory
 from .proof import StepProver
 from .rank_events import RankEventWriter
-from .replicas import ReplicaWatch
+from .watches import GradientWatch, ReplicaWatch
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +97,7 @@ class StepLog:
         self._watch: GradientWatch | None = None
         self._replicas: ReplicaWatch | None = None
         self._prover = prover
-        self._memory = PeakMemory(device)
+        self._memory = PeakMemory(str(device))
         self._before_step = before_step or (lambda index, count: None)
         self._marked = 0
         self._marked_at = -math.inf

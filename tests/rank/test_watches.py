@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.rank import gradient_watch
-from pytest_clustersmoke.rank.gradient_watch import GradientWatch
+from pytest_clustersmoke.rank import watches
+from pytest_clustersmoke.rank.watches import GradientWatch
 
 
 def watched(factors: list[list[float]]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_step_is_exact_in_a_run_longer_than_the_rows_kept(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long run keeps the sums of some steps, and one number for each of the others."""
-    monkeypatch.setattr(gradient_watch, "ROWS", 4)
+    monkeypatch.setattr(watches, "SUM_ROWS", 4)
     factors = [[1.0]] * 10
     factors[at - 1] = [float("nan")]
     assert watched(factors)["not_finite_at"] == at
