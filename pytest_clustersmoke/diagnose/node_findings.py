@@ -107,14 +107,17 @@ def find_missing_program(evidence: FailureEvidence) -> list[Finding]:
 
 def find_foreign_events(evidence: FailureEvidence) -> list[Finding]:
     """Event files that are not from this job's ranks: nothing in them counted."""
+    nodes, per_node = evidence.result.nodes, int(evidence.result.spec["ranks_per_node"])
     return [
         Finding(
             "foreign-events",
             f"the events of rank {rank.rank} are not from this job: their `start` names another "
-            "job, rank or schema, or there is more than one",
-            "find out what else wrote this file: a program of the job, or another version of "
-            "pytest-clustersmoke on a node",
+            "job, rank or schema, lacks the word of the node that started the ranks, or there is "
+            "more than one",
+            "find out what else wrote this file: a program of the job, a copy of an earlier run's "
+            "events, or another version of pytest-clustersmoke on a node",
             evidence=(Evidence(str(rank.events.path), 1, "a foreign `start`"),),
+            hosts=(nodes[rank.rank // per_node].name,),
             ranks=(rank.rank,),
         )
         for rank in evidence.result.ranks

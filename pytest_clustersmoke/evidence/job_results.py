@@ -52,6 +52,11 @@ class NodeResult:
         return self.result.get("ok") is True
 
     @property
+    def nonce(self) -> str:
+        """The word that it gave the ranks that it started; empty if it reported no result."""
+        return parse_text(self.result.get("nonce")) or ""
+
+    @property
     def reason(self) -> str:
         """Why its part of the job ended, in one word; empty if it is not known."""
         return parse_text(self.result.get("reason")) or ""

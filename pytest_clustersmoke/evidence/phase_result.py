@@ -240,16 +240,19 @@ def collect_phase(
         "ranks_per_node": 0,
     }
     refresh_directories(directory, int(spec["nodes"]))
-    world_size = int(spec["nodes"]) * int(spec["ranks_per_node"])
+    nodes = tuple(
+        _read_node(directory, node, (results or {}).get(node)) for node in range(int(spec["nodes"]))
+    )
+    per_node = int(spec["ranks_per_node"])
     result = PhaseResult(
         directory=directory,
         spec=spec,
         job=read_json(directory.result) or {},
-        nodes=tuple(
-            _read_node(directory, node, (results or {}).get(node))
-            for node in range(int(spec["nodes"]))
+        nodes=nodes,
+        ranks=tuple(
+            _read_rank(directory, rank, job_name(spec), nodes[rank // per_node].nonce)
+            for rank in range(len(nodes) * per_node)
         ),
-        ranks=tuple(_read_rank(directory, rank, job_name(spec)) for rank in range(world_size)),
     )
     return add_scheduler_record(result)
 
@@ -274,10 +277,11 @@ def _make_past_runs(directory: PhaseDir, profile: Profile, report_dir: Path) -> 
     return PastRuns(profile.name, report_dir, fails, math.inf if begun is None else begun)
 
 
-def _read_rank(directory: PhaseDir, rank: int, job: str) -> RankResult:
-    """A rank and its own events; events of another job are ignored."""
+def _read_rank(directory: PhaseDir, rank: int, job: str, nonce: str) -> RankResult:
+    """A rank and its own events; events of another job, or of a process that its node did not
+    start, are ignored."""
     events = read_events(directory.rank_events(rank), all_marks=False)
-    return RankResult(rank, keep_own_events(events, job, rank) if job else events)
+    return RankResult(rank, keep_own_events(events, job, rank, nonce) if job else events)
 
 
 def _read_node(directory: PhaseDir, node_rank: int, result: Mapping[str, Any] | None) -> NodeResult:

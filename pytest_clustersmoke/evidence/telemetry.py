@@ -119,12 +119,14 @@ def _find_last_mark(lines: Iterable[tuple[int, bytes]]) -> list[tuple[int, dict[
     return []
 
 
-def keep_own_events(events: Events, job: str, rank: int) -> Events:
+def keep_own_events(events: Events, job: str, rank: int, nonce: str = "") -> Events:
     """The events, if they belong to this job and rank. A file is foreign, and none of its events
-    count, if its `start` names another job or rank, if it has two `start` events, or if it has a
-    `done` without one."""
-    starts = [(rec.get("schema"), rec.get("job"), rec.get("rank")) for rec in events.named("start")]
+    count, if its `start` names another job or rank or lacks the `nonce` of the rank's node, if it
+    has two `start` events, or if it has a `done` without one."""
+    records = list(events.named("start"))
+    starts = [(rec.get("schema"), rec.get("job"), rec.get("rank")) for rec in records]
     is_ours = starts == [(SCHEMA, job, rank)] and type(starts[0][2]) is int
+    is_ours = is_ours and (not nonce or records[0].get("nonce") == nonce)
     if is_ours or not (starts or events.last("done")):
         return events
     return Events(events.path, unreadable_lines=events.unreadable_lines, foreign=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ class Terminated(BaseException):
 
 @dataclass(frozen=True)
 class NodeJob:
-    """The job's spec, with this node's rank and name."""
+    """The job's spec, with this node's rank and name, and a word that only the ranks of this start
+    know: evidence that lacks it is of another one."""
 
     spec: dict[str, Any]
     node_rank: int
     node_name: str
+    nonce: str = field(default_factory=secrets.token_hex)
 
     @property
     def dir(self) -> PhaseDir:
@@ -110,6 +113,7 @@ class _Result:
             "node": job.node_name,
             "host": socket.gethostname(),
             "job_id": _job_id(),
+            "nonce": job.nonce,
             "started": started,
             "ended": time.time(),
         }

@@ -19,7 +19,7 @@ MONITOR_INTERVAL_S = 0.5
 # Variables of a login shell or a set-up line that must not reach the ranks. A shared build
 # directory can hold a stale lock, on which a compile waits forever. NCCL_DEBUG_SUBSYS can hide the
 # connections that criteria judge. The fault that ranks stage comes only from the job's spec.
-FAULT = "CLUSTERSMOKE_FAULT"
+FAULT, NONCE = "CLUSTERSMOKE_FAULT", "CLUSTERSMOKE_NONCE"
 NEVER_INHERITED = ("TORCH_EXTENSIONS_DIR", "NCCL_DEBUG_SUBSYS", FAULT)
 # Levels of NCCL_DEBUG that show the transports; NCCL accepts them in upper or lower case.
 TRANSPORT_LEVELS = ("INFO", "TRACE")
@@ -128,6 +128,7 @@ def rank_environment(job: NodeJob, endpoint: Endpoint) -> dict[str, str]:
     if endpoint.one_host and job.spec["device"] != "cuda":
         # Virtual nodes of one machine: nothing must listen beyond loopback.
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    env[NONCE] = job.nonce
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", FAULT):
         env.pop(name, None)
     if fault := job.spec.get("fault"):  # staged by --cluster-prove; never inherited

@@ -56,6 +56,7 @@ def start_facts(environment: RankEnvironment, device: torch.device) -> dict[str,
     return {
         "schema": SCHEMA,
         "job": environment.job,
+        "nonce": environment.nonce,
         "rank": environment.rank,
         "local_rank": environment.local_rank,
         "node_rank": environment.node_rank,

@@ -11,7 +11,7 @@ from typing import Any
 from ..evidence.run_directory import PhaseDir, job_name, read_json
 
 DEFAULT_TIMEOUT_S = 600.0
-FAULT = "CLUSTERSMOKE_FAULT"
+FAULT, NONCE = "CLUSTERSMOKE_FAULT", "CLUSTERSMOKE_NONCE"
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class RankEnvironment:
     wanted_device: str
     timeout_s: float
     fault: dict[str, Any] | None = None
+    nonce: str = ""  # the word of the node that started this rank
     proof_steps: int = 3  # drawn between the first step and the last
 
     @property
@@ -55,6 +56,7 @@ def read_rank_environment() -> RankEnvironment:
         wanted_device=_wanted_device(),
         timeout_s=_timeout_s(),
         fault=_read_fault(phase_dir) if phase_dir else None,
+        nonce=os.environ.get(NONCE, ""),
     )
 
 

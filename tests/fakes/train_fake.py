@@ -43,6 +43,7 @@ events.write(
     "start",
     schema=SCHEMA,
     job=job_name(read_json(place.spec) or {}),
+    nonce=os.environ["CLUSTERSMOKE_NONCE"],
     rank=rank,
     local_rank=int(os.environ["LOCAL_RANK"]),
     node_rank=node_rank,

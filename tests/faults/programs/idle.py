@@ -47,6 +47,7 @@ def begin() -> EventWriter:
         "start",
         schema=SCHEMA,
         job=job_name(read_json(place.spec) or {}),
+        nonce=os.environ["CLUSTERSMOKE_NONCE"],
         **ids,
         pid=os.getpid(),
         pid_started=start_s(os.getpid()),

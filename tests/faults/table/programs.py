@@ -200,6 +200,16 @@ PROGRAMS = (
         args={"steps": 8},
         slow=True,
     ),
+    Fault(
+        "stale_evidence",
+        "stale_evidence.py",
+        "data",
+        finding="foreign-events",
+        words=("lacks the word of the node that started the ranks",),
+        rank=0,
+        args={"steps": 8},
+        since="torchrun_start",
+    ),
     # Two of three ranks agree, so it is known which is wrong.
     Fault(
         "uneven_batches",
