@@ -43,6 +43,19 @@ def add_adapters(base: Any) -> Any:
     return get_peft_model(base, config)
 
 
+def list_trainable(model: Any) -> dict[str, Any]:
+    """What the optimizer may change: adapter tensors by projection, and all other parameters."""
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    adapters = [name for name in names if ".lora_" in name]
+    return {
+        "trainable_adapters": {
+            projection: sum(f".{projection}." in name for name in adapters)
+            for projection in PROJECTIONS
+        },
+        "trainable_besides": sorted(set(names) - set(adapters)),
+    }
+
+
 def loss_of(model: Any, batch: Batch, precision: str) -> torch.Tensor:
     with torch.autocast(batch["labels"].device.type, torch.bfloat16, precision == "bf16"):
         loss: torch.Tensor = model(**batch).loss

@@ -1,6 +1,8 @@
 """LoRA fine-tuning of Mistral-7B under Trainer and DDP, on one node and on two (Nebius H100 DDP
 smoke tests)."""
 
+import math
+
 import pytest
 
 from pytest_clustersmoke.criteria import PhaseView, TalkedBetweenNodes, TalkedInsideNodes, Trained
@@ -39,6 +41,16 @@ class FineTuned(Trained, TalkedInsideNodes):
         assert None not in {**before, **after}.values()
         assert all(after[rank] < before[rank] for rank in before), (before, after)
 
+    def test_base_weights_are_trained(self, phase: PhaseView) -> None:
+        """The first loss is far from ln V, that of a model that knows nothing of V tokens."""
+        if phase.args["model"] == "tiny":
+            pytest.skip("the base is random by design (model: tiny)")
+        first, guess = phase.losses[0], math.log(phase.fact("vocabulary"))
+        assert abs(first / guess - 1) > 0.02, (
+            f"the base weights are not trained: the first loss is {first:.4g}, and that of a model "
+            f"that guesses is {guess:.4g}; check what {phase.args['model']} loads"
+        )
+
     def test_rank_0_tokenised_once_for_all(self, phase: PhaseView) -> None:
         assert phase.fact("tokenised_by") == 0
         here = phase.facts("tokenised_here")
@@ -49,6 +61,13 @@ class FineTuned(Trained, TalkedInsideNodes):
     def test_only_adapters_are_trained(self, phase: PhaseView) -> None:
         assert phase.fact("base_unchanged") is True
         assert phase.fact("adapters_changed") is True
+        adapters, others = phase.fact("trainable_adapters"), phase.fact("trainable_besides")
+        assert not others, f"trainable besides the adapters: {others}"
+        expected = 2 * phase.fact("layers")  # A and B of each layer
+        wrong = {name: count for name, count in adapters.items() if count != expected}
+        assert len(adapters) == 7 and not wrong, (
+            f"trainable adapter tensors by projection: {wrong}; expected {expected} of each"
+        )
         assert 0 < phase.fact("trainable_share") < 0.2
         if phase.args["model"] == SIZES["model"]:
             assert phase.fact("trainable_parameters") == 20_971_520

@@ -20,7 +20,17 @@ import transformers
 
 from pytest_clustersmoke.rank import Proof, Rank, StepLog
 from sft_data import Batch, batch_of, digest, share_examples
-from sft_model import add_adapters, build_base, checksums, evaluate, load, loss_of, save, state_of
+from sft_model import (
+    add_adapters,
+    build_base,
+    checksums,
+    evaluate,
+    list_trainable,
+    load,
+    loss_of,
+    save,
+    state_of,
+)
 
 FIXED_BATCH = 8  # examples whose loss is measured before and after training
 
@@ -168,7 +178,10 @@ def main() -> None:
             parameters=parameters,
             trainable_parameters=trainable,
             trainable_share=trainable / parameters,
+            vocabulary=model.config.vocab_size,
+            layers=model.config.num_hidden_layers,
             precision=args.precision,
+            **list_trainable(model),
         )
 
         # Loop. It must change all adapters, and nothing else.

@@ -31,6 +31,8 @@ METRICS: dict[str, MetricKind] = {
     ),
     "peak_memory_gib": MetricKind("GiB", False, "peak memory allocated on a device (RSS on CPU)"),
     "peak_memory_reserved_gib": MetricKind("GiB", False, "peak memory the allocator reserved"),
+    "first_loss": MetricKind("1", False, "mean loss over all ranks at the first step"),
+    "train_loss": MetricKind("1", False, "mean loss over all ranks and steps"),
     "final_loss": MetricKind("1", False, "mean loss over all ranks at the last step"),
     "step_time_p50_s": MetricKind("s", False, "median step time, slowest rank"),
     "step_time_p95_s": MetricKind("s", False, "95th percentile of step time, slowest rank"),

@@ -193,6 +193,9 @@ class Trained(Started):
     def test_ranks_train_on_their_own_data(self, phase: PhaseView) -> None:
         training_proofs.check_data(phase)
 
+    def test_precision_is_the_one_declared(self, phase: PhaseView) -> None:
+        training_proofs.check_precision(phase)
+
     def test_samples_are_those_that_the_model_saw(self, phase: PhaseView) -> None:
         """The batch that the model got is the one that the throughput is computed from."""
         training_proofs.check_samples(phase)

@@ -26,6 +26,7 @@ from .finite_values import find_first_step
 # Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
 FEWEST_LOCAL_LOSSES = 5
 SAME_LOSS = 1e-6
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 NO_PROOF = "the program gave rank.steps no `proof`"
 
 
@@ -250,6 +251,27 @@ def _alike(losses: Sequence[float]) -> bool:
     if not all(map(math.isfinite, losses)):
         return False
     return max(losses) - min(losses) <= SAME_LOSS * max(map(abs, losses))
+
+
+def check_precision(phase: PhaseResult) -> None:
+    """Fail if no linear layer computed in the precision that the proof names."""
+    __tracebackhide__ = True
+    records = [(rank, r) for ranks in _proofs(phase).values() for rank, r in ranks.items()]
+    if not records:
+        raise Unmeasured("precision", NO_PROOF)
+    for rank, record in records:
+        dtypes = record.get("dtypes")
+        seen = list(map(str, dtypes)) if isinstance(dtypes, list) else []
+        gradients = record.get("gradients")
+        named = gradients.get("precision") if isinstance(gradients, dict) else None
+        if not seen:
+            raise Unmeasured("precision", "the model has no torch.nn.Linear layer")
+        if DTYPES.get(str(named)) not in seen:
+            fail(
+                f"the linear layers computed in {', '.join(seen)} on {phase.ranks[rank]} at step "
+                f"{record.get('step')}; expected {DTYPES.get(str(named), named)}, since the "
+                f"program says precision={named!r}"
+            )
 
 
 def check_samples(phase: PhaseResult) -> None:

@@ -245,6 +245,7 @@ class StepLog:
         if self._tokens_per_rank is not None:
             values["tokens_per_s_per_rank"] = steps_per_s * self._tokens_per_rank
         if means:
+            values |= {"first_loss": means[0], "train_loss": statistics.fmean(means)}
             values["final_loss"] = means[-1]
         return values | self._memory.metrics()
 

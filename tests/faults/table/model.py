@@ -35,6 +35,7 @@ FALLS = "test_loss_over_all_ranks_falls"
 REPEATED = "test_repeated_steps_give_the_same_gradients"
 REPLICAS = "test_replicas_stay_equal"
 DATA = "test_ranks_train_on_their_own_data"
+PRECISION = "test_precision_is_the_one_declared"
 SAMPLES = "test_samples_are_those_that_the_model_saw"
 BEHIND = "test_no_rank_falls_behind"  # skips if there is only one rank
 DEVICE = "test_every_rank_has_a_device_of_its_own"
@@ -55,6 +56,7 @@ CRITERIA = UNMEASURED | {
     REPEATED,
     REPLICAS,
     DATA,
+    PRECISION,
     SAMPLES,
     RELOAD,
     BEHIND,
