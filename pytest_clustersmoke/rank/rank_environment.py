@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from ..evidence.run_directory import PhaseDir, job_name, read_json
 
 DEFAULT_TIMEOUT_S = 600.0
+PROOF_STEPS = 3  # drawn between the first step and the last
 FAULT, NONCE = "CLUSTERSMOKE_FAULT", "CLUSTERSMOKE_NONCE"
 
 
@@ -28,15 +30,10 @@ class RankEnvironment:
     phase_dir: PhaseDir | None
     wanted_device: str
     timeout_s: float
+    job: str = ""  # as the rank's events name it
     fault: dict[str, Any] | None = None
     nonce: str = ""  # the word of the node that started this rank
-    proof_steps: int = 3  # drawn between the first step and the last
-
-    @property
-    def job(self) -> str:
-        """The rank's job, as its events name it; empty if run by hand."""
-        spec = read_json(self.phase_dir.spec) if self.phase_dir is not None else None
-        return job_name(spec or {})
+    proof_steps: int = PROOF_STEPS
 
 
 def read_rank_environment() -> RankEnvironment:
@@ -45,6 +42,7 @@ def read_rank_environment() -> RankEnvironment:
         _set_single_rank()
     phase = os.environ.get("CLUSTERSMOKE_PHASE_DIR")
     phase_dir = PhaseDir(Path(phase)) if phase else None
+    spec = (read_json(phase_dir.spec) if phase_dir is not None else None) or {}
     return RankEnvironment(
         rank=_count("RANK"),
         local_rank=_count("LOCAL_RANK", "0"),
@@ -55,17 +53,19 @@ def read_rank_environment() -> RankEnvironment:
         phase_dir=phase_dir,
         wanted_device=_wanted_device(),
         timeout_s=_timeout_s(),
-        fault=_read_fault(phase_dir) if phase_dir else None,
+        job=job_name(spec),
+        fault=_read_fault(spec, phase_dir) if phase_dir else None,
         nonce=os.environ.get(NONCE, ""),
+        proof_steps=int(spec.get("proof_steps", PROOF_STEPS)),
     )
 
 
-def _read_fault(phase_dir: PhaseDir) -> dict[str, Any] | None:
+def _read_fault(spec: Mapping[str, Any], phase_dir: PhaseDir) -> dict[str, Any] | None:
     """The fault that the phase's spec names.
 
     Raises ValueError if the launcher's variable does not name the same fault.
     """
-    value = (read_json(phase_dir.spec) or {}).get("fault")
+    value = spec.get("fault")
     fault = value if isinstance(value, dict) else {}
     name, variable = fault.get("name"), os.environ.get(FAULT)
     if name != variable:

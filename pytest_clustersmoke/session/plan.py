@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..config.phase import Phase, Sourced
+from ..config.phase import DEFAULT, Phase, Sourced
 from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir, RunDir
 from ..jobs.backend import make_backend, make_spec
@@ -68,8 +68,10 @@ def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> I
 
 def _source_lines(phase: Phase) -> Iterator[str]:
     rows: list[tuple[str, Any, str]] = [("script", phase.script, phase.where)]
-    for name in ("nodes", "gpus_per_node", "timeout_s"):
+    for name in ("nodes", "gpus_per_node", "timeout_s", "proof_steps"):
         setting: Sourced = getattr(phase, name)
+        if setting.source == DEFAULT:  # many phases prove no step
+            continue
         rows.append((name, setting.value, setting.source))
     groups: Mapping[str, Mapping[str, Sourced]] = {
         "args": phase.args,

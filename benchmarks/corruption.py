@@ -1,0 +1,197 @@
+"""How often proven steps find a rank that computes wrongly, and name it.
+
+Trains a small MLP under DistributedDataParallel again and again. In each trial one rank's matrix
+products go wrong from a random step on, each with a given probability; nothing else is touched.
+Counts the trials that corruption really hit, those found, and those in which exactly that rank was
+named; and clean trials in which anything was found.
+
+    torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py
+    torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py --trials 100 --clean 300
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_clustersmoke.rank import Proof, Rank
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "smoke_tests"))
+
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+WIDTH, BATCH, STEPS = 64, 16, 30
+NEIGHBOURS = 32
+
+
+def flip_bits(output: torch.Tensor, draw: random.Random) -> None:
+    """Several bits of one number."""
+    at = draw.randrange(output.numel())
+    mask = sum(1 << bit for bit in draw.sample(range(10, 31), 4))
+    output.view(-1).view(torch.int32)[at] ^= mask
+
+
+def spoil_neighbours(output: torch.Tensor, draw: random.Random) -> None:
+    """32 values side by side, as a broken lane of a vector unit gives them."""
+    at = draw.randrange(max(1, output.numel() - NEIGHBOURS))
+    output.view(-1)[at : at + NEIGHBOURS] *= 1 + draw.uniform(0.01, 0.5)
+
+
+def spoil_by_value(output: torch.Tensor, draw: random.Random) -> None:
+    """Values above a bound that changes with every call, as temperature and voltage do."""
+    flat = output.view(-1)
+    bound = float(flat.abs().max()) * draw.uniform(0.5, 0.95)
+    flat[flat.abs() > bound] *= 1.03125
+
+
+CLASSES: dict[str, Callable[[torch.Tensor, random.Random], None]] = {
+    "multi-bit": flip_bits,
+    "neighbours": spoil_neighbours,
+    "value-dependent": spoil_by_value,
+}
+
+
+class Corruption(TorchDispatchMode):
+    """Spoils the result of a matrix product with probability `share`, once `active`."""
+
+    def __init__(self, kind: str, share: float, seed: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.active, self.hits, self.calls = False, 0, 0
+        self._kind, self._share, self._draw = kind, share, random.Random(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if self.active and func in PRODUCTS:
+            self.calls += 1
+            if self._draw.random() < self._share:
+                self.hits += 1
+                names = sorted(CLASSES)
+                kind = self._draw.choice(names) if self._kind == "mixed" else self._kind
+                CLASSES[kind](output, self._draw)
+        return output
+
+
+class Recorder:
+    """Keeps the rank's events in memory."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def event(self, name: str, /, **fields: Any) -> None:
+        self.events.append((name, fields))
+
+
+def train(rank: Rank, seed: int, corruption: Corruption | None, begins: int) -> Recorder:
+    from teacher import Teacher
+    from train_mlp import build_model, loss_of
+
+    torch.manual_seed(seed)
+    recorder = Recorder()
+    rank._events = recorder  # type: ignore[assignment]
+    model: nn.Module = build_model(WIDTH)
+    engine, data = DistributedDataParallel(model), Teacher(WIDTH, BATCH, rank.rank, rank.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    proof = Proof(model, local_loss=lambda index: loss_of(model, data.batch(index)))
+    for step in rank.steps(STEPS, samples_per_rank=BATCH, proof=proof):
+        if corruption is not None and step.index == begins:
+            corruption.active = True
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(engine, data.batch(step.index))
+        loss.backward()
+        step.backward_done()
+        optimizer.step()
+        step.record(loss=loss)
+    return recorder
+
+
+def find(recorder: Recorder) -> tuple[bool, bool, bool]:
+    """Whether this rank disagreed with itself, whether anything was found, and whether a loss or a
+    gradient was not finite."""
+    proofs = [fields for name, fields in recorder.events if name == "proof"]
+    own = any(fields["differing_count"] for fields in proofs)
+    replicas = [fields for name, fields in recorder.events if name == "replicas"]
+    apart = any(not fields["equal"] for fields in replicas)
+    unsynced = any(not fields["gradients"]["synced"] for fields in proofs)
+    watch = next(fields for name, fields in recorder.events if name == "gradient_watch")
+    losses = next(fields for name, fields in recorder.events if name == "losses")
+    finite = watch["not_finite_at"] is None and losses["local_finite"]
+    return own, own or apart or unsynced, not finite
+
+
+def gather(rank: Rank, value: Any) -> list[Any]:
+    values: list[Any] = [None] * rank.world_size
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def run_trials(rank: Rank, kind: str, share: float, trials: int) -> str:
+    hit = found = named = nan = 0
+    for trial in range(trials):
+        draw = random.Random(f"{kind} {share} {trial}")
+        guilty, begins = draw.randrange(rank.world_size), draw.randrange(STEPS)
+        corruption = Corruption(kind, share, f"{kind} {trial}")
+        if rank.rank == guilty:
+            with corruption:
+                recorder = train(rank, trial, corruption, begins)
+        else:
+            recorder = train(rank, trial, None, begins)
+        results = gather(rank, (*find(recorder), corruption.hits))
+        if not sum(hits for *_, hits in results):
+            continue
+        hit += 1
+        found += any(anything for _, anything, *_ in results)
+        named += [at for at, (own, *_) in enumerate(results) if own] == [guilty]
+        nan += any(not_finite for _, _, not_finite, _ in results)
+    low, high = wilson(named, hit)
+    return (
+        f"| {kind} | {share:g} | {hit} of {trials} | {found} | {named} "
+        f"({low:.0%} to {high:.0%}) | {nan} |"
+    )
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson, 1927)."""
+    if not total:
+        return 0.0, 1.0
+    z, share = 1.96, count / total
+    centre = share + z * z / (2 * total)
+    spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return (centre - spread) / scale, (centre + spread) / scale
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=20, help="per class and probability")
+    parser.add_argument("--clean", type=int, default=60, help="trials without corruption")
+    parser.add_argument("--shares", type=float, nargs="+", default=[1.0, 0.1, 0.01])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with Rank.start() as rank:
+        print_once = print if rank.is_main else lambda *_, **__: None
+        writer = rank._events
+        alarms = 0
+        for trial in range(args.clean):
+            results = gather(rank, find(train(rank, trial, None, 0)))
+            alarms += any(anything for _, anything, _ in results)
+        print_once(f"clean: something was found in {alarms} of {args.clean} trials\n", flush=True)
+        print_once("| class | share of products | hit | found | right rank named | NaN |")
+        print_once("|---|---|---|---|---|---|")
+        for share in args.shares:
+            for kind in [*CLASSES, "mixed"]:
+                line = run_trials(rank, kind, share, args.trials)
+                print_once(line, flush=True)
+        rank._events = writer
+
+
+if __name__ == "__main__":
+    main()
