@@ -1,7 +1,10 @@
 """Stage every fault of tests/faults, and write docs/reference/staged-faults.md from the measures.
 
 python -m benchmarks.faults                    about 20 minutes on two cores
-python -m benchmarks.faults junit.xml ...      from reports of earlier runs of these tests
+python -m benchmarks.faults junit.xml ...      from reports of these tests; the rows of faults that
+                                               they did not stage stay
+
+A report must have been written with `--junitxml=junit.xml -o junit_family=xunit1`.
 """
 
 from __future__ import annotations
@@ -10,13 +13,15 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.faults.measures import HEAD, Measured, by_family, from_junit, markdown
+from tests.faults.table import FAULTS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "reference" / "staged-faults.md"
+UNMET = "**not as its row says**"
 INTRODUCTION = """\
 # Staged faults
 
@@ -31,8 +36,9 @@ is also replayed, in addition to a real kill if the kernel can limit memory.
 table. Seconds are counted from just before the fault, or from Slurm's own record of it, to the
 finding on the controller. The death of a rank must be found within 10 s, a hang within 15 s after
 the limit of its stage (4 s here, unless the row says otherwise), and the failure of a node within
-10 s after Slurm knows of it. Rows without seconds are those of criteria, which are judged after
-the phase has ended, and those of jobs that never ran.
+10 s after Slurm knows of it. `stale_evidence` is counted from the end of its ranks, of which no
+event counts. Rows without seconds are those of criteria, which are judged after the phase has
+ended, and those of jobs that never ran.
 
 A cause is named if the finding has one. No signature matches an exception of the program itself
 (`raises_...`): its finding gives the exception and says that the cause is unknown.
@@ -43,8 +49,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("junit", nargs="*", type=Path)
     args = parser.parse_args()
-    status, rows = 0, read(args.junit)
-    if not args.junit:
+    status = 0
+    if args.junit:
+        rows = read(args.junit, earlier=read_document())
+    else:
         with tempfile.TemporaryDirectory() as folder:
             junit = Path(folder) / "junit.xml"
             command = [sys.executable, "-m", "pytest", "tests/faults", f"--junitxml={junit}"]
@@ -58,10 +66,41 @@ def main() -> int:
     return status
 
 
-def read(paths: Sequence[Path]) -> list[Measured]:
-    """The rows of these reports; for a fault in several reports, the last row."""
-    rows = {row.name: row for path in paths for row in from_junit(path)}
+def read(paths: Sequence[Path], earlier: Iterable[Measured] = ()) -> list[Measured]:
+    """The rows of these reports and, for the other faults, the earlier ones; for a fault in several
+    reports, the last row."""
+    measured = (row for path in paths for row in from_junit(path))
+    rows = {row.name: row for row in (*earlier, *measured)}
     return sorted(rows.values(), key=lambda row: (row.family, row.name))
+
+
+def read_document() -> list[Measured]:
+    """The rows of docs/reference/staged-faults.md, without those of faults that are gone. Each
+    fault in it has a cause."""
+    _, table = DOCUMENT.read_text().replace("\\", "").split("## Every fault\n")
+    faults = {fault.name: fault for fault in FAULTS}
+    rows = []
+    for line in table.splitlines()[2:]:
+        fault, family, red, finding, *place, seconds = line.strip("| ").split(" | ")
+        _, name, replayed = fault.split("`")
+        if name in faults:
+            ranks, hosts = ("" if cell == "-" else cell for cell in place)
+            rows.append(
+                Measured(
+                    name=name,
+                    family=family,
+                    met=red != UNMET,
+                    red=red,
+                    finding=finding,
+                    ranks=ranks,
+                    hosts=hosts,
+                    seconds=None if seconds == "-" else float(seconds),
+                    replayed=bool(replayed),
+                    named=True,
+                    of=faults[name].of,
+                )
+            )
+    return rows
 
 
 def document(rows: Sequence[Measured]) -> str:
@@ -71,7 +110,7 @@ def document(rows: Sequence[Measured]) -> str:
         (
             f"`{row.name}`{' (replayed)' if row.replayed else ''}",
             row.family,
-            (row.red if row.met else "**not as its row says**").replace("_", "\\_"),
+            (row.red if row.met else UNMET).replace("_", "\\_"),
             row.finding.replace("_", "\\_"),
             row.ranks or "-",
             row.hosts or "-",

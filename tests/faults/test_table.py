@@ -6,8 +6,30 @@ from collections import Counter
 
 import pytest
 
+from benchmarks.faults import DOCUMENT, document, read_document
 from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
 from tests.faults.table import CRITERIA, FAULTS, UNMEASURED, Fault
+
+
+def test_page_has_the_faults_of_the_table() -> None:
+    """The page is what `make faults` writes, with these faults and no other."""
+    rows = read_document()
+    assert {row.name for row in rows} == {fault.name for fault in FAULTS}
+    assert document(rows) == DOCUMENT.read_text()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_page_says_what_the_table_says(fault: Fault) -> None:
+    """The page's row has the red criteria, the finding with its signature, the rank and the host
+    that the fault's test requires."""
+    (row,) = [row for row in read_document() if row.name == fault.name]
+    assert (row.family, row.replayed) == (fault.family, fault.replayed)
+    assert row.red == ("usage error" if fault.usage else ", ".join(sorted(fault.failed)) or "job")
+    kind = "usage error" if fault.usage else "criterion" if fault.failed else fault.finding
+    assert row.finding in {f"{kind} {found}".strip() for found in (fault.signature, fault.maybe)}
+    if fault.rank is not None or fault.failed:
+        assert row.ranks == ("" if fault.rank is None else str(fault.rank))
+    assert not fault.host or row.hosts == fault.host
 
 
 def test_names_are_unique() -> None:
