@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class RankHook:
     """A hook that does nothing. A staged fault overrides the methods that it needs."""
 
-    parameters: Sequence[torch.nn.Parameter] = ()  # the ones that the gradient probe compares
+    parameters: Sequence[torch.nn.Parameter] = ()  # those of the proof, or of `verify_gradients`
 
     def introduced(self) -> None:
         """The rank has recorded its `start` event; no process group is open yet."""
@@ -30,7 +30,8 @@ class RankHook:
         """Step `index` of `count` (from 0) begins; its time is already running."""
 
     def after_backward(self) -> None:
-        """The gradient probe's backward pass is done; its reduction is compared next."""
+        """The backward pass of a proven step, or of `verify_gradients`, is done; what it reduced is
+        compared next."""
 
     def save(self, save: Callable[[], object]) -> None:
         """Run the program's own saving."""

@@ -68,7 +68,8 @@ def test_fault_says_what_must_fail(name: str) -> None:
 
 
 def test_every_fault_is_documented() -> None:
-    """The page has exactly one row for each fault, with its criterion or finding."""
+    """The page has exactly one row for each fault, with its criterion or finding, and the criteria
+    that may follow."""
     rows = [
         [cell.strip() for cell in line.strip().strip("|").split("|")]
         for line in (ROOT / "docs/how-to/prove-the-gates.md").read_text().splitlines()
@@ -78,8 +79,9 @@ def test_every_fault_is_documented() -> None:
     assert set(table) == set(FAULTS)
     for name, red in table.items():
         fault = FAULTS[name]
-        for gate in fault.findings or fault.red or detections()[name]:
+        for gate in (*(fault.findings or fault.red or detections()[name]), *fault.follows):
             assert f"`{gate}`" in red, (name, gate)
+        assert bool(fault.follows) is ("may follow" in red), name
 
 
 def test_stagings_have_the_parameters_of_the_hook() -> None:

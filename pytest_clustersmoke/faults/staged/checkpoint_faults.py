@@ -29,7 +29,7 @@ class Foreign(Staging):
         import torch
 
         if not self.parameters:
-            raise cannot_stage("it passed no parameter to verify_gradients")
+            raise cannot_stage("the program gave no proof and called no verify_gradients")
         smallest = min(self.parameters, key=lambda parameter: parameter.numel())
         before = smallest.detach().clone()
         self.stage()
