@@ -196,10 +196,10 @@ class Rank:
         `samples_per_rank` and `tokens_per_rank` count one step on one rank. The steady figures
         leave out the first `warmup` steps; the default is a fifth of all steps, at most 5.
         `gradients_of` names the parameters (`model.named_parameters()`) whose gradients must be
-        finite on this rank in every step, before any reduction; omit it with dynamic loss scaling
-        (fp16), which overflows on purpose. The same parameters must stay equal on all ranks. With
-        `proof` the first step, the last and some drawn ones are proven, and each step must call
-        `step.backward_done()`; `gradients_of` is then not needed.
+        finite on this rank in every step, before any reduction, and which must stay equal on all
+        ranks. With `proof` the first step, the last and some drawn ones are proven, and each step
+        must call `step.backward_done()`; `gradients_of` is by default `proof.model`'s parameters. A
+        program in fp16 can give neither: dynamic loss scaling overflows on purpose.
         """
         log = self.step_log(
             count,
@@ -235,7 +235,8 @@ class Rank:
         the engine runs. `backward` runs the engine's own forward and backward on the same batch.
         `applied` returns a parameter's gradient afterwards (default: `p.grad`); `scale` is the
         factor that undoes the engine's scaling. All ranks call this before the optimizer's step; it
-        leaves the engine's gradients in place. See `gradients.py`.
+        leaves the engine's gradients in place. Raises ValueError if `precision` is neither "fp32"
+        nor "bf16": there is no tolerance for fp16. See `gradients.py`.
         """
         named = list(named_parameters)
         self._hook.parameters = [parameter for _, parameter in named]

@@ -32,8 +32,9 @@ class Proof:
     `model` is the bare model that DDP or DeepSpeed wraps. `local_loss(index)` computes, with that
     bare model, the loss of this rank's own batch of step `index` (from 0), scaled as for the
     engine's backward pass; with several micro batches it yields the loss of each in turn.
-    `applied`, `precision` and `scale` are those of `Rank.verify_gradients`. `batch_dim` is the
-    dimension of the model's first tensor argument that counts samples; None if there is none.
+    `applied`, `precision` and `scale` are those of `Rank.verify_gradients`; so a program in fp16
+    can give no proof. `batch_dim` is the dimension of the model's first tensor argument that counts
+    samples; None if there is none.
     """
 
     model: torch.nn.Module
