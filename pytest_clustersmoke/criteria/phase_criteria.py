@@ -154,7 +154,7 @@ class Started:
 
 
 class Trained(Started):
-    """The job trained: steps, loss, gradients, throughput, memory, checkpoint."""
+    """The job trained: steps, loss, gradients, replicas, data, throughput, memory, checkpoint."""
 
     throughput: ClassVar[tuple[str, ...]] = ("steps_per_s", "samples_per_s")
     memory: ClassVar[tuple[str, ...]] = ("peak_memory_gib",)
