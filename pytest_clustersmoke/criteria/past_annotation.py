@@ -13,7 +13,7 @@ from ..config.metrics import METRICS, show
 from ..evidence.history import setup_changes
 from ..evidence.history.history_database import open_for_reading
 from ..evidence.history.history_query import PhaseRun, StoredMetric, read_phase_runs, read_runs
-from ..evidence.history.history_store import Setup, shorten_line
+from ..evidence.history.history_schema import Setup, shorten_line
 from ..evidence.history.outlier_judge import FAILING_UNITS, WINDOW, OutlierJudge, SetupChanges
 from ..evidence.run_record import Number, PastRecord, PhaseRecord, RunRecord, TrendRecord
 from ..evidence.telemetry import to_json_value

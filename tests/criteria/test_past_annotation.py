@@ -11,7 +11,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.fingerprint import COMPARED
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
-from pytest_clustersmoke.evidence.history.history_store import Setup
+from pytest_clustersmoke.evidence.history.history_schema import Setup
 from pytest_clustersmoke.evidence.run_record import PastRecord
 from pytest_clustersmoke.report.highlights import find_highlights
 from pytest_clustersmoke.report.summary import summary

@@ -181,7 +181,7 @@ def test_exact_cause_in_a_log_comes_before_the_dumps() -> None:
 
 
 REAL = """\
-import os, sys, time
+import os, pickle, sys, time
 os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
 import torch, torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
@@ -191,6 +191,12 @@ dist.all_reduce(torch.ones(4))
 if rank == 0:
     dist.all_reduce(torch.ones(4), async_op=True)
 dump = getattr(c10d, "_dump_fr_trace", None) or c10d._dump_nccl_trace
+ends = time.monotonic() + 60
+while time.monotonic() < ends:  # a thread records that the first call has ended
+    first = pickle.loads(dump())["entries"][0]
+    if first["state"] == "completed":
+        break
+    time.sleep(0.05)
 with open(f"{folder}/rank_{rank}.part", "wb") as file:
     file.write(dump())
 os.rename(f"{folder}/rank_{rank}.part", f"{folder}/nccl_trace_rank_{rank}")

@@ -13,7 +13,7 @@ from sqlite3 import Connection, Row
 from typing import Any
 
 from ...config.metrics import METRICS
-from .history_store import Setup
+from .history_schema import Setup
 
 
 @dataclass(frozen=True)

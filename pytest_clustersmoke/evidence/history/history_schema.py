@@ -7,9 +7,16 @@ Until then a file of an older version is read as it is.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from sqlite3 import Connection
+from typing import NamedTuple
+
+from ...text import sanitize_line
 
 APPLICATION_ID = 0x636C736D  # "clsm"
+# Most text comes from jobs and has no limit of its own.
+MAX_TEXT, MAX_SHAPE, MAX_NAMES = 500, 4000, 4096
 
 _TABLES = (
     """CREATE TABLE runs (
@@ -116,3 +123,30 @@ def migrate(connection: Connection) -> None:
         connection.execute(f"PRAGMA user_version = {number}")
     if version == 0:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+class Setup(NamedTuple):
+    """The properties that phase runs must share to be compared; unknown versions are empty."""
+
+    hardware: str
+    shape: str
+    driver: str
+    cuda: str
+    nccl: str
+    torch: str
+    deepspeed: str
+
+    @classmethod
+    def of(cls, hardware: str, shape: str, versions: Mapping[str, str]) -> Setup:
+        """The setup in its stored form, in which equal setups compare equal."""
+        compared = (shorten_line(versions.get(name, "")) for name in cls._fields[2:])
+        return cls(shorten_line(hardware), shorten_line(shape, MAX_SHAPE), *compared)
+
+
+def shorten_line(value: object, longest: int = MAX_TEXT) -> str:
+    """One sanitized line. A digest keeps different lines different when they are cut."""
+    line = sanitize_line(str(value))
+    if len(line) <= longest:
+        return line
+    digest = hashlib.sha256(line.encode()).hexdigest()[:16]
+    return f"{line[: longest - 20]}... {digest}"

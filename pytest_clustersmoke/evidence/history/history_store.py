@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
-from ...text import sanitize_line
 from ..run_record import MetricRecord, PhaseRecord, RunRecord
 from ..telemetry import to_json_value
 from . import history_database
-
-# Most text comes from jobs and has no limit of its own.
-MAX_TEXT, MAX_SHAPE, MAX_NAMES = 500, 4000, 4096
-
-
-class Setup(NamedTuple):
-    """The properties that phase runs must share to be compared; unknown versions are empty."""
-
-    hardware: str
-    shape: str
-    driver: str
-    cuda: str
-    nccl: str
-    torch: str
-    deepspeed: str
-
-    @classmethod
-    def of(cls, hardware: str, shape: str, versions: Mapping[str, str]) -> Setup:
-        """The setup in its stored form, in which equal setups compare equal."""
-        compared = (shorten_line(versions.get(name, "")) for name in cls._fields[2:])
-        return cls(shorten_line(hardware), shorten_line(shape, MAX_SHAPE), *compared)
-
+from .history_schema import MAX_NAMES, Setup, shorten_line
 
 # These kinds need good runs first, so a phase can be good without them.
 _KINDS_FROM_THE_PAST = ("history", "references")
@@ -172,12 +149,3 @@ def insert(connection: Connection, table: str, row: Mapping[str, Any]) -> int:
     cursor = connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", row)
     assert cursor.lastrowid is not None
     return cursor.lastrowid
-
-
-def shorten_line(value: object, longest: int = MAX_TEXT) -> str:
-    """One sanitized line. A digest keeps different lines different when they are cut."""
-    line = sanitize_line(str(value))
-    if len(line) <= longest:
-        return line
-    digest = hashlib.sha256(line.encode()).hexdigest()[:16]
-    return f"{line[: longest - 20]}... {digest}"

@@ -13,7 +13,8 @@ import pytest
 
 from pytest_clustersmoke.criteria.past_annotation import past_of
 from pytest_clustersmoke.evidence.history import history_database as database
-from pytest_clustersmoke.evidence.history.history_store import Setup, find_or_insert_setup
+from pytest_clustersmoke.evidence.history.history_schema import Setup
+from pytest_clustersmoke.evidence.history.history_store import find_or_insert_setup
 from tests.evidence.history.made import DAY_S, of_night
 from tests.support.records import BEGUN, VERSIONS, annotate, phase, store_run
 
