@@ -238,6 +238,21 @@ def test_terminal_ends_with_table_and_verdict(suite: Suite) -> None:
     assert verdict == "FIT: 2 of 2 phases passed"
 
 
+def test_phase_changed_on_the_command_line_is_not_compared(suite: Suite) -> None:
+    """Its reference is for other sizes: required, but not measured; the table says so."""
+    references = {
+        "steps_per_s": {"value": 8, "lower": "-10 %", "unit": "steps/s", "source": "a test"}
+    }
+    suite.cluster(require=["references"], references={"small": references})
+    suite.phase(body="def test_speed(self, phase): phase.metric('steps_per_s').check()")
+    assert suite.run().ret == 0
+    result = suite.run("-rs", "--cluster-set", "small.nodes=2")
+    assert result.ret == 6
+    assert lines_with(result, "reference of other sizes (--cluster-set: nodes)")
+    assert result.outlines[-3].endswith("reference of other sizes")
+    assert result.outlines[-1].endswith("(small: references not measured)")
+
+
 def test_verdict_names_its_selection(sizes: Suite) -> None:
     """With -m the verdict names the selection, and how many of the cluster's phases it has."""
     result = sizes.run("-m", "singlegpu")

@@ -6,6 +6,7 @@ A value without a reference is reported as "no reference": it neither passes nor
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,16 +62,26 @@ METRICS: dict[str, MetricKind] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of comparing a value with its reference; `met` is None without a reference."""
+    """The result of comparing a value with its reference; `met` is None without a reference of the
+    same sizes."""
 
     met: bool | None
     text: str
 
 
-def compare(name: str, value: float, reference: Reference | None) -> Comparison:
-    """Compare a metric's value with the cluster's reference; a value that is not finite fails."""
+def compare(
+    name: str, value: float, reference: Reference | None, resized: Sequence[str] = ()
+) -> Comparison:
+    """Compare a metric's value with the cluster's reference; a value that is not finite fails.
+
+    A reference holds for the sizes that it was measured at, so it says nothing about a phase of
+    which --cluster-set changed the `resized` ones.
+    """
     unit = METRICS[name].unit if name in METRICS else ""
     measured = f"{name} is {show(value)} {unit}".rstrip()
+    if reference is not None and resized:
+        changes = ", ".join(resized)
+        return Comparison(None, f"{measured}; reference of other sizes (--cluster-set: {changes})")
     if not math.isfinite(value):
         return Comparison(False, f"{measured}, which is not a finite number")
     if reference is None:

@@ -19,8 +19,7 @@ from .profile import EnvBlock, Profile
 
 DEFAULT = "default"  # the source of a value that no file states
 SET_KEYS = ("nodes", "gpus_per_node", "timeout_s", "args.X", "slurm.X", "env.X", "stage_limits_s.X")
-
-
+COMMAND_LINE = "--cluster-set"
 # Time for a job to take dumps, end its ranks and write its results, with a margin.
 WIND_UP_S = 60.0
 # Phase, key, the name inside the key (empty if it has none), value.
@@ -77,6 +76,13 @@ class Phase:
     @property
     def world_size(self) -> int:
         return int(self.nodes.value) * int(self.gpus_per_node.value)
+
+    @property
+    def resized(self) -> tuple[str, ...]:
+        """The sizes and resources that --cluster-set changed; a reference holds for none of it."""
+        sizes = {"nodes": self.nodes, "gpus_per_node": self.gpus_per_node}
+        sizes |= {f"args.{name}": value for name, value in self.args.items()}
+        return tuple(name for name, value in sizes.items() if value.source == COMMAND_LINE)
 
     @property
     def size_mark(self) -> str:
@@ -149,7 +155,7 @@ def _check_setting(setting: Setting, profile: Profile) -> list[Problem]:
                 {key: {"set": section} if key == "env" else section}, context=where
             )
         except ValidationError as error:
-            problems += describe_errors(error, target, lambda route: "--cluster-set")
+            problems += describe_errors(error, target, lambda route: COMMAND_LINE)
     return problems
 
 
@@ -225,7 +231,7 @@ def _with_sources(
 
 
 def _override(phase: Phase, key: str, inner: str, value: Any) -> Phase:
-    sourced = Sourced(value, "--cluster-set")
+    sourced = Sourced(value, COMMAND_LINE)
     value = {**getattr(phase, key), inner: sourced} if inner else sourced
     return _replace_value(phase, key, value)
 
@@ -317,13 +323,13 @@ def resolve_all(
         try:
             setting = parse_setting(text)
         except ValueError as error:
-            problems[""].append(Problem(str(error), "--cluster-set"))
+            problems[""].append(Problem(str(error), COMMAND_LINE))
             continue
         target = setting[0]
         if target not in names:
             what = f"no collected phase `{target}` runs on {profile.name}"
             expected = f"one of {', '.join(listed) or 'none'}"
-            problems[""].append(Problem(what, "--cluster-set", expected, near(target, names)))
+            problems[""].append(Problem(what, COMMAND_LINE, expected, near(target, names)))
         mistakes = _check_setting(setting, profile)
         problems[target if target in names else ""] += mistakes
         settings += [] if mistakes else [setting]

@@ -41,15 +41,17 @@ class Metric:
     value: float
     reference: Reference | None
     judged: set[str] = field(default_factory=set)
+    resized: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:
         return METRICS[self.name].unit
 
     def check(self) -> None:
-        """Fail if the value is outside the reference; without a reference it is unmeasured."""
+        """Fail if the value is outside the reference; without a reference of the phase's sizes it
+        is unmeasured."""
         __tracebackhide__ = True
-        comparison = compare(self.name, self.value, self.reference)
+        comparison = compare(self.name, self.value, self.reference, self.resized)
         if comparison.met is None:
             raise Unmeasured("references", comparison.text)
         self.judged.add("references")

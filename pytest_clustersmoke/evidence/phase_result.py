@@ -28,6 +28,7 @@ from .telemetry import (
     parse_numbers,
     parse_rows,
     parse_text,
+    parse_texts,
     read_events,
 )
 
@@ -66,6 +67,7 @@ class PhaseResult:
     ranks: tuple[RankResult, ...]
     scheduler: SchedulerRecord = field(default_factory=SchedulerRecord)
     references: Mapping[str, Reference] = field(default_factory=dict)
+    resized: tuple[str, ...] = ()  # what --cluster-set changed: the references do not hold for it
     expect: Expectation | None = None
     # The kinds that criteria judged, for the profile's `require`: a kind that is missing here was
     # not measured.
@@ -147,9 +149,10 @@ class PhaseResult:
             rank.rank for rank, value in zip(self.ranks, values, strict=True) if math.isnan(value)
         ]
         if missing or not values:
-            return Metric(name, math.nan, self.references.get(name), self.judged)
-        worst = min(values) if METRICS[name].higher_is_better else max(values)
-        return Metric(name, worst, self.references.get(name), self.judged)
+            worst = math.nan
+        else:
+            worst = min(values) if METRICS[name].higher_is_better else max(values)
+        return Metric(name, worst, self.references.get(name), self.judged, self.resized)
 
     def metrics(self) -> dict[str, float]:
         """Every metric that all ranks reported."""
@@ -265,6 +268,7 @@ def with_bounds(
     return replace(
         result,
         references=dict(profile.references.get(result.name, {})),
+        resized=tuple(parse_texts(result.spec.get("resized"))),
         expect=profile.expect.get(result.name),
         past=_make_past_runs(result.directory, profile, report_dir) if report_dir else None,
     )

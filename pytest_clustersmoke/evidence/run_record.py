@@ -116,7 +116,7 @@ class MetricRecord(_Model):
     unit: str
     higher_is_better: bool
     reference: ReferenceRecord | None
-    met: bool | None = Field(description="null: there is no reference")
+    met: bool | None = Field(description="null: there is no reference of the phase's sizes")
     text: str = Field(description="value and comparison, in words")
     past: PastRecord | None
 

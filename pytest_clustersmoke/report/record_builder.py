@@ -179,7 +179,7 @@ def _metrics(result: PhaseResult) -> dict[str, MetricRecord]:
     past = read_judgement(result.directory)
     for name, value in result.metrics().items():
         reference = result.references.get(name)
-        comparison = compare(name, value, reference)
+        comparison = compare(name, value, reference, result.resized)
         metrics[name] = MetricRecord(
             value=value,
             unit=METRICS[name].unit,

@@ -140,7 +140,8 @@ def _against(metrics: Mapping[str, MetricRecord]) -> str:
     """The comparison with the references: those missed, otherwise those met."""
     compared = {name: metric for name, metric in metrics.items() if metric.met is not None}
     if not compared:
-        return "no reference"
+        has_any = any(metric.reference for metric in metrics.values())
+        return "reference of other sizes" if has_any else "no reference"
     missed = [_miss(name, metric) for name, metric in compared.items() if not metric.met]
     return "; ".join(missed) if missed else f"met ({', '.join(compared)})"
 

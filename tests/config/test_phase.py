@@ -84,6 +84,16 @@ def test_arguments_are_merged_by_name(tmp_path: Path) -> None:
     }
 
 
+def test_sizes_changed_on_the_command_line_are_known(tmp_path: Path) -> None:
+    """Arguments and resources count; a time limit is no size, and neither is what the profile
+    changes, where the references are written as well."""
+    profile = make_profile(tmp_path, phases={"small": {"nodes": 3, "args": {"layers": 2}}})
+    assert make_phase(profile).resized == ()
+    texts = ("small.timeout_s=90", "small.gpus_per_node=2", "small.args.steps=5")
+    settings = [parse_setting(text) for text in texts]
+    assert make_phase(profile, settings=settings).resized == ("gpus_per_node", "args.steps")
+
+
 def test_settings_of_other_phases_change_nothing(tmp_path: Path) -> None:
     """--cluster-set of one phase leaves the others alone."""
     profile = make_profile(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pytest_clustersmoke.config.profile import Reference
 from pytest_clustersmoke.criteria import bandwidth
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
@@ -49,6 +51,17 @@ def test_healthy_phase_passes_everything(tmp_path: Path, nodes: int, per_node: i
         check(result)
     assert result.metric("latency_us").value == pytest.approx(20, rel=1e-2)
     assert result.metric("busbw_gb_per_s").value == pytest.approx(200, rel=1e-2)
+
+
+def test_bandwidth_of_a_size_left_out_on_purpose_is_not_missed(tmp_path: Path) -> None:
+    """--cluster-set args.max_bytes leaves a size out: its reference, which is for the whole ladder,
+    does not make its metric one that had to be measured."""
+    references = {"busbw_1gib_gb_per_s": Reference.model_construct(value=1.0)}
+    phase = replace(Swept(tmp_path).result(), references=references)
+    assert "busbw_1gib_gb_per_s" in bandwidth.metric_names(phase)
+    assert "busbw_1gib_gb_per_s" not in bandwidth.metric_names(
+        replace(phase, resized=("args.max_bytes",))
+    )
 
 
 def test_wrong_element(tmp_path: Path) -> None:

@@ -105,6 +105,33 @@ def test_references_that_are_met_pass(tmp_path: Path) -> None:
     assert result.judged == {"references"}
 
 
+@pytest.mark.parametrize("value", [1.0, 9.0])
+def test_reference_of_other_sizes_judges_nothing(tmp_path: Path, value: float) -> None:
+    """A reference holds for the sizes that it was measured at: a phase that --cluster-set changed
+    neither meets nor misses it, and criteria that need a reference are not measured."""
+    values = {"steps_per_s": value, "samples_per_s": 1.0, "peak_memory_gib": 1.0, "final_loss": 1.0}
+    whole = measured(
+        tmp_path,
+        values,
+        steps_per_s=("lower", 9.0),
+        peak_memory_gib=("upper", 9.0),
+        final_loss=("upper", 9.0),
+        step_time_p50_s=("upper", 9.0),
+    )
+    phase = replace(whole, resized=("nodes", "args.layers"))
+    criteria = Trained()
+    for judge in (
+        criteria.test_throughput_meets_the_reference,
+        criteria.test_memory_meets_the_reference,
+        criteria.test_other_references_are_met,
+    ):
+        with pytest.raises(Unmeasured, match="reference of other sizes") as unmeasured:
+            judge(phase)
+        assert unmeasured.value.kind == "references"
+        assert "(--cluster-set: nodes, args.layers)" in str(unmeasured.value)
+    assert phase.judged == set()
+
+
 def test_without_another_reference_the_criterion_skips(tmp_path: Path) -> None:
     """It is not a measurement that `require` could miss."""
     result = measured(tmp_path, {"steps_per_s": 1.0}, steps_per_s=("lower", 9.0))
