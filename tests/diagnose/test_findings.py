@@ -110,7 +110,7 @@ def test_rank_that_died_silently(tmp_path: Path) -> None:
 )
 def test_reason_of_the_node(tmp_path: Path, reason: str, identity: str) -> None:
     """The node's own reason becomes the finding."""
-    evidence = Evidence(tmp_path).node(0, ok=False, reason=reason, why="it ended")
+    evidence = Evidence(tmp_path).started().node(0, ok=False, reason=reason, why="it ended")
     finding = diagnosed(evidence)[0]
     assert finding.id == identity and finding.cause == "n0: it ended"
 
