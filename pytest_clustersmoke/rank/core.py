@@ -20,7 +20,7 @@ from .gradients import Probe
 from .hook import RankHook, load_hook
 from .proof import Proof, StepProver, draw_steps
 from .rank_dumps import RankDumps, limit_exit_time
-from .rank_environment import RankEnvironment, read_rank_environment
+from .rank_environment import RankEnvironment, RankMisuse, read_rank_environment
 from .rank_events import RankEventWriter
 from .steps import Step, StepLog
 
@@ -67,7 +67,7 @@ class Rank:
         wait for the other ranks.
         """
         if init not in process_group.INITS:
-            raise ValueError(f"init={init!r}; expected one of {', '.join(process_group.INITS)}")
+            raise RankMisuse(f"init={init!r}; expected one of {', '.join(process_group.INITS)}")
         rank = cls(read_rank_environment(), timeout_s)
         dumps = None
         try:
@@ -93,7 +93,7 @@ class Rank:
         """The directory that the program writes to: the same for all ranks; it exists."""
         if self._output_dir is None:
             if self._environment.phase_dir is None:
-                raise RuntimeError(
+                raise RankMisuse(
                     "output_dir is not known before the process group is open: outside the "
                     "launcher the ranks agree on a temporary directory then"
                 )
@@ -131,7 +131,7 @@ class Rank:
 
         world_size = dist.get_world_size()
         if world_size != self.world_size or dist.get_rank() != self.rank:
-            raise RuntimeError(
+            raise RankMisuse(
                 f"the process group has this rank as {dist.get_rank()} of {world_size}; expected "
                 f"{self.rank} of {self.world_size}, as RANK and WORLD_SIZE say"
             )
@@ -213,7 +213,7 @@ class Rank:
         for index in range(count):
             yield Step(index, log)
             if log.recorded != index + 1:
-                raise RuntimeError(
+                raise RankMisuse(
                     f"step {index + 1} was recorded {log.recorded - index} times; expected one "
                     "step.record(loss=...) at the end of each step"
                 )
@@ -277,7 +277,7 @@ class Rank:
         """Record the phase's metrics, all at once, by their names in `config.metrics.METRICS`."""
         unknown = set(values) - set(METRICS)
         if unknown:
-            raise ValueError(f"unknown metrics {sorted(unknown)}; expected {', '.join(METRICS)}")
+            raise RankMisuse(f"unknown metrics {sorted(unknown)}; expected {', '.join(METRICS)}")
         self._events.event("metrics", values=values)
 
     # -- Checkpoints -------------------------------------------------------------------------------

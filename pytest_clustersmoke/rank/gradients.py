@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .rank_environment import RankMisuse
 from .replay import Randomness
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ class Probe:
 
     def __post_init__(self) -> None:
         if not self.parameters:
-            raise ValueError("no parameter requires a gradient, so there is nothing to probe")
+            raise RankMisuse("no parameter requires a gradient, so there is nothing to probe")
         if self.precision not in TOLERANCES:
-            raise ValueError(
+            raise RankMisuse(
                 f"precision={self.precision!r}; expected one of {', '.join(TOLERANCES)}"
             )
 

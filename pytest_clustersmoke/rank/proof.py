@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .gradients import Probe
+from .rank_environment import RankMisuse
 from .replay import EnginePass, Replay
 
 if TYPE_CHECKING:
@@ -95,12 +96,12 @@ class StepProver:
         """
         engine, self._pass = self._pass, None
         if engine is None:
-            raise RuntimeError(f"step {index + 1} is not to be proven, or has been already")
+            raise RankMisuse(f"step {index + 1} is not to be proven, or has been already")
         began = time.perf_counter()
         self._after_backward()
         prints = engine.close()
         if engine.randomness is None:
-            raise RuntimeError(
+            raise RankMisuse(
                 f"Proof.model did not run in step {index + 1}; expected the bare model that the "
                 "engine wraps, and step.backward_done() after the backward pass"
             )

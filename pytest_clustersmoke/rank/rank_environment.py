@@ -16,6 +16,11 @@ PROOF_STEPS = 3  # drawn between the first step and the last
 FAULT, NONCE = "CLUSTERSMOKE_FAULT", "CLUSTERSMOKE_NONCE"
 
 
+class RankMisuse(ValueError):
+    """The program called the Rank API wrongly; the text says what was expected. A class of its own,
+    by which the diagnosis tells it from any other error of the program."""
+
+
 @dataclass(frozen=True)
 class RankEnvironment:
     """This rank's numbers, the directory it writes to (None if run by hand), and the fault it has

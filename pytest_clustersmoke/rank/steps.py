@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ..text import plural
 from .peak_memory import PeakMemory
 from .proof import StepProver
+from .rank_environment import RankMisuse
 from .rank_events import RankEventWriter
 from .watches import GradientWatch, ReplicaWatch
 
@@ -77,11 +78,11 @@ class StepLog:
         before_step: Callable[[int, int], None] | None = None,
     ) -> None:
         if count < 1:
-            raise ValueError(f"count={count} steps; expected at least 1")
+            raise RankMisuse(f"count={count} steps; expected at least 1")
         self.count = count
         self.warmup = min(5, count // 5) if warmup is None else warmup
         if not 0 <= self.warmup < count:
-            raise ValueError(
+            raise RankMisuse(
                 f"warmup={self.warmup} steps; expected at least 0 and fewer than count={count}"
             )
         self.recorded = 0
@@ -124,7 +125,7 @@ class StepLog:
         import torch
 
         if self.recorded == self.count:
-            raise RuntimeError(
+            raise RankMisuse(
                 f"a step was recorded after the last; expected {plural(self.count, 'step')}"
             )
         if loss is None:
@@ -166,7 +167,7 @@ class StepLog:
         if self._prover is None or self.recorded - 1 not in self._prover.steps:
             return
         if self._prover.is_open:
-            raise RuntimeError(
+            raise RankMisuse(
                 f"step {self.recorded} was recorded without step.backward_done(); expected it "
                 "between the backward pass and the optimizer's step, since `proof` was given"
             )
@@ -180,7 +181,7 @@ class StepLog:
         """Write the results, and return this rank's metrics by their names. Losses are averaged
         over the ranks, so all ranks must call this."""
         if self.recorded != self.count:
-            raise RuntimeError(
+            raise RankMisuse(
                 f"{plural(self.recorded, 'step')} recorded before finish(); expected {self.count}"
             )
         self._clock.wait()

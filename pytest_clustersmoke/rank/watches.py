@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .rank_environment import RankMisuse
 from .replay import fingerprint
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class GradientWatch:
 
         trained = [(name, p) for name, p in named_parameters if p.requires_grad]
         if not trained:
-            raise ValueError("no parameter requires a gradient, so there is nothing to watch")
+            raise RankMisuse("no parameter requires a gradient, so there is nothing to watch")
         self._names = [name for name, _ in trained]
         shape = (min(count, SUM_ROWS), len(trained))
         self._sums = torch.zeros(shape, dtype=torch.float32, device=device)

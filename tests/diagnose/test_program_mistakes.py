@@ -113,3 +113,34 @@ def test_start_of_another_job_stays_foreign(tmp_path: Path) -> None:
     other = ("start", {**start(0, 1)[1], "job": "run0/small"})
     evidence = make_evidence(tmp_path).rank(0, other)
     assert diagnosed(evidence)[0].id == "foreign-events"
+
+
+MISUSED = """\
+from pytest_clustersmoke.rank import Rank
+with Rank.start(init="x"):
+    pass
+"""
+
+
+def test_program_that_misuses_its_rank_is_named(suite: Suite) -> None:
+    """In a run: the message of the Rank, whose fault it is, and where its calls are described."""
+    script = suite.path / "misused.py"
+    script.write_text(MISUSED)
+    suite.phase(script=script)
+    result = suite.run()
+    assert result.ret == 1
+    finding = result.finding("small")
+    assert finding["detail"]["signature"] == "rank_api_misuse"
+    assert "the program uses the Rank API wrongly" in finding["cause"]
+    assert "init='x'; expected one of torch, deepspeed, trainer" in finding["cause"]
+    assert "unknown cause" not in finding["cause"] and "docs/reference/rank.md" in finding["fix"]
+
+
+def test_misuse_that_a_rank_recorded_is_named(tmp_path: Path) -> None:
+    """The exception stands in the rank's own events."""
+    text = "step 3 was recorded 2 times"
+    traceback = f"Traceback ...\npytest_clustersmoke.rank.rank_environment.RankMisuse: {text}\n"
+    error = ("error", {"type": "RankMisuse", "message": text, "traceback": traceback})
+    (finding,) = diagnosed(make_evidence(tmp_path).rank(1, start(1, 2), error))
+    assert finding.id == "rank-error" and finding.detail["signature"] == "rank_api_misuse"
+    assert f"failed: RankMisuse: {text}; cause: the program uses" in finding.cause

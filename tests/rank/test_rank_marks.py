@@ -9,7 +9,7 @@ import pytest
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.evidence.telemetry import Events, read_events
 from pytest_clustersmoke.rank import Rank, core
-from pytest_clustersmoke.rank.rank_environment import RankEnvironment
+from pytest_clustersmoke.rank.rank_environment import RankEnvironment, RankMisuse
 
 
 @pytest.fixture
@@ -56,5 +56,5 @@ def test_metrics_are_checked_by_name(rank: Rank, capsys: pytest.CaptureFixture[s
     record = events(rank).last("metrics")
     assert record is not None and record["values"] == {"busbw_gb_per_s": 12.5}
     assert capsys.readouterr().out == "busbw_gb_per_s 12.5 GB/s\n"
-    with pytest.raises(ValueError, match=r"unknown metrics \['bandwidth'\]; expected steps_per_s"):
+    with pytest.raises(RankMisuse, match=r"unknown metrics \['bandwidth'\]; expected steps_per_s"):
         rank.metrics(bandwidth=12.5)

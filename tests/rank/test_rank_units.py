@@ -15,7 +15,11 @@ from pytest_clustersmoke.evidence.telemetry import Events, read_events
 from pytest_clustersmoke.rank import StepLog
 from pytest_clustersmoke.rank.checkpoint import digest, list_files, mismatched_paths
 from pytest_clustersmoke.rank.device import choose_device
-from pytest_clustersmoke.rank.rank_environment import RankEnvironment, read_rank_environment
+from pytest_clustersmoke.rank.rank_environment import (
+    RankEnvironment,
+    RankMisuse,
+    read_rank_environment,
+)
 from pytest_clustersmoke.rank.rank_events import RankEventWriter
 
 
@@ -187,12 +191,12 @@ def test_step_log_refuses_miscounted_steps(environment: RankEnvironment) -> None
     """Fewer or more steps than `count` are an error, not a wrong rate."""
     log = step_log(environment, 1)
     log.start()
-    with pytest.raises(RuntimeError, match=r"0 steps recorded before finish\(\); expected 1"):
+    with pytest.raises(RankMisuse, match=r"0 steps recorded before finish\(\); expected 1"):
         log.finish()
     log.record(1.0)
-    with pytest.raises(RuntimeError, match="recorded after the last; expected 1 step"):
+    with pytest.raises(RankMisuse, match="recorded after the last; expected 1 step"):
         log.record(1.0)
-    with pytest.raises(ValueError, match="fewer than count=3"):
+    with pytest.raises(RankMisuse, match="fewer than count=3"):
         step_log(environment, 3, warmup=3)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.rank import watches
+from pytest_clustersmoke.rank.rank_environment import RankMisuse
 from pytest_clustersmoke.rank.watches import GradientWatch
 
 
@@ -75,5 +76,5 @@ def test_model_without_trained_parameters_is_an_error() -> None:
     """A watch over nothing would always report finite gradients."""
     import torch
 
-    with pytest.raises(ValueError, match="nothing to watch"):
+    with pytest.raises(RankMisuse, match="nothing to watch"):
         GradientWatch([], 3, torch.device("cpu"))
