@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.job_results import RankError, RankResult
-from ..evidence.telemetry import parse_rows
+from ..evidence.telemetry import MARK_EVERY_S, parse_rows
 from ..jobs.outcome import Judgement
 from .failure_evidence import FailureEvidence, is_echo
 from .node_findings import NODE_REASONS
@@ -192,12 +192,13 @@ def _seen_dead(evidence: FailureEvidence, rank: RankResult) -> bool:
 
 def _death(rank: RankResult, ended: RankExit | None) -> Finding:
     stage, step = _position(rank)
+    marks = f"(steps are marked at most every {MARK_EVERY_S:g} s)"
+    after = f", after step {step} or later {marks}" if step else ""
     how = str(ended) if ended else "killed by a signal, or it exited early"
     last = Evidence(str(rank.events.path), rank.events.lines[-1], "its last event")
     return Finding(
         "rank-died",
-        f"{rank} ended in stage {stage}{f' at step {step}' if step else ''} without an exception "
-        f"and before it was done: {how}",
+        f"{rank} ended in stage {stage}{after} without an exception and before it was done: {how}",
         ended.fix(rank.node) if ended else UNKNOWN,
         evidence=(last, ended.evidence) if ended else (last,),
         hosts=(rank.node,),
@@ -239,7 +240,7 @@ def _errors(evidence: FailureEvidence) -> list[tuple[RankResult, RankError]]:
 
 
 def _position(rank: RankResult) -> tuple[str, int]:
-    """Its last stage, and the last step if it is still in training."""
+    """Its last stage, and the last step that it marked if it is still in training."""
     if not rank.stages:
         return "init", 0
     stage = rank.stages[-1]

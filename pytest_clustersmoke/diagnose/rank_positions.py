@@ -226,7 +226,7 @@ def ranks_by_position(result: PhaseResult) -> dict[str, str]:
 
 
 def describe_position(rank: RankResult) -> str:
-    """The rank's last stage, with its last step if that is part of the stage."""
+    """The rank's last stage, with the last step that it marked if that is part of the stage."""
     if rank.done:
         return "done"
     if not rank.stages:
@@ -236,7 +236,7 @@ def describe_position(rank: RankResult) -> str:
     if stage.ended:
         return f"after {name}"
     if name == "train" and rank.steps_done is not None:
-        return f"{name}, step {rank.steps_done} of {rank.steps_planned}"[:200]
+        return f"{name}, after step {rank.steps_done} of {rank.steps_planned}"[:200]
     return name
 
 

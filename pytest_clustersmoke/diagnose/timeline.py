@@ -122,7 +122,7 @@ def _rank_moments(rank: RankResult) -> Iterator[TimelineMoment]:
         if event == "stage" and record.get("state") == "begin":
             action = f"begins stage {record.get('name')}"
         elif record is last_step:
-            action = f"completes step {record.get('step')}, its last"
+            action = f"completes step {record.get('step')}, its last mark"
         elif event == "error":
             action = f"raises {record.get('type')}: {record.get('message')}"
         elif event == "done":

@@ -220,7 +220,8 @@ class RankResult:
 
     @property
     def steps_done(self) -> int | None:
-        """The number of steps that it finished; None if it recorded none."""
+        """The number of steps that it had finished at its last mark; None if it marked none. A
+        rank that was killed may have done more: marks are MARK_EVERY_S apart."""
         return parse_int((self.events.last("step") or {}).get("step"))
 
     @property

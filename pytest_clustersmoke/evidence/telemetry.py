@@ -24,6 +24,8 @@ MAX_FILE_BYTES = 256 * 2**20
 # `step` events mark progress. A run of weeks has millions; the first and last of a file are kept.
 # Other events are few.
 MARK, MAX_MARKS, MAX_OTHER_BYTES = "step", 20_000, 64 * 2**20
+# Steps may be shorter, so the last mark of a rank that was killed is not always its last step.
+MARK_EVERY_S = 0.5
 # How EventWriter begins a mark, and how many of the last ones are tried: a killed rank may leave
 # a torn one.
 MARK_BEGINS, LAST_MARKS = f'{{"event": "{MARK}", '.encode(), 8

@@ -137,7 +137,7 @@ class RankWatch:
             return None
         if time.monotonic() - rank.exited_at < READ_AGAIN_S:
             return None
-        where = f"in stage {rank.stage}" + (f" at step {rank.step}" if rank.step else "")
+        where = f"in stage {rank.stage}" + (f" after step {rank.step}" if rank.step else "")
         why = f"rank {rank.rank} (pid {rank.pid}) ended {where} without finishing"
         return Trouble("rank_died", why, rank.rank, {"stage": rank.stage, "step": rank.step})
 
@@ -148,7 +148,7 @@ class RankWatch:
         if still_s <= limit_s:
             return None
         where = f"stage {rank.stage}" + (
-            f", step {rank.step} of {rank.steps}" if rank.steps else ""
+            f", after step {rank.step} of {rank.steps}" if rank.steps else ""
         )
         why = (
             f"rank {rank.rank} has made no progress for {still_s:.0f} s in {where} "

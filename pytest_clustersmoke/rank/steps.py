@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from ..evidence.telemetry import MARK_EVERY_S
 from ..text import plural
 from .peak_memory import PeakMemory
 from .proof import StepProver
@@ -25,7 +26,6 @@ from .watches import GradientWatch, ReplicaWatch
 if TYPE_CHECKING:
     import torch
 
-MARK_EVERY_S = 0.5
 MOST_STEP_TIMES = 10_000
 # This many steps show whether the ranks train on the same data.
 MOST_LOCAL_LOSSES = 100

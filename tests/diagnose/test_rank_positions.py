@@ -186,7 +186,7 @@ def test_ranks_that_are_furthest_behind(steps: list[int], least: list[int], tmp_
     ("events", "where"),
     [
         ([], "train"),
-        ([("step", {"step": 4, "steps": 9})], "train, step 4 of 9"),
+        ([("step", {"step": 4, "steps": 9})], "train, after step 4 of 9"),
         ([("step", {"step": "x"})], "train"),
         ([("stage", {"name": "train", "state": "end"})], "after train"),
         ([("stage", {"name": "checkpoint", "state": "begin"})], "checkpoint"),

@@ -181,7 +181,7 @@ def test_finding_has_a_timeline(tmp_path: Path) -> None:
         "+0.500",
         "+0.700",
     ]
-    assert "rank 0 (n0) completes step 4, its last" in lines[1] and "boom" in lines[2]
+    assert "rank 0 (n0) completes step 4, its last mark" in lines[1] and "boom" in lines[2]
     assert lines[4].endswith("n1: sees: rank 1")
 
 
@@ -278,7 +278,7 @@ def test_severe_lines_are_preferred_and_few(tmp_path: Path) -> None:
     lines = [line for line in timeline_of(made) if " logs: " in line]
     assert len(lines) == 4 and "the disk is slow" in lines[0]
     assert [line.split()[-1] for line in lines[1:]] == ["47", "48", "49"]
-    assert any("completes step 4, its last" in line for line in timeline_of(made))
+    assert any("completes step 4, its last mark" in line for line in timeline_of(made))
     assert any("raises ValueError: boom" in line for line in timeline_of(made))
 
 
