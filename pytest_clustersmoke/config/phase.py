@@ -96,7 +96,7 @@ class Phase:
         """
         words: list[str] = []
         for name, sourced in self.args.items():
-            flag, value = "--" + name.replace("_", "-"), sourced.value
+            flag, value = flag_of(name), sourced.value
             if value is None or value is False:
                 continue
             words.append(flag)
@@ -104,6 +104,11 @@ class Phase:
                 values = value if isinstance(value, list | tuple) else [value]
                 words += [str(item) for item in values]
         return words
+
+
+def flag_of(name: str) -> str:
+    """The option of the rank program for an argument of the phase."""
+    return "--" + name.replace("_", "-")
 
 
 def parse_setting(text: str) -> Setting:

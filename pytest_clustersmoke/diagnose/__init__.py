@@ -7,7 +7,7 @@ failure_evidence.py    everything the phase left behind, each file parsed once, 
                        (stacks and progress), flight_recorder.py, process_exits.py and timeline.py
 scheduler_findings.py  what the scheduler did to the job or its nodes
 node_findings.py       what kept the job from starting; what the nodes' checks and watch found
-program_mistakes.py    programs that use this package wrongly, or not at all
+program_mistakes.py    arguments that a program refuses; programs that use no Rank, or lose theirs
 rank_failures.py       ranks that died, left early or raised, or were killed for lack of memory
 hangs.py               ranks that the others waited for, or that are out of step: call_order.py
 torch_dumps.py         the same, from the dumps that torch itself writes
@@ -35,7 +35,7 @@ from .node_findings import (
     find_stray_fault,
     log_tail,
 )
-from .program_mistakes import find_unused_rank, find_wrong_world
+from .program_mistakes import find_refused_argument, find_unused_rank, find_wrong_world
 from .rank_failures import find_memory_kill, find_rank_failures
 from .scheduler_findings import find_scheduler_action
 
@@ -49,6 +49,7 @@ JUDGES = (
     find_failed_setup,
     find_missing_program,
     find_failed_checks,
+    find_refused_argument,
     find_wrong_world,
     find_unused_rank,
     find_mismatch,

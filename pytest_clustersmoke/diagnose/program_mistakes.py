@@ -1,4 +1,5 @@
-"""Mistakes in how a phase's program uses this package: no Rank, ranks that do not know each other.
+"""Mistakes in how a phase and its program fit together: arguments that the program refuses, no
+Rank, ranks that do not know each other.
 
 Nothing is wrong with the cluster then, so these findings come before what follows from them: a
 program that ends early, ranks that wait for each other, event files of two writers.
@@ -6,17 +7,81 @@ program that ends early, ranks that wait for each other, event files of two writ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ..evidence.finding import Evidence, Finding
+from ..config.phase import flag_of
+from ..evidence.finding import Evidence, Finding, read_tail
 from ..evidence.job_results import RankResult
 from ..evidence.run_directory import job_name
 from ..evidence.telemetry import parse_int, read_events
-from ..text import plural
+from ..text import near, plural
 from .failure_evidence import FailureEvidence
 
 HOW_TO_ADAPT = "docs/how-to/adapt-a-ddp-script.md of pytest-clustersmoke"
+FIX_ARGUMENTS = (
+    "correct the phase's `args`, or the program; its options are in the lines above the evidence"
+)
+# argparse prints `usage: ...` with its options, then `PROGRAM: error: ...`, and exits.
+USAGE, USAGE_ERROR = "usage: ", re.compile(r".{1,200}?: error: (.{1,2000})")
+MAX_LOGS = 8  # of a node: all its ranks got the same arguments
+FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,99}")
+
+
+class _UsageError(NamedTuple):
+    """The message of a program's argument parser, with the options that its usage lists."""
+
+    message: str
+    line: Evidence
+    options: frozenset[str]
+
+
+def find_refused_argument(evidence: FailureEvidence) -> list[Finding]:
+    """An argument of the phase that the program's own parser refused, and where it was set."""
+    result = evidence.result
+    exited = any(error.type == "SystemExit" for error in evidence.errors.values())
+    if any(rank.start for rank in result.ranks) and not exited:
+        return []
+    for node in result.nodes:
+        logs = sorted(evidence.directory.rank_logs(node.node_rank).glob("**/stderr.log"))
+        for path in logs[:MAX_LOGS]:
+            if error := _read_usage_error(path):
+                return [_describe_refusal(error, evidence, node.name)]
+    return []
+
+
+def _read_usage_error(path: Path) -> _UsageError | None:
+    """The usage error at the end of a rank's stderr."""
+    usage: list[str] = []
+    error: _UsageError | None = None
+    for number, line in read_tail(path):
+        if line.startswith(USAGE):
+            usage, error = [line], None
+        elif usage and (match := USAGE_ERROR.match(line)):
+            options = frozenset(FLAG.findall(" ".join(usage)))
+            error = _UsageError(match[1], Evidence(str(path), number, line), options)
+        elif line.strip():
+            usage, error = [*usage, line] if usage else [], None
+    return error
+
+
+def _describe_refusal(error: _UsageError, evidence: FailureEvidence, node: str) -> Finding:
+    spec = evidence.result.spec
+    sources = spec.get("args_from") or {}  # a run of an older version has none
+    set_here = {flag_of(name): f"`{name}` ({where})" for name, where in sources.items()}
+    refused = [flag for flag in dict.fromkeys(FLAG.findall(error.message)) if flag in set_here]
+    hints = [near(flag, error.options) for flag in refused if flag not in error.options]
+    names = ", ".join(set_here[flag] for flag in refused)
+    what = f"the argument {names}" if refused else "the arguments"
+    return Finding(
+        "argument-refused",
+        f"{spec.get('script')} refuses {what} of phase {evidence.result.name}: {error.message}",
+        " ".join([*filter(None, hints), FIX_ARGUMENTS]),
+        evidence=(error.line,),
+        hosts=(node,),
+    )
 
 
 def find_unused_rank(evidence: FailureEvidence) -> list[Finding]:

@@ -84,6 +84,7 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
         "script": str(phase.script),
         "argv": phase.argv(),
         "args": {name: setting.value for name, setting in phase.args.items()},
+        "args_from": {name: setting.source for name, setting in phase.args.items()},
         "resized": list(phase.resized),
         "env_set": {name: str(setting.value) for name, setting in phase.env_set.items()},
         "env_unset": list(phase.env_unset),

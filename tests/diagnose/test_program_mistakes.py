@@ -144,3 +144,84 @@ def test_misuse_that_a_rank_recorded_is_named(tmp_path: Path) -> None:
     (finding,) = diagnosed(make_evidence(tmp_path).rank(1, start(1, 2), error))
     assert finding.id == "rank-error" and finding.detail["signature"] == "rank_api_misuse"
     assert f"failed: RankMisuse: {text}; cause: the program uses" in finding.cause
+
+
+ARGUMENTS = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--hidden-size", type=int, required=True)
+parser.add_argument("--a-long-option-that-makes-the-usage-wrap-around", action="store_true")
+parser.add_argument("--stage", type=int, choices=[0, 1, 2], default=0)
+parser.parse_args()
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "setting", "cause", "fix"),
+    [
+        (
+            {"hiden_size": 4, "hidden_size": 4},
+            "",
+            "the argument `hiden_size` (test_small.py:3) of phase small: unrecognized arguments: "
+            "--hiden-size 4",
+            "did you mean `--hidden-size`? correct the phase's `args`",
+        ),
+        (
+            {"hidden_size": 4},
+            "small.args.stage=3",
+            "the argument `stage` (--cluster-set) of phase small: argument --stage: invalid choice",
+            "correct the phase's `args`",
+        ),
+        (
+            {"stage": 1},
+            "",
+            "the arguments of phase small: the following arguments are required: --hidden-size",
+            "correct the phase's `args`",
+        ),
+    ],
+)
+def test_argument_that_the_program_refuses_is_named(
+    suite: Suite, args: dict[str, Any], setting: str, cause: str, fix: str
+) -> None:
+    """In a run: the argument, where it was set, what the parser says, and the nearest option."""
+    script = suite.path / "sized.py"
+    script.write_text(ARGUMENTS)
+    suite.phase(script=script, args=args, gpus_per_node=2)
+    result = suite.run(*(("--cluster-set", setting) if setting else ()))
+    assert result.ret == 1
+    finding = result.finding("small")
+    assert finding["id"] == "argument-refused" and finding["hosts"] == ["local0"]
+    assert finding["cause"].startswith(f"{script} refuses {cause}")
+    assert finding["fix"].startswith(fix)
+    assert finding["evidence"][0]["file"].endswith("/stderr.log")
+
+
+USAGE = "usage: train.py [--steps STEPS]\ntrain.py: error: unrecognized arguments: --stepps 3\n"
+
+
+def log_of_rank(evidence: Evidence, text: str) -> None:
+    folder = evidence.dir.rank_logs(0) / "run" / "attempt_0" / "0"
+    folder.mkdir(parents=True)
+    folder.joinpath("stderr.log").write_text(text)
+
+
+@pytest.mark.parametrize("after", ["Traceback (most recent call last):", "it goes on"])
+def test_usage_error_that_a_program_survived_is_not_its_end(tmp_path: Path, after: str) -> None:
+    """A usage error with anything after it is of another program, which this one ran."""
+    evidence = make_evidence(tmp_path, args_from={"stepps": "x.py:1"})
+    evidence.node(0, ok=False, reason="torchrun", why="torchrun ended with status 1")
+    log_of_rank(evidence, USAGE + after + "\n")
+    assert diagnosed(evidence)[0].id == "torchrun-failed"
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "ValueError"])
+def test_arguments_parsed_in_a_rank_are_named_too(tmp_path: Path, kind: str) -> None:
+    """A rank that recorded the parser's exit was refused its arguments; one that failed later was
+    not."""
+    error = ("error", {"type": kind, "message": "2", "traceback": ""})
+    evidence = make_evidence(tmp_path, args_from={"stepps": "x.py:1"})
+    log_of_rank(evidence.rank(0, start(0, 2), error), USAGE)
+    finding = diagnosed(evidence.node(0, ok=False, reason="rank_error", why="it ended"))[0]
+    assert finding.id == ("argument-refused" if kind == "SystemExit" else "rank-error")
+    if kind == "SystemExit":
+        assert "`stepps` (x.py:1)" in finding.cause and "`--steps`" in finding.fix
