@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
 
 # The two kinds that `require: [transports]` stands for, judged separately.
 INSIDE, BETWEEN = "transports inside nodes", "transports between nodes"
+# The kind of everything about a phase whose result pytest stopped waiting for.
+RESULT = "result"
 
 
 class Unmeasured(Skipped):

@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..evidence.job_results import NOT_MEASURED
+from ..evidence.metric import RESULT
 
 JOB = "job"  # the name under which a job is listed among the criteria of its phase
 
-# Kinds of evidence that training is correct. A phase that checks one is FIT only if the check could
-# be judged, whatever its cluster requires.
-PROOFS = frozenset({"gradients"})
+# A phase is FIT only if these could be judged where they were looked at, whatever its cluster
+# requires: the proof that training is correct, and the result itself.
+ALWAYS_REQUIRED = frozenset({"gradients", RESULT})
 EXIT_INCONCLUSIVE = 6  # pytest itself uses 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
 PROVEN, NOT_PROVEN = "PROVEN", "NOT PROVEN"  # verdicts on gates, of --cluster-prove
@@ -298,7 +299,7 @@ def _find_missing(run: RunTally) -> list[MissingMeasurement]:
     found += [
         MissingMeasurement(f"{kind} not measured", phase.name, kind)
         for phase in phases
-        for kind in sorted(phase.unmeasured & (run.require | PROOFS))
+        for kind in sorted(phase.unmeasured & (run.require | ALWAYS_REQUIRED))
     ]
     found += _undefined_phases(run)
     for find_missing in (_uncovered_xfails, _unreported, _unjudged_kinds):
@@ -333,7 +334,7 @@ def _unreported(phase: PhaseTally, run: RunTally) -> Iterable[MissingMeasurement
     missing = sorted(phase.selected - reported)
     judged = [name for name in reported if phase.criteria[name].result != "skipped"]
     if not judged and reported | (phase.defined or set()):
-        if not phase.unmeasured & (run.require | PROOFS):  # already reported
+        if not phase.unmeasured & (run.require | ALWAYS_REQUIRED):  # already reported
             yield MissingMeasurement("no criterion was judged", phase.name)
     elif missing and not run.interrupted:
         yield MissingMeasurement(f"no result from {', '.join(missing)}", phase.name)

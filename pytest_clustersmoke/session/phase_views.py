@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ..evidence.metric import RESULT, Unmeasured
 from .collection import PhaseCollection
-from .items import phase_class
+from .items import phase_class, phase_classes
 from .tally import JudgedKinds, mark_known, mark_report
 
 if TYPE_CHECKING:
@@ -36,11 +37,28 @@ class PhaseViews:
         """The result that an item judges; the item's properties name its phase."""
         name = self._name_of(item)
         if name not in self.by_name:
-            self.by_name[name] = self._make(name)
+            self.by_name[name] = self._wait(name)
         result = self.by_name[name]
         if "phase" not in dict(item.user_properties):
             item.user_properties.append(("phase", name))
         return result
+
+    def _wait(self, name: str) -> PhaseView:
+        """The result of a phase; unmeasured if a time limit of the user's own ends the wait, as
+        pytest-timeout does from a signal handler."""
+        try:
+            return self._make(name)
+        except pytest.fail.Exception as stop:
+            raise Unmeasured(RESULT, f"pytest stopped waiting for phase {name}: {stop}") from None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Lift pytest-timeout's limit for all tests, unless the user marked the phase: its job has
+        limits of its own, and may wait in a queue. Done after `-m` and `-k` have selected."""
+        if session.config.pluginmanager.hasplugin("timeout"):
+            for cls in phase_classes(session.items):
+                if cls.get_closest_marker("timeout") is None:
+                    cls.add_marker(pytest.mark.timeout(0))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
