@@ -28,7 +28,6 @@ ECHO = re.compile(
 # Errors of a rank when a collective differs in size or kind between ranks.
 MISMATCHED = re.compile(r"enforce fail|op\.preamble|mismatch|monitoredBarrier", re.I)
 MAX_LINES = 8
-MAX_JOB_LOG_LINES = 100_000  # of the job's own log; ranks do not write there
 
 
 class FailureEvidence:
@@ -78,12 +77,10 @@ class FailureEvidence:
         done = [rank.rank for rank in self.result.ranks if rank.done]
         return frozenset(rank for rank in done if rank not in ended or ended[rank].code == 0)
 
-    def search_job_logs(
-        self, *words: re.Pattern[str], lines: int = MAX_JOB_LOG_LINES
-    ) -> Iterator[tuple[re.Match[str], Evidence]]:
-        """The lines of the job's own logs that match one of these patterns."""
+    def search_job_logs(self, *words: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Evidence]]:
+        """The first lines of the job's own logs that match one of these patterns."""
         for path in list_job_logs(self.directory):
-            for number, line in read_head(path, lines):
+            for number, line in read_head(path):
                 match = next((hit for pattern in words if (hit := pattern.search(line))), None)
                 if match:
                     yield match, Evidence(str(path), number, line[:MAX_TEXT])

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..evidence.finding import (
-    HEAD_LINES,
     Evidence,
     Finding,
     find_last_line,
@@ -86,7 +85,7 @@ def find_missing_program(evidence: FailureEvidence) -> list[Finding]:
     """The interpreter on the node never started our launcher."""
     if any(evidence.directory.claim(node.node_rank).exists() for node in evidence.result.nodes):
         return []
-    for match, line in evidence.search_job_logs(NO_PACKAGE, NO_PYTHON, lines=HEAD_LINES):
+    for match, line in evidence.search_job_logs(NO_PACKAGE, NO_PYTHON):
         package = match.re is NO_PACKAGE
         cause = (
             f"the interpreter on the node has no package {match[1]}"

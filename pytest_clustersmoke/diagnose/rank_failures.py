@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.job_results import RankError, RankResult
+from ..evidence.scheduler_record import OUT_OF_MEMORY
 from ..evidence.telemetry import MARK_EVERY_S, parse_rows
 from ..jobs.outcome import Judgement
 from .failure_evidence import FailureEvidence, is_echo
@@ -25,16 +26,6 @@ NUMBERS = re.compile(r"\d+")
 # The watch looks ten times a second, and once more 0.3 s after a process has ended: a rank died up
 # to this long before its node reported it (node/rank_progress.py).
 SEEN_WITHIN_S = 0.4
-# slurmstepd and srun, 18.08 to 24.11. srun always names the node, slurmstepd does if a machine has
-# several.
-KILLED = re.compile(
-    r"(?:slurmstepd-(?P<step>[\w.-]{1,255}): error: )?"
-    r"(?:Detected \d{1,6} oom[-_]kill events?(?:\(s\))? in (?:StepId=|step )\S"
-    r"|Exceeded (?:step|job) memory limit)"
-)
-TASK_KILLED = re.compile(
-    r"srun: error: (?P<srun>[\w.-]{1,255}): tasks? [\d,-]{1,99}: Out Of Memory"
-)
 
 
 @dataclass(frozen=True)
@@ -81,12 +72,12 @@ def find_rank_failures(evidence: FailureEvidence) -> list[Finding]:
 
 def find_memory_kill(evidence: FailureEvidence, judgement: Judgement) -> list[Finding]:
     """The killed ranks; the job, if Slurm reports a kill but no rank is known to be dead."""
-    lines = list(evidence.search_job_logs(KILLED, TASK_KILLED))
-    if not lines and judgement.ended_by != "OUT_OF_MEMORY":
-        return []
     record = evidence.result.scheduler
-    named = {match[name] for match, _ in lines for name in match.re.groupindex if match[name]}
-    logged = tuple(line for _, line in lines[:2])
+    messages = record.logged(OUT_OF_MEMORY)
+    if not messages and judgement.ended_by != "OUT_OF_MEMORY":
+        return []
+    named = {message.node for message in messages if message.node}
+    logged = tuple(message.evidence for message in messages[:2])
     shown = record.evidence(record.job)
     dead = [death for death in _deaths(evidence) if not named or death.rank.node in named]
     memory = record.job.memory_per_node or record.job.memory_per_cpu

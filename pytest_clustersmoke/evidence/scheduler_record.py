@@ -18,9 +18,9 @@ from .run_directory import write_atomically
 SCHEMA = 1
 MAX_BYTES = 8 * 2**20
 # What a message of Slurm's says: a node or its prolog failed, the job lost its nodes to another
-# one, or was cancelled (also at its time limit).
+# one, was cancelled (also at its time limit), or was killed for lack of host memory.
 NODE_FAILED, PROLOG_FAILED = "node_failed", "prolog_failed"
-PREEMPTED, CANCELLED = "preempted", "cancelled"
+PREEMPTED, CANCELLED, OUT_OF_MEMORY = "preempted", "cancelled", "out_of_memory"
 
 
 @dataclass(frozen=True)

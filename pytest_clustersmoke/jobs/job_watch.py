@@ -135,17 +135,20 @@ class WatchedJob:
             result.get("ok") is True for result in self.results.values()
         )
 
-    def save_details(self, backend: Backend, result: PhaseResult) -> PhaseResult:
+    def save_details(self, backend: Backend | None, result: PhaseResult) -> PhaseResult:
         """Save the scheduler's details about a job that did not succeed and about its nodes, with
-        its messages in the job's log. Returns the result with them."""
-        if self.state is None or all(node.ok for node in result.nodes):
+        its messages in the job's log; without a backend, its messages only. Returns the result with
+        them."""
+        if all(node.ok for node in result.nodes):
             return result
-        # The scheduler lists no nodes for a requeued job, and for a completing one only those that
-        # are not done. Names that the job itself wrote are untrusted.
-        names = [node.name for node in result.nodes if NODE_NAME.fullmatch(node.name)]
-        nodes = ",".join(filter(None, (self.state.nodes, *names)))
-        details = backend.details(self.job_id, self.state, nodes) or SchedulerRecord()
-        record = replace(details, messages=read_messages(self.directory))
+        details = None
+        if backend is not None and self.state is not None:
+            # The scheduler lists no nodes for a requeued job, and for a completing one only those
+            # that are not done. Names that the job itself wrote are untrusted.
+            names = [node.name for node in result.nodes if NODE_NAME.fullmatch(node.name)]
+            nodes = ",".join(filter(None, (self.state.nodes, *names)))
+            details = backend.details(self.job_id, self.state, nodes)
+        record = replace(details or SchedulerRecord(), messages=read_messages(self.directory))
         if record == SchedulerRecord():
             return result
         record.write(self.directory.scheduler)

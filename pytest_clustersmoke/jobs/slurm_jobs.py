@@ -11,6 +11,7 @@ from datetime import datetime
 from ..evidence.scheduler_record import (
     CANCELLED,
     NODE_FAILED,
+    OUT_OF_MEMORY,
     PREEMPTED,
     PROLOG_FAILED,
     AccountingEntry,
@@ -53,7 +54,8 @@ SHOWN_OF_JOBS = (
     *("JobState", "Reason", "ExitCode", "StartTime", "EndTime", "NodeList", "Partition", "QOS"),
     *("TimeLimit", "PreemptTime", "MinMemoryNode", "MinMemoryCPU"),
 )
-# Messages in a job's own log: slurmd/req.c, slurmstepd/req.c and srun/libsrun of 22.05 to 24.11.
+# Messages in a job's own log: slurmd/req.c, slurmstepd/req.c and srun/libsrun of 22.05 to 24.11;
+# of memory from 18.08 on, where slurmstepd names its node only if a machine has several.
 # The first that matches counts; a group is the node.
 MESSAGES = (
     (NODE_FAILED, re.compile(r"srun: error: Node failure on ([\w.\[\],-]{1,255})")),
@@ -66,6 +68,18 @@ MESSAGES = (
     ),
     (PREEMPTED, re.compile(r"\*\*\* JOB \S{1,60} ON .{1,300} DUE TO PREEMPTION \*\*\*")),
     (CANCELLED, re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON .{1,300} CANCELLED AT ")),
+    (
+        OUT_OF_MEMORY,
+        re.compile(
+            r"(?:slurmstepd-([\w.-]{1,255}): error: )?"
+            r"(?:Detected \d{1,6} oom[-_]kill events?(?:\(s\))? in (?:StepId=|step )\S"
+            r"|Exceeded (?:step|job) memory limit)"
+        ),
+    ),
+    (
+        OUT_OF_MEMORY,
+        re.compile(r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,99}: Out Of Memory"),
+    ),
 )
 # Node states that keep jobs away, as sinfo prints them (man sinfo, NODE STATE CODES).
 _DOWN = re.compile(r"down|fail|unk|not_responding|\*$")

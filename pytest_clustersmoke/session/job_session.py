@@ -235,8 +235,7 @@ class Session:
         if pending and job.job_id not in self._ended_ids and not job.has_succeeded():
             self._backend.cancel([job.job_id])  # it was requeued, and must not run again
         result = collect_phase(job.directory, job.results)
-        if not self._stop.is_set():
-            result = job.save_details(self._backend, result)
+        result = job.save_details(None if self._stop.is_set() else self._backend, result)
         judgement = judge(result, job.last_state(), our_reason)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
         if judgement.outcome == "failed":  # the reason that a node gave may be a consequence

@@ -199,10 +199,11 @@ def test_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
     from pytest_clustersmoke.evidence.telemetry import EventWriter
 
     EventWriter(writer).write("ranks", **seen)
-    record("FAILED").write(evidence.dir.scheduler)
     evidence.dir.submitit.mkdir()
     words = "slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your\n"
     (evidence.dir.submitit / "7_1_log.err").write_text(words)
+    messages = read_messages(evidence.dir)
+    replace(record("FAILED"), messages=messages).write(evidence.dir.scheduler)
     result = evidence.result()
     finding = diagnose(result, judge(result, JobState("ended", "FAILED", "NonZeroExitCode")))[0]
     assert (finding.id, finding.ranks, finding.hosts) == ("out-of-memory", (1,), ("n1",))

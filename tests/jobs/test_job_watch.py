@@ -12,6 +12,7 @@ from pytest_clustersmoke.evidence import phase_result
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
 from pytest_clustersmoke.evidence.scheduler_record import (
     NODE_FAILED,
+    OUT_OF_MEMORY,
     JobState,
     ScheduledJob,
     SchedulerRecord,
@@ -196,6 +197,25 @@ def test_slurms_messages_in_the_log_are_saved(tmp_path: Path, clock: Clock) -> N
     job.save_details(FakeBackend(), evidence.result())
     (message,) = read_scheduler_record(evidence.dir.scheduler).logged(NODE_FAILED)
     assert (message.node, message.file, message.number) == ("n1", str(log), 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "node"),
+    [
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", ""),
+        ("slurmstepd-n1: error: Detected 2 oom-kill event(s) in step 7.0 cgroup.", "n1"),
+        ("slurmstepd: error: Exceeded step memory limit at some point.", ""),
+        ("srun: error: n1: tasks 0,2-3: Out Of Memory", "n1"),
+    ],
+)
+def test_memory_kills_in_the_log_are_saved(tmp_path: Path, line: str, node: str) -> None:
+    """Even if nobody may ask the scheduler, because the run was interrupted."""
+    evidence = Evidence(tmp_path).node(0, ok=False)
+    evidence.dir.submitit.mkdir()
+    (evidence.dir.submitit / "7_0_log.err").write_text(f"{line}\n")
+    watched(evidence).save_details(None, evidence.result())
+    (message,) = read_scheduler_record(evidence.dir.scheduler).logged(OUT_OF_MEMORY)
+    assert (message.node, message.text) == (node, line)
 
 
 def test_ended_job_gets_time_for_late_results(tmp_path: Path, clock: Clock) -> None:

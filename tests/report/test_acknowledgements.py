@@ -15,7 +15,9 @@ import pytest
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.evidence.job_results import NodeResult
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.scheduler_record import SchedulerRecord
 from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.jobs.job_watch import read_messages
 from pytest_clustersmoke.jobs.outcome import Judgement
 from pytest_clustersmoke.report.acknowledgements import Acknowledgements
 from pytest_clustersmoke.report.verdict import (
@@ -180,6 +182,7 @@ def test_second_failing_node_is_never_hidden(
             writer = EventWriter(job.dir.node_events(node))
             writer.write("ranks", states=[{"rank": node, "alive": False}])
             writer.close()
+        SchedulerRecord(messages=read_messages(job.dir)).write(job.dir.scheduler)
     result = job.result()
     findings = [finding.as_dict() for finding in diagnose(result, Judgement("failed", "x"))]
     assert [finding["hosts"] for finding in findings] == [("n0",), ("n1",)]
