@@ -16,11 +16,11 @@ log_causes.py          the cause, as far as the logs show it
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.phase_result import PhaseResult
+from ..jobs.backend import Refused
 from ..jobs.outcome import Judgement
 from .failure_evidence import FailureEvidence
 from .hangs import find_hang, find_library_timeout, find_mismatch
@@ -39,10 +39,6 @@ from .program_mistakes import find_refused_argument, find_unused_rank, find_wron
 from .rank_failures import find_memory_kill, find_rank_failures
 from .scheduler_findings import find_scheduler_action
 
-# sbatch cannot find a controller (slurm-client 22.05 without a slurm.conf; slurm_errno.c).
-NO_CONTROLLER = re.compile(
-    "could not establish a configuration source|unable to contact slurm controller", re.I
-)
 # The judge that explains most comes first.
 JUDGES = (
     find_stray_fault,
@@ -62,19 +58,19 @@ JUDGES = (
 )
 
 
-def refused(words: str, script: Path) -> Finding:
-    """The finding for a job that sbatch refused with this message."""
+def explain_refusal(refusal: Refused, script: Path) -> Finding:
+    """The finding for a job that the scheduler refused."""
     fix = "read the scheduler's message; account, partition, QOS and limits are set in cluster.yaml"
-    if NO_CONTROLLER.search(words):
+    if refusal.no_controller:
         fix = (
             "run this on a login node of the cluster, or set SLURM_CONF to its slurm.conf; "
             "`sinfo` shows whether Slurm answers here"
         )
     return Finding(
         "submission-refused",
-        f"sbatch refused the job: {words}",
+        f"sbatch refused the job: {refusal}",
         fix,
-        evidence=(Evidence(str(script), 1, words[:MAX_TEXT]),),
+        evidence=(Evidence(str(script), 1, str(refusal)[:MAX_TEXT]),),
     )
 
 

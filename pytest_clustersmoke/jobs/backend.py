@@ -23,7 +23,12 @@ __all__ = ["Backend", "JobState", "Refused", "make_backend", "make_spec"]
 
 
 class Refused(Exception):
-    """The scheduler did not accept the job; the text is its error message."""
+    """The scheduler did not accept the job; the text is its error message. `no_controller`: it
+    could not be reached at all, so the job's settings are not to blame."""
+
+    def __init__(self, message: str, *, no_controller: bool = False) -> None:
+        super().__init__(message)
+        self.no_controller = no_controller
 
 
 class Backend(Protocol):

@@ -174,7 +174,10 @@ class SlurmClient:
             raise Refused(f"sbatch cannot be run: {error}") from error
         if answer.returncode != 0:
             message = answer.stderr.strip() or answer.stdout.strip()
-            raise Refused(message or f"sbatch ended with status {answer.returncode}")
+            raise Refused(
+                message or f"sbatch ended with status {answer.returncode}",
+                no_controller=bool(slurm_jobs.NO_CONTROLLER.search(message)),
+            )
         job_id = answer.stdout.strip().split(";")[0]
         if not job_id.isdigit():
             raise Refused(f"sbatch answered {answer.stdout.strip()!r}, which is not a job id")

@@ -96,6 +96,10 @@ _NO_ANSWER = re.compile(
     r"requested nodes are busy|requested reservation is in use",
     re.I,
 )
+# sbatch found no controller (slurm-client 22.05 without a slurm.conf; slurm_errno.c).
+NO_CONTROLLER = re.compile(
+    "could not establish a configuration source|unable to contact slurm controller", re.I
+)
 _PREFIX = re.compile(r"^(sbatch|allocation failure|sbatch: error)(: error)?: ")
 # Slurm's messages (src/common/slurm_errno.c; limits: job_state_reason_string) by finding id.
 _REFUSALS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(

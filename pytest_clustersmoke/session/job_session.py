@@ -203,7 +203,7 @@ class Session:
         except Refused as refusal:
             self._submitting = None
             self._journal.write("refused", phase=phase.name, words=str(refusal))
-            finding = diagnose.refused(str(refusal), directory.batch_script)
+            finding = diagnose.explain_refusal(refusal, directory.batch_script)
             judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
             self._finish(phase.name, judgement, None, "", [finding])
             return

@@ -183,6 +183,24 @@ def test_refusal_quotes_sbatch(
         submit(backend(tmp_path, slurm.environ), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("err", "no_controller"),
+    [
+        ("sbatch: fatal: Could not establish a configuration source", True),
+        ("sbatch: error: Unable to contact slurm controller (connect failure)", True),
+        ("sbatch: error: invalid partition specified: gpu", False),
+    ],
+)
+def test_refusal_without_a_controller_is_distinguished(
+    slurm: FakeSlurm, tmp_path: Path, err: str, no_controller: bool
+) -> None:
+    """Then the machine is wrong or Slurm is down, and the job's settings are not to blame."""
+    slurm.answers("sbatch", "", err, 1)
+    with pytest.raises(Refused) as refusal:
+        submit(backend(tmp_path, slurm.environ), tmp_path)
+    assert refusal.value.no_controller is no_controller
+
+
 def test_missing_sbatch_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """sbatch missing at submission is reported as a refusal."""
     monkeypatch.setenv("PATH", str(tmp_path))
