@@ -223,6 +223,15 @@ class CriterionRecord(_Model):
     judged: list[str] = Field(default=[], description="the kinds of criteria that it judged")
 
 
+class RemarkRecord(_Model):
+    """A remark about an environment variable."""
+
+    name: str = Field(description="the variable")
+    severity: str = Field(description="failure, warning or note")
+    source: str = Field(description="where it was set, as file:line or in words")
+    text: str
+
+
 class PhaseRecord(_Model):
     """One phase: its job, what it measured, and its criteria."""
 
@@ -266,7 +275,7 @@ class PhaseRecord(_Model):
     trend: TrendRecord | None
     changed: list[str] = Field(description="versions that changed since the last good run")
     last_good: str = Field(default="", description="id of the last good run; empty without one")
-    remarks: list[dict[str, Any]]
+    remarks: list[RemarkRecord]
     stage_seconds: dict[str, float]
     criteria: dict[str, CriterionRecord] = Field(description="by name; `job` is the job itself")
     all_criteria: bool = Field(description="every criterion of the class reported a result")

@@ -25,6 +25,7 @@ from ..evidence.run_record import (
     NodeRecord,
     PhaseRecord,
     ReferenceRecord,
+    RemarkRecord,
     RunRecord,
 )
 from ..evidence.telemetry import read_events
@@ -200,11 +201,11 @@ def _reference(reference: Reference | None) -> ReferenceRecord | None:
     )
 
 
-def _remarks(result: PhaseResult, run: FinishedRun) -> list[dict[str, Any]]:
+def _remarks(result: PhaseResult, run: FinishedRun) -> list[RemarkRecord]:
     """Remarks about environment variables, from what the nodes saw."""
     phase = run.phases.get(result.name)
     remarks = remark_on_job(result, phase, run.profile, os.environ) if phase and run.profile else []
     return [
-        {"name": note.name, "severity": note.severity, "source": note.where, "text": note.text}
+        RemarkRecord(name=note.name, severity=note.severity, source=note.where, text=note.text)
         for note in remarks
     ]

@@ -109,9 +109,9 @@ def _warnings(phases: Iterable[PhaseRecord]) -> list[str]:
     """Warnings about environment variables, each once, and how many more there are."""
     by_phase = {
         phase.phase: [
-            Problem(remark["text"], remark["source"], severity=WARNING)
+            Problem(remark.text, remark.source, severity=WARNING)
             for remark in phase.remarks
-            if remark["severity"] == WARNING
+            if remark.severity == WARNING
         ]
         for phase in phases
     }
