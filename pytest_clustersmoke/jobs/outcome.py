@@ -28,8 +28,11 @@ class Judgement:
     ended_by: str = ""
 
 
-def judge(result: PhaseResult, state: JobState | None, cancel_reason: str = "") -> Judgement:
-    """Judge a job that is over. `cancel_reason` is why this run cancelled it, if it did.
+def judge(
+    result: PhaseResult, state: JobState | None, cancelled: Judgement | None = None
+) -> Judgement:
+    """Judge a job that is over. `cancelled` is the judgement of this run where it cancelled the
+    job; it holds unless the job had succeeded.
 
     Success means that every node reported ok and every rank reported done. The scheduler's
     COMPLETED alone proves nothing, and no later state disproves a success.
@@ -46,13 +49,11 @@ def judge(result: PhaseResult, state: JobState | None, cancel_reason: str = "") 
         return Judgement(
             "failed", f"only {result.ranks_done} of {result.world_size} ranks finished"
         )
+    if cancelled is not None:
+        return cancelled
     started = any(
         result.directory.claim(node.node_rank).exists() or node.result for node in result.nodes
     )
-    if cancel_reason.startswith("queue"):
-        return Judgement("never_ran", cancel_reason)
-    if cancel_reason:
-        return Judgement("cancelled", cancel_reason)
     failure = _nodes_failure(result)
     by_scheduler = _judge_requeue(result, state, started, failure) or (
         _judge_scheduler_end(result, state, started) if state else None

@@ -219,24 +219,25 @@ class Session:
     def _check_jobs(self) -> None:
         for job in list(self._watched.values()):
             if job.is_over():
-                self._settle(job, "")
+                self._settle(job)
                 continue
             limit = self.profile.limits.queue_wait_s
             if not job.running and limit and time.monotonic() - job.submitted_at > limit:
-                self._settle(job, f"queue: the job did not start within {limit:g} s")
+                reason = f"queue: the job did not start within {limit:g} s"
+                self._settle(job, Judgement("never_ran", reason))
             elif job.is_straggling():
                 self._backend.cancel([job.job_id])
-                self._settle(job, "")
+                self._settle(job)
             else:
                 self.board.update(job)
 
-    def _settle(self, job: WatchedJob, our_reason: str) -> None:
+    def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
         pending = job.state is not None and job.state.kind in ("pending", "held")
         if pending and job.job_id not in self._ended_ids and not job.has_succeeded():
             self._backend.cancel([job.job_id])  # it was requeued, and must not run again
         result = collect_phase(job.directory, job.results)
         result = job.save_details(None if self._stop.is_set() else self._backend, result)
-        judgement = judge(result, job.last_state(), our_reason)
+        judgement = judge(result, job.last_state(), cancelled)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
         if judgement.outcome == "failed":  # the reason that a node gave may be a consequence
             judgement = Judgement("failed", findings[0].cause)
@@ -293,8 +294,9 @@ class Session:
                     job.record_state(states[job.job_id])
             self._end_jobs()  # again, if the scheduler did not accept it
             time.sleep(TICK_S)
+        interrupted = Judgement("cancelled", "the run was interrupted")
         for job in jobs:
-            self._settle(job, "" if job.phase in failed else "the run was interrupted")
+            self._settle(job, None if job.phase in failed else interrupted)
         while self._waiting:
             phase = self._waiting.pop(0)
             judgement = Judgement("cancelled", "the run was interrupted before it was submitted")

@@ -13,7 +13,7 @@ from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
 from pytest_clustersmoke.jobs import slurm_jobs
 from pytest_clustersmoke.jobs.job_watch import read_messages
-from pytest_clustersmoke.jobs.outcome import judge
+from pytest_clustersmoke.jobs.outcome import Judgement, judge
 from tests.support.evidence import Evidence
 
 SHOWN = (
@@ -52,7 +52,7 @@ class ScheduledJob:
         (self.evidence.dir.submitit / "7_log.err").write_text(text)
         return self
 
-    def finding(self, state: JobState | None, ours: str = "") -> tuple[str, Finding]:
+    def finding(self, state: JobState | None, ours: Judgement | None = None) -> tuple[str, Finding]:
         messages = read_messages(self.evidence.dir)
         replace(self.record, messages=messages).write(self.evidence.dir.scheduler)
         result = self.evidence.result()
@@ -129,7 +129,8 @@ def test_user_who_cancelled_is_named(uid: str, words: str, job: ScheduledJob) ->
 
 def test_job_cancelled_by_this_run_blames_no_other_user(job: ScheduledJob) -> None:
     """An interrupted run keeps the general finding."""
-    _, finding = job.finding(JobState("ended", "CANCELLED"), "the run was interrupted")
+    ours = Judgement("cancelled", "the run was interrupted")
+    _, finding = job.finding(JobState("ended", "CANCELLED"), ours)
     assert finding.id == "job-cancelled"
 
 
@@ -180,7 +181,7 @@ def test_job_held_after_its_launch_failed(job: ScheduledJob) -> None:
 
 def test_job_that_waited_for_drained_nodes_names_them(job: ScheduledJob) -> None:
     """By whom and why, from sinfo; a healthy partition leaves the general finding."""
-    ours = "queue: the job did not start within 25 s"
+    ours = Judgement("never_ran", "queue: the job did not start within 25 s")
     assert job.recorded("PENDING").finding(None, ours)[1].id == "job-never-ran"
     job.recorded("PENDING", "n1|drained|2026-01-01T00:00:00|ann|bad dimm\n")
     outcome, finding = job.finding(None, ours)

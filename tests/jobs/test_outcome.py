@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.evidence.scheduler_record import JobState
-from pytest_clustersmoke.jobs.outcome import CLUSTER_STATES, judge
+from pytest_clustersmoke.jobs.outcome import CLUSTER_STATES, Judgement, judge
 from tests.support.evidence import Evidence
+
+INTERRUPTED = Judgement("cancelled", "the run was interrupted")
 
 
 def ended(raw: str, reason: str = "") -> JobState:
@@ -112,15 +114,13 @@ def test_unknown_job_with_results_is_judged_by_them(tmp_path: Path) -> None:
 def test_jobs_cancelled_by_this_run(tmp_path: Path) -> None:
     """A job cancelled after too long a wait has never run; an interrupted one is cancelled."""
     result = Evidence(tmp_path).result()
-    assert judge(result, ended("CANCELLED"), "queue: too long").outcome == "never_ran"
-    assert judge(result, ended("CANCELLED"), "the run was interrupted").outcome == "cancelled"
+    for ours in (Judgement("never_ran", "queue: too long"), INTERRUPTED):
+        assert judge(result, ended("CANCELLED"), ours) == ours
 
 
 def test_result_outranks_our_cancellation(tmp_path: Path) -> None:
     """A phase that had passed when the run was interrupted stays passed."""
-    assert judge(Evidence(tmp_path).done().result(), None, "the run was interrupted").outcome == (
-        "passed"
-    )
+    assert judge(Evidence(tmp_path).done().result(), None, INTERRUPTED).outcome == ("passed")
 
 
 def test_failed_setup_line_is_the_reason(tmp_path: Path) -> None:
