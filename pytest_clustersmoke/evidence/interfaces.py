@@ -15,7 +15,8 @@ from .telemetry import parse_rows
 from .variable_names import NAME, filter_variables, show_value
 from .variable_values import parse_integer, parse_selection
 
-BY_PREFIX = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
+BY_PREFIX = "NCCL_SOCKET_IFNAME"
+OUT_OF_BAND = "NCCL_OOB_NET_IFNAME"  # NCCL reads it only with NCCL_OOB_NET_ENABLE=1
 BY_NAME = "GLOO_SOCKET_IFNAME"
 BY_DEVICE = "NCCL_IB_HCA"
 LOOPBACK = "lo"
@@ -120,7 +121,7 @@ def _find_misses(
     if isinstance(interfaces, dict):
         usable = list_usable_interfaces(interfaces)
         available = tuple(show_value(str(name)) for name in interfaces)
-        for name in (*BY_PREFIX, BY_NAME):
+        for name in (BY_PREFIX, OUT_OF_BAND, BY_NAME):
             value = variables.get(name, "")
             if len(value) > 1:  # NCCL and torch ignore shorter values
                 why = _explain_miss(name, value, usable, apart)

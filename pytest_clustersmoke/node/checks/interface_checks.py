@@ -14,6 +14,7 @@ from ...evidence.finding import Finding
 from ...evidence.interfaces import (
     BY_DEVICE,
     BY_NAME,
+    BY_PREFIX,
     find_unmatched_on_node,
     have_separate_networks,
     list_usable_interfaces,
@@ -28,7 +29,6 @@ from . import rdma_checks
 from .gpu_checks import asked
 from .node_values import Node, listed
 
-BY_PREFIX = "NCCL_SOCKET_IFNAME"
 FIX_DOWN = (
     "check the interface on the node (`ip -br addr`, ethtool), its cable and its switch port; "
     "take the node out of service until it is up"
