@@ -33,18 +33,20 @@ PURPOSES = {0: "collectives", 1: "send/recv"}
 LOGGED_BY = {("send",): "sender", ("receive",): "receiver", ("receive", "send"): "both ends"}
 
 
-def text(job: JobTransports, out: TextOutput, everything: bool = False) -> Iterator[str]:
+def format_transports(
+    job: JobTransports, out: TextOutput, everything: bool = False
+) -> Iterator[str]:
     """All lines."""
-    yield from head(job, out, everything)
+    yield from format_head(job, out, everything)
     if job.links:
         yield ""
         yield from _summary(job)
         yield ""
         yield from _edges(job, out, everything)
-    yield from tail(job, out, everything)
+    yield from format_tail(job, out, everything)
 
 
-def head(job: JobTransports, out: TextOutput, everything: bool = False) -> Iterator[str]:
+def format_head(job: JobTransports, out: TextOutput, everything: bool = False) -> Iterator[str]:
     """The header and the remarks."""
     log = job.log
     counts = [
@@ -65,7 +67,7 @@ def head(job: JobTransports, out: TextOutput, everything: bool = False) -> Itera
             yield from _remark(remark, out, everything)
 
 
-def tail(job: JobTransports, out: TextOutput, everything: bool = False) -> Iterator[str]:
+def format_tail(job: JobTransports, out: TextOutput, everything: bool = False) -> Iterator[str]:
     """NCCL's own warnings."""
     warnings = job.log.warnings
     if warnings:

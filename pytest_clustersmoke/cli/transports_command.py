@@ -91,10 +91,10 @@ def _lines(job: JobTransports, parsed: argparse.Namespace) -> Iterator[str]:
 
     out = TextOutput.of(sys.stdout)
     if not parsed.matrix:
-        yield from transport_text.text(job, out, parsed.all)
+        yield from transport_text.format_transports(job, out, parsed.all)
         return
-    yield from transport_text.head(job, out)
+    yield from transport_text.format_head(job, out)
     if job.links:
         yield ""
         yield from matrix.matrices(job, out)
-    yield from transport_text.tail(job, out)
+    yield from transport_text.format_tail(job, out)

@@ -149,8 +149,8 @@ def _judge_nodes(result: PhaseResult) -> list[Finding]:
     facts = [node.facts for node in result.nodes]
     names = [{"node": node.name} for node in result.nodes]
     meetings = [read_json(directory.node_meeting(node.node_rank)) for node in result.nodes]
-    failed = checks.failed(facts, result.spec, directory.node_facts)
-    failed += checks.peers.checks(names, meetings, directory.node_meeting)
+    failed = checks.find_failures(facts, result.spec, directory.node_facts)
+    failed += checks.peers.check_peers(names, meetings, directory.node_meeting)
     return checks.merge_findings(failed)
 
 
@@ -221,7 +221,8 @@ def _unseen_finding(
     path = result.directory.node_result(nodes[0].node_rank)
     return Finding(
         "shared-directory-not-seen",
-        f"{checks.listed(waited)} waited in vain for {checks.listed(names)}, which {problem}",
+        f"{checks.shorten_names(waited)} waited in vain for {checks.shorten_names(names)}, "
+        f"which {problem}",
         fix,
         evidence=(Evidence(str(path), 1, nodes[0].why),),
         hosts=(*names, *(waited if cause == "not-seen" else ())),

@@ -137,7 +137,7 @@ def _run(job: NodeJob, events: EventWriter) -> dict[str, Any]:
     events.write("facts")
     deadline = time.monotonic() + float(spec["stage_limits_s"]["init"])
     facts = rendezvous.wait_for_facts(job, deadline)
-    checks.judge(job, facts)
+    checks.refuse_unfit_nodes(job, facts)
     endpoint = rendezvous.agree_on_endpoint(job, facts, deadline)
     events.write(
         "rendezvous", address=endpoint.address, port=endpoint.port, one_host=endpoint.one_host

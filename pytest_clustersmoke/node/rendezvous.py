@@ -14,7 +14,7 @@ from ..evidence.interfaces import select_interfaces
 from ..evidence.run_directory import read_json, write_json
 from . import checks
 from .abort_flag import Aborted, NodeFailed, visible
-from .checks import refuse
+from .checks import refuse_failures
 from .node_job import NodeJob
 from .reachability import CONNECT_S, NodeConnection, NodeListener, Unreachable
 
@@ -78,10 +78,10 @@ def _publish_endpoint(job: NodeJob, facts: list[dict[str, Any]], deadline: float
     write_json(job.dir.rendezvous, {**published, "token": listener.token})
     missing = _await_nodes(job, listener, deadline)
     _write_report(job)
-    refuse(checks.peers.checks(facts, _read_reports(job)))
+    refuse_failures(checks.peers.check_peers(facts, _read_reports(job)))
     if missing:
         names = {node.rank: node.name for node in checks.nodes_of(facts)}
-        silent = checks.listed(names.get(node, f"node {node}") for node in missing)
+        silent = checks.shorten_names(names.get(node, f"node {node}") for node in missing)
         raise NodeFailed(
             f"{silent} never connected to node 0 at {address}:{listener.port} and reported no error"
         )
@@ -130,7 +130,7 @@ def _join_endpoint(job: NodeJob, facts: list[dict[str, Any]], deadline: float) -
     except Unreachable as error:
         _write_report(job, ok=False, address=address, port=port, error=str(error))
         _await_others(job)
-        refuse(checks.peers.checks(facts, _read_reports(job)))
+        refuse_failures(checks.peers.check_peers(facts, _read_reports(job)))
         raise NodeFailed(str(error)) from error
     _write_report(job, clock={"offset_s": connection.offset_s, "error_s": connection.error_s})
     if connection.wait(deadline, lambda: _raise_if_aborted(job)):

@@ -81,7 +81,10 @@ def test_mutated_logs_are_reported_in_every_form(seed: int, tmp_path: Path) -> N
         keys = [(edge["src"], edge["dst"], edge["transport"]) for edge in record["edges"]]
         assert keys == sorted(set(keys))
         for out in (TextOutput(), TextOutput(60, colours=True)):
-            for line in [*transport_text.text(job, out, everything=True), *matrices(job, out)]:
+            for line in [
+                *transport_text.format_transports(job, out, everything=True),
+                *matrices(job, out),
+            ]:
                 assert line.replace("\x1b[", "").isprintable() or not line
 
 

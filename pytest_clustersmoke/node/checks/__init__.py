@@ -25,21 +25,21 @@ from ...text import FAILURE
 from ..abort_flag import NodeFailed
 from ..node_job import NodeJob
 from . import consistency, gpu_checks, interface_checks, peers, rdma_checks, system_checks
-from .node_values import MANY, listed, nodes_of
+from .node_values import MANY, nodes_of, shorten_names
 
-__all__ = ["failed", "listed", "merge_findings", "nodes_of", "peers"]
+__all__ = ["find_failures", "merge_findings", "nodes_of", "peers", "shorten_names"]
 
-ON_A_NODE = (gpu_checks.checks, system_checks.checks)
+ON_A_NODE = (gpu_checks.check_gpus, system_checks.check_system)
 BETWEEN_NODES = (
-    consistency.versions,
-    consistency.models,
-    consistency.drivers,
-    interface_checks.checks,
-    rdma_checks.checks,
+    consistency.check_versions,
+    consistency.check_models,
+    consistency.check_drivers,
+    interface_checks.check_interfaces,
+    rdma_checks.check_rdma_ports,
 )
 
 
-def failed(
+def find_failures(
     facts: Sequence[Mapping[str, Any] | None],
     spec: Mapping[str, Any],
     path_of: Callable[[int], Path] | None = None,
@@ -66,7 +66,7 @@ def _merge(same: Sequence[Finding]) -> Finding:
     evidence = dict.fromkeys(line for finding in same for line in finding.evidence)
     return replace(
         same[0],
-        cause=f"{listed(hosts)}: {same[0].cause}",
+        cause=f"{shorten_names(hosts)}: {same[0].cause}",
         evidence=tuple(evidence)[:MANY],
         hosts=hosts,
     )
@@ -85,16 +85,16 @@ class PreflightFailed(NodeFailed):
         super().__init__("; ".join(finding.cause for finding in self.findings)[:MAX_WHY])
 
 
-def judge(job: NodeJob, facts: Sequence[Mapping[str, Any]]) -> None:
+def refuse_unfit_nodes(job: NodeJob, facts: Sequence[Mapping[str, Any]]) -> None:
     """Raise PreflightFailed if the facts of any node fail a check.
 
     Each node reads the facts of all nodes, so all reach the same result, and the problems of all
     hosts are reported at once.
     """
-    refuse(failed(facts, job.spec))
+    refuse_failures(find_failures(facts, job.spec))
 
 
-def refuse(findings: Iterable[Finding]) -> None:
+def refuse_failures(findings: Iterable[Finding]) -> None:
     """Raise PreflightFailed for the failures among these findings; warnings do not end the job."""
     failures = [finding for finding in findings if finding.severity == FAILURE]
     if failures:

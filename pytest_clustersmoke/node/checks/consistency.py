@@ -11,8 +11,8 @@ from ...evidence.gpu_model import ANY_GPU
 from ...evidence.variable_names import show_value
 from ...text import FAILURE, WARNING
 from ..gpu_facts import share
-from .gpu_checks import wanted
-from .node_values import Node, listed, most_common
+from .gpu_checks import uses_gpus
+from .node_values import Node, most_common, shorten_names
 
 ABSENT = "not installed"
 SAME_ENVIRONMENT = (
@@ -21,7 +21,7 @@ SAME_ENVIRONMENT = (
 )
 
 
-def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
+def check_versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
     """Python and packages. Nodes that differ from most are named, with every difference."""
     installed = {
         node.rank: _installed(node) for node in nodes if node.mapping("packages") is not None
@@ -44,7 +44,7 @@ def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding
                 odd[rank].append(f"{name} {value} (most common: {common})")
     by_rank = {node.rank: node for node in nodes}
     for rank, words in odd.items():
-        cause = f"versions differ from those on other nodes: {listed(words)}"
+        cause = f"versions differ from those on other nodes: {shorten_names(words)}"
         yield by_rank[rank].build_finding("versions-differ", cause, SAME_ENVIRONMENT, "packages")
 
 
@@ -56,25 +56,25 @@ def _installed(node: Node) -> dict[str, str]:
     return packages | {name: value for name, value in others.items() if value is not None}
 
 
-def drivers(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
+def check_drivers(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
     """A warning only: nodes differ during a rolling upgrade, and NCCL copes with that."""
     known = {
         node.rank: show_value(gpus[0]["driver_version"])
         for node in nodes
-        if wanted(node, spec) and (gpus := node.rows("gpus")) and "driver_version" in gpus[0]
+        if uses_gpus(node, spec) and (gpus := node.rows("gpus")) and "driver_version" in gpus[0]
     }
     fix = "install the same driver on all nodes of a job, or choose nodes that have it"
     yield from _differing("driver-differs", "the GPUs' driver", known, nodes, fix)
 
 
-def models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
+def check_models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
     """A warning, and only if the profile names no model; otherwise each node is checked for it."""
     if spec.get("gpu") not in ANY_GPU:
         return
     known = {}
     for node in nodes:
         ours = share(node.facts)
-        if wanted(node, spec) and ours is not None and ours.exact and ours.gpus:
+        if uses_gpus(node, spec) and ours is not None and ours.exact and ours.gpus:
             models = sorted({show_value(str(gpu.get("name"))) for gpu in ours.gpus})
             known[node.rank] = " and ".join(models)
     fix = "choose nodes with the same GPU: the slowest one holds up all others"
@@ -111,6 +111,6 @@ def _undecided(
     by_value: dict[str, list[str]] = defaultdict(list)
     for node in differing:
         by_value[known[node.rank]].append(node.name)
-    values = "; ".join(f"{value} on {listed(on)}" for value, on in sorted(by_value.items()))
+    values = "; ".join(f"{value} on {shorten_names(on)}" for value, on in sorted(by_value.items()))
     for node in differing:
         yield node.build_finding(identity, f"{subject} differs: {values}", fix, fact, severity)

@@ -10,7 +10,7 @@ from ...evidence.gpu_model import ANY_GPU, is_gpu_model
 from ...evidence.variable_names import show_value
 from ...text import FAILURE, WARNING, plural
 from ..gpu_facts import busy_processes, share
-from .node_values import Node, listed
+from .node_values import Node, shorten_names
 
 YES = ("Yes", "1")  # how drivers write a flag
 # NVIDIA GPU Memory Error Management: a pending replacement of a row or page happens only at a reset
@@ -38,21 +38,21 @@ FLAGS = (
 )
 
 
-def wanted(node: Node, spec: Mapping[str, Any]) -> bool:
+def uses_gpus(node: Node, spec: Mapping[str, Any]) -> bool:
     """Whether the node's ranks will train on GPUs. `auto` takes GPUs if each rank has one."""
     device = spec.get("device")
     if device == "auto":
         ours = share(node.facts)
-        return ours is not None and 0 < asked(spec) <= len(ours.gpus)
+        return ours is not None and 0 < count_ranks_per_node(spec) <= len(ours.gpus)
     return device == "cuda"
 
 
-def asked(spec: Mapping[str, Any]) -> int:
+def count_ranks_per_node(spec: Mapping[str, Any]) -> int:
     per_node = spec.get("ranks_per_node")
     return per_node if isinstance(per_node, int) else 0
 
 
-def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
+def check_gpus(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     error = node.text("gpu_tool_failed")
     if error is not None and spec.get("device") != "cpu":
         needed = spec.get("device") == "cuda"
@@ -67,7 +67,7 @@ def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
             FAILURE if needed else WARNING,
         )
         return
-    if not wanted(node, spec):
+    if not uses_gpus(node, spec):
         return
     yield from _missing(node, spec)
     yield from _model(node, spec)
@@ -82,7 +82,7 @@ def _missing(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
             problem = "has no GPU: no nvidia-smi, no GPU driver and no GPU device was found"
             yield _too_few(node, spec, 0, problem)
         return
-    if len(ours.gpus) >= asked(spec):
+    if len(ours.gpus) >= count_ranks_per_node(spec):
         return
     there = len(node.rows("gpus") or ())
     problem = f"nvidia-smi lists {plural(there, 'GPU')}"
@@ -96,13 +96,13 @@ def _missing(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
 def _too_few(node: Node, spec: Mapping[str, Any], seen: int, problem: str) -> Finding:
     return node.build_finding(
         "gpus-missing",
-        f"{problem}; the phase needs {asked(spec)}",
+        f"{problem}; the phase needs {count_ranks_per_node(spec)}",
         'check whether a GPU is lost (nvidia-smi -L; "fallen off the bus" in the kernel log), '
         "whether the job asked the scheduler for that many, and whether a setup line or the "
         "profile's `env` sets CUDA_VISIBLE_DEVICES",
         "gpus" if node.facts.get("gpus") is not None else "gpu_driver",
         seen=seen,
-        asked=asked(spec),
+        asked=count_ranks_per_node(spec),
     )
 
 
@@ -116,7 +116,8 @@ def _model(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     if others:
         yield node.build_finding(
             "gpu-model-differs",
-            f"has {listed(sorted(map(show_value, others)))}; the profile's hardware.gpu is {model}",
+            f"has {shorten_names(sorted(map(show_value, others)))}; "
+            f"the profile's hardware.gpu is {model}",
             "ask the scheduler for nodes with that GPU, or correct hardware.gpu in cluster.yaml",
             "gpus",
         )
@@ -162,7 +163,7 @@ def _in_use(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     severity = FAILURE if spec.get("backend") == "slurm" else WARNING
     yield node.build_finding(
         "gpu-in-use",
-        f"other processes use its GPUs before the job starts: {listed(lines)}",
+        f"other processes use its GPUs before the job starts: {shorten_names(lines)}",
         "end these processes (left behind by an earlier job, or started outside the scheduler): "
         "with them on the GPU, measurements are worthless",
         "gpu_processes",

@@ -26,8 +26,8 @@ from ...evidence.variable_names import show_value
 from ...evidence.variable_values import parse_selection
 from ...text import FAILURE, WARNING
 from . import rdma_checks
-from .gpu_checks import asked
-from .node_values import Node, listed
+from .gpu_checks import count_ranks_per_node
+from .node_values import Node, shorten_names
 
 FIX_DOWN = (
     "check the interface on the node (`ip -br addr`, ethtool), its cable and its switch port; "
@@ -36,9 +36,11 @@ FIX_DOWN = (
 Table = Mapping[str, Mapping[str, Any]]
 
 
-def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
+def check_interfaces(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
     apart = have_separate_networks(node.facts for node in nodes)
-    without_port = {host for port in rdma_checks.checks(nodes, spec) for host in port.hosts}
+    without_port = {
+        host for port in rdma_checks.check_rdma_ports(nodes, spec) for host in port.hosts
+    }
     for node in nodes:
         for finding in _missing(node, spec, apart):
             if finding.detail["variable"] != BY_DEVICE or node.name not in without_port:
@@ -60,7 +62,7 @@ def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Findi
         severity = _severity(name, unmatched, node, spec)
         if severity is None:
             continue
-        there = listed(variable.available) or "none"
+        there = shorten_names(variable.available) or "none"
         yield node.build_finding(
             "interface-missing",
             f"{name}={variable.value} ({variable.source}) {variable.why}; it has {there}",
@@ -78,7 +80,7 @@ def _severity(
 ) -> str | None:
     """FAILURE if it certainly ends the job; None if it may have no effect."""
     # With NCCL_COMM_ID the ranks connect over the interface that leads to its address.
-    several = _nodes(spec) * asked(spec) > 1
+    several = _nodes(spec) * count_ranks_per_node(spec) > 1
     comm_id = read_node_variables(node.facts, spec).get("NCCL_COMM_ID")
     ends_nccl = several and BY_PREFIX in unmatched and not comm_id
     if name == BY_NAME:  # with `auto` the ranks use either gloo or NCCL
@@ -116,9 +118,8 @@ def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> I
     pinned = _pinned_down(node, spec, own, others)
     if pinned:
         name, value, chosen = pinned
-        problem = (
-            f"{name}={show_value(value)} selects {listed(map(show_value, chosen))}, which is down; "
-        )
+        names = shorten_names(map(show_value, chosen))
+        problem = f"{name}={show_value(value)} selects {names}, which is down; "
         yield _is_down_here(node, chosen, problem, others, FAILURE)
         return
     if _carriers(own) >= min(map(_carriers, others)):

@@ -93,6 +93,6 @@ def most_common(values: Iterable[T]) -> T | None:
     return None if others and others[0][1] == first[1] else first[0]
 
 
-def listed(words: Iterable[str]) -> str:
+def shorten_names(words: Iterable[str]) -> str:
     """`a, b and 7 more`."""
     return shorten(list(words), MANY)

@@ -18,7 +18,7 @@ from .node_values import Node, nodes_of
 CLOCK_S = 1.0
 
 
-def checks(
+def check_peers(
     facts: Sequence[Mapping[str, Any] | None],
     reports: Sequence[Mapping[str, Any] | None],
     path_of: Callable[[int], Path] | None = None,

@@ -24,7 +24,7 @@ FIX = (
 Key = tuple[str, str]
 
 
-def expected(nodes: Sequence[Node], spec: Mapping[str, Any]) -> bool:
+def expects_infiniband(nodes: Sequence[Node], spec: Mapping[str, Any]) -> bool:
     """Whether the job's profile expects InfiniBand between nodes."""
     several = isinstance(spec.get("nodes"), int) and spec["nodes"] > 1
     if not several or spec.get("device") == "cpu" or not nodes:
@@ -33,8 +33,8 @@ def expected(nodes: Sequence[Node], spec: Mapping[str, Any]) -> bool:
     return uses and spec.get("infiniband") is True
 
 
-def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
-    if not expected(nodes, spec):
+def check_rdma_ports(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Finding]:
+    if not expects_infiniband(nodes, spec):
         return
     ports = [(node, usable) for node in nodes if (usable := _ports(node, spec)) is not None]
     if len(ports) < 2:

@@ -10,7 +10,7 @@ from ...evidence.finding import Finding
 from ...text import FAILURE, WARNING, format_bytes
 from . import gpu_checks
 from .node_values import Node
-from .rdma_checks import expected
+from .rdma_checks import expects_infiniband
 
 # NCCL's troubleshooting guide on Docker's default of 64 MiB: `--shm-size=1g`.
 SHM_BYTES = 2**30
@@ -24,7 +24,7 @@ OPEN_FILES = 1024
 TMP_BYTES = 64 * 2**20
 
 
-def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
+def check_system(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _shm(node, spec)
     yield from _limits(node, spec)
     yield from _tmp(node)
@@ -33,7 +33,7 @@ def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _shm(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     """Only NCCL between GPUs of one node needs /dev/shm; gloo does not."""
-    if gpu_checks.asked(spec) < 2 or not gpu_checks.wanted(node, spec):
+    if gpu_checks.count_ranks_per_node(spec) < 2 or not gpu_checks.uses_gpus(node, spec):
         return
     capacity, free = node.number("dev_shm_bytes"), node.number("dev_shm_free_bytes")
     if free is not None and free < SHM_SEGMENT_BYTES:
@@ -59,7 +59,12 @@ def _shm(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
 def _limits(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     locked = node.number("memlock_limit_bytes")
     exempt = node.facts.get("may_lock_memory") is not False
-    if locked is not None and locked < MEMLOCK_BYTES and not exempt and expected([node], spec):
+    if (
+        locked is not None
+        and locked < MEMLOCK_BYTES
+        and not exempt
+        and expects_infiniband([node], spec)
+    ):
         yield node.build_finding(
             "memlock-limit",
             f"a process may lock {format_bytes(locked)} of memory; InfiniBand locks the buffers "

@@ -19,7 +19,7 @@ from tests.support.node_facts import CPU, CUDA, node, port
 
 def failed(*nodes: dict[str, Any], **spec: Any) -> list[Finding]:
     """The checks that these nodes fail, with the spec CUDA changed by `spec`."""
-    return checks.failed(nodes, {**CUDA, "nodes": len(nodes), **spec})
+    return checks.find_failures(nodes, {**CUDA, "nodes": len(nodes), **spec})
 
 
 def only(*nodes: dict[str, Any], **spec: Any) -> Finding:
@@ -39,7 +39,7 @@ def test_this_machine_fails_nothing(device: str) -> None:
     """The real facts of the machine that runs the tests, limits of a container included."""
     here = json.loads(json.dumps(node_facts.gather_node_facts(0, "n0", device)))
     spec = {**CPU, "backend": "local", "device": device, "nodes": 2}
-    problems = checks.failed([here, {**here, "node": "n1"}], spec)
+    problems = checks.find_failures([here, {**here, "node": "n1"}], spec)
     assert [check for check in problems if check.id not in ("tmp-full", "open-files-limit")] == []
 
 
@@ -96,7 +96,7 @@ def test_hostile_facts_do_no_harm(key: str) -> None:
 
 def test_nodes_without_facts_are_ignored() -> None:
     """Missing facts make no node differ."""
-    assert checks.failed([None, {}, node(2)], {**CUDA, "nodes": 3}) == []
+    assert checks.find_failures([None, {}, node(2)], {**CUDA, "nodes": 3}) == []
 
 
 # GPUs
@@ -365,11 +365,11 @@ def test_finding_quotes_the_fact_that_shows_it(
     spec = {**CUDA, "nodes": 2}
     for rank, facts in enumerate(nodes):
         write_json(tmp_path / str(rank), facts)
-    (found,) = checks.failed(nodes, spec, lambda rank: tmp_path / str(rank))
+    (found,) = checks.find_failures(nodes, spec, lambda rank: tmp_path / str(rank))
     (line,) = found.evidence
     assert line.file == str(tmp_path / "1") and line.text.startswith(f'"{key}":')
     assert Path(line.file).read_text().splitlines()[line.line - 1].strip() == line.text
-    assert checks.failed(nodes, spec) == [replace(found, evidence=())]
+    assert checks.find_failures(nodes, spec) == [replace(found, evidence=())]
 
 
 def test_equal_problems_of_several_nodes_are_merged() -> None:

@@ -48,7 +48,7 @@ def found(*nodes: dict[str, Any], **spec: Any) -> list[tuple[str, tuple[str, ...
 
 
 def raw(*nodes: dict[str, Any], **spec: Any) -> list[Finding]:
-    return checks.failed(nodes, {**CUDA, "nodes": len(nodes), **spec})
+    return checks.find_failures(nodes, {**CUDA, "nodes": len(nodes), **spec})
 
 
 # Interfaces that variables select

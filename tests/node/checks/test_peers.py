@@ -13,7 +13,7 @@ from tests.support.node_facts import node
 
 
 def failed(*reports: Any) -> list[Finding]:
-    return checks.peers.checks([node(rank) for rank in range(len(reports))], reports)
+    return checks.peers.check_peers([node(rank) for rank in range(len(reports))], reports)
 
 
 def clock(offset: Any, error: Any = 0.001) -> dict[str, Any]:
