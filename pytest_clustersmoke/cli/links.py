@@ -102,7 +102,7 @@ def merge_equal(links: Iterable[Link]) -> Iterator[Link]:
 
 
 def _link(edge: Edge, placements: Sequence[Placement], kinds: Kinds) -> Link:
-    """The link of one line."""
+    """The link that a single line of a log shows."""
     every = [placement.ends(edge) for placement in placements]
     same = {placement.same(*ends) for placement, ends in zip(placements, every, strict=True)}
     nics = _as_tuple(edge.nic)

@@ -68,7 +68,7 @@ class Placement:
 
     @property
     def count(self) -> int | None:
-        """The number of nodes, if each name is one node."""
+        """The number of nodes; None unless each host name in the log belongs to a single node."""
         return None if self.ambiguous or self.merged else len(self.ranks_of)
 
     @property

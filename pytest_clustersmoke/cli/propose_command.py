@@ -69,8 +69,8 @@ def _run(parsed: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class GoodRuns:
-    """The good runs of one setup of a phase, newest first. `later` is the phase's newest good run
-    if it has another setup, with too few runs."""
+    """The good runs of a phase under one setup, newest first. If the phase has since run under a
+    newer setup that has too few good runs, `later` is the newest of those."""
 
     count: PhaseCount
     runs: Sequence[PhaseRun]

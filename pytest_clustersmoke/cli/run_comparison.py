@@ -141,7 +141,7 @@ class RunComparison:
         return words + describe_node_changes(old_nodes, new_nodes)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; pairs are of the first and the second run."""
+        """The comparison as plain data for JSON. In each pair the first run's value comes first."""
         runs = [{**vars(run)} for run in (self.first, self.second)]
         return {
             "runs": [{name: run[name] for name in run if name != "id"} for run in runs],

@@ -111,7 +111,7 @@ def write_files(directory: Path, files: Mapping[str, bytes], force: bool) -> lis
 
 
 def find_problems(directory: Path, files: Mapping[str, bytes], force: bool) -> Iterator[Problem]:
-    """Why the files cannot be written, or must not be."""
+    """The reasons why the files cannot be written to the directory, or would overwrite others."""
     nearest = next(folder for folder in (directory, *directory.parents) if os.path.lexists(folder))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         why = "cannot be written" if nearest.is_dir() else "is not a directory"

@@ -36,7 +36,7 @@ LOGGED_BY = {("send",): "sender", ("receive",): "receiver", ("receive", "send"):
 def format_transports(
     job: JobTransports, out: TextOutput, everything: bool = False
 ) -> Iterator[str]:
-    """All lines."""
+    """All lines of the text: head, summary, edges and tail."""
     yield from format_head(job, out, everything)
     if job.links:
         yield ""

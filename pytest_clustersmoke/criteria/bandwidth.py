@@ -102,7 +102,8 @@ class Sweep:
 
     @cached_property
     def items(self) -> list[tuple[str, int]]:
-        """Every collective at every size that is not rounded down to zero."""
+        """Each collective to judge, with each size (bytes, before rounding). Sizes that would be
+        rounded down to zero are left out."""
         return [
             (name, size)
             for size in self.sizes

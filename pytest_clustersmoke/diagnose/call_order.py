@@ -122,7 +122,8 @@ def _describe_departure(
 def _calls_agree(
     mine: Mapping[int, CollectiveCall], first: int, other: Mapping[int, CollectiveCall], second: int
 ) -> bool:
-    """Whether the calls from these numbers on are the same, as far as both are recorded."""
+    """Whether the calls of one rank from number `first` on equal those of the other rank from
+    number `second` on, as far as both are recorded."""
     if first not in mine or second not in other:
         return False
     last = first
@@ -209,8 +210,9 @@ def _waits(records: Mapping[int, FlightRecord], world_size: int, failed: set[int
 def _p2p_waits(
     rank: int, record: FlightRecord, records: Mapping[int, FlightRecord], world_size: int
 ) -> list[Absence]:
-    """A send or receive that has not ended and whose peer made fewer of the matching calls. Judged
-    only if neither record was overwritten. Peers are numbered within the group."""
+    """The sends and receives of a rank that have not ended, and whose peer has made fewer of the
+    matching calls. They are judged only if neither record was overwritten. Peers are numbered
+    within the group."""
     waits = []
     for group, calls in record.p2p.items():
         group_ranks = members(group, records, world_size)

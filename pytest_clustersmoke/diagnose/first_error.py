@@ -95,9 +95,10 @@ def _kind(text: str) -> str:
 
 
 def _traceback(lines: Sequence[str], prefix: str) -> UnknownError | None:
-    """The exception at the end of a traceback: the first unindented line with the same prefix that
-    is named like an exception, or the first that looks like a message if there is none."""
-    # Text before it that the next line lacks is not a label, but for example a progress bar.
+    """The exception at the end of a traceback. Of the unindented lines with the same prefix it is
+    the first that starts with an exception's name, or else the first that looks like a message."""
+    # Text before the header that the next line does not repeat is no prefix, but perhaps a progress
+    # bar.
     bar = not _has_prefix(lines[1], prefix) and FRAME.match(lines[1]) if len(lines) > 1 else False
     prefix = prefix if prefix.strip() and not bar else ""
     where, first, finalizer = "", None, False

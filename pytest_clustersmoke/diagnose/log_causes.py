@@ -157,7 +157,8 @@ def _search_exceptions(
 
 
 def _put_on_line(search: SignatureSearch, file: str, number: int) -> None:
-    """An event is one line of its file, however many lines its text has."""
+    """Let all matches in this file cite the line of the event, since an event is one line of its
+    file however many lines its text has."""
     for match in search.matches.values():
         match.lines = [
             line._replace(number=number) if line.file == file else line for line in match.lines

@@ -280,8 +280,8 @@ class SignatureSearch:
         self._ends[self._index] = LogEnd.of(lines, first)
 
     def _examine_last_line(self, lines: list[str], first: int) -> None:
-        """Examine the last line of a log for an error without a traceback, ignoring lines about the
-        end itself. `first` is the number of the first of these lines."""
+        """Look for an error without a traceback in the last line of a log. Blank lines and those
+        that a signature explains are passed over. `lines[0]` is line number `first` of the log."""
         for index in range(len(lines) - 1, max(-1, len(lines) - 1 - MAX_LAST_LINES), -1):
             text = lines[index]
             if not text.strip() or self._knows(text):

@@ -259,7 +259,8 @@ def create_phase(phase: PhaseDir, nodes: int) -> None:
 
 
 def refresh_directories(phase: PhaseDir, nodes: int) -> None:
-    """List the directories of `create_phase`, so that NFS forgets which files were missing."""
+    """List the directories that `create_phase` made. Then NFS looks again for files that it has
+    remembered as missing."""
     for directory in (phase.root, phase.rank_events(0).parent, *map(phase.node, range(nodes))):
         list_directory(directory)
 

@@ -60,7 +60,7 @@ class LabDir:
 
     @property
     def daemons_conf(self) -> Path:
-        """slurm.conf as the daemons read it, if that differs."""
+        """The slurm.conf that the daemons read."""
         return self.root / "daemons.conf"
 
     @property

@@ -26,7 +26,8 @@ UP, PARTLY, STARTING, DOWN, ELSEWHERE = "up", "partly up", "starting", "down", "
 
 @dataclass(frozen=True)
 class LabRecord:
-    """A lab as its journal records it: where it was started, and every process since."""
+    """A lab as its journal records it: where it was started, and each process that it has started
+    since then."""
 
     name: str
     files: LabDir

@@ -66,8 +66,8 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def adopt_orphans() -> None:
-    """Make descendants that lose their parent children of this process instead of init, so that
-    they can still be found."""
+    """Make this process the parent of descendants whose own parent ends. Otherwise init would
+    adopt them, and they could no longer be found."""
     PRCTL(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -108,8 +108,9 @@ def _left(processes: list[psutil.Process], within_s: float) -> list[psutil.Proce
 
 
 def end_with_parent() -> None:
-    """Called in a child before its exec: send it TERM when its parent ends, even by KILL. A killed
-    launcher then leaves no torchrun behind, and torchrun ends its ranks."""
+    """Have the kernel send this process SIGTERM when its parent ends, even if the parent is killed.
+    A child calls this before its exec; so a killed launcher leaves no torchrun behind, and torchrun
+    ends its ranks."""
     PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 

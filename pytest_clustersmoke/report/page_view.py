@@ -72,7 +72,7 @@ class FactCell:
 
 @dataclass(frozen=True)
 class PageContent:
-    """Everything that the templates get beside the record."""
+    """Everything that the templates get besides the record."""
 
     stands_out: list[HighlightGroup]
     phases: list[PhaseSection]

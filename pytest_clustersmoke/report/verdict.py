@@ -160,7 +160,7 @@ class RunTally:
 
 @dataclass
 class ProofTally:
-    """The counts of a proof: gates, by the names of their faults."""
+    """The results of a proof: lists of the faults whose gates were planned, proven and so on."""
 
     cluster: str
     date: str

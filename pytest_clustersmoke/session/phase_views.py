@@ -34,7 +34,7 @@ class PhaseViews:
         self.by_name: dict[str, PhaseView] = {}
 
     def of(self, item: pytest.Item) -> PhaseView:
-        """The result that an item judges; the item's properties name its phase."""
+        """The view of the phase that an item judges; the item's properties then name the phase."""
         name = self._name_of(item)
         if name not in self.by_name:
             self.by_name[name] = self._wait(name)

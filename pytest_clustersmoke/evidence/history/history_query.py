@@ -62,7 +62,7 @@ class PhaseRun:
     metrics: dict[str, StoredMetric] = field(default_factory=dict)
 
     def value(self, metric: str, unit: str) -> float | None:
-        """A metric's value, if it has one in this unit."""
+        """A metric's value; None if it was not measured, or in another unit."""
         stored = self.metrics.get(metric)
         return stored.value if stored is not None and stored.unit == unit else None
 

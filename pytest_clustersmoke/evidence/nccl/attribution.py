@@ -195,7 +195,8 @@ class Attribution:
         return self._all
 
     def _by_exclusion(self, thread: int, own: int | None) -> tuple[int, ...]:
-        """The only communicator, for a process none of whose inits fits."""
+        """The log's only communicator, if this process may belong to it although none of its inits
+        fits; otherwise nothing."""
         process = self._process(thread)
         if process is None:
             return (0,)

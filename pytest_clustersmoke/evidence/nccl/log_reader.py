@@ -101,8 +101,8 @@ class Reader:
             raise Unreadable(f"{name} cannot be read: {error.strerror or error}") from error
 
     def log(self, version: str | None = None) -> Log:
-        """Build the log of everything read so far. `version` is NCCL's version, used if the log has
-        none: it decides whether edges belong to the init around them."""
+        """Build the log from everything read so far. `version` is the version of NCCL to assume if
+        the log does not show one; it decides whether edges belong to the init around them."""
         if version is not None and not self._logged.versions:
             self._logged.versions[version] = None
         return assemble(self._logged)
