@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+
+from filelock import FileLock
 
 from . import lab_paths, lab_state, teardown
 from .lab_processes import Process, start_time
@@ -23,8 +24,7 @@ def claim(settings: LabSettings, say: Say) -> Path:
     home = lab_paths.labs_home()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Otherwise two concurrent claims would take each other's half-made directory for leftovers.
-    with (home.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(home.parent / "lock"):
         return _claim(settings, home, say)
 
 
