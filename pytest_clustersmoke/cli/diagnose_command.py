@@ -65,9 +65,9 @@ def _run(parsed: argparse.Namespace) -> int:
     from .diagnose_inputs import LogInputs
     from .subcommand import TextOutput
 
-    inputs, search = LogInputs.of(parsed.logs), SignatureSearch(shipped_signatures())
+    logs, search = LogInputs.of(parsed.logs), SignatureSearch(shipped_signatures())
     dumps = TorchDumps()
-    read, refused = _read(search, dumps, inputs)
+    read, refused = _read(search, dumps, logs)
     if not read and not refused:
         refused = [(", ".join(parsed.logs), "contains no text")]
     vague = {signature.id for signature in shipped_signatures() if signature.general}
@@ -80,16 +80,16 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _read(
-    search: SignatureSearch, dumps: TorchDumps, inputs: LogInputs
+    search: SignatureSearch, dumps: TorchDumps, logs: LogInputs
 ) -> tuple[int, list[tuple[str, str]]]:
     """Read the flight recorders among all inputs, and search the others. Returns how many were
     read, and which could not be, with the reason."""
     from ..diagnose.signature_search import SignatureSearch
     from ..evidence.nccl.log_reader import Unreadable
 
-    read, refused = 0, list(inputs.refused)
-    with ReadProgress(sys.stderr, inputs.size) as progress:
-        for source in inputs.named():
+    read, refused = 0, list(logs.inputs.refused)
+    with ReadProgress(sys.stderr, logs.inputs.size) as progress:
+        for source in logs.named():
             if source.path is not None and dumps.add(source.path):
                 read += 1
                 continue

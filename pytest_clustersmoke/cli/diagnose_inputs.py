@@ -7,11 +7,11 @@ rank and node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 from ..evidence.run_directory import PhaseDir, read_json
 from ..text import shorten
@@ -36,34 +36,43 @@ class Named:
 
 
 @dataclass
-class LogInputs(Inputs):
-    """What to read, each once, and what cannot be read, with the reason."""
+class LogInputs:
+    """The logs to read, with their writers. `walked` are those found in a directory."""
 
-    command: ClassVar[str] = "diagnose"
-    _walked: set[str] = field(default_factory=set)
+    inputs: Inputs
+    walked: set[str]
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> LogInputs:
+        walked: set[str] = set()
+        inputs = Inputs("diagnose", lambda inputs, path: walked.update(_add_logs(inputs, path)))
+        inputs.add_words(words)
+        return cls(inputs, walked)
 
     def named(self) -> Iterator[Named]:
-        for source in self.found:
+        for source in self.inputs.found:
             host, rank, survived = (
                 _writer(source.path) if source.path is not None else ("", None, False)
             )
             yield Named(
-                source.path, source.name, source.name not in self._walked, host, rank, survived
+                source.path, source.name, source.name not in self.walked, host, rank, survived
             )
 
-    def _directory(self, path: Path) -> None:
-        phases = [path] if (path / SPEC).is_file() else _phases(path)
-        if len(phases) > 1:
-            names = shorten(list(map(str, phases)), MAX_NAMED)
-            reason = f"contains the logs of {len(phases)} jobs; name the directory of one: {names}"
-            self.refused.append((str(path), reason))
-            return
-        files = list(_logs(phases[0], self._walk) if phases else self._walk(path))
-        self._walked.update(map(str, files))
-        for file in files:
-            self._path(file)
-        if not files and not self._failed_below(path):
-            self.refused.append((str(path), "contains no logs"))
+
+def _add_logs(inputs: Inputs, path: Path) -> list[str]:
+    """Add the logs of a directory; returns their names."""
+    phases = [path] if (path / SPEC).is_file() else _phases(path)
+    if len(phases) > 1:
+        names = shorten(list(map(str, phases)), MAX_NAMED)
+        reason = f"contains the logs of {len(phases)} jobs; name the directory of one: {names}"
+        inputs.refused.append((str(path), reason))
+        return []
+    files = list(_logs(phases[0], inputs.walk) if phases else inputs.walk(path))
+    for file in files:
+        inputs.add_path(file)
+    if not files and not inputs.failed_below(path):
+        inputs.refused.append((str(path), "contains no logs"))
+    return list(map(str, files))
 
 
 def _phases(path: Path) -> list[Path]:
@@ -91,11 +100,10 @@ def _writer(path: Path) -> tuple[str, int | None, bool]:
         if folder not in ("nodes", "nccl") or not number.isdigit():
             continue
         phase = PhaseDir(Path(*parts[: at - 1]))
-        spec = read_json(phase.spec)
+        spec = _read_once(phase.spec)
         if spec is None:
             continue
-        facts = read_json(phase.node_facts(int(number))) or {}
-        host = facts.get("node")
+        host = (_read_once(phase.node_facts(int(number))) or {}).get("node")
         ranks_per_node, local = spec.get("ranks_per_node"), parts[-2]
         logs = folder == "nodes" and "logs" in parts[at:] and local.isdigit()
         rank = (
@@ -108,6 +116,12 @@ def _writer(path: Path) -> tuple[str, int | None, bool]:
     return "", None, False
 
 
+@lru_cache(maxsize=MAX_RANKS)
+def _read_once(path: Path) -> Mapping[str, Any] | None:
+    """A file of a phase, for all logs of that phase."""
+    return read_json(path)
+
+
 @lru_cache(maxsize=1)
 def _survivors(phase: Path) -> frozenset[int]:
     """The ranks of a phase that finished well; none if its records are not usable."""
@@ -115,7 +129,7 @@ def _survivors(phase: Path) -> frozenset[int]:
     from ..evidence.phase_result import collect_phase
 
     directory = PhaseDir(phase)
-    spec = read_json(directory.spec) or {}
+    spec = _read_once(directory.spec) or {}
     nodes, ranks_per_node = spec.get("nodes"), spec.get("ranks_per_node")
     if (
         type(nodes) is not int

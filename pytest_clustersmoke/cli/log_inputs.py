@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, TypeVar
 
 from ..text import near, shorten
 
@@ -23,9 +22,6 @@ OPEN_ALREADY = ("/dev/fd/", "/proc/self/fd/")
 SPEC, NCCL, PHASES = "spec.json", "nccl", "phases"
 # At most this many phases are named if a directory has several.
 MAX_NAMED = 3
-
-
-Some = TypeVar("Some", bound="Inputs")
 
 
 @dataclass(frozen=True)
@@ -40,22 +36,28 @@ class Input:
 
 @dataclass
 class Inputs:
-    """What to read, each once, and what cannot be read, with the reason."""
+    """What to read, each once, and what cannot be read, with the reason. `add_directory` adds what
+    the subcommand `command` reads of a directory."""
 
-    command: ClassVar[str] = "transports"
+    command: str
+    add_directory: Callable[[Inputs, Path], None]
     found: list[Input] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     _seen: set[tuple[int, int] | str] = field(default_factory=set)
 
     @classmethod
-    def of(cls: type[Some], words: Sequence[str]) -> Some:
-        inputs = cls()
+    def of(cls, words: Sequence[str]) -> Inputs:
+        """The NCCL logs to read, from the arguments of `clustersmoke transports`."""
+        inputs = cls("transports", _add_nccl_logs)
+        inputs.add_words(words)
+        return inputs
+
+    def add_words(self, words: Sequence[str]) -> None:
         for word in words:
             if word == STDIN:
-                inputs._add(Input(None, STDIN_NAME), STDIN)
+                self._add(Input(None, STDIN_NAME), STDIN)
             else:
-                inputs._path(Path(word), named=True)
-        return inputs
+                self.add_path(Path(word), named=True)
 
     @property
     def size(self) -> int | None:
@@ -63,7 +65,7 @@ class Inputs:
         sizes = [source.size for source in self.found]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
-    def _path(self, path: Path, named: bool = False) -> None:
+    def add_path(self, path: Path, named: bool = False) -> None:
         name = str(path)
         try:
             info = path.stat()
@@ -71,7 +73,7 @@ class Inputs:
             self.refused.append((name, _explain_error(path, error)))
             return
         if stat.S_ISDIR(info.st_mode):
-            self._directory(path)
+            self.add_directory(self, path)
         elif stat.S_ISREG(info.st_mode):
             self._add(Input(path, name, _scope(path), info.st_size), (info.st_dev, info.st_ino))
         elif not named:
@@ -84,33 +86,11 @@ class Inputs:
         else:
             self.refused.append((name, "is a device or socket; expected a file, a directory or -"))
 
-    def _directory(self, path: Path) -> None:
-        phases = [path] if _is_phase(path) else sorted(filter(_is_phase, _children(path / PHASES)))
-        tops = [phase / NCCL for phase in phases] or [path]
-        files = {top: list(self._walk(top)) for top in tops}
-        filled = [top for top in tops if files[top]]
-        if len(filled) > 1:
-            names = shorten([str(top.parent) for top in filled], MAX_NAMED)
-            self.refused.append(
-                (
-                    str(path),
-                    f"contains the logs of {len(filled)} jobs; name the directory of one: {names}",
-                )
-            )
-        elif filled:
-            for file in files[filled[0]]:
-                self._path(file)
-        elif phases:
-            why = "contains no NCCL logs (phases under gloo write none)"
-            self.refused.append((str(path), why))
-        elif not self._failed_below(path):
-            self.refused.append((str(path), "contains no files; expected NCCL logs"))
-
-    def _failed_below(self, path: Path) -> bool:
+    def failed_below(self, path: Path) -> bool:
         """Whether the directory, or one below it, could not be listed."""
         return any(Path(name) == path or path in Path(name).parents for name, _ in self.refused)
 
-    def _walk(self, top: Path) -> Iterator[Path]:
+    def walk(self, top: Path) -> Iterator[Path]:
         def refuse(error: OSError) -> None:
             path = Path(os.fsdecode(error.filename))
             self.refused.append((str(path), _explain_error(path, error)))
@@ -125,6 +105,29 @@ class Inputs:
         if identity not in self._seen:
             self._seen.add(identity)
             self.found.append(source)
+
+
+def _add_nccl_logs(inputs: Inputs, path: Path) -> None:
+    phases = [path] if _is_phase(path) else sorted(filter(_is_phase, _children(path / PHASES)))
+    tops = [phase / NCCL for phase in phases] or [path]
+    files = {top: list(inputs.walk(top)) for top in tops}
+    filled = [top for top in tops if files[top]]
+    if len(filled) > 1:
+        names = shorten([str(top.parent) for top in filled], MAX_NAMED)
+        inputs.refused.append(
+            (
+                str(path),
+                f"contains the logs of {len(filled)} jobs; name the directory of one: {names}",
+            )
+        )
+    elif filled:
+        for file in files[filled[0]]:
+            inputs.add_path(file)
+    elif phases:
+        why = "contains no NCCL logs (phases under gloo write none)"
+        inputs.refused.append((str(path), why))
+    elif not inputs.failed_below(path):
+        inputs.refused.append((str(path), "contains no files; expected NCCL logs"))
 
 
 def _is_phase(path: Path) -> bool:
