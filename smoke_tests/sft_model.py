@@ -1,27 +1,33 @@
-"""The model of train_lora_sft.py: a frozen base with LoRA adapters, its loss, and its state."""
+"""The model of train_lora_sft.py: a frozen base with LoRA adapters, and its loss."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from huggingface_hub import snapshot_download
+from peft import LoraConfig, PeftModel, get_peft_model
 
 from sft_data import Batch
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def build_base(args: argparse.Namespace, vocabulary: int) -> Any:
+def download(model: str) -> None:
+    """Fetch a model by its name on the hub into the cache, which all ranks load it from."""
+    if model != "tiny" and not Path(model).is_dir():
+        snapshot_download(model, allow_patterns=["*.json", "model*.safetensors"])
+
+
+def build_base(model: str, vocabulary: int, precision: str, seed: int) -> Any:
     """The model under the adapters, equal on all ranks: loaded, or a small one from the seed."""
-    transformers.set_seed(args.seed)
-    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
-    if args.model != "tiny":
+    transformers.set_seed(seed)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    if model != "tiny":
         load: Any = transformers.AutoModelForCausalLM.from_pretrained
-        return load(args.model, torch_dtype=dtype, use_cache=False)
+        return load(model, torch_dtype=dtype, use_cache=False)
     config = transformers.MistralConfig(
         vocab_size=vocabulary,
         hidden_size=64,
@@ -47,13 +53,9 @@ def list_trainable(model: Any) -> dict[str, Any]:
     """What the optimizer may change: adapter tensors by projection, and all other parameters."""
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     adapters = [name for name in names if ".lora_" in name]
-    return {
-        "trainable_adapters": {
-            projection: sum(f".{projection}." in name for name in adapters)
-            for projection in PROJECTIONS
-        },
-        "trainable_besides": sorted(set(names) - set(adapters)),
-    }
+    counts = {each: sum(f".{each}." in name for name in adapters) for each in PROJECTIONS}
+    others = sorted(set(names) - set(adapters))
+    return {"trainable_adapters": counts, "trainable_besides": others}
 
 
 def loss_of(model: Any, batch: Batch, precision: str) -> torch.Tensor:
@@ -69,23 +71,6 @@ def evaluate(model: Any, batch: Batch, precision: str) -> float:
         loss = float(loss_of(model, batch, precision))
     model.train()
     return loss
-
-
-def checksums(model: Any, device: torch.device) -> dict[str, int]:
-    """A 64-bit sum over the bits of each parameter. Each element has its own odd factor, so that
-    changing any element changes the sum. Hashing 14 GB on the CPU would outlast the training."""
-    integers, sums = {2: torch.int16, 4: torch.int32}, {}
-    for name, parameter in model.named_parameters():
-        bits = parameter.detach().flatten().view(integers[parameter.element_size()]).to(device)
-        factors = torch.arange(len(bits), device=device) * 0x2545F4914F6CDD1D | 1
-        sums[name] = int((bits * factors).sum())  # overflows and wraps around
-    return sums
-
-
-def state_of(model: Any, device: torch.device) -> dict[str, Any]:
-    """The state that a new model must have after loading the checkpoint: adapters and base."""
-    adapters = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {"adapters": dict(adapters), "parameters": checksums(model, device)}
 
 
 def save(model: Any, path: Path) -> None:

@@ -12,24 +12,23 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import transformers
 
 from pytest_clustersmoke.rank import Proof, Rank, StepLog
-from sft_data import Batch, batch_of, digest, share_examples
+from sft_data import Batch, format_prompt, load_examples, load_tokenizer, tokenise
 from sft_model import (
     add_adapters,
     build_base,
-    checksums,
+    download,
     evaluate,
     list_trainable,
     load,
     loss_of,
     save,
-    state_of,
 )
 
 FIXED_BATCH = 8  # examples whose loss is measured before and after training
@@ -71,26 +70,34 @@ def open_group(args: argparse.Namespace, rank: Rank) -> transformers.TrainingArg
         report_to="none",
         disable_tqdm=True,
     )
-    if rank.world_size == 1 and not dist.is_initialized():
-        dist.init_process_group("gloo")  # Trainer opens no group for one rank; the checks need one
     rank.group_opened()
     settings.output_dir = str(rank.output_dir)
     return settings
 
 
+def prepare_data(args: argparse.Namespace) -> tuple[Batch, dict[str, int]]:
+    """All examples, tokenised, and the vocabulary; fills the caches of `datasets` and the hub."""
+    tokenizer = load_tokenizer(args.model)
+    texts = [format_prompt(example) for example in load_examples(args.dataset, args.subset_size)]
+    download(args.model)
+    return tokenise(texts, tokenizer, args.seq_len), tokenizer.get_vocab()
+
+
 class SftTrainer(transformers.Trainer):
     """Trainer that records each step: its loss, its rows, and the end of this rank's own work."""
 
-    def __init__(self, log: StepLog, **options: Any) -> None:
+    step_log: StepLog
+
+    def __init__(self, precision: str, **options: Any) -> None:
         super().__init__(**options)
-        self.add_callback(StepEnd(self, log))
+        self.add_callback(StepEnd(self))
         self.model_accepts_loss_kwargs = False  # newer versions would scale our loss, a mean
-        self.step_log = log
+        self.precision = precision
         self.rows: list[torch.Tensor] = []
 
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
         self.rows.append(inputs.pop("row"))
-        self.inputs = inputs
+        self.batch = inputs
         loss = model(**inputs).loss
         self.step_log.local_done()  # the backward pass waits for the other ranks
         self.last_loss = loss.detach()  # stays on its device, so nothing waits for it
@@ -101,30 +108,32 @@ class SftTrainer(transformers.Trainer):
         self.step_log.backward_done()  # here, since Trainer clips the gradients next
         return loss
 
+    def local_loss(self, index: int) -> torch.Tensor:
+        """The loss of this step's batch with the bare model, so that DDP does not run."""
+        return loss_of(self.model, self.batch, self.precision)
+
 
 class StepEnd(transformers.TrainerCallback):
-    def __init__(self, trainer: SftTrainer, log: StepLog) -> None:
-        self.trainer, self.log = trainer, log
+    def __init__(self, trainer: SftTrainer) -> None:
+        self.trainer = trainer
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.log.record(loss=self.trainer.last_loss)
+        self.trainer.step_log.record(loss=self.trainer.last_loss)
 
 
-def train(args: argparse.Namespace, rank: Rank, settings: Any, model: Any, examples: Batch) -> None:
-    log = rank.step_log(
+def train(
+    args: argparse.Namespace, rank: Rank, settings: Any, model: Any, examples: Batch
+) -> dict[str, float]:
+    """Train and record each step; returns this rank's metrics."""
+    columns = {"row": torch.arange(args.subset_size), **examples}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    trainer = SftTrainer(args.precision, model=model, args=settings, train_dataset=rows)
+    log = trainer.step_log = rank.step_log(
         args.max_steps,
         samples_per_rank=args.micro_batch,
         tokens_per_rank=args.micro_batch * args.seq_len,  # padding included
-        # The bare model, so DDP does not run; `trainer` is bound below, before the first step.
-        proof=Proof(
-            model,
-            local_loss=lambda _: loss_of(model, trainer.inputs, args.precision),
-            precision=args.precision,
-        ),
+        proof=Proof(model, local_loss=trainer.local_loss, precision=args.precision),
     )
-    columns = {"row": torch.arange(args.subset_size), **examples}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    trainer = SftTrainer(log, model=model, args=settings, train_dataset=rows)
     log.start()
     trainer.train()
     metrics = log.finish()
@@ -132,21 +141,19 @@ def train(args: argparse.Namespace, rank: Rank, settings: Any, model: Any, examp
         rows_trained_on=torch.cat(trainer.rows).tolist(),
         wrapper=type(trainer.model_wrapped).__name__,
     )
-    if rank.is_main:
-        write_results(args, rank, settings, metrics["steps_per_s"])
+    return metrics
 
 
-def write_results(args: argparse.Namespace, rank: Rank, settings: Any, steps_per_s: float) -> None:
+def write_results(
+    args: argparse.Namespace, rank: Rank, settings: Any, metrics: dict[str, float]
+) -> None:
     """Write metrics.json and run_args.json, with the keys of the documented runs."""
-    tokens = args.max_steps * args.micro_batch * args.seq_len  # of a rank, padding included
-    wall_s = args.max_steps / steps_per_s
-    on_cuda = rank.device.type == "cuda"
     figures = {
-        "wall_time_s": wall_s,
-        "approx_tokens_per_rank": tokens,
-        "approx_tokens_per_s_per_rank": tokens / wall_s,
+        "wall_time_s": args.max_steps / metrics["steps_per_s"],
+        "approx_tokens_per_rank": args.max_steps * args.micro_batch * args.seq_len,
+        "approx_tokens_per_s_per_rank": metrics["tokens_per_s_per_rank"],
         "world_size": rank.world_size,
-        "gpu0": torch.cuda.get_device_name(0) if on_cuda else None,
+        "gpu0": torch.cuda.get_device_name(0) if rank.device.type == "cuda" else None,
         "torch": torch.__version__,
         "model": args.model,
         "dataset": args.dataset,
@@ -159,6 +166,12 @@ def write_results(args: argparse.Namespace, rank: Rank, settings: Any, steps_per
     rank.fact(metrics_written_by=rank.rank)
 
 
+def state_of(model: Any, rank: Rank) -> dict[str, Any]:
+    """The state that a new model must have after loading the checkpoint: adapters and base."""
+    adapters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    return {"adapters": adapters, "parameters": rank.checksums(model.named_parameters())}
+
+
 def main() -> None:
     args = parse_args()
     with Rank.start(init="trainer") as rank:
@@ -166,12 +179,23 @@ def main() -> None:
             args.precision = "bf16" if rank.device.type == "cuda" else "fp32"
         settings = rank.stage("init", lambda: open_group(args, rank))
 
-        # Data.
-        examples, vocabulary = rank.stage("data", lambda: share_examples(args, rank))
-        fixed = batch_of(examples, range(FIXED_BATCH), rank.device)  # the same on every rank
+        # Data. Rank 0 alone prepares them, or the ranks would race for files in the caches.
+        examples, vocabulary, tokenised_by = rank.stage(
+            "data", lambda: rank.run_on_main(lambda: (*prepare_data(args), rank.rank))
+        )
+        fixed = {name: column[:FIXED_BATCH].to(rank.device) for name, column in examples.items()}
+        rank.fact(
+            tokenised_by=tokenised_by,
+            tokenised_here=tokenised_by == rank.rank,
+            examples=len(examples["input_ids"]),
+            dataset_digest=rank.digest(examples).hex,
+            tokenizer_digest=rank.digest(vocabulary).hex,
+        )
 
         # Model.
-        model = rank.stage("model", lambda: add_adapters(build_base(args, vocabulary)))
+        tokens = max(vocabulary.values()) + 1
+        build = partial(build_base, args.model, tokens, args.precision, args.seed)
+        model = rank.stage("model", lambda: add_adapters(build()))
         model.to(rank.device)
         trainable, parameters = model.get_nb_trainable_parameters()
         rank.fact(
@@ -185,27 +209,29 @@ def main() -> None:
         )
 
         # Loop. It must change all adapters, and nothing else.
-        loss_before, before = evaluate(model, fixed, args.precision), checksums(model, rank.device)
-        train(args, rank, settings, model, examples)
-        loss_after, after = evaluate(model, fixed, args.precision), checksums(model, rank.device)
-        adapters = {name for name, p in model.named_parameters() if p.requires_grad}
+        before = state_of(model, rank)["parameters"]
+        loss_before = evaluate(model, fixed, args.precision)
+        metrics = train(args, rank, settings, model, examples)
+        if rank.is_main:
+            write_results(args, rank, settings, metrics)
+        loss_after = evaluate(model, fixed, args.precision)
+        trained = state_of(model, rank)
+        adapters, after = trained["adapters"].keys(), trained["parameters"]
         changed = {name for name in after if after[name] != before[name]}
         rank.fact(
             fixed_loss_before=loss_before,
             fixed_loss_after=loss_after,
             base_unchanged=not changed - adapters,
             adapters_changed=adapters <= changed,
-            base_digest=digest({name: after[name] for name in after.keys() - adapters}),
-            adapter_digest=digest({name: after[name] for name in adapters}),
+            base_digest=rank.digest({name: after[name] for name in after.keys() - adapters}).hex,
+            adapter_digest=rank.digest(trained["adapters"]).hex,
         )
 
         # Checkpoint. Rank 0 saves the adapters; each rank loads them onto a new base.
         path = rank.output_dir / "adapter"
-        trained = rank.digest(state_of(model, rank.device))
+        digest = rank.digest(trained)
         rank.save_checkpoint(lambda: save(model, path) if rank.is_main else None)
-        rank.verify_reload(
-            trained, lambda: state_of(load(path, build_base(args, vocabulary)), rank.device)
-        )
+        rank.verify_reload(digest, lambda: state_of(load(path, build()), rank))
 
 
 if __name__ == "__main__":

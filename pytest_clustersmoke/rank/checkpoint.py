@@ -1,9 +1,10 @@
-"""Digests of nested state, for comparison bit for bit, and the files of a checkpoint."""
+"""Digests and checksums of state, for comparison bit for bit, and the files of a checkpoint."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,12 @@ class Digest(dict[str, str]):
     """Maps the path of each value in a nested state to its type, shape and hash."""
 
     tensors: int = 0
+
+    @property
+    def hex(self) -> str:
+        """One hash of the whole state, as a fact that ranks can be compared by. The order of the
+        keys of a dict does not matter."""
+        return hashlib.sha256(json.dumps(self, sort_keys=True).encode()).hexdigest()
 
 
 def digest(state: Any) -> Digest:
@@ -35,6 +42,24 @@ def digest(state: Any) -> Digest:
         else:
             result[path] = f"{type(value).__name__} {value!r}"
     return result
+
+
+def checksums(
+    named_tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device
+) -> dict[str, int]:
+    """A 64-bit sum over the bits of each tensor, computed on `device`.
+
+    Each element has its own odd factor, so the sum changes with any element, and if two swap.
+    """
+    import torch
+
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = {}
+    for name, tensor in named_tensors:
+        bits = tensor.detach().to(device).flatten().view(integers[tensor.element_size()])
+        factors = torch.arange(len(bits), device=device) * 0x2545F4914F6CDD1D | 1
+        sums[name] = int((bits * factors).sum())  # overflows and wraps around
+    return sums
 
 
 def mismatched_paths(expected: Digest, actual: Digest) -> list[str]:

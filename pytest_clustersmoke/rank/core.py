@@ -121,14 +121,24 @@ class Rank:
     def barrier(self) -> None:
         process_group.barrier(self.device)
 
+    def run_on_main(self, function: Callable[[], Result]) -> Result:
+        """Run `function` on rank 0 alone, and return its result on every rank.
+
+        All ranks must call it. The result is pickled, so it should fit in host memory.
+        """
+        return process_group.broadcast_object(function() if self.is_main else None)
+
     def group_opened(self) -> None:
         """Record the process group and test it with a barrier over all ranks.
 
         With init="trainer" the program calls this on every rank once its library has opened the
-        group (inside its own `rank.stage("init", ...)`); otherwise `start` calls it.
+        group (inside its own `rank.stage("init", ...)`); otherwise `start` calls it. A Trainer
+        opens no group for a single rank: this opens one then, since the proofs need it.
         """
         import torch.distributed as dist
 
+        if self.world_size == 1 and not dist.is_initialized():
+            dist.init_process_group("gloo")
         world_size = dist.get_world_size()
         if world_size != self.world_size or dist.get_rank() != self.rank:
             raise RankMisuse(
@@ -142,7 +152,7 @@ class Rank:
         self._events.event("barrier", seconds=process_group.barrier(self.device))
         if self._environment.phase_dir is None:
             path = tempfile.mkdtemp(prefix="clustersmoke-") if self.is_main else ""
-            self._output_dir = Path(process_group.broadcast_text(path))
+            self._output_dir = Path(process_group.broadcast_object(path))
             self._output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._hook.opened()
 
@@ -176,7 +186,7 @@ class Rank:
 
     def _make_prover(self, proof: Proof, count: int) -> StepProver:
         self._hook.parameters = [p for p in proof.model.parameters() if p.requires_grad]
-        seed = process_group.broadcast_text(secrets.token_hex(8))
+        seed = process_group.broadcast_object(secrets.token_hex(8))
         steps = draw_steps(count, self._environment.proof_steps, seed)
         self._events.event("proof_plan", seed=seed, steps=[step + 1 for step in steps])
         return StepProver(proof, steps, self.world_size, self._hook.after_backward)
@@ -300,6 +310,11 @@ class Rank:
     def digest(self, state: Any) -> checkpoint.Digest:
         """The digest that `verify_reload` compares, for a state too large to keep until then."""
         return checkpoint.digest(state)
+
+    def checksums(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
+        """A 64-bit sum over the bits of each tensor, such as `model.named_parameters()`; the sum
+        changes with any element. On a GPU far faster than a digest, for a model of many GiB."""
+        return checkpoint.checksums(named_tensors, self.device)
 
     def verify_reload(self, before: Any, reload: Callable[[], Any]) -> bool:
         """Compare the state before saving with the state of a new model that loaded it, bit by bit.

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -125,11 +125,11 @@ def barrier(device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def broadcast_text(text: str) -> str:
-    """Rank 0's text, on every rank."""
+def broadcast_object(value: Any) -> Any:
+    """Rank 0's value, on every rank."""
     import torch.distributed as dist
 
-    shared: list[str] = [text]
+    shared = [value]
     dist.broadcast_object_list(shared, src=0)
     return shared[0]
 

@@ -126,3 +126,11 @@ def test_program_runs_by_hand(tmp_path: Path) -> None:
     for words in ("rank 0 of 1", "step 30/30", "samples_per_s", "in sync", "reload: 24 tensors"):
         assert words in done.stdout
     assert not list(tmp_path.glob("clustersmoke-*"))
+
+
+def test_single_rank_under_a_trainer_gets_a_group(torchrun: Callable[..., Run]) -> None:
+    """A Trainer opens none for one rank; what rank 0 shares arrives."""
+    run = torchrun("lone_trainer.py", ranks=1)
+    assert run.status == 0, run.output
+    assert run.only("group")["backend"] == "gloo"
+    assert run.only("fact")["values"] == {"shared": [1]}

@@ -13,7 +13,7 @@ import pytest
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.evidence.telemetry import Events, read_events
 from pytest_clustersmoke.rank import StepLog
-from pytest_clustersmoke.rank.checkpoint import digest, list_files, mismatched_paths
+from pytest_clustersmoke.rank.checkpoint import checksums, digest, list_files, mismatched_paths
 from pytest_clustersmoke.rank.device import choose_device
 from pytest_clustersmoke.rank.rank_environment import (
     RankEnvironment,
@@ -244,3 +244,29 @@ def test_files_are_listed_with_bytes(tmp_path: Path) -> None:
     (tmp_path / "latest").write_bytes(b"tag")
     expected = [{"name": "latest", "bytes": 3}, {"name": "tag/model.pt", "bytes": 4}]
     assert list_files(tmp_path) == expected
+
+
+def test_changed_value_changes_the_hash_of_a_digest() -> None:
+    """Ranks with different data have different hashes; the order of keys does not matter."""
+    same = {"a": [1, 2], "b": [3]}
+    assert digest(same).hex == digest({"b": [3], "a": [1, 2]}).hex
+    assert digest(same).hex != digest({"a": [1, 4], "b": [3]}).hex
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8"])
+def test_checksum_changes_with_any_element(dtype: str) -> None:
+    """Equal bits give equal sums; one changed bit or two swapped elements give a different one."""
+    import torch
+
+    weights = torch.randn(50, 3, generator=torch.Generator().manual_seed(1)) * 50
+    weights = weights.to(getattr(torch, dtype))
+
+    def checksum(tensor: torch.Tensor) -> int:
+        return checksums([("weight", tensor)], torch.device("cpu"))["weight"]
+
+    assert checksum(weights.clone()) == checksum(weights)
+    for index in (0, 77, 149):
+        changed = weights.clone()
+        changed.view(-1)[index] = -changed.view(-1)[index]
+        assert checksum(changed) != checksum(weights)
+    assert checksum(weights.flip(0)) != checksum(weights)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
@@ -141,21 +140,6 @@ def test_every_example_is_padded_or_cut_to_the_sequence_length(shipped: Examples
     assert text == texts[uncut] + tokenizer.eos_token + padding
     cut = sft_data.tokenise(texts, tokenizer, seq_len=8)
     assert cut["attention_mask"].sum(dim=1).tolist() == [8] * 50
-
-
-def test_batch_wraps_around_at_the_last_example(shipped: Examples) -> None:
-    """After the last row comes the first."""
-    texts = [sft_data.format_prompt(example) for example in shipped[:3]]
-    examples = sft_data.tokenise(texts, sft_data.load_tokenizer("tiny"), seq_len=48)
-    batch = sft_data.batch_of(examples, range(2, 5), torch.device("cpu"))
-    assert batch["input_ids"].equal(examples["input_ids"][[2, 0, 1]])
-
-
-def test_changed_token_changes_the_digest(shipped: Examples) -> None:
-    """Ranks with different data have different digests; the order of columns does not matter."""
-    same = {"a": [1, 2], "b": [3]}
-    assert sft_data.digest(same) == sft_data.digest({"b": [3], "a": [1, 2]})
-    assert sft_data.digest(same) != sft_data.digest({"a": [1, 4], "b": [3]})
 
 
 def test_examples_load_from_a_directory_of_data_files(tmp_path: Path) -> None:
