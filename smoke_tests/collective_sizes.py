@@ -47,10 +47,10 @@ def round_size(name: str, asked_bytes: int, ranks: int) -> int:
     return asked_bytes // unit * unit
 
 
-def bus_bandwidth(name: str, size_bytes: int, seconds: float, ranks: int) -> float:
-    """busbw in GB/s: S/t times 2(n-1)/n for all-reduce, and times (n-1)/n for the others."""
-    passes = 2 if name == "all_reduce" else 1
-    return size_bytes / seconds / 1e9 * passes * (ranks - 1) / ranks
+def bandwidths(name: str, size_bytes: int, seconds: float, ranks: int) -> tuple[float, float]:
+    """algbw and busbw in GB/s: S/t, and S/t times 2(n-1)/n for all-reduce, otherwise (n-1)/n."""
+    algbw = size_bytes / seconds / 1e9
+    return algbw, algbw * (2 if name == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
 def derive_metrics(seconds: dict[tuple[str, int], float], ranks: int) -> dict[str, float]:
@@ -58,7 +58,7 @@ def derive_metrics(seconds: dict[tuple[str, int], float], ranks: int) -> dict[st
     bandwidths, those of all-reduce at some sizes, and the latency of the smallest."""
     metrics: dict[str, float] = {}
     for (name, asked), taken in seconds.items():
-        busbw = bus_bandwidth(name, round_size(name, asked, ranks), taken, ranks)
+        _, busbw = bandwidths(name, round_size(name, asked, ranks), taken, ranks)
         metrics[PEAKS[name]] = max(busbw, metrics.get(PEAKS[name], 0.0))
         if name == "all_reduce" and asked in AT_SIZE:
             metrics[AT_SIZE[asked]] = busbw

@@ -1,5 +1,4 @@
-"""The collectives of train_allreduce.py: sizes and bandwidths by the definitions of nccl-tests
-(github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), the calls, their data and the expected results.
+"""The collectives of train_allreduce.py: the calls, their data and the expected results.
 
 The data are whole numbers that float32 represents exactly, sums included. So each result is known
 without a collective, and a single wrong bit makes a wrong element.
@@ -14,11 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from collective_sizes import ELEMENT_BYTES, SHARE_BYTES
 from pytest_clustersmoke.rank import Rank
 
-NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-ELEMENT_BYTES = 4  # float32
-ALIGN = 4  # elements: a rank's share is a multiple of 16 bytes
 EXACT = 2**24  # float32 represents every whole number up to this one
 PERIOD = 127  # the data repeat after a prime number of elements, so misplaced chunks are detected
 PRIME = 16_777_213  # the largest below 2**24
@@ -27,20 +24,6 @@ CHUNK = 2**22  # elements checked at once: 32 MiB of indices, in addition to the
 # torch deprecated the old names after 2.2.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-def elements(name: str, asked_bytes: int, ranks: int) -> int:
-    """The number of float32 elements in a collective of `asked_bytes`: in the buffer of all-reduce,
-    the output of all-gather, the input of reduce-scatter and of all-to-all. In the last three each
-    rank has an equal share, rounded down, which is 0 at the smallest sizes."""
-    count = asked_bytes // ELEMENT_BYTES
-    return count if name == "all_reduce" else count // (ranks * ALIGN) * ranks * ALIGN
-
-
-def bandwidths(name: str, size_bytes: int, seconds: float, ranks: int) -> tuple[float, float]:
-    """algbw and busbw in GB/s: S/t, and S/t times 2(n-1)/n for all-reduce, otherwise (n-1)/n."""
-    algbw = size_bytes / seconds / 1e9
-    return algbw, algbw * (2 if name == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
 def weight(rank: int) -> int:
@@ -55,7 +38,7 @@ class Collectives:
 
     def __init__(self, rank: Rank, max_bytes: int) -> None:
         self.rank, self.ranks, self.device = rank.rank, rank.world_size, rank.device
-        count = max(max_bytes // ELEMENT_BYTES, ALIGN * self.ranks)
+        count = max(max_bytes // ELEMENT_BYTES, SHARE_BYTES // ELEMENT_BYTES * self.ranks)
         self.sent = torch.zeros(count, device=self.device)
         self.received = torch.zeros(count, device=self.device)
         self.weights = sum(map(weight, range(self.ranks)))
@@ -82,7 +65,7 @@ class Collectives:
     def why_absent(self, name: str) -> str | None:
         """Try the collective once; returns torch's message if this gloo does not support it."""
         try:
-            self.call(name, ALIGN * self.ranks)()
+            self.call(name, SHARE_BYTES // ELEMENT_BYTES * self.ranks)()
         except RuntimeError as error:  # includes NotImplementedError
             # "no support for _allgather_base in Gloo process group", "gloo does not support ..."
             if dist.get_backend() != "gloo" or "support" not in str(error):

@@ -2,13 +2,13 @@
 
 import pytest
 
+import collective_criteria
 from pytest_clustersmoke.criteria import (
     PhaseView,
     Started,
     TalkedBetweenNodes,
     TalkedInsideNodes,
     Trained,
-    bandwidth,
     node_pairs,
 )
 
@@ -25,28 +25,29 @@ class Swept(Started, TalkedInsideNodes):
 
     @pytest.mark.detects("result-corrupted")
     def test_every_collective_is_correct(self, phase: PhaseView) -> None:
-        bandwidth.check_results(phase)
+        collective_criteria.check_results(phase)
 
     def test_every_size_is_measured(self, phase: PhaseView) -> None:
-        bandwidth.check_sizes(phase)
+        collective_criteria.check_sizes(phase)
 
     def test_bandwidths_follow_from_the_times(self, phase: PhaseView) -> None:
-        bandwidth.check_metrics_follow(phase)
+        collective_criteria.check_metrics_follow(phase)
 
     def test_bandwidth_meets_the_reference(self, phase: PhaseView) -> None:
-        Trained.check_metrics(phase, *bandwidth.metric_names(phase))
+        Trained.check_metrics(phase, *collective_criteria.metric_names(phase))
 
     def test_latency_meets_the_reference(self, phase: PhaseView) -> None:
         Trained.check_metrics(phase, "latency_us")
 
     def judged_metrics(self, phase: PhaseView) -> tuple[str, ...]:
-        return (*super().judged_metrics(phase), *bandwidth.metric_names(phase), "latency_us")
+        bandwidths = collective_criteria.metric_names(phase)
+        return (*super().judged_metrics(phase), *bandwidths, "latency_us")
 
     def test_all_ranks_are_equally_fast(self, phase: PhaseView) -> None:
-        bandwidth.check_spread(phase)
+        collective_criteria.check_spread(phase)
 
     def test_bandwidth_does_not_fall_as_sizes_grow(self, phase: PhaseView) -> None:
-        bandwidth.check_dips(phase)
+        collective_criteria.check_dips(phase)
 
 
 @pytest.mark.phase(

@@ -75,7 +75,7 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
     gpus_per_node=2,
     args={**SIZES, "layers": 6},
     small=SMALL,
-    needs={"bf16": True, "writes_gib": 10.5},  # 14 bytes for each parameter
+    needs={"bf16": True, "writes_gib": 10.5},  # 14 bytes for each of 805,429,248 parameters
 )
 class TestZeroOneOnTwoGpus(TrainedWithZero):
     """805,429,248 parameters on one node."""
@@ -89,7 +89,7 @@ class TestZeroOneOnTwoGpus(TrainedWithZero):
     gpus_per_node=2,
     args={**SIZES, "layers": 8},
     small=SMALL,
-    needs={"bf16": True, "writes_gib": 14},
+    needs={"bf16": True, "writes_gib": 14},  # 1,073,905,664 parameters
 )
 class TestZeroOneOnFourNodes(TrainedWithZero, TalkedBetweenNodes):
     """1,073,905,664 parameters on four nodes."""

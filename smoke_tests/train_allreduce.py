@@ -17,24 +17,18 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from collectives import ELEMENT_BYTES, NAMES, Collectives, bandwidths, elements
-from pytest_clustersmoke.rank import Rank
-from stopwatch import Stopwatch
+from collective_sizes import (
+    ELEMENT_BYTES,
+    PAIR_BYTES,
+    PEAKS,
+    bandwidths,
+    derive_metrics,
+    list_sizes,
+    round_size,
+)
+from collectives import Collectives
+from pytest_clustersmoke.rank import Rank, Stopwatch
 
-SMALLEST_BYTES = 8
-# Metrics: the best bus bandwidth of each collective over all sizes, and of all-reduce at some.
-PEAKS = {
-    "all_reduce": "busbw_gb_per_s",
-    "all_gather": "all_gather_busbw_gb_per_s",
-    "reduce_scatter": "reduce_scatter_busbw_gb_per_s",
-    "all_to_all": "all_to_all_busbw_gb_per_s",
-}
-AT_SIZE = {
-    2**20: "busbw_1mib_gb_per_s",
-    2**26: "busbw_64mib_gb_per_s",
-    2**30: "busbw_1gib_gb_per_s",
-}
-PAIR_BYTES = 2**26  # sent each way between two nodes
 # Two buffers of the largest size, and the same again for the checks and NCCL's own buffers.
 MEMORY_FOR_A_SIZE = 4
 debug: Any = dist  # torch's annotations lack the debug level
@@ -61,38 +55,25 @@ def fit_to_memory(max_bytes: int, rank: Rank, watch: Stopwatch) -> int:
     return fitting
 
 
-def list_sizes(max_bytes: int, factor: int) -> list[int]:
-    """The sizes to measure, in bytes: 8, each `factor` times the one before, up to `max_bytes`."""
-    if factor < 2 or max_bytes < SMALLEST_BYTES:
-        raise ValueError(
-            f"no sizes from {SMALLEST_BYTES} to {max_bytes} B with a factor of {factor}; expected "
-            f"at least {SMALLEST_BYTES} B and a factor of 2 or more"
-        )
-    sizes = [SMALLEST_BYTES]
-    while sizes[-1] * factor <= max_bytes:
-        sizes.append(sizes[-1] * factor)
-    return sizes
-
-
 def probe_collectives(rank: Rank, collectives: Collectives) -> list[str]:
     """The collectives that work here; gloo in older versions of torch lacks some."""
-    absent = {name: collectives.why_absent(name) for name in NAMES}
+    absent = {name: collectives.why_absent(name) for name in PEAKS}
     rank.fact(left_out={name: why for name, why in absent.items() if why is not None})
     return [name for name, why in absent.items() if why is None]
 
 
 def measure(
     name: str, asked_bytes: int, rank: Rank, collectives: Collectives, watch: Stopwatch
-) -> dict[str, float]:
-    """Check and time one collective at one size; returns the resulting metrics."""
-    count = elements(name, asked_bytes, rank.world_size)
+) -> float:
+    """Check and time one collective at one size; returns the slowest rank's seconds."""
+    size_bytes = round_size(name, asked_bytes, rank.world_size)
+    count = size_bytes // ELEMENT_BYTES
     call = collectives.call(name, count)
     collectives.fill(name, count)
     call()  # also opens the connections: NCCL 2.22 and later open them on first use
     checked = collectives.check(name, count)
     collectives.clear(count)
     timing = watch.time(call)
-    size_bytes = count * ELEMENT_BYTES
     algbw, busbw = bandwidths(name, size_bytes, timing.seconds, rank.world_size)
     rank.measured(
         "collective",
@@ -108,12 +89,7 @@ def measure(
         f"{name:<14} {size_bytes:>13,} B {timing.seconds * 1e6:11.1f} us  "
         f"algbw {algbw:8.3f}  busbw {busbw:8.3f} GB/s  {checked['wrong']} wrong"
     )
-    metrics = {PEAKS[name]: busbw}
-    if name == "all_reduce" and asked_bytes in AT_SIZE:
-        metrics[AT_SIZE[asked_bytes]] = busbw
-    if name == "all_reduce" and asked_bytes == SMALLEST_BYTES:
-        metrics["latency_us"] = timing.seconds * 1e6
-    return metrics
+    return timing.seconds
 
 
 def rounds(nodes: int) -> range:
@@ -166,13 +142,11 @@ def measure_all(
     """Measure every collective at every size, then every pair of nodes; returns the best value of
     each metric."""
     ranks, nodes = rank.world_size, rank.world_size // rank.local_world_size
-    plan = [(name, size) for size in sizes for name in names if elements(name, size, ranks)]
+    plan = [(name, size) for size in sizes for name in names if round_size(name, size, ranks)]
     watch.steps = len(plan) + len(rounds(nodes))
     rank.say(f"{ranks} ranks on {nodes} nodes communicate over {dist.get_backend()}")
-    metrics: dict[str, float] = {}
-    for name, size in plan:
-        for metric, value in measure(name, size, rank, collectives, watch).items():
-            metrics[metric] = max(value, metrics.get(metric, 0.0))
+    seconds = {item: measure(*item, rank, collectives, watch) for item in plan}
+    metrics = derive_metrics(seconds, ranks)
     count = min(PAIR_BYTES, sizes[-1]) // ELEMENT_BYTES
     speeds = [
         measure_pairs(distance, count, rank, collectives, watch) for distance in rounds(nodes)

@@ -8,6 +8,7 @@ Only the imports below reach into the package.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import re
 import sqlite3
@@ -170,7 +171,12 @@ class Surface:
             yield from {f"{name}.{member}" for member in (*members(cls), *assigned(cls))}
 
     def criteria_api(self) -> Iterator[str]:
-        """The base classes of phases; their tests name the cases of JUnit."""
+        """The base classes of phases, whose tests name the cases of JUnit, and judges."""
+        for module in (criteria.bandwidth, criteria.node_pairs):
+            for name, function in inspect.getmembers(module, inspect.isfunction):
+                if function.__module__ == module.__name__ and not name.startswith("_"):
+                    parameters = ", ".join(inspect.signature(function).parameters)
+                    yield f"{module.__name__.rpartition('.')[2]}.{name}({parameters})"
         for name, cls in classes(criteria).items():
             if cls is criteria.PhaseView:  # its own list is `phase_api`
                 continue

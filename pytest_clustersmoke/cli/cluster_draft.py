@@ -291,8 +291,6 @@ def _phases(choice: PartitionChoice) -> list[DraftPhase]:
         why = _too_few(nodes, gpus, most, kind.gpus, "GPUs")
         why = why or (lacks_bf16(kind.gpu) if needs.bf16 else "")
         settings: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus}
-        if needs.writes_gib:
-            settings["writes_gib"] = needs.writes_gib
         settings["slurm"] = {**_share(kind, gpus), "time": _time(nodes, choice)}
         phases.append(DraftPhase(marked.name, settings, why, needs.downloads))
     return phases

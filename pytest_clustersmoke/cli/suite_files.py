@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def shipped_phases() -> list[Marked]:
     phases: list[Marked] = []
     problems: list[Problem] = []
     for path in sorted(shipped_suite().glob("test_*.py")):
-        classes = [item for item in runpy.run_path(str(path)).values() if isinstance(item, type)]
+        classes = [item for item in _run_test_file(path).values() if isinstance(item, type)]
         for mark in (mark for cls in classes for mark in vars(cls).get("pytestmark", ())):
             if mark.name == "phase":
                 marked, misfits = read_marker(mark.args, mark.kwargs, path, str(path))
@@ -70,6 +71,15 @@ def shipped_phases() -> list[Marked]:
     if problems:
         raise UsageProblems(problems)
     return sorted(phases, key=lambda phase: (phase.nodes, phase.gpus_per_node))
+
+
+def _run_test_file(path: Path) -> dict[str, Any]:
+    """The names that a test file defines; modules beside it can be imported, as under pytest."""
+    sys.path.insert(0, str(path.parent))
+    try:
+        return runpy.run_path(str(path))
+    finally:
+        sys.path.remove(str(path.parent))
 
 
 def suite_files() -> dict[str, bytes]:

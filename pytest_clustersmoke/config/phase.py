@@ -71,6 +71,7 @@ class Phase:
     stage_limits_s: Mapping[str, Sourced] = field(default_factory=dict)
     small: Mapping[str, Sourced] = field(default_factory=dict)  # arguments that train in seconds
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
+    writes_gib: float = 0.0  # its checkpoint
     staged: Staged | None = None  # set only by --cluster-prove
 
     @property
@@ -179,6 +180,7 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
         timeout_s=Sourced(marked.timeout_s, marked.where),
         args={**args, **small} if profile.sizes == "small" else args,
         small=small,
+        writes_gib=0.0 if profile.sizes == "small" else marked.needs.writes_gib,
         slurm=_with_sources(profile, ("slurm",), profile.slurm),
         stage_limits_s=_with_sources(profile, ("stage_limits_s",), dict(profile.stage_limits_s)),
     )
@@ -189,6 +191,8 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
     for key in ("args", "slurm", "stage_limits_s"):
         written = _with_sources(profile, (*here, key), dict(getattr(chosen, key) or {}))
         phase = _replace_value(phase, key, {**getattr(phase, key), **written})
+    if chosen.writes_gib is not None:
+        phase = replace(phase, writes_gib=chosen.writes_gib)
     settings = list(settings)
     for target, key, inner, value in settings:
         if target == name and key != "env":

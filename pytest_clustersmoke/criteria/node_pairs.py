@@ -15,15 +15,9 @@ from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..text import format_bytes
-from .bandwidth import (
-    ELEMENT_BYTES,
-    LARGE_BYTES,
-    ROUNDING,
-    check_elements,
-    require_network,
-    time_of,
-)
+from .bandwidth import LARGE_BYTES, ROUNDING, check_elements, read_time, require_network
 
+ELEMENT_BYTES = 4  # float32
 # Healthy pairs of one fabric are within a few percent of each other. A link that came up at half
 # its rate or width, or a NIC shared by two GPUs because another failed, costs half.
 SLOW = 0.20
@@ -102,7 +96,7 @@ class Pairs:
             fail(f"{rank} measured no exchange with {self.names[there]}")
         label = f"the exchange of {rank} with rank {record['peer']}"
         check_elements(label, record, self.size_bytes // ELEMENT_BYTES)
-        return self.size_bytes / time_of(record, "own_seconds", label) / 1e9
+        return self.size_bytes / read_time(record, "own_seconds", label) / 1e9
 
 
 def check_all_measured(phase: PhaseResult) -> None:

@@ -31,10 +31,8 @@ def estimate_need(profile: Profile, phases: Iterable[Phase]) -> SpaceNeed:
     Later phases need no space of their own: checkpoints of a phase that passed are deleted.
     """
     phases = list(phases)
-    written = sorted(
-        ((profile.phases[phase.name].writes_gib or 0.0, phase.name) for phase in phases),
-        reverse=True,
-    )[: profile.limits.max_jobs]
+    written = sorted(((phase.writes_gib, phase.name) for phase in phases), reverse=True)
+    written = written[: profile.limits.max_jobs]
     amounts = [f"{name} {gib:g} GiB" for gib, name in written if gib]
     ranks = sum(phase.world_size for phase in phases)
     return SpaceNeed(

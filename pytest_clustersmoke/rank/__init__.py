@@ -18,6 +18,7 @@
 | `replay.py` | whether a rank's pass gives the same bits again |
 | `gradients.py` | whether gradients are the mean over all ranks |
 | `watches.py` | the first gradient that is not finite, the first step with unequal parameters |
+| `stopwatch.py` | times a call on all ranks together |
 | `checkpoint.py` | digests of nested state, files of a checkpoint |
 | `rank_dumps.py` | writes stacks and the flight recorder of a rank that hangs or fails |
 | `recorder_dump.py` | the flight recorder as JSON, for all versions of torch |
@@ -28,5 +29,6 @@
 from .core import Rank
 from .proof import Proof
 from .steps import Step, StepLog
+from .stopwatch import Stopwatch
 
-__all__ = ["Proof", "Rank", "Step", "StepLog"]
+__all__ = ["Proof", "Rank", "Step", "StepLog", "Stopwatch"]

@@ -126,7 +126,8 @@ class Rank:
 
         All ranks must call it. The result is pickled, so it should fit in host memory.
         """
-        return process_group.broadcast_object(function() if self.is_main else None)
+        result: Result = process_group.broadcast_object(function() if self.is_main else None)
+        return result
 
     def group_opened(self) -> None:
         """Record the process group and test it with a barrier over all ranks.

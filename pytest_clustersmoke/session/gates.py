@@ -141,7 +141,8 @@ def _shrink(candidate: Candidate, name: str) -> Phase:
         name: value for name, value in phase.args.items() if value.source == "--cluster-set"
     }
     staged = Staged(NOTHING, phase.name, phase.world_size - 1, HOOK)
-    return replace(phase, name=name, args={**phase.args, **small, **overridden}, staged=staged)
+    args = {**phase.args, **small, **overridden}
+    return replace(phase, name=name, args=args, writes_gib=0.0, staged=staged)
 
 
 def _sourced(values: Any, source: str) -> dict[str, Sourced]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.config import sbatch_options
-from pytest_clustersmoke.config.marker import read_marker, size_mark
+from pytest_clustersmoke.config.marker import Needs, read_marker, size_mark
 from pytest_clustersmoke.config.phase import Sourced, check_sizes, explain_absence, parse_setting
 from tests.support.evidence import make_phase, make_profile
 
@@ -54,6 +54,15 @@ def test_dropped_time_limit_does_not_shorten_the_phase(tmp_path: Path) -> None:
     assert make_phase(limited, timeout_s=1000, settings=without).timeout_s.value == 1000
     dropped = make_profile(tmp_path, **cluster, phases={"small": {"slurm": {"time": False}}})
     assert make_phase(dropped, timeout_s=1000).timeout_s.value == 1000
+
+
+def test_marker_says_what_a_phase_writes(tmp_path: Path) -> None:
+    """The profile's own value wins; small sizes write next to nothing."""
+    needs = Needs(writes_gib=14)
+    assert make_phase(make_profile(tmp_path), needs=needs).writes_gib == 14
+    assert make_phase(make_profile(tmp_path, sizes="small"), needs=needs).writes_gib == 0
+    profile = make_profile(tmp_path, phases={"small": {"writes_gib": 2.5}})
+    assert make_phase(profile, needs=needs).writes_gib == 2.5
 
 
 FULL, SMALL = {"layers": 8, "steps": 100, "seed": 1}, {"layers": 2, "steps": 3}

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import collective_criteria
+from collective_sizes import PEAKS
 from pytest_clustersmoke.config.metrics import METRICS
-from pytest_clustersmoke.criteria import bandwidth, node_pairs
+from pytest_clustersmoke.criteria import node_pairs
+from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
 from pytest_clustersmoke.evidence.metric import Unmeasured
-from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
+from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.rank.conftest import RUN_WITHIN_S, SMOKE_TESTS, rank_environment, started
@@ -29,7 +32,7 @@ class Outcome:
 
     statuses: list[int]
     output: str
-    phase: PhaseResult
+    phase: PhaseView
 
 
 def run(
@@ -62,24 +65,24 @@ def run(
             )
         outputs = [agent.communicate(timeout=RUN_WITHIN_S)[0] for agent in agents]
         statuses = [agent.returncode for agent in agents]
-    return Outcome(statuses, "\n".join(outputs), collect_phase(phase))
+    return Outcome(statuses, "\n".join(outputs), view_phase(collect_phase(phase)))
 
 
 def _flag(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
-def check_measured(phase: PhaseResult) -> set[str]:
+def check_measured(phase: PhaseView) -> set[str]:
     """Check that every collective of this torch's gloo was measured and correct; returns them."""
     left_out = set(phase.fact("left_out"))
-    bandwidth.check_results(phase)
-    bandwidth.check_metrics_follow(phase)
+    collective_criteria.check_results(phase)
+    collective_criteria.check_metrics_follow(phase)
     if left_out:  # gloo in torch 2.2 lacks some
         with pytest.raises(Unmeasured, match="this gloo has no"):
-            bandwidth.check_sizes(phase)
+            collective_criteria.check_sizes(phase)
     else:
-        bandwidth.check_sizes(phase)
-    return set(bandwidth.PEAKS) - left_out
+        collective_criteria.check_sizes(phase)
+    return set(PEAKS) - left_out
 
 
 def test_two_nodes_measure_all_collectives_and_their_pair(tmp_path: Path) -> None:
@@ -94,8 +97,8 @@ def test_two_nodes_measure_all_collectives_and_their_pair(tmp_path: Path) -> Non
     assert phase.backend == "gloo"
     assert "4 ranks on 2 nodes communicate over gloo" in outcome.output
     with pytest.raises(Unmeasured, match="talked over gloo"):
-        bandwidth.check_dips(phase)
-    wanted = {bandwidth.PEAKS[name] for name in there} | {"latency_us", "busbw_1mib_gb_per_s"}
+        collective_criteria.check_dips(phase)
+    wanted = {PEAKS[name] for name in there} | {"latency_us", "busbw_1mib_gb_per_s"}
     wanted |= {"pair_bandwidth_min_gb_per_s"}
     assert set(phase.metrics()) == wanted <= set(METRICS)
     assert len({str(rank.metrics()) for rank in phase.ranks}) == 1
@@ -122,7 +125,7 @@ def test_wrong_result_is_recorded_and_named(corrupt: Outcome) -> None:
     """The program runs to its end; the criterion names collective, size, rank and element."""
     assert corrupt.statuses == [0, 0], corrupt.output
     with pytest.raises(AssertionError) as failure:
-        bandwidth.check_results(corrupt.phase)
+        collective_criteria.check_results(corrupt.phase)
     # The 78th element of those that rank 0 sends to rank 1, from its second half of 128.
     assert str(failure.value) == (
         "all_to_all of 1 KiB on rank 1 (n1): 1 of 256 elements are wrong, the first is element "

@@ -16,9 +16,16 @@ from hypothesis import strategies as st
 
 import collectives
 import train_allreduce
-from collectives import NAMES, Collectives
+from collective_sizes import (
+    AT_SIZE,
+    ELEMENT_BYTES,
+    PEAKS,
+    bandwidths,
+    list_sizes,
+    round_size,
+)
+from collectives import Collectives
 from pytest_clustersmoke.config.metrics import METRICS
-from pytest_clustersmoke.criteria import bandwidth
 
 
 def rank(number: int, ranks: int, per_node: int = 1) -> Any:
@@ -34,23 +41,23 @@ def rank(number: int, ranks: int, per_node: int = 1) -> Any:
 
 def test_full_sizes_include_the_named_ones() -> None:
     """From 8 B to 1 GiB in powers of two: 28 sizes."""
-    sizes = train_allreduce.list_sizes(2**30, 2)
+    sizes = list_sizes(2**30, 2)
     assert sizes == [2**power for power in range(3, 31)]
-    assert set(train_allreduce.AT_SIZE) < set(sizes)
+    assert set(AT_SIZE) < set(sizes)
 
 
 def test_sizes_end_at_the_bound() -> None:
     """The bound itself is included."""
-    assert train_allreduce.list_sizes(8, 2) == [8]
-    assert train_allreduce.list_sizes(127, 4) == [8, 32]
-    assert train_allreduce.list_sizes(128, 4) == [8, 32, 128]
+    assert list_sizes(8, 2) == [8]
+    assert list_sizes(127, 4) == [8, 32]
+    assert list_sizes(128, 4) == [8, 32, 128]
 
 
 @pytest.mark.parametrize(("most", "factor"), [(7, 2), (0, 2), (-8, 2), (64, 1), (64, 0)])
 def test_impossible_sizes_are_refused(most: int, factor: int) -> None:
     """The error has both numbers."""
     with pytest.raises(ValueError, match=f"no sizes from 8 to {most} B with a factor of {factor}"):
-        train_allreduce.list_sizes(most, factor)
+        list_sizes(most, factor)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +81,7 @@ def test_sizes_are_rounded_as_nccl_tests_does(
     name: str, asked: int, ranks: int, count: int
 ) -> None:
     """Each rank's share is rounded down to a multiple of 16 bytes."""
-    assert collectives.elements(name, asked, ranks) == count
+    assert round_size(name, asked, ranks) == count * ELEMENT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -93,17 +100,13 @@ def test_bandwidths(
     name: str, size: int, seconds: float, ranks: int, algorithm: float, bus: float
 ) -> None:
     """S/t, and S/t times the collective's factor, in 1e9 B/s; the last line is from nccl-tests."""
-    found = collectives.bandwidths(name, size, seconds, ranks)
+    found = bandwidths(name, size, seconds, ranks)
     assert found == pytest.approx((algorithm, bus), rel=5e-4)
 
 
-def test_program_and_criteria_agree() -> None:
-    """They have the same collectives, metrics and sizes; each bandwidth is a metric in GB/s."""
-    assert tuple(bandwidth.PEAKS) == NAMES
-    assert train_allreduce.PEAKS == bandwidth.PEAKS
-    assert {name: size for size, name in train_allreduce.AT_SIZE.items()} == bandwidth.NAMED_SIZES
-    assert train_allreduce.SMALLEST_BYTES == bandwidth.SMALLEST_BYTES
-    for name in (*bandwidth.PEAKS.values(), *bandwidth.NAMED_SIZES):
+def test_every_bandwidth_is_a_metric() -> None:
+    """In GB/s, higher being better."""
+    for name in (*PEAKS.values(), *AT_SIZE.values()):
         assert METRICS[name].unit == "GB/s" and METRICS[name].higher_is_better
 
 
@@ -158,7 +161,7 @@ class Ranks:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 62])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(PEAKS))
 def test_correct_result_passes_the_check(name: str, ranks: int) -> None:
     """The expected values follow from the definitions, for any number of ranks."""
     world = Ranks(ranks, 248 * ranks)
@@ -167,7 +170,7 @@ def test_correct_result_passes_the_check(name: str, ranks: int) -> None:
         assert member.check(name, world.count) == correct
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(PEAKS))
 @pytest.mark.parametrize("fault", ["bit", "nan", "shift", "swap", "stale", "missing"])
 def test_wrong_result_is_detected(name: str, fault: str) -> None:
     """One bit, a NaN, misplaced data, a result never written, or a rank whose data are missing."""

@@ -7,8 +7,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke.criteria import bandwidth
-from pytest_clustersmoke.evidence.phase_result import PhaseResult
+import collective_sizes
+from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
 from pytest_clustersmoke.evidence.run_directory import write_json
 from tests.support.evidence import Evidence, make_profile
 
@@ -99,7 +99,7 @@ class Swept:
     def _collectives(self, values: Mapping[str, Any]) -> Iterable[Record]:
         ranks = self.evidence.world
         for size in SIZES:
-            for name in bandwidth.PEAKS:
+            for name in collective_sizes.PEAKS:
                 if name not in (values["left_out"] or ()) and measured_bytes(name, size, ranks):
                     yield collective(name, size, ranks)
 
@@ -121,10 +121,10 @@ class Swept:
 
         best = {
             metric: max(busbw(name, size) for size in SIZES)
-            for name, metric in bandwidth.PEAKS.items()
+            for name, metric in collective_sizes.PEAKS.items()
         }
         best |= {
-            metric: busbw("all_reduce", size) for metric, size in bandwidth.NAMED_SIZES.items()
+            metric: busbw("all_reduce", size) for size, metric in collective_sizes.AT_SIZE.items()
         }
         best["latency_us"] = collective("all_reduce", 8, ranks)["seconds"] * 1e6
         if self.evidence.nodes > 1:
@@ -132,10 +132,10 @@ class Swept:
         self.evidence.each("metrics", values={**best, **values})
         return self
 
-    def result(self, **references: Any) -> PhaseResult:
+    def result(self, **references: Any) -> PhaseView:
         """The phase as criteria see it; `references` are by the metric's name."""
         keys = {"references": {"small": references}} if references else {}
-        return self.evidence.result(make_profile(self.folder, **keys))
+        return view_phase(self.evidence.result(make_profile(self.folder, **keys)))
 
 
 def where(name: str, size: int, rank: int | None = None, **values: Any) -> Change:

@@ -1,4 +1,4 @@
-"""Timing in the all-reduce phases: batches, the slowest rank, the median, progress marks."""
+"""Timing of calls on all ranks: batches, the slowest rank, the median, progress marks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stopwatch import BATCH_S, Stopwatch
+from pytest_clustersmoke.rank.stopwatch import BATCH_S, Stopwatch
 
 
 class FakeRank:
@@ -35,7 +35,7 @@ class ScriptedStopwatch(Stopwatch):
     script: list[float]
     others: list[float]
 
-    def batch(self, call: Callable[[], object] | None, count: int) -> float:
+    def _batch(self, call: Callable[[], object] | None, count: int) -> float:
         self.counts = [*getattr(self, "counts", []), count]
         return self.script.pop(0)
 
@@ -84,9 +84,9 @@ def test_batch_on_cpu_is_the_mean_of_its_calls() -> None:
     """It makes the given number of calls; a rank without a call takes no time."""
     calls: list[int] = []
     watch = stopwatch(FakeRank())
-    assert watch.batch(lambda: calls.append(1), 4) > 0 and len(calls) == 4
-    assert watch.batch(None, 4) == 0.0
-    assert watch.batch(lambda: calls.append(1), 0) == 0.0 and len(calls) == 4
+    assert watch._batch(lambda: calls.append(1), 4) > 0 and len(calls) == 4
+    assert watch._batch(None, 4) == 0.0
+    assert watch._batch(lambda: calls.append(1), 0) == 0.0 and len(calls) == 4
 
 
 def test_batch_on_a_gpu_is_synchronised_once_per_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,5 +94,5 @@ def test_batch_on_a_gpu_is_synchronised_once_per_end(monkeypatch: pytest.MonkeyP
     actions: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: actions.append(f"wait {device}"))
     watch = stopwatch(FakeRank("cuda:1"))
-    assert watch.batch(lambda: actions.append("call"), 3) > 0
+    assert watch._batch(lambda: actions.append("call"), 3) > 0
     assert actions == ["wait cuda:1", "call", "call", "call", "wait cuda:1"]

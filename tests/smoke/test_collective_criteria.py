@@ -12,31 +12,32 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import collective_criteria
 from pytest_clustersmoke.config.profile import Reference
-from pytest_clustersmoke.criteria import bandwidth
+from pytest_clustersmoke.criteria import PhaseView, bandwidth
 from pytest_clustersmoke.evidence.metric import Unmeasured
-from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from tests.support.swept import ARGS, Change, Record, Swept, where
 
 MIB = 2**20
 CHECKS = (
-    bandwidth.check_results,
-    bandwidth.check_sizes,
-    bandwidth.check_metrics_follow,
-    bandwidth.check_spread,
-    bandwidth.check_dips,
+    collective_criteria.check_results,
+    collective_criteria.check_sizes,
+    collective_criteria.check_metrics_follow,
+    collective_criteria.check_spread,
+    collective_criteria.check_dips,
 )
-Check = Callable[[PhaseResult], None]
+OF_A_NETWORK = [collective_criteria.check_spread, collective_criteria.check_dips]
+Check = Callable[[PhaseView], None]
 
 
-def failure(check: Check, result: PhaseResult) -> str:
+def failure(check: Check, result: PhaseView) -> str:
     """The message with which a check fails."""
     with pytest.raises(AssertionError) as caught:
         check(result)
     return str(caught.value)
 
 
-def unmeasured(check: Check, result: PhaseResult) -> str:
+def unmeasured(check: Check, result: PhaseView) -> str:
     """The reason that a check gives if it cannot judge."""
     with pytest.raises(Unmeasured) as caught:
         check(result)
@@ -68,7 +69,7 @@ def test_wrong_element(tmp_path: Path) -> None:
     """The failure names collective, size, rank, and the first wrong element with both values."""
     first = {"index": 17, "found": "nan", "expected": 5.0}
     change = where("all_gather", 64 * MIB, 1, wrong=3, first_wrong=first)
-    assert failure(bandwidth.check_results, Swept(tmp_path, change=change).result()) == (
+    assert failure(collective_criteria.check_results, Swept(tmp_path, change=change).result()) == (
         "all_gather of 64 MiB on rank 1 (n0): 3 of 16777216 elements are wrong, the first is "
         "element 17: found 'nan', expected 5.0"
     )
@@ -108,12 +109,12 @@ WRONG_KINDS: list[Any] = [None, True, "fast", "", [], {}, -1, 0, "nan", "inf", "
 @pytest.mark.parametrize(
     ("key", "check"),
     [
-        ("checked", bandwidth.check_results),
-        ("seconds", bandwidth.check_sizes),
-        ("own_seconds", bandwidth.check_sizes),
-        ("seconds", bandwidth.check_metrics_follow),
-        ("own_seconds", bandwidth.check_spread),
-        ("seconds", bandwidth.check_dips),
+        ("checked", collective_criteria.check_results),
+        ("seconds", collective_criteria.check_sizes),
+        ("own_seconds", collective_criteria.check_sizes),
+        ("seconds", collective_criteria.check_metrics_follow),
+        ("own_seconds", collective_criteria.check_spread),
+        ("seconds", collective_criteria.check_dips),
     ],
 )
 def test_value_of_the_wrong_type_fails(tmp_path: Path, key: str, check: Check, value: Any) -> None:
@@ -128,7 +129,7 @@ def test_value_of_the_wrong_type_fails(tmp_path: Path, key: str, check: Check, v
 def test_invalid_count_of_wrong_elements(tmp_path: Path, value: Any) -> None:
     """Only the number 0 means that nothing was wrong."""
     change = where("all_reduce", 8, 0, wrong=value)
-    failure(bandwidth.check_results, Swept(tmp_path, change=change).result())
+    failure(collective_criteria.check_results, Swept(tmp_path, change=change).result())
 
 
 @settings(
@@ -170,7 +171,7 @@ def test_no_value_in_a_record_raises(
 )
 def test_facts_that_leave_nothing_to_judge(tmp_path: Path, facts: dict[str, Any]) -> None:
     """Ranks cannot exempt what must be measured: NCCL has every collective."""
-    failure(bandwidth.check_sizes, Swept(tmp_path, **facts).result())
+    failure(collective_criteria.check_sizes, Swept(tmp_path, **facts).result())
 
 
 @pytest.mark.parametrize(
@@ -180,34 +181,34 @@ def test_facts_that_leave_nothing_to_judge(tmp_path: Path, facts: dict[str, Any]
 )
 def test_arguments_without_sizes(tmp_path: Path, args: dict[str, Any]) -> None:
     """A phase whose sizes are unknown does not count as having measured them."""
-    failure(bandwidth.check_sizes, Swept(tmp_path, args=args, max_bytes=2**30).result())
+    failure(collective_criteria.check_sizes, Swept(tmp_path, args=args, max_bytes=2**30).result())
 
 
 def test_sizes_without_memory_are_unmeasured(tmp_path: Path) -> None:
     """Sizes for which a rank had no memory are named, and those below are still judged."""
     swept = Swept(tmp_path, max_bytes=300 * MIB, free_bytes=1200 * MIB)
-    words = unmeasured(bandwidth.check_sizes, swept.result())
+    words = unmeasured(collective_criteria.check_sizes, swept.result())
     assert words == (
         "not measured (sizes): sizes above 256 MiB: the rank with the least free memory had "
         "1258291200 B"
     )
-    bandwidth.check_results(swept.result())
+    collective_criteria.check_results(swept.result())
 
 
 def test_collective_that_gloo_lacks(tmp_path: Path) -> None:
     """It is unmeasured, with torch's message; the others are judged."""
     why = "Backend gloo does not support _reduce_scatter_base"
     swept = Swept(tmp_path, backend="gloo", left_out={"reduce_scatter": why})
-    assert unmeasured(bandwidth.check_sizes, swept.result()) == (
+    assert unmeasured(collective_criteria.check_sizes, swept.result()) == (
         f"not measured (collectives): this gloo has no reduce_scatter: {why}"
     )
-    bandwidth.check_results(swept.result())
+    collective_criteria.check_results(swept.result())
 
 
 def test_ranks_that_differ_in_an_agreed_time(tmp_path: Path) -> None:
     """The slowest rank's time is the same for all."""
     swept = Swept(tmp_path, change=where("all_to_all", MIB, 1, seconds=1.0))
-    words = failure(bandwidth.check_sizes, swept.result())
+    words = failure(collective_criteria.check_sizes, swept.result())
     assert words.startswith("all ranks should report the same time for all_to_all of 1 MiB, but ")
     assert words.endswith(" s to 1.0 s")
 
@@ -215,7 +216,7 @@ def test_ranks_that_differ_in_an_agreed_time(tmp_path: Path) -> None:
 def test_rank_slower_than_the_agreed_time(tmp_path: Path) -> None:
     """No rank takes longer than the agreed time."""
     swept = Swept(tmp_path, change=times(1.01, "all_to_all", MIB, rank=1))
-    words = failure(bandwidth.check_sizes, swept.result())
+    words = failure(collective_criteria.check_sizes, swept.result())
     assert words.startswith("all_to_all of 1 MiB took ") and " s on rank 1 (n0), more" in words
     assert words.endswith(" s reported as the slowest rank's time")
 
@@ -224,7 +225,7 @@ def test_rank_slower_than_the_agreed_time(tmp_path: Path) -> None:
 def test_metric_that_does_not_follow_from_the_times(tmp_path: Path, value: Any) -> None:
     """A bandwidth that the times do not give fails, whatever it is."""
     swept = Swept(tmp_path).metrics(busbw_1gib_gb_per_s=value)
-    words = failure(bandwidth.check_metrics_follow, swept.result())
+    words = failure(collective_criteria.check_metrics_follow, swept.result())
     assert words.startswith("rank 0 (n0) reports ") and "as busbw_1gib_gb_per_s; its" in words
 
 
@@ -233,9 +234,9 @@ def test_metrics_that_are_judged(tmp_path: Path) -> None:
     bare = Swept(tmp_path).result(
         busbw_64mib_gb_per_s={"value": 1, "lower": "-10 %", "unit": "GB/s", "source": "a test"}
     )
-    assert bandwidth.metric_names(bare) == ("busbw_gb_per_s", "busbw_64mib_gb_per_s")
+    assert collective_criteria.metric_names(bare) == ("busbw_gb_per_s", "busbw_64mib_gb_per_s")
     (tmp_path / "full").mkdir()
-    assert len(bandwidth.metric_names(Swept(tmp_path / "full").metrics().result())) == 7
+    assert len(collective_criteria.metric_names(Swept(tmp_path / "full").metrics().result())) == 7
 
 
 def times(factor: float, name: str, size: int, rank: int | None = None) -> Change:
@@ -259,7 +260,7 @@ def times(factor: float, name: str, size: int, rank: int | None = None) -> Chang
 def test_dip_at_a_large_size(tmp_path: Path) -> None:
     """A fall of more than 5 % below a smaller size fails, and names both sizes."""
     swept = Swept(tmp_path, change=times(1.08, "all_reduce", 512 * MIB))
-    words = failure(bandwidth.check_dips, swept.result())
+    words = failure(collective_criteria.check_dips, swept.result())
     assert words.startswith("the bus bandwidth of all_reduce falls from 197.06 GB/s at 256 MiB to ")
     assert words.endswith("at 512 MiB; expected a fall of 5% at most")
 
@@ -276,22 +277,22 @@ def test_dip_at_a_large_size(tmp_path: Path) -> None:
 )
 def test_falls_that_are_not_a_fault(tmp_path: Path, factor: float, name: str, size: int) -> None:
     """Within 5 %, below the first judged size, or in all-to-all nothing fails."""
-    bandwidth.check_dips(Swept(tmp_path, change=times(factor, name, size)).result())
+    collective_criteria.check_dips(Swept(tmp_path, change=times(factor, name, size)).result())
 
 
 def test_rank_slower_than_the_others(tmp_path: Path) -> None:
     """At a large size more than 10 % fails and names both ranks; at a small one nothing fails."""
     swept = Swept(tmp_path, 1, 4, change=times(1.2, "all_gather", 64 * MIB, rank=2))
-    words = failure(bandwidth.check_spread, swept.result())
+    words = failure(collective_criteria.check_spread, swept.result())
     assert words.startswith("all_gather of 64 MiB took 0.") and " ms on rank 2 (n0) and " in words
     assert words.endswith("; expected within 10% of each other")
     for factor, size, name in ((1.05, 64 * MIB, "near"), (3.0, 32 * MIB, "below")):
         (tmp_path / name).mkdir()
         change = times(factor, "all_gather", size, rank=2)
-        bandwidth.check_spread(Swept(tmp_path / name, change=change).result())
+        collective_criteria.check_spread(Swept(tmp_path / name, change=change).result())
 
 
-@pytest.mark.parametrize("check", [bandwidth.check_spread, bandwidth.check_dips])
+@pytest.mark.parametrize("check", OF_A_NETWORK)
 def test_gloo_says_nothing_about_a_network(tmp_path: Path, check: Check) -> None:
     """Its times are not judged, whatever they are, and the reason is given."""
     for name, change in (("sound", None), ("slow", times(9, "all_reduce", 512 * MIB, rank=1))):
@@ -301,7 +302,7 @@ def test_gloo_says_nothing_about_a_network(tmp_path: Path, check: Check) -> None
         assert words.startswith("not measured (bandwidth): the ranks talked over gloo, on shared")
 
 
-@pytest.mark.parametrize("check", [bandwidth.check_spread, bandwidth.check_dips])
+@pytest.mark.parametrize("check", OF_A_NETWORK)
 def test_virtual_nodes_say_nothing_about_a_network(tmp_path: Path, check: Check) -> None:
     """Over the loopback of one machine nothing is judged; on a single node, everything is."""
     (tmp_path / "one").mkdir()
@@ -310,7 +311,7 @@ def test_virtual_nodes_say_nothing_about_a_network(tmp_path: Path, check: Check)
     assert "the nodes are virtual" in unmeasured(check, several.result())
 
 
-@pytest.mark.parametrize("check", [bandwidth.check_spread, bandwidth.check_dips])
+@pytest.mark.parametrize("check", OF_A_NETWORK)
 def test_ladder_without_large_sizes(tmp_path: Path, check: Check) -> None:
     """Without a large size, bandwidth is unmeasured."""
     args = {**ARGS, "max_bytes": 32 * MIB}
@@ -336,6 +337,6 @@ def test_sizes_are_rounded_as_in_nccl_tests(
     tmp_path: Path, name: str, asked: int, ranks: int, measured: int
 ) -> None:
     """Each rank's share is a multiple of 16 bytes; if none is left, nothing is expected."""
-    swept = bandwidth.Sweep(Swept(tmp_path, 1, ranks).result())
+    swept = collective_criteria.Sweep(Swept(tmp_path, 1, ranks).result())
     assert swept.size_bytes(name, asked) == measured
     assert ((name, asked) in swept.items) is (measured > 0 and asked in swept.asked)
