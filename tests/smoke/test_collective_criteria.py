@@ -59,8 +59,8 @@ def test_bandwidth_of_a_size_left_out_on_purpose_is_not_missed(tmp_path: Path) -
     does not make its metric one that had to be measured."""
     references = {"busbw_1gib_gb_per_s": Reference.model_construct(value=1.0)}
     phase = replace(Swept(tmp_path).result(), references=references)
-    assert "busbw_1gib_gb_per_s" in bandwidth.metric_names(phase)
-    assert "busbw_1gib_gb_per_s" not in bandwidth.metric_names(
+    assert "busbw_1gib_gb_per_s" in collective_criteria.metric_names(phase)
+    assert "busbw_1gib_gb_per_s" not in collective_criteria.metric_names(
         replace(phase, resized=("args.max_bytes",))
     )
 
