@@ -5,23 +5,13 @@ Plain pytest must not get slower, so modules that only a run needs are imported 
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .session.items import (
-    HOW_TO_CHOOSE,
-    MARKERS,
-    JobItem,
-    PhaseClass,
-    phase_class,
-    read_phases,
-    suite_of,
-)
-from .text import UsageProblems
+from .session.items import MARKERS, PhaseClass, phase_class, suite_of
+from .session.selection import ItemSelection
 
 if TYPE_CHECKING:
     from .criteria.phase_criteria import PhaseView
@@ -136,42 +126,9 @@ def pytest_pycollect_makeitem(
     return None
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(
-    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
-) -> Generator[None, None, None]:
-    """Add the size marks before `-m` selects; keep the job of every phase with a selected test."""
-    markers, mistakes = read_phases(items)
-    suite = suite_of(config)
-    if suite is not None:
-        suite.resolve_phases(markers, mistakes, items)
-    elif mistakes:
-        raise pytest.UsageError(str(UsageProblems(chain.from_iterable(mistakes.values()))))
-    else:
-        for cls, marked in markers.items():
-            cls.add_marker(marked.size_mark)
-            cls.add_marker(pytest.mark.skip(reason=HOW_TO_CHOOSE))
-    jobs = {phase_class(item): item for item in items if isinstance(item, JobItem)}
-    yield
-    _restore_jobs(config, items, jobs)
-    if suite is not None:
-        suite.select(items)
-
-
-def _restore_jobs(
-    config: pytest.Config, items: list[pytest.Item], jobs: dict[PhaseClass | None, JobItem]
-) -> None:
-    """A criterion of a failed job points to the job's item, so that item must run, too."""
-    present = {phase_class(item) for item in items if isinstance(item, JobItem)}
-    deselected = [job for cls, job in jobs.items() if cls not in present]
-    for job in deselected:
-        cls = phase_class(job)
-        first = next((index for index, item in enumerate(items) if phase_class(item) is cls), None)
-        if first is not None:
-            items.insert(first, job)
-            reporter = config.pluginmanager.get_plugin("terminalreporter")
-            if reporter is not None and job in reporter.stats.get("deselected", []):
-                reporter.stats["deselected"].remove(job)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    # Registered after every plugin that selects, so that its hook is around theirs.
+    session.config.pluginmanager.register(ItemSelection(session.config))
 
 
 @pytest.fixture

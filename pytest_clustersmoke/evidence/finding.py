@@ -7,13 +7,14 @@ nowhere else, so a finding can be shown anywhere.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..text import FAILURE, sanitize_line, sanitize_lines, shorten_lines
+from ..text import FAILURE, sanitize_line, sanitize_lines, shorten, shorten_lines
 from .run_directory import PhaseDir
 from .telemetry import parse_int, parse_ints, parse_rows, parse_text, parse_texts
 
@@ -21,7 +22,8 @@ MAX_TEXT = 600
 # A cause may join several texts.
 MAX_CAUSE = 4 * MAX_TEXT
 HEAD_LINES = 1000
-MAX_ALSO = 16
+MAX_ALSO, MAX_NAMES = 16, 4
+RANK = re.compile(r"\branks? \d")
 JOB_LOGS = (".out", ".err")
 # A log may be a single endless line: longer lines are read in pieces.
 MAX_LINE_BYTES = 64 * 2**10
@@ -90,6 +92,14 @@ def _parse_evidence(record: Mapping[str, Any]) -> Evidence:
         parse_int(record.get("line")) or 0,
         parse_text(record.get("text")) or "",
     )
+
+
+def add_place(cause: str, hosts: Sequence[str], ranks: Sequence[int]) -> str:
+    """A cause, followed by its hosts and ranks unless it names some itself."""
+    names = [] if any(host in cause for host in hosts) else list(hosts)
+    if not RANK.search(cause):
+        names += [f"rank {rank}" for rank in ranks]
+    return f"{cause} ({shorten(names, MAX_NAMES)})" if names else cause
 
 
 def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:

@@ -51,10 +51,12 @@ class _FailureText(TerminalRepr):
 class PhaseClass(pytest.Class):
     """A class marked `@pytest.mark.phase(...)`: its job comes first, then its criteria."""
 
+    job: JobItem
     criteria: Sequence[pytest.Item | pytest.Collector] = ()  # all of them, whatever is selected
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        yield JobItem.from_parent(self, name="job")
+        self.job = JobItem.from_parent(self, name="job")
+        yield self.job
         self.criteria = list(super().collect())
         yield from self.criteria
         if self.config.getoption("--cluster-prove"):

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.outcomes import Skipped  # pytest.skip.Exception, by a name that type checkers know
 
 from ..evidence.metric import RESULT, Unmeasured
+from ..report.verdict import JOB
 from .collection import PhaseCollection
-from .items import phase_class, phase_classes
+from .items import PhaseItem, phase_class, phase_classes
 from .tally import JudgedKinds, mark_known, mark_report
 
 if TYPE_CHECKING:
@@ -18,10 +20,19 @@ if TYPE_CHECKING:
     from ..evidence.phase_result import PhaseResult
 
 
+class JobFailedEarlier(Skipped):
+    """Raised in place of a criterion whose job did not pass: the job's item has the cause."""
+
+    kind = JOB
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, _use_item_location=True)
+
+
 class PhaseViews:
     """The result of each phase, made once, when an item first needs it: `make` waits for the job.
 
-    A plugin: it fails the criteria of a job that did not pass, and marks the reports of all.
+    A plugin: it skips the criteria of a job that did not pass, and marks the reports of all.
     """
 
     def __init__(
@@ -61,16 +72,13 @@ class PhaseViews:
                     cls.add_marker(pytest.mark.timeout(0))
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
-        """If the job did not pass, fail the criterion with one line that points to the job."""
-        cls = phase_class(pyfuncitem)
-        if cls is None:
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """If the job did not pass, skip the criterion with one line that points to the job."""
+        cls = phase_class(item)
+        if cls is None or isinstance(item, PhaseItem) or self._collection.plans_only:
             return
-        result = self.of(pyfuncitem)
-        if result.outcome != "passed":
-            pytest.fail(
-                f"phase {result.name}: {result.outcome}; see {cls.nodeid}::job", pytrace=False
-            )
+        if self.of(item).outcome != "passed":
+            raise JobFailedEarlier(f"job failed, see {cls.nodeid}::job")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
 
 import pytest
 
-from ..text import sanitize_line
-from .items import JobItem, PhaseClass, phase_class
+from ..text import UsageProblems, sanitize_line
+from .items import (
+    HOW_TO_CHOOSE,
+    JobItem,
+    PhaseClass,
+    phase_class,
+    phase_classes,
+    read_phases,
+    suite_of,
+)
 
 # Options that may leave tests out, but do not always.
 CACHE_OPTIONS = {"lf": "--last-failed", "stepwise": "--stepwise"}
@@ -51,6 +62,65 @@ def _describe_changes(config: pytest.Config) -> str:
     """What --cluster-set changed; empty if nothing."""
     words = [sanitize_line(word) for word in config.getoption("--cluster-set", None) or ()]
     return f"with --cluster-set {', '.join(words)}" if words else ""
+
+
+class ItemSelection:
+    """The plugin around every other one that selects items.
+
+    Before them, phases get their size marks; after them, a phase with a selected test has its job.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
+        suite = suite_of(self._config)
+        self._mark_phases(suite, items)
+        with self._criteria_of_failed_jobs(items):
+            yield
+        self._restore_jobs(items)
+        if suite is not None:
+            suite.select(items)
+
+    def _mark_phases(self, suite: Any, items: list[pytest.Item]) -> None:
+        markers, mistakes = read_phases(items)
+        if suite is not None:
+            suite.resolve_phases(markers, mistakes, items)
+        elif mistakes:
+            raise pytest.UsageError(str(UsageProblems(chain.from_iterable(mistakes.values()))))
+        else:
+            for cls, marked in markers.items():
+                cls.add_marker(marked.size_mark)
+                cls.add_marker(pytest.mark.skip(reason=HOW_TO_CHOOSE))
+
+    @contextmanager
+    def _criteria_of_failed_jobs(self, items: Sequence[pytest.Item]) -> Iterator[None]:
+        """While --lf or --ff selects, count the criteria of each job that failed as failed, too."""
+        cache = self._config.pluginmanager.get_plugin("lfplugin")
+        failed: dict[object, bool] = {} if cache is None else cache.lastfailed
+        jobs = {cls for cls in phase_classes(items) if _cache_key(cls.job) in failed}
+        added = {_cache_key(item) for item in items if phase_class(item) in jobs} - failed.keys()
+        failed.update(dict.fromkeys(added, True))
+        yield
+        for key in added:
+            del failed[key]
+
+    def _restore_jobs(self, items: list[pytest.Item]) -> None:
+        """A criterion of a failed job points to the job's item, so that item must run, too."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        deselected = [] if reporter is None else reporter.stats.get("deselected", [])
+        present = set(items)
+        for cls in [cls for cls in phase_classes(items) if cls.job not in present]:
+            first = next(index for index, item in enumerate(items) if phase_class(item) is cls)
+            items.insert(first, cls.job)
+            if cls.job in deselected:
+                deselected.remove(cls.job)
+
+
+def _cache_key(item: pytest.Item) -> object:
+    """How pytest's cache names an item: newer versions have a type of their own."""
+    return getattr(item, "id", item.nodeid)
 
 
 def criterion_of(nodeid: str) -> str:

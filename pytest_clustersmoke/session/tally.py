@@ -11,11 +11,11 @@ import pytest
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.finding import describe_findings
+from ..evidence.finding import add_place, describe_findings
 from ..evidence.metric import BETWEEN, INSIDE
 from ..evidence.phase_result import PhaseResult
 from ..report.acknowledgements import Acknowledgements
-from ..report.verdict import CriterionResult, KnownFailure, PhaseTally, RunTally
+from ..report.verdict import JOB, CriterionResult, KnownFailure, PhaseTally, RunTally
 from ..text import sanitize_line, sanitize_lines
 from .items import JobFailed
 from .selection import criterion_of, describe_selection, is_whole
@@ -32,8 +32,10 @@ MAX_CHARACTERS = 4000
 
 def job_failure_text(result: PhaseResult) -> str:
     """The text of a failed `::job`: outcome, reason, then each finding with evidence and fix."""
+    first, cause = next(iter(result.findings), None), sanitize_line(result.reason)
     text = [
-        f"phase {result.name}: {result.outcome}: {sanitize_line(result.reason)}",
+        f"phase {result.name}: {result.outcome}: "
+        f"{add_place(cause, first.hosts, first.ranks) if first and first.primary else cause}",
         *describe_findings(result.findings),
         "",
         f"evidence: {result.directory.root}",
@@ -110,13 +112,11 @@ def mark_known(
 ) -> None:
     """Turn a known failure into an expected one; leave any other failure as it is.
 
-    If the job did not pass, set-up and teardown have nothing to work on, so any error of theirs is
-    known with the job. An xfail of the suite gets its owner here, if it has one.
+    An xfail of the suite gets its owner here, if it has one.
     """
     if not report.failed and not hasattr(report, "wasxfail"):
         return
-    is_judged = report.when == "call" and isinstance(error, JUDGED)
-    if result.outcome == "passed" and not is_judged:
+    if report.when != "call" or not isinstance(error, JUDGED):
         return
     known = acknowledgements.answer(result, item.name)
     if known is None:
@@ -187,8 +187,9 @@ def count_report(tally: RunTally, report: pytest.TestReport) -> tuple[str, str] 
         return None
     phase, name = tally.phase(marks["phase"]), criterion_of(report.nodeid)
     _count_result(phase, name, report, marks)
-    if report.skipped and marks.get("unmeasured") and not _is_expected(report, marks):
-        phase.unmeasured.add(marks["unmeasured"])
+    unmeasured = marks.get("unmeasured", JOB)  # JOB: skipped, because the job did not pass
+    if report.skipped and unmeasured != JOB and not _is_expected(report, marks):
+        phase.unmeasured.add(unmeasured)
     if marks.get("judged"):
         phase.judged.update(marks["judged"].split(","))
     return (phase.name, name) if name in phase.criteria else None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.session.selection import criterion_of
-from tests.support.harness import Suite
+from tests.support.harness import Suite, lines_with
 
 BODY = """
 @pytest.mark.parametrize("kind", ["a", "b[c]"])
@@ -112,6 +112,47 @@ def test_run_of_last_failures_is_not_the_whole_phase(suite: Suite, word: str, na
     sentence = suite.run_apart(*cached).outlines[-1]
     assert sentence == f"FIT for {named}: 1 of 1 phases passed, 1 of 5 criteria reported"
     assert suite.run_apart(*cached).outlines[-1] == "FIT: 1 of 1 phases passed"
+
+
+@pytest.mark.parametrize(
+    ("word", "workers"), [("--lf", ()), ("--ff", ()), ("--sw", ()), ("--lf", ("-n", "2"))]
+)
+def test_criteria_of_a_failed_job_run_again_with_it(
+    suite: Suite, word: str, workers: tuple[str, ...]
+) -> None:
+    """Whatever option runs the job again takes its criteria along, and no other phase's."""
+    cached = ("-p", "cacheprovider", "-p", "stepwise", "-v", *workers)
+    suite.phase("early")
+    path = suite.phase("small", args={"fail": True}, body="def test_a(self, phase): pass")
+    suite.run_apart(*cached, *(["--sw"] if word == "--sw" else []))
+    path.write_text(path.read_text().replace("{'fail': True}", "{}"))
+    again = suite.run_apart(*cached, word)
+    assert again.ret == 0, again.output
+    assert lines_with(again, "TestSmall::test_a") and lines_with(again, "TestSmall::job")
+    assert bool(lines_with(again, "TestEarly::")) is (word == "--ff")
+
+
+@pytest.mark.parametrize("chosen", ["test_small.py::TestSmall::test_a", "-ktest_a"])
+def test_job_runs_with_any_criterion_of_its_phase(suite: Suite, chosen: str) -> None:
+    """A failed job is red, whichever of its criteria was selected."""
+    body = "def test_a(self, phase): pass\ndef test_b(self, phase): pass"
+    suite.phase(args={"fail": True}, body=body)
+    result = suite.run(chosen)
+    result.assert_outcomes(failed=1, skipped=1, deselected=0 if "::" in chosen else 1)
+    assert result.ret == 1
+
+
+def test_fixture_of_a_failed_job_is_not_set_up(suite: Suite) -> None:
+    """Only the job is red, even if a criterion's fixture cannot do without its results."""
+    body = """
+    @pytest.fixture
+    def losses(self, phase):
+        return phase.losses[0]
+    def test_a(self, losses):
+        pass
+    """
+    suite.phase(args={"fail": True}, body=body)
+    suite.run().assert_outcomes(failed=1, skipped=1)
 
 
 def test_criteria_of_a_nested_class_count_for_the_phase(suite: Suite) -> None:

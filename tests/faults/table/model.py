@@ -71,7 +71,7 @@ class Fault:
       are in UNMEASURED or `skipped`. With a `rank`, they name it and its node.
     - `finding`: the job does not pass; this is its primary finding's id, `rank` the rank and `host`
       the node that it must name (any, if neither is given), `signature` its known cause, `words`
-      what its text must contain. Every criterion refers to the job.
+      what its text must contain. Every criterion is skipped and refers to the job.
     - `usage`: pytest ends with this usage error, and nothing is submitted.
     """
 
