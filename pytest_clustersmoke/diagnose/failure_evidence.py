@@ -11,7 +11,7 @@ from ..evidence.finding import MAX_TEXT, Evidence, list_job_logs, read_head
 from ..evidence.job_results import AbortFlag, RankError
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
-from ..evidence.telemetry import Events, read_events
+from ..evidence.telemetry import Events, parse_text, read_events
 from ..text import ranges, sanitize_line
 from .flight_recorder import CollectiveCall, FlightRecord, read_flight_records
 from .process_exits import RankExits
@@ -56,6 +56,13 @@ class FailureEvidence:
     def node_events(self) -> dict[int, Events]:
         numbers = [node.node_rank for node in self.result.nodes]
         return {number: read_events(self.directory.node_events(number)) for number in numbers}
+
+    @property
+    def slurm_job(self) -> str:
+        """The id of the job in Slurm; empty if another backend ran it."""
+        claims = [events.last("claim") or {} for events in self.node_events.values()]
+        ids = (parse_text(claim.get("job_id")) for claim in claims)
+        return next(filter(None, ids), "") if self.result.scheduler.job.text else ""
 
     @cached_property
     def abort_flag(self) -> AbortFlag:

@@ -28,8 +28,8 @@ NATIVE = (
 )
 FIXES = {
     "SIGKILL": "look on {node} for the kernel's out-of-memory kills (`dmesg -T | grep -i 'killed "
-    "process'`, `journalctl -k`; it may need an administrator) and at `sacct -j JOB -o "
-    "MaxRSS,State`; if there are none, a person or a clean-up script killed it",
+    "process'`, `journalctl -k`; it may need an administrator){accounting}; if there are none, a "
+    "person or a clean-up script killed it",
     "SIGBUS": "check `df -h /dev/shm` on {node}: a full /dev/shm kills ranks this way, and so does "
     "a memory-mapped file that was truncated; use a larger /dev/shm or fewer data loader workers, "
     "and remove stale /dev/shm/nccl-* and /dev/shm/torch_*",
@@ -70,10 +70,12 @@ class RankExit:
     def __str__(self) -> str:
         return f"killed by {self.signal}" if self.code < 0 else f"exited with status {self.code}"
 
-    def fix(self, node: str) -> str:
+    def fix(self, node: str, slurm_job: str) -> str:
+        """What to do; `slurm_job` is empty if the job is not Slurm's."""
         if self.code >= 0:
             return LEFT
-        return FIXES.get(self.signal, UNKNOWN).format(node=node)
+        accounting = f" and at `sacct -j {slurm_job} -o MaxRSS,State`" if slurm_job else ""
+        return FIXES.get(self.signal, UNKNOWN).format(node=node, accounting=accounting)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ reported. Slurm reports which ranks the kernel killed for lack of host memory.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 
@@ -122,7 +123,7 @@ def early_leavers(evidence: FailureEvidence) -> list[Finding]:
             "rank-left-early",
             f"{rank} finished while {victims[0]} was still in stage {_position(victims[0])[0]}",
             "find out why the program left its Rank early on that rank",
-            evidence=(Evidence(str(rank.events.path), rank.events.lines[-1], "its last event"),),
+            evidence=(_last_event(rank),),
             hosts=(rank.node,),
             ranks=(rank.rank,),
         )
@@ -161,7 +162,7 @@ def _deaths(evidence: FailureEvidence) -> list[_Failure]:
             victim = False
         victim = victim or (ended is None and rank.rank in by_torchrun)
         words = f"died {ended.code if ended else ''} {rank.rank}"
-        deaths.append(_Failure(rank, time, victim, words, _death(rank, ended)))
+        deaths.append(_Failure(rank, time, victim, words, _death(rank, ended, evidence.slurm_job)))
     if deaths and all(death.victim for death in deaths) and not raised:
         # As far as the evidence goes, no other rank can have ended them.
         free = [death for death in deaths if death.rank.rank not in by_torchrun] or deaths
@@ -181,16 +182,21 @@ def _seen_dead(evidence: FailureEvidence, rank: RankResult) -> bool:
     )
 
 
-def _death(rank: RankResult, ended: RankExit | None) -> Finding:
+def _last_event(rank: RankResult) -> Evidence:
+    text = json.dumps(rank.events.records[-1])[:MAX_TEXT]
+    return Evidence(str(rank.events.path), rank.events.lines[-1], text)
+
+
+def _death(rank: RankResult, ended: RankExit | None, slurm_job: str) -> Finding:
     stage, step = _position(rank)
     marks = f"(steps are marked at most every {MARK_EVERY_S:g} s)"
     after = f", after step {step} or later {marks}" if step else ""
     how = str(ended) if ended else "killed by a signal, or it exited early"
-    last = Evidence(str(rank.events.path), rank.events.lines[-1], "its last event")
+    last = _last_event(rank)
     return Finding(
         "rank-died",
         f"{rank} ended in stage {stage}{after} without an exception and before it was done: {how}",
-        ended.fix(rank.node) if ended else UNKNOWN,
+        ended.fix(rank.node, slurm_job) if ended else UNKNOWN,
         evidence=(last, ended.evidence) if ended else (last,),
         hosts=(rank.node,),
         ranks=(rank.rank,),

@@ -102,20 +102,21 @@ def add_place(cause: str, hosts: Sequence[str], ranks: Sequence[int]) -> str:
     return f"{cause} ({shorten(names, MAX_NAMES)})" if names else cause
 
 
-def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
-    """Lines on a failed job: each cause with evidence, timeline and next step, then the rest."""
+def describe_findings(findings: Sequence[Finding], folder: Path) -> Iterator[str]:
+    """Lines on a failed job: each cause with evidence, timeline and next step, then the rest.
+    Relative paths are in `folder`."""
     for finding in findings:
         if finding.primary:
             yield ""
-            yield from _describe_cause(finding)
+            yield from _describe_cause(finding, folder)
     also = [f"also {finding.id}: {finding.cause}" for finding in findings if not finding.primary]
     yield from shorten_lines(also, MAX_ALSO, " in report.json")
 
 
-def _describe_cause(finding: Finding) -> Iterator[str]:
+def _describe_cause(finding: Finding, folder: Path) -> Iterator[str]:
     yield f"finding {finding.id}: {finding.cause}"
     for shown in finding.evidence:
-        yield f"  {shown.file}:{shown.line}"
+        yield f"  {folder / shown.file}:{shown.line}"
         yield from (f"    {text}" for text in shown.text.splitlines())
     timeline = parse_texts(finding.detail.get("timeline"))
     if len(timeline) > 1:
@@ -169,6 +170,17 @@ def count_lines_before(stream: BinaryIO, end: int) -> int:
     while left and (chunk := stream.read(min(left, CHUNK_BYTES))):
         count, left = count + chunk.count(b"\n"), left - len(chunk)
     return count
+
+
+def read_around(path: Path, line: int, lines: int) -> list[str]:
+    """At most so many lines of a log, with the numbered one in their middle."""
+    first = first_around(line, lines)
+    return [text for number, text in read_head(path, first + lines - 1) if number >= first]
+
+
+def first_around(line: int, lines: int) -> int:
+    """The number of the first line that `read_around` returns."""
+    return max(1, line - lines // 2)
 
 
 def _read(path: Path) -> Iterator[tuple[int, str]]:

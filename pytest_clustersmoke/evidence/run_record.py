@@ -43,7 +43,9 @@ class HardwareRecord(_Model):
 class EvidenceRecord(_Model):
     """One line that shows a finding."""
 
-    file: str = Field(description="a path under the phase's evidence, or an absolute one")
+    file: str = Field(
+        description="a path in the phase's folder of the report; absolute for a file outside the run"
+    )
     line: int
     text: str
 

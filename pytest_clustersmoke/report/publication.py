@@ -100,7 +100,7 @@ def publish(
     write_json(target / "report.json", to_json_value(record.as_json()), mode=MODE)
     copier = EvidenceCopier(run, target)
     for phase in record.phases:
-        copier.copy_phase(phase.phase)
+        copier.copy_phase(phase)
     remarks = unread + _write_views(record, target, environ, copier.will_copy_journal())
     remarks += _try_history(lambda: store_run(record, report_dir, not unread))
     for phase in record.phases:

@@ -1,24 +1,64 @@
-"""The evidence that reports/<run_id>/ keeps, readable by others; old runs are pruned."""
+"""The evidence that reports/<run_id>/ keeps, readable by others; old runs are pruned.
+
+The shared directory is pruned, too, so a finding names the files in the report. Of a file that is
+too large to be copied, the report keeps the lines around those that findings quote.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from ..evidence.run_directory import RUN_ID, RunDir
+from ..evidence.finding import Evidence, Finding, first_around, read_around
+from ..evidence.run_directory import RUN_ID, PhaseDir, RunDir
+from ..evidence.run_record import PhaseRecord
 from ..evidence.telemetry import read_events
 from ..text import plural
 
 MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # one file, and all files
+EXCERPT_LINES, MAX_LINE = 200, 4000
+EXCERPT = re.compile(r"(?P<file>.+)\.line-(?P<line>\d{1,15})\.txt")
 # Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.
 SKIPPED = {"output", "build"}
 # A run whose controller was killed never closes its journal; after a month it counts as over.
 ABANDONED_S = 30 * 24 * 3600
+
+
+def name_archived(finding: Finding, phase: PhaseDir) -> Finding:
+    """The finding with the files of its evidence as the report has them, relative to its folder of
+    the phase: what the run left there, or an excerpt. Other files keep their paths."""
+    return replace(
+        finding, evidence=tuple(_name_archived(shown, phase.root) for shown in finding.evidence)
+    )
+
+
+def _name_archived(shown: Evidence, root: Path) -> Evidence:
+    try:
+        name = Path(shown.file).relative_to(root)
+        is_large = (root / name).lstat().st_size > MAX_FILE_BYTES
+    except ValueError:  # not in the run's directory
+        return shown
+    except OSError:
+        is_large = False
+    if is_large or not _is_evidence(name):
+        line = shown.line - first_around(shown.line, EXCERPT_LINES) + 1
+        return replace(shown, file=f"{name}.line-{shown.line}.txt", line=line)
+    return replace(shown, file=str(name))
+
+
+def _is_evidence(name: Path) -> bool:
+    return (
+        not SKIPPED.intersection(name.parts[:-1])
+        and name.suffix != ".pkl"
+        and not name.name.startswith(".")
+    )
 
 
 class EvidenceCopier:
@@ -29,8 +69,26 @@ class EvidenceCopier:
         self._bytes = self._left = 0
         self._error = ""
 
-    def copy_phase(self, name: str) -> None:
-        self._copy(_evidence(self._run.phase(name).root))
+    def copy_phase(self, phase: PhaseRecord) -> None:
+        root = self._run.phase(phase.phase).root
+        quoted = {shown.file for finding in phase.findings for shown in finding.evidence}
+        for name in quoted:
+            self._copy_excerpt(root, name)
+        # What findings quote comes first, as long as there is room.
+        self._copy(
+            sorted(_evidence(root), key=lambda path: str(path.relative_to(root)) not in quoted)
+        )
+
+    def _copy_excerpt(self, root: Path, name: str) -> None:
+        match = EXCERPT.fullmatch(name)
+        source = root / match["file"] if match else root
+        if not match or ".." in source.parts or source.is_symlink() or not source.is_file():
+            return
+        lines = read_around(source, int(match["line"]), EXCERPT_LINES)
+        copied = self._target / root.relative_to(self._run.root) / name
+        with self._counting_errors():
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copied.write_text("".join(f"{line[:MAX_LINE]}\n" for line in lines))
 
     def copy_journal(self) -> None:
         """A report is complete once it has a journal, so the journal has a budget of its own."""
@@ -51,16 +109,21 @@ class EvidenceCopier:
 
     def _copy(self, sources: Iterable[Path]) -> None:
         for source in sources:
-            try:
+            with self._counting_errors():
                 if self._has_room(source):
                     copied = self._target / source.relative_to(self._run.root)
                     copied.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(source, copied)
-            except FileNotFoundError:  # an interrupted job is still cleaning up
-                pass
-            except OSError as error:
-                self._left += 1
-                self._error = self._error or f": {error}"
+
+    @contextlib.contextmanager
+    def _counting_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:  # an interrupted job is still cleaning up
+            pass
+        except OSError as error:
+            self._left += 1
+            self._error = self._error or f": {error}"
 
     def _has_room(self, source: Path) -> bool:
         """Whether this is a regular file that still fits the limits; if so, count it."""
@@ -77,9 +140,7 @@ class EvidenceCopier:
 def _evidence(phase: Path) -> Iterator[Path]:
     for folder, names, files in os.walk(phase):
         names[:] = [name for name in names if name not in SKIPPED]
-        for name in files:
-            if not name.endswith(".pkl") and not name.startswith("."):
-                yield Path(folder) / name
+        yield from (Path(folder) / name for name in files if _is_evidence(Path(name)))
 
 
 def point_link(link: Path, target: str) -> None:

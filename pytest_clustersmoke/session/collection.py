@@ -27,6 +27,7 @@ class PhaseCollection:
         self.report_dir = Path(
             config.getoption("--cluster-report-dir") or config.rootpath / "reports"
         ).absolute()
+        self.report_path = self.report_dir / run_id
         self.absences: list[str] = []
         self.refused: list[Problem] = []  # of a dry run: why a real run would be refused
         self._mistakes: Mistakes = {}

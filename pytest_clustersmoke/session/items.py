@@ -114,8 +114,9 @@ class JobItem(PhaseItem):
         if result.outcome != "passed":
             from .tally import job_failure_text
 
+            text = job_failure_text(result, suite.collection.report_path)
             hosts = suite.collection.acknowledgements.uncovered_hosts(result)
-            raise JobFailed("\n".join([job_failure_text(result), *hosts]))
+            raise JobFailed("\n".join([text, *hosts]))
 
 
 # The mistakes in the markers of phases.

@@ -29,6 +29,7 @@ from ..jobs.job_watch import Poller, WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge
 from ..node.abort_flag import visible
 from ..preflight.slurm_check import Checked
+from ..report.run_archive import name_archived
 from ..report.verdict import CriterionResult
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 
@@ -268,7 +269,7 @@ class Session:
             "scheduler_nodes": state.nodes if state else "",
             "estimated_start": self._starts.get(name),
             **times,
-            "findings": [finding.as_dict() for finding in findings],
+            "findings": [name_archived(finding, directory).as_dict() for finding in findings],
         }
         record = to_json_value(values)
         write_json(directory.result, record)

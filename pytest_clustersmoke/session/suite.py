@@ -350,4 +350,4 @@ class Suite:
 
     @property
     def report_path(self) -> Path:
-        return self.collection.report_dir / self.run_id
+        return self.collection.report_path

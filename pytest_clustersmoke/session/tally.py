@@ -6,6 +6,7 @@ Under xdist a worker marks a report and the controller counts it, so marks are p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -30,15 +31,17 @@ MAX_CHARACTERS = 4000
 # Where a report is made
 
 
-def job_failure_text(result: PhaseResult) -> str:
-    """The text of a failed `::job`: outcome, reason, then each finding with evidence and fix."""
+def job_failure_text(result: PhaseResult, report: Path) -> str:
+    """The text of a failed `::job`: outcome, reason, then each finding with evidence and fix. The
+    paths are those in the directory of the report."""
+    folder = report / "phases" / result.name
     first, cause = next(iter(result.findings), None), sanitize_line(result.reason)
     text = [
         f"phase {result.name}: {result.outcome}: "
         f"{add_place(cause, first.hosts, first.ranks) if first and first.primary else cause}",
-        *describe_findings(result.findings),
+        *describe_findings(result.findings, folder),
         "",
-        f"evidence: {result.directory.root}",
+        f"evidence: {folder}",
     ]
     return sanitize_lines("\n".join(text))
 

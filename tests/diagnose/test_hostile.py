@@ -62,7 +62,7 @@ def test_terminal_shows_no_forged_line(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path).started().rank(0, error(FORGED))
     findings = [finding.as_dict() for finding in diagnosed(evidence)]
     write_json(evidence.dir.result, {"outcome": "failed", "reason": FORGED, "findings": findings})
-    text = job_failure_text(evidence.result())
+    text = job_failure_text(evidence.result(), tmp_path)
     assert "PASSED" not in [line.strip("\ufffd ") for line in text.splitlines() if line[:1] != " "]
     assert not [line for line in text.splitlines() if line.startswith("finding none")]
     assert text.replace("\n", "").replace("\t", "").isprintable()

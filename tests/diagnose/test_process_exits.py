@@ -8,6 +8,8 @@ import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
+from pytest_clustersmoke.diagnose.process_exits import RankExit
+from pytest_clustersmoke.evidence import finding
 from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs.outcome import Judgement
@@ -61,6 +63,13 @@ def test_signal_or_status_is_reported_with_its_next_step(
     assert finding.id == "rank-died" and finding.cause.endswith(cause) and fix in finding.fix
     assert finding.detail["exitcode"] == code
     assert (finding.evidence[1].line, finding.evidence[1].file[-12:]) == (2, "torchrun.log")
+
+
+def test_accounting_is_asked_for_the_job_by_its_number() -> None:
+    """The command can be pasted; a job that is not Slurm's has no accounting."""
+    killed = RankExit(-9, finding.Evidence("log", 1, ""))
+    assert " and at `sacct -j 4711 -o MaxRSS,State`; if" in killed.fix("n1", "4711")
+    assert "sacct" not in killed.fix("n1", "")
 
 
 def test_unknown_end_is_reported_as_unknown(tmp_path: Path) -> None:

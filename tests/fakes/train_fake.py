@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
 import time
@@ -25,6 +26,7 @@ else:  # torchrun puts this file's folder on the path
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--fail", action="store_true", help="raise in training")
+parser.add_argument("--kill", type=int, help="the rank that is killed in training")
 parser.add_argument("--leave", action="store_true", help="exit 0 without `done`")
 parser.add_argument("--wait-for", type=Path, help="wait until this file exists")
 parser.add_argument("--before", type=int, default=0, help="steps done before --wait-for")
@@ -73,6 +75,8 @@ events.write("stage", name="train", state="begin")
 if given.fail and rank == 0:
     events.write("error", type="ValueError", message="staged", traceback="Traceback: staged")
     raise ValueError("staged")
+if given.kill == rank:
+    os.kill(os.getpid(), signal.SIGKILL)
 if given.leave and rank == 0:
     raise SystemExit(0)
 for step in range(1, given.before + 1):
@@ -87,7 +91,14 @@ if given.slow is not None:
     own = 0.131 if rank == given.slow else 0.041
     times = {"seconds": [0.142] * 20, "local_seconds": [own] * 20, "warmup": 5}
     events.write("step_times", **times)
-events.write("losses", mean=losses, local_finite=given.loss != "nan", local_final=losses[-1])
+own_losses = [2.0 + rank - step / 10 for step in range(5)]
+events.write(
+    "losses",
+    mean=losses,
+    local_finite=given.loss != "nan",
+    local_final=losses[-1],
+    local_first=own_losses,
+)
 gradients = {"parameters": 4, "compared": 4, "max_relative_error": 0.0, "tolerance": 1e-5}
 events.write("gradients", **gradients, worst="w", precision="fp32", synced=True, sensitive=True)
 metrics = {"steps_per_s": given.rate, "samples_per_s": given.rate * 8, "peak_memory_gib": 0.5}

@@ -152,7 +152,7 @@ def test_hanging_rank_is_found_at_its_stage_limit_and_all_are_dumped(
     assert "in hangs" in phase.rank_stack(2).read_text()
     finding = outcome.finding("hangs")
     assert (finding["id"], finding["ranks"]) == ("hang", [2]), finding
-    assert finding["evidence"][0]["file"] == str(phase.rank_stack(2))
+    assert finding["evidence"][0]["file"] == str(phase.rank_stack(2).relative_to(phase.root))
 
 
 def recorded_collectives(path: Path) -> list[dict[str, Any]]:

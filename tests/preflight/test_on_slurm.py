@@ -110,7 +110,11 @@ def test_evidence_is_a_line_of_slurm(lab_suite: Suite) -> None:
     lab_suite.phase("wide", script=IDLE, nodes=NODES + 1)
     outcome = lab_suite.run_apart()
     evidence = findings(outcome, "wide")["too-many-nodes"]["evidence"][1]
-    line = Path(evidence["file"]).read_text().splitlines()[evidence["line"] - 1]
+    line = (
+        (lab_suite.report / "phases" / "wide" / evidence["file"])
+        .read_text()
+        .splitlines()[evidence["line"] - 1]
+    )
     assert line.startswith("PartitionName=main ") and evidence["text"] == line[:600]
 
 

@@ -1,0 +1,124 @@
+"""Every piece of evidence of a failed job opens, in the page, in JUnit and from the terminal, after
+the shared directory is gone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence.run_directory import RunDir
+from pytest_clustersmoke.report.run_archive import EXCERPT_LINES, name_archived
+from tests.report import test_page_links
+from tests.support.harness import Outcome, Suite, lines_with, properties
+from tests.support.leftovers import none_left
+
+PLACE = re.compile(r"^  (/.*):(\d+)$", re.M)
+BODY = "def test_a(self, phase): pass\ndef test_b(self, phase): pass"
+PHASES = ("killed", "imports", "hangs")
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    """The run of a killed rank, an import error and a hang; what they left in the shared directory
+    is pruned."""
+    with none_left() as (marker, _):
+        suite = Suite(tmp_path_factory.mktemp("failed"), marker)
+        suite.cluster(phases={}, stage_limits_s={"train_step": 2})
+        broken = suite.path / "train_broken.py"
+        broken.write_text("import nowhere_at_all\n")
+        suite.phase("killed", nodes=2, args={"kill": 1}, body=BODY)
+        suite.phase("imports", script=broken, body=BODY)
+        suite.phase("hangs", args={"wait_for": str(suite.path / "never"), "before": 1}, body=BODY)
+        outcome = suite.run_apart()
+        shutil.rmtree(suite.shared)
+        yield outcome
+
+
+def quoted(outcome: Outcome, phase: str) -> list[tuple[Path, dict[str, Any]]]:
+    """The files of the evidence of the phase's primary findings, and what is quoted from each."""
+    folder = outcome.files.report / "phases" / phase
+    findings = [found for found in outcome.phase(phase)["findings"] if found["primary"]]
+    shown = [shown for finding in findings for shown in finding["evidence"]]
+    assert findings and shown, outcome.output
+    return [(folder / item["file"], item) for item in shown]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_evidence_of_a_failed_job_is_beside_the_page(failed: Outcome, phase: str) -> None:
+    """Each file exists, the page links it, and its line holds the text."""
+    links = test_page_links.links(failed.files.report)
+    for path, shown in quoted(failed, phase):
+        assert not Path(shown["file"]).is_absolute() and path.is_file(), shown
+        assert str(path.relative_to(failed.files.report)) in links, (shown, links)
+        line = path.read_text().splitlines()[shown["line"] - 1]
+        first = shown["text"].splitlines()[0]
+        if path.suffix != ".json" and not first.startswith("Traceback"):
+            assert first[:100] in line, (shown, line)
+    assert test_page_links.dead(failed.files.report) == []
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_evidence_in_terminal_and_junit_opens(failed: Outcome, phase: str) -> None:
+    """Both name the files with their whole paths in the report."""
+    title = f"Test{phase.title()}"
+    case = (
+        (failed.files.report / "junit.xml").read_text().split(f'classname="test_{phase}.{title}"')
+    )
+    for text in (failed.output, case[1]):
+        places = PLACE.findall(text)
+        named = [Path(file) for file, _ in places if f"/phases/{phase}/" in file]
+        assert named and all(path.is_file() for path in named), text
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_failed_job_is_one_failed_case(failed: Outcome, phase: str) -> None:
+    """Its first line has the cause, the host and, if one had started, the rank."""
+    cases = properties(failed.files.report / "junit.xml")
+    results = {name: case["result"] for name, case in cases.items() if case["phase"] == phase}
+    assert sorted(results.values()) == ["failure", "skipped", "skipped"]
+    (line,) = lines_with(failed, f"FAILED test_{phase}.py::Test{phase.title()}::job")
+    assert f"phase {phase}: failed: " in line
+    message = failed.failures(phase).splitlines()[0]
+    assert failed.finding(phase)["cause"] in message
+    assert "local" in message, message
+    assert phase == "imports" or re.search(r"\brank \d", message), message
+
+
+def test_last_event_of_a_killed_rank_is_shown(failed: Outcome) -> None:
+    """Its text, not only that it is the last."""
+    ((path, shown), *_) = quoted(failed, "killed")
+    assert path.name == "00001.jsonl" and shown["text"].startswith('{"event": "stage"')
+    assert "sacct" not in failed.finding("killed")["fix"]
+
+
+def test_large_file_keeps_the_lines_around_the_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finding names the excerpt, and the line in it."""
+    from pytest_clustersmoke.evidence.finding import Evidence, Finding
+    from pytest_clustersmoke.report import run_archive
+    from tests.support import records
+
+    run = RunDir(tmp_path / "runs" / "one")
+    log = run.phase("wide").torchrun_log(0)
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"line {number}\n" for number in range(1, 1001)))
+    monkeypatch.setattr(run_archive, "MAX_FILE_BYTES", 1000)
+    shown = [Evidence(str(log), line, f"line {line}") for line in (3, 700, 1000)]
+    outside = Evidence("/etc/motd", 1, "")
+    finding = name_archived(Finding("id", "c", "f", evidence=(*shown, outside)), run.phase("wide"))
+    assert finding.evidence[-1] == outside
+    phase = records.phase("wide", nodes=1)
+    phase["findings"] = [finding.as_dict()]
+    record = records.parsed(records.run(phase))
+    copier = run_archive.EvidenceCopier(run, tmp_path / "report")
+    copier.copy_phase(record.phases[0])
+    assert not (tmp_path / "report" / log.relative_to(run.root)).exists()
+    for item in finding.evidence[:-1]:
+        lines = (tmp_path / "report" / "phases" / "wide" / item.file).read_text().splitlines()
+        assert len(lines) <= EXCERPT_LINES and lines[item.line - 1] == item.text
