@@ -44,7 +44,7 @@ class EvidenceRecord(_Model):
     """One line that shows a finding."""
 
     file: str = Field(
-        description="a path in the phase's folder of the report; absolute for a file outside the run"
+        description="a path in the phase's folder of the report; absolute if it is not the run's"
     )
     line: int
     text: str

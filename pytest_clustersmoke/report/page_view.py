@@ -17,16 +17,17 @@ from ..evidence.gpu_model import ANY_GPU
 from ..evidence.run_record import (
     FactsRecord,
     HardwareRecord,
+    MissingRecord,
     PhaseRecord,
     Result,
     RunRecord,
     SpreadRecord,
 )
 from ..text import plural
-from .highlights import HighlightGroup, find_highlights, outcome_words
+from .highlights import HighlightGroup, find_highlights
 from .node_records import UNKNOWN, common_facts
 from .page_ranks import LinksView, RanksView, links_view, ranks_view
-from .terminal import RATES
+from .phase_table import RATES, PhaseVerdict, compare_with_usual, judge_phase
 
 TONES = {
     "FIT": "good",
@@ -53,8 +54,8 @@ class PhaseSection:
     record: PhaseRecord
     anchor: str
     folder: str  # of its evidence, relative to the page
-    state: str  # the outcome of the job; if it passed, with its red criteria
-    tone: str  # the worst of job and criteria
+    verdict: PhaseVerdict
+    usual: str  # its rate against its past runs
     open: bool  # whether there is something to look at
     counts: list[tuple[str, int]]  # criteria by result, failed ones first
     rate: str  # the metric shown as its rate; empty if it has none
@@ -89,7 +90,7 @@ def build_view(record: RunRecord) -> PageContent:
     anchors = _anchors([phase.phase for phase in record.phases])
     highlights = find_highlights(record, anchors)
     places = {item.where for group in highlights for item in group.items}
-    phases = [_phase(phase, anchors, places) for phase in record.phases]
+    phases = [_phase(phase, anchors, places, record.missing) for phase in record.phases]
     columns, rows = _node_table(record)
     return PageContent(
         stands_out=highlights,
@@ -159,34 +160,26 @@ def _anchors(names: Iterable[str]) -> dict[str, str]:
     return made
 
 
-def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> PhaseSection:
+def _phase(
+    record: PhaseRecord,
+    anchors: dict[str, str],
+    places: set[str],
+    missing: Iterable[MissingRecord],
+) -> PhaseSection:
     counted = Counter(criterion.result for criterion in record.criteria.values())
     held = [name for name in RATES if name in record.metrics]
-    state, tone = _state(record, counted)
     return PhaseSection(
         record=record,
         anchor=anchors[record.phase],
         folder=f"phases/{quote(record.phase, safe='')}/",
-        state=state,
-        tone=tone,
+        verdict=judge_phase(record, missing),
+        usual=compare_with_usual(record),
         open=record.phase in places or record.outcome != "passed",
         counts=[(result, counted[result]) for result in RESULTS if counted[result]],
         rate=held[-1] if held else "",
         ranks=ranks_view(record),
         links=links_view(record),
     )
-
-
-def _state(record: PhaseRecord, counted: Counter[Result]) -> tuple[str, str]:
-    """State and tone of a phase: a job that passed is not green if a criterion is red."""
-    outcome = record.outcome
-    if outcome != "passed":
-        return outcome_words(outcome), "warn" if record.known else TONES.get(outcome, "warn")
-    if counted["failed"]:
-        return f"{outcome_words(outcome)}, {counted['failed']} red", "bad"
-    if counted["known"]:
-        return f"{outcome_words(outcome)}, {counted['known']} known", "warn"
-    return outcome_words(outcome), "good"
 
 
 def _versions(phases: Iterable[PhaseRecord]) -> list[tuple[str, list[tuple[str, list[str]]]]]:

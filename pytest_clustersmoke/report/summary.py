@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..evidence.run_record import FindingRecord, PhaseRecord, RunRecord
 from ..text import FAILURE, plural, sanitize_line, sanitize_lines, shorten
-from .terminal import COLUMNS, NUMBERS, gate_lines, known_words, phase_row
+from .phase_table import COLUMNS, NUMBERS, judge_phase, phase_row
+from .terminal import gate_lines, known_words
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_STEP_BYTES = 2**20  # beyond it GitHub drops all of the step's summary
@@ -95,10 +96,11 @@ def _blocks(record: RunRecord) -> Iterator[str]:
     if record.proof is not None:
         yield block("\n".join(line for line, _ in gate_lines(record)))
         return
-    yield table(COLUMNS, map(phase_row, record.phases), right=NUMBERS)
+    rows = [phase_row(phase, record.missing) for phase in record.phases]
+    yield table(COLUMNS, rows, right=NUMBERS)
     yield from _section("Phases that did not run here", record.absent_phases)
     for phase in record.phases:
-        yield from _problems(phase)
+        yield from _problems(phase, judge_phase(phase, record.missing).words)
     yield from _section("What changed", _changes(record))
     yield from _section("Nodes differ", _differences(record))
     known = [*map(known_words, record.known), *record.known_remarks]
@@ -118,8 +120,8 @@ def _verdict(record: RunRecord) -> Iterator[str]:
         yield "The run was interrupted."
 
 
-def _problems(phase: PhaseRecord) -> Iterator[str]:
-    """What is wrong with a phase: its outcome, its findings, and the criteria that failed."""
+def _problems(phase: PhaseRecord, verdict: str) -> Iterator[str]:
+    """What is wrong with a phase: its verdict, its findings, and the criteria that failed."""
     primary = [finding for finding in phase.findings if finding.primary]
     others = len(phase.findings) - len(primary)
     failed = {
@@ -131,7 +133,7 @@ def _problems(phase: PhaseRecord) -> Iterator[str]:
     bad = phase.outcome != "passed"
     if not (bad or primary or failed):
         return
-    yield f"### {inline(phase.phase)}: {inline(phase.outcome)}{', known' if phase.known else ''}"
+    yield f"### {inline(phase.phase)}: {inline(verdict)}"
     if bad and phase.reason:
         yield inline(phase.reason)
     for finding in primary:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ..config.metrics import show
-from ..evidence.run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord
+from ..evidence.run_record import GateRecord, KnownRecord, PhaseRecord, RunRecord
 from ..preflight.variable_remarks import format_remarks, group_remarks
-from ..text import WARNING, Problem, format_seconds, sanitize_lines, shorten_lines
+from ..text import WARNING, Problem, format_seconds, sanitize_line, sanitize_lines, shorten_lines
+from .phase_table import COLUMNS, NUMBERS, explain_failures, judge_phase, phase_row
 from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
 
-COLUMNS = (
-    *("phase", "outcome", "nodes", "queue s", "run s", "steps/s", "rate", "GiB", "transport"),
-    "reference",
-)
-NUMBERS = {"queue s", "run s", "steps/s", "rate", "GiB"}
 GATE_COLUMNS = ("fault", "staged in", "red", "finding", "on", "seconds", "gate")
-# The rate of a phase is the last of these that it measured.
-RATES = {
-    "samples_per_s": "samples/s",
-    "tokens_per_s_per_rank": "tokens/s",
-    "busbw_gb_per_s": "GB/s bus",
-}
+TONES = {"good": "", "bad": "red", "warn": "yellow"}
 COLOURS = {FIT: "green", PROVEN: "green", UNFIT: "red", NOT_PROVEN: "red"}
 MAX_WARNINGS = 10
 IN_REPORT = " in report.json"
 
 
 def write_summary(reporter: Any, record: RunRecord, report: Iterable[str]) -> None:
-    """The table of all phases, and the verdict as last line. `report`: lines about the report."""
+    """The table of all phases, the cause of each that did not pass, and the verdict as last line.
+    `report`: lines about the report."""
     reporter.section(f"cluster {record.cluster}, run {record.run_id}", sep="-")
     table = _phase_lines(record) if record.proof is None else gate_lines(record)
     for line, colour in table:
@@ -37,16 +28,19 @@ def write_summary(reporter: Any, record: RunRecord, report: Iterable[str]) -> No
         reporter.write_line(sanitize_lines(line), **({colour: True} if colour else {}))
     for line in report:
         reporter.write_line(sanitize_lines(line))
+    for line in explain_failures(record) if record.proof is None else ():
+        reporter.write_line(sanitize_line(line), red=True)
     colour = COLOURS.get(record.verdict, "yellow")
     reporter.write_line(record.sentence, bold=True, **{colour: True})
 
 
 def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
     """The lines above the verdict, with their colours."""
-    rows = _aligned([COLUMNS, *map(phase_row, record.phases)], NUMBERS)
+    cells = [phase_row(phase, record.missing) for phase in record.phases]
+    rows = _aligned([COLUMNS, *cells], NUMBERS)
     yield next(rows), ""
     for line, phase in zip(rows, record.phases, strict=True):
-        yield line, "yellow" if phase.known else "" if phase.outcome == "passed" else "red"
+        yield line, TONES[judge_phase(phase, record.missing).tone]
     yield from ((line, "") for line in record.absent_phases)
     yield from ((f"known: {known_words(known)}", "yellow") for known in record.known)
     more = [*record.known_remarks, *_off_past(record.phases), *_warnings(record.phases)]
@@ -116,39 +110,3 @@ def _warnings(phases: Iterable[PhaseRecord]) -> list[str]:
         for phase in phases
     }
     return shorten_lines(format_remarks(group_remarks(by_phase)), MAX_WARNINGS, IN_REPORT)
-
-
-def phase_row(phase: PhaseRecord) -> list[str]:
-    """The cells of a phase, in the order of COLUMNS."""
-    measured = {name: show(metric.value) for name, metric in phase.metrics.items()}
-    rates = [f"{measured[name]} {unit}" for name, unit in RATES.items() if name in measured]
-    return [
-        phase.phase,
-        f"{phase.outcome}{', known' if phase.known else ''}",
-        str(len(phase.nodes)),
-        format_seconds(phase.queue_s),
-        format_seconds(phase.run_s),
-        measured.get("steps_per_s", "-"),
-        rates[-1] if rates else "-",
-        measured.get("peak_memory_gib", "-"),
-        phase.transport,
-        _against(phase.metrics),
-    ]
-
-
-def _against(metrics: Mapping[str, MetricRecord]) -> str:
-    """The comparison with the references: those missed, otherwise those met."""
-    compared = {name: metric for name, metric in metrics.items() if metric.met is not None}
-    if not compared:
-        has_any = any(metric.reference for metric in metrics.values())
-        return "reference of other sizes" if has_any else "no reference"
-    missed = [_miss(name, metric) for name, metric in compared.items() if not metric.met]
-    return "; ".join(missed) if missed else f"met ({', '.join(compared)})"
-
-
-def _miss(name: str, metric: MetricRecord) -> str:
-    """`steps_per_s -61.7 %`; the failed criterion has the details."""
-    expected = metric.reference.value if metric.reference else 0
-    if isinstance(metric.value, str) or not expected:
-        return f"{name} {metric.value}"
-    return f"{name} {(metric.value / expected - 1) * 100:+.1f} %"

@@ -17,8 +17,10 @@ from ..evidence.metric import RESULT
 JOB = "job"  # the name under which a job is listed among the criteria of its phase
 
 # A phase is FIT only if these could be judged where they were looked at, whatever its cluster
-# requires: the proof that training is correct, and the result itself.
-ALWAYS_REQUIRED = frozenset({"gradients", RESULT})
+# requires: the proofs that training is correct, and the result itself. The sentence names those of
+# OF_PROGRAM that could not be judged.
+ALWAYS_REQUIRED = frozenset({"gradients", "data", "checkpoint", RESULT})
+OF_PROGRAM = ("replay", "replicas", "samples", "data", "gradients")
 EXIT_INCONCLUSIVE = 6  # pytest itself uses 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
 PROVEN, NOT_PROVEN = "PROVEN", "NOT PROVEN"  # verdicts on gates, of --cluster-prove
@@ -243,13 +245,24 @@ def _verdict(
     return RunVerdict(
         name=name,
         exit_status=run.exitstatus if run.ended_early else EXIT_STATUSES[name],
-        sentence=f"{name}{scope}: {count}{why}",
+        sentence=f"{name}{scope}: {count}{why}{_unproven(run)}",
         scope=run.scope(),
         failed=failed,
         missing=missing,
         known=known,
         partial=_partial(run, unjudged),
     )
+
+
+def _unproven(run: RunTally) -> str:
+    """What could not be proven of the programs, by phase, for the end of the sentence."""
+    by_kinds: dict[str, list[str]] = {}
+    for phase in run.phases.values():
+        kinds = ", ".join(kind for kind in OF_PROGRAM if kind in phase.unmeasured)
+        by_kinds.setdefault(kinds, []).append(phase.name)
+    by_kinds.pop("", None)
+    listed = [f"{', '.join(phases)}: {kinds}" for kinds, phases in by_kinds.items()]
+    return f"; not proven: {'; '.join(listed)}" if listed else ""
 
 
 def _count(run: RunTally, verdict: str) -> str:

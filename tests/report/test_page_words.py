@@ -52,10 +52,10 @@ def test_partial_selection_claims_only_the_selection(selection: str, words: str)
     ("phase", "words", "tone"),
     [
         (records.phase(), "passed", "good"),
-        (red("failed"), "passed, 1 red", "bad"),
+        (red("failed"), "1 failed", "bad"),
         (red("known"), "passed, 1 known", "warn"),
         (records.phase(outcome="failed"), "failed", "bad"),
-        (records.phase(outcome="never_ran"), "never ran", "warn"),
+        (records.phase(outcome="never_ran"), "not measured (never ran)", "warn"),
     ],
 )
 def test_phase_is_as_green_as_its_criteria(phase: records.Record, words: str, tone: str) -> None:
@@ -65,7 +65,7 @@ def test_phase_is_as_green_as_its_criteria(phase: records.Record, words: str, to
     assert re.search(f'<td data-field="outcome">{pill}', html)
     assert re.search(f"<summary><h2 [^>]*>zero1_4node</h2> {pill}", html)
     assert f'data-tone="{tone}"' in html
-    assert '<th scope="col">Job</th>' in html and "Outcome" not in html
+    assert '<th scope="col">Verdict</th>' in html and "Outcome" not in html
 
 
 def test_reason_is_attributed_to_the_job() -> None:

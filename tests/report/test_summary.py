@@ -13,6 +13,7 @@ from cmarkgfm.cmark import Options
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_clustersmoke.report.phase_table import phase_row
 from pytest_clustersmoke.report.summary import (
     APART,
     MAX_BYTES,
@@ -26,7 +27,6 @@ from pytest_clustersmoke.report.summary import (
     summary,
     table,
 )
-from pytest_clustersmoke.report.terminal import phase_row
 from pytest_clustersmoke.text import sanitize_line, sanitize_lines
 from tests.support import records
 
@@ -135,7 +135,7 @@ def test_summary_has_everything_important() -> None:
     assert shown.startswith(
         "<h2>gilbreth: UNFIT</h2>\n<p><strong>UNFIT: 1 of 2 phases failed (zero1_4"
     )
-    assert cells(shown)[1:] == [phase_row(phase) for phase in record.phases]
+    assert cells(shown)[1:] == [phase_row(phase, record.missing) for phase in record.phases]
     for words in (
         "Finding rank-killed: rank 3 was killed by signal 9 (node1, rank 3)",
         "Next: look into the kernel's log of node1",

@@ -91,7 +91,35 @@ def test_proof_that_could_not_be_made_is_never_fit() -> None:
     skipped = report(outcome="skipped", phase="a", unmeasured="gradients")
     made = verdict_of(skipped, report("test_b", phase="a"), a="passed")
     assert made.name == INCONCLUSIVE
-    assert made.sentence == "INCONCLUSIVE: 1 of 1 phases finished (a: gradients not measured)"
+    assert made.sentence.startswith(
+        "INCONCLUSIVE: 1 of 1 phases finished (a: gradients not measured)"
+    )
+
+
+@pytest.mark.parametrize("kind", ["data", "checkpoint"])
+def test_data_and_checkpoint_are_required_of_training(kind: str) -> None:
+    """Whatever the cluster requires, a phase that checks them is not FIT without them."""
+    skipped = report(outcome="skipped", phase="a", unmeasured=kind)
+    made = verdict_of(skipped, report("test_b", phase="a"), a="passed")
+    assert (made.name, made.exit_status) == (INCONCLUSIVE, 6)
+    assert made.not_measured == [f"a: {kind} not measured"]
+
+
+def test_sentence_names_what_was_not_proven_of_a_program() -> None:
+    """By phase, whatever the verdict; other kinds are not proofs of the program."""
+    reports = [
+        report(f"test_{kind}", "skipped", phase=phase, unmeasured=kind)
+        for phase, kind in [
+            *(("a", "samples"), ("a", "replay"), ("b", "replay"), ("c", "references")),
+            *(("b", "samples"), ("d", "replicas")),
+        ]
+    ]
+    reports += [report("test_good", phase=phase) for phase in "abcd"]
+    end = "; not proven: a, b: replay, samples; d: replicas"
+    passed = dict.fromkeys("abcd", "passed")
+    assert verdict_of(*reports, **passed).sentence == f"FIT: 4 of 4 phases passed{end}"
+    unfit = verdict_of(*reports, report("test_bad", "failed", phase="c"), **passed)
+    assert unfit.sentence == f"UNFIT: 1 of 4 phases failed (c: test_bad){end}"
 
 
 def test_unfit_beats_inconclusive() -> None:

@@ -1,0 +1,129 @@
+"""One verdict per phase, the same in every view, and the table of terminal and summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..config.metrics import show
+from ..evidence.finding import add_place
+from ..evidence.job_results import NOT_MEASURED
+from ..evidence.run_record import MetricRecord, MissingRecord, PhaseRecord, RunRecord
+from ..text import format_seconds
+
+COLUMNS = (
+    *("phase", "verdict", "nodes", "queue s", "run s", "steps/s", "rate", "against usual", "GiB"),
+    *("transport", "reference"),
+)
+NUMBERS = {"queue s", "run s", "steps/s", "rate", "against usual", "GiB"}
+# The rate of a phase is the last of these that it measured.
+RATES = {
+    "samples_per_s": "samples/s",
+    "tokens_per_s_per_rank": "tokens/s",
+    "busbw_gb_per_s": "GB/s bus",
+}
+
+
+@dataclass(frozen=True)
+class PhaseVerdict:
+    """The verdict on one phase: `passed`, `2 failed`, `not measured (never ran)`."""
+
+    words: str
+    tone: Literal["good", "bad", "warn"]
+
+
+def judge_phase(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> PhaseVerdict:
+    """The worst of the phase's job, its criteria and what is missing of it."""
+    results = [criterion.result for criterion in phase.criteria.values()]
+    failed, known = results.count("failed"), results.count("known")
+    words = phase.outcome.replace("_", " ")
+    if phase.known:
+        return PhaseVerdict(f"{words}, known", "warn")
+    if phase.outcome in NOT_MEASURED:
+        return PhaseVerdict(f"not measured ({words})", "warn")
+    if phase.outcome != "passed":
+        return PhaseVerdict(words, "bad")
+    if failed:
+        return PhaseVerdict(f"{failed} failed", "bad")
+    if known:
+        return PhaseVerdict(f"passed, {known} known", "warn")
+    lacks = [entry.kind for entry in missing if entry.phase == phase.phase]
+    if lacks:
+        kinds = ", ".join(filter(None, lacks))
+        return PhaseVerdict(f"not measured ({kinds})" if kinds else "not measured", "warn")
+    return PhaseVerdict(words, "good")
+
+
+def explain_failures(record: RunRecord) -> Iterator[str]:
+    """A line for each phase that did not pass and is not known: its first cause."""
+    for phase in record.phases:
+        verdict = judge_phase(phase, record.missing)
+        if phase.known or (phase.outcome == "passed" and verdict.tone != "bad"):
+            continue
+        cause = _job_cause(phase) if phase.outcome != "passed" else _first_failure(phase)
+        yield f"{phase.phase}: {verdict.words}: {cause}"
+
+
+def _job_cause(phase: PhaseRecord) -> str:
+    first = next((finding for finding in phase.findings if finding.primary), None)
+    if first is None:
+        return phase.reason or "no reason was recorded"
+    return add_place(first.cause, first.hosts, first.ranks)
+
+
+def _first_failure(phase: PhaseRecord) -> str:
+    failed = {
+        name: criterion.text
+        for name, criterion in phase.criteria.items()
+        if criterion.result == "failed"
+    }
+    name, text = next(iter(failed.items()))
+    return f"{name}: {next(iter(text.strip().splitlines()), 'no message')}"
+
+
+def phase_row(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> list[str]:
+    """The cells of a phase, in the order of COLUMNS."""
+    measured = {name: show(metric.value) for name, metric in phase.metrics.items()}
+    rates = [f"{measured[name]} {unit}" for name, unit in RATES.items() if name in measured]
+    return [
+        phase.phase,
+        judge_phase(phase, missing).words,
+        str(len(phase.nodes)),
+        format_seconds(phase.queue_s),
+        format_seconds(phase.run_s),
+        measured.get("steps_per_s", "-"),
+        rates[-1] if rates else "-",
+        compare_with_usual(phase),
+        measured.get("peak_memory_gib", "-"),
+        phase.transport,
+        _compare_with_references(phase.metrics),
+    ]
+
+
+def compare_with_usual(phase: PhaseRecord) -> str:
+    """How far the phase's rate is from the median of its past runs, `-25 %`; `-` if that is not
+    known."""
+    for name in (*reversed(RATES), "steps_per_s"):
+        metric = phase.metrics.get(name)
+        if metric and metric.past and metric.past["median"] and not isinstance(metric.value, str):
+            return f"{(metric.value / metric.past['median'] - 1) * 100:+.0f} %"
+    return "-"
+
+
+def _compare_with_references(metrics: Mapping[str, MetricRecord]) -> str:
+    """The references that are missed, otherwise those met."""
+    compared = {name: metric for name, metric in metrics.items() if metric.met is not None}
+    if not compared:
+        has_any = any(metric.reference for metric in metrics.values())
+        return "reference of other sizes" if has_any else "no reference"
+    missed = [_miss(name, metric) for name, metric in compared.items() if not metric.met]
+    return "; ".join(missed) if missed else f"met ({', '.join(compared)})"
+
+
+def _miss(name: str, metric: MetricRecord) -> str:
+    """`steps_per_s -61.7 %`; the failed criterion has the details."""
+    expected = metric.reference.value if metric.reference else 0
+    if isinstance(metric.value, str) or not expected:
+        return f"{name} {metric.value}"
+    return f"{name} {(metric.value / expected - 1) * 100:+.1f} %"

@@ -1,0 +1,111 @@
+"""Every view gives a phase one verdict, and the terminal ends with the cause of each failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.report.phase_table import compare_with_usual, judge_phase
+from pytest_clustersmoke.report.summary import summary
+from pytest_clustersmoke.report.terminal import write_summary
+from tests.report.page_samples import page
+from tests.support import records
+from tests.support.harness import Suite
+
+KNOWN = {"what": "w", "reason": "fan", "until": "2099-01-01", "where": "cluster.yaml:1"}
+BAD = {"test_rate": {"result": "failed", "text": "9.5 is below 10\nby far"}}
+PAST = {
+    "status": "fail",
+    "runs": 9,
+    "median": 100.0,
+    "mad": 1.0,
+    "warn": 95.0,
+    "fail": 90.0,
+    "text": "",
+}
+
+
+def printed(record: records.Record) -> list[str]:
+    lines: list[str] = []
+
+    class Reporter:
+        def section(self, *_: object, **__: object) -> None: ...
+
+        def write_line(self, line: str, **_: object) -> None:
+            lines.append(line)
+
+    write_summary(Reporter(), records.parsed(record), ["report: here"])
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "passed"),
+        ({"criteria": BAD}, "1 failed"),
+        ({"criteria": {**BAD, "test_b": BAD["test_rate"]}}, "2 failed"),
+        ({"criteria": {"test_a": {"result": "known", "text": ""}}}, "passed, 1 known"),
+        ({"outcome": "failed"}, "failed"),
+        ({"outcome": "cluster_failed"}, "cluster failed"),
+        ({"outcome": "failed", "known": KNOWN}, "failed, known"),
+        ({"outcome": "never_ran"}, "not measured (never ran)"),
+    ],
+)
+def test_phase_has_one_verdict_in_all_views(changes: dict[str, Any], words: str) -> None:
+    """Terminal, GitHub's summary and page."""
+    record = records.run(records.phase("wide", **changes))
+    row = next(line for line in printed(record) if line.startswith("wide "))
+    assert row.removeprefix("wide").strip().startswith(f"{words}  ")
+    shown = summary(records.parsed(record)).replace("\\", "")
+    assert f"| wide | {words} |" in shown
+    assert f">{words}</span>" in page(record)
+
+
+def test_phase_that_lacks_something_required_is_not_measured() -> None:
+    """Although its job passed, and no criterion failed."""
+    missing = [{"phase": "wide", "kind": "gradients", "reason": "gradients not measured"}]
+    record = records.parsed(records.run(records.phase("wide"), missing=missing))
+    verdict = judge_phase(record.phases[0], record.missing)
+    assert (verdict.words, verdict.tone) == ("not measured (gradients)", "warn")
+
+
+def test_rate_is_compared_with_the_past() -> None:
+    """The phase's rate, else its steps; without a past there is nothing to compare with."""
+    rates = {name: records.metric(75.0) for name in ("steps_per_s", "samples_per_s")}
+    rates["steps_per_s"]["past"] = {**PAST, "median": 50.0}
+    of_steps = records.parsed(records.run(records.phase(metrics=rates))).phases[0]
+    assert compare_with_usual(of_steps) == "+50 %"
+    rates["samples_per_s"]["past"] = PAST
+    slow = records.run(records.phase("wide", metrics=rates))
+    assert compare_with_usual(records.parsed(slow).phases[0]) == "-25 %"
+    assert "-25 %" in printed(slow)[1] and "-25 %" in page(slow)
+    unknown = records.parsed(records.run(records.phase(metrics={}))).phases[0]
+    assert compare_with_usual(unknown) == "-"
+
+
+def test_terminal_ends_with_the_cause_of_each_failed_phase() -> None:
+    """One line each, above the verdict: of a job its first cause, with host and rank."""
+    found = records.finding(cause="it was killed", hosts=["n3"], ranks=[5])
+    phases = [
+        records.phase("good"),
+        records.phase("dead", outcome="failed", findings=[found]),
+        records.phase("slow", criteria=BAD),
+        records.phase("held", outcome="failed", known=KNOWN),
+        records.phase("late", outcome="never_ran", reason="queue: too long"),
+    ]
+    assert printed(records.run(*phases))[-5:-1] == [
+        "report: here",
+        "dead: failed: it was killed (n3, rank 5)",
+        "slow: 1 failed: test_rate: 9.5 is below 10",
+        "late: not measured (never ran): queue: too long",
+    ]
+
+
+def test_red_criterion_is_not_a_phase_that_passed(suite: Suite) -> None:
+    """The table and the last lines of a run."""
+    suite.phase(body="def test_rate(self, phase):\n    assert False, 'too slow'")
+    result = suite.run()
+    result.stdout.fnmatch_lines(
+        ["small *1 failed *", "report: *", "small: 1 failed: test_rate: *too slow*", "UNFIT: *"]
+    )
