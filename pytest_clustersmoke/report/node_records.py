@@ -51,7 +51,10 @@ class FactsCollector:
         self._nodes: dict[tuple[str, int], _Node] = {}
 
     def add(self, result: PhaseResult) -> None:
-        """Take the facts of a phase's nodes. Equal names within a phase are different nodes."""
+        """Take the facts of a phase's nodes; a phase that never started has none yet. Equal names
+        within a phase are different nodes."""
+        if not any(node.facts or node.result or node.scheduled for node in result.nodes):
+            return
         named: Counter[str] = Counter()
         for reported in result.nodes:
             node = self._nodes.setdefault((reported.name, named[reported.name]), _Node())

@@ -18,6 +18,7 @@ from pytest_clustersmoke.report.node_records import (
     bound_facts,
     find_differences,
 )
+from tests.report.page_samples import page
 from tests.support import records
 
 
@@ -155,3 +156,22 @@ def test_hostile_facts_are_sanitized() -> None:
     by_fact = differences(records.facts(0), odd)
     assert all("\x1b" not in value for values in by_fact.values() for value in values)
     assert "kernel" in by_fact
+
+
+def test_phase_that_never_started_has_no_nodes(tmp_path: Path) -> None:
+    """Its job has none yet: they are no nodes of the cluster."""
+    ran = staged_phase(tmp_path, "p", {"node": "a"}, {"node": "b"}, {"node": "c"})
+    never = staged_phase(tmp_path, "q", {}, {})
+    assert [record.node for record in gathered(ran, never)] == ["a", "b", "c"]
+
+
+def test_page_counts_the_nodes_that_reported() -> None:
+    """Nodes that reported nothing agree with nobody."""
+    silent = [{**records.facts(number), "facts": {}} for number in (1, 2)]
+    one = page(records.run(nodes=[records.facts(0, "p"), *silent]))
+    assert "1 of 3 nodes reported." in one and "agree in every fact" not in one
+    two = page(records.run(nodes=[records.facts(0, "p"), records.facts(3, "p"), *silent]))
+    assert "2 of 4 nodes reported." in two
+    assert "The 2 nodes that reported agree in every fact" in two
+    every = page(records.run(nodes=[records.facts(0, "p"), records.facts(1, "p")]))
+    assert "The 2 nodes agree in every fact" in every and "nodes reported" not in every
