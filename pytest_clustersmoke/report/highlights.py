@@ -14,11 +14,22 @@ from typing import Literal
 
 from ..config.metrics import show
 from ..evidence.metric import BETWEEN, INSIDE
-from ..evidence.run_record import MetricRecord, PhaseRecord, ProofRecord, RankRecord, RunRecord
+from ..evidence.run_record import (
+    CriterionRecord,
+    MetricRecord,
+    PhaseRecord,
+    ProofRecord,
+    RankRecord,
+    RunRecord,
+)
 from ..text import shorten
+from .phase_table import RATES
 
 MAX_EACH = 3  # of each kind on the first screen; the rest is counted
 MAX_NAMES = 4
+THROUGHPUT = {"steps_per_s", "steady_steps_per_s", *RATES}
+# These say of the same steps how long they took.
+SPEED = THROUGHPUT | {"step_time_p50_s", "step_time_p95_s", "own_step_s"}
 
 
 @dataclass(frozen=True)
@@ -44,19 +55,21 @@ class HighlightGroup:
 
 
 def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[HighlightGroup]:
-    """The highlights, the worst kind first. `anchors` maps phases to their HTML anchors."""
+    """The highlights, failures before warnings, the worst kind first. `anchors` maps phases to
+    their HTML anchors."""
     if record.proof is not None:
         return list(_group("gates", "Gates not proven", "bad", _gates(record.proof)))
     phases = [(phase, anchors[phase.phase]) for phase in record.phases]
-    tone: Literal["bad", "warn"] = "warn" if _only_warns(record) else "bad"
-    return [
+    groups = [
         *_group("jobs", "Failed job", "bad", _each(_jobs, phases)),
         *_group("stragglers", "Slow rank", "bad", _each(_stragglers, phases)),
         *_group("links", "Unexpected transport", "bad", _each(_links, phases)),
-        *_group("metrics", "Off reference or past runs", tone, _each(_metrics, phases)),
+        *_group("metrics", "Off reference or past runs", "bad", _each(_metric_failures, phases)),
         *_group("criteria", "Failed criteria", "bad", _each(_criteria, phases)),
+        *_group("warnings", "Off past runs, a warning", "warn", _each(_metric_warnings, phases)),
         *_group("differences", "Nodes differ", "warn", _differences(record)),
     ]
+    return sorted(groups, key=lambda group: group.tone == "warn")
 
 
 def _group(
@@ -150,24 +163,63 @@ def _links(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     )
 
 
-def _metrics(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
-    """One highlight per phase: the metric that is furthest off, and the names of the others."""
-    deviations = [
-        (name, *off) for name, metric in phase.metrics.items() if (off := _off(name, metric))
-    ]
-    if not deviations:
+@dataclass(frozen=True)
+class _Deviation:
+    """A metric that is off: by which share, in which words, and whether that is a failure."""
+
+    name: str
+    metric: MetricRecord
+    share: float
+    words: str
+
+    @property
+    def failed(self) -> bool:
+        past = self.metric.past
+        return self.metric.met is False or bool(
+            isinstance(self.metric.value, str) or (past and past["status"] == "fail")
+        )
+
+    @property
+    def order(self) -> tuple[bool, bool, bool, float]:
+        """No number at all, then references, then throughput before what follows from it."""
+        is_number = not isinstance(self.metric.value, str)
+        return is_number, self.metric.met is not False, self.name not in THROUGHPUT, -self.share
+
+
+def _metrics(phase: PhaseRecord, anchor: str, failed: bool) -> Iterator[Highlight]:
+    """One highlight per phase, of its failures or of its warnings: the metric that leads, and the
+    names of the others. A warning that follows from a failed throughput is named there."""
+    off = sorted(_deviations(phase), key=lambda deviation: deviation.order)
+    failures = [deviation for deviation in off if deviation.failed]
+    is_slow = any(deviation.name in SPEED for deviation in failures)
+    following = [d for d in off if not d.failed and is_slow and d.name in SPEED]
+    listed = failures + following if failed else [d for d in off if d not in failures + following]
+    if not listed:
         return
-    deviations.sort(key=lambda entry: -entry[1])
-    name, share, against = deviations[0]
-    metric = phase.metrics[name]
-    value = f"{name} is {show_number(metric.value)} {unit_words(metric.unit)}".rstrip()
-    also = f"; also {name_list([entry[0] for entry in deviations[1:]])}" if deviations[1:] else ""
+    first, *others = listed
+    value = f"{first.name} is {show_number(first.metric.value)} {unit_words(first.metric.unit)}"
+    also = f"; also {name_list([other.name for other in others])}" if others else ""
     since = f". Since the last good run: {name_list(phase.changed)}" if phase.changed else ""
-    title = against if math.isinf(share) else f"{name} {against}"
-    metrics = [phase.metrics[name] for name, *_ in deviations]
-    known = _known(phase, {kind for metric in metrics for kind in _failed_kinds(metric)})
-    text = f"{value}{also}{known}{since}"
+    title = first.words if math.isinf(first.share) else f"{first.name} {first.words}"
+    known = _known(
+        phase, {kind for deviation in listed for kind in _failed_kinds(deviation.metric)}
+    )
+    text = f"{value.rstrip()}{also}{known}{since}"
     yield Highlight(title, text, phase.phase, f"{anchor}-metrics", bool(known))
+
+
+def _metric_failures(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
+    yield from _metrics(phase, anchor, failed=True)
+
+
+def _metric_warnings(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
+    yield from _metrics(phase, anchor, failed=False)
+
+
+def _deviations(phase: PhaseRecord) -> Iterator[_Deviation]:
+    for name, metric in phase.metrics.items():
+        if off := _off(name, metric):
+            yield _Deviation(name, metric, *off)
 
 
 def _failed_kinds(metric: MetricRecord) -> Iterator[str]:
@@ -195,30 +247,42 @@ def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:
     return _share(value, past["median"], f"the median of {past['runs']} runs{others}")
 
 
-def _only_warns(record: RunRecord) -> bool:
-    """Whether no metric of a run is worse than a warning."""
-    metrics = [metric for phase in record.phases for metric in phase.metrics.values()]
-    return not any(
-        isinstance(metric.value, str)
-        or metric.met is False
-        or (metric.past is not None and metric.past["status"] == "fail")
-        for metric in metrics
-    )
-
-
 def _share(value: float, base: float, words: str) -> tuple[float, str]:
     share = (value / base - 1) * 100
     return abs(share), f"{share:+.1f} % against {words} {show(base)}"
 
 
 def _criteria(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
-    red = [name for name, criterion in phase.criteria.items() if criterion.result == "failed"]
-    if phase.outcome != "passed" or not red:
+    """The failed criteria whose failure has no highlight of its own."""
+    failed = {
+        name: criterion
+        for name, criterion in phase.criteria.items()
+        if criterion.result == "failed" and not _is_shown(criterion, phase)
+    }
+    if phase.outcome != "passed" or not failed:
         return
-    lines = phase.criteria[red[0]].text.strip().splitlines()
-    title = f"{len(red)} of {len(phase.criteria)} criteria" if red[1:] else red[0]
-    text = name_list(red) if red[1:] else lines[0] if lines else ""
+    first, *more = failed
+    lines = failed[first].text.strip().splitlines()
+    title = f"{len(failed)} of {len(phase.criteria)} criteria" if more else first
+    text = name_list(failed) if more else lines[0] if lines else ""
     yield Highlight(title, text, phase.phase, f"{anchor}-criteria")
+
+
+def _is_shown(criterion: CriterionRecord, phase: PhaseRecord) -> bool:
+    """Whether a highlight of a rank, link or metric shows what failed the criterion."""
+    kinds = set(criterion.judged)
+    links = phase.topology.links if phase.topology else []
+    shown = {INSIDE if link.inside else BETWEEN for link in links if link.unexpected}
+    shown |= {"stragglers"} if any(rank.behind for rank in phase.ranks) else set()
+    texts = [
+        text
+        for deviation in _deviations(phase)
+        for text in (deviation.metric.text, (deviation.metric.past or {}).get("text"))
+        if text
+    ]
+    lines = criterion.text.strip().splitlines()
+    of_metrics = bool(lines) and all(any(text in line for text in texts) for line in lines)
+    return of_metrics or bool(kinds & shown and kinds <= shown | {"transports"})
 
 
 def _differences(record: RunRecord) -> Iterator[Highlight]:

@@ -107,7 +107,7 @@ def compare_with_usual(phase: PhaseRecord) -> str:
     for name in (*reversed(RATES), "steps_per_s"):
         metric = phase.metrics.get(name)
         if metric and metric.past and metric.past["median"] and not isinstance(metric.value, str):
-            return f"{(metric.value / metric.past['median'] - 1) * 100:+.0f} %"
+            return f"{round((metric.value / metric.past['median'] - 1) * 100):+d} %"
     return "-"
 
 

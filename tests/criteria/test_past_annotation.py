@@ -197,7 +197,7 @@ def test_cost_of_an_upgrade_is_shown(tmp_path: Path) -> None:
     lines = {call.args[0]: call.kwargs for call in reporter.write_line.call_args_list}
     assert lines[f"zero1_4node: {text}"] == {"yellow": True}
     (group,) = find_highlights(parsed(record), {"zero1_4node": "a"})
-    assert (group.id, group.tone) == ("metrics", "warn")
+    assert (group.id, group.tone) == ("warnings", "warn")
     assert "-30.0 % against the median of 30 runs on other versions" in group.items[0].title
     assert "driver 550.54.15 -> 560.1" in group.items[0].text
     shown = summary(parsed(record)).replace("\\", "")

@@ -55,7 +55,7 @@ def test_metric_off_past_runs_is_highlighted(status: Any, count: int) -> None:
     assert metric["past"]
     metric["reference"], metric["met"], metric["past"]["status"] = None, None, status
     phase["metrics"]["steps_per_s"] = metric
-    group = highlights_of(phase).get("metrics")
+    group = highlights_of(phase).get("warnings" if status == "warn" else "metrics")
     assert len(group.items if group else []) == count
     if group:
         assert "against the median of 24 runs 9.595" in group.items[0].title
@@ -69,10 +69,69 @@ def test_warning_from_past_runs_is_a_warning() -> None:
     metric["reference"], metric["met"] = None, None
     metric["past"] |= {"status": "warn", "other_versions": True, "fail": None}
     phase["metrics"]["steps_per_s"] = metric
-    group = highlights_of(phase)["metrics"]
+    group = highlights_of(phase)["warnings"]
     assert group.tone == "warn"
     assert group.items[0].title.endswith("against the median of 24 runs on other versions 9.595")
-    assert highlights_of(phase, staged.slow_phase())["metrics"].tone == "bad"
+    both = highlights_of(phase, staged.slow_phase())
+    assert (both["metrics"].tone, both["warnings"].tone) == ("bad", "warn")
+
+
+def slower(**metrics: records.Record) -> records.Record:
+    """A phase with a throughput that misses its reference, and these metrics."""
+    phase = records.phase()
+    phase["metrics"] = {**metrics, "samples_per_s": staged.against(1702.4, 2432.0)}
+    return phase
+
+
+def warned(value: float, usual: float, unit: str) -> records.Record:
+    """A metric that its past runs only warn of."""
+    metric = staged.against(value, usual, unit)
+    metric["reference"], metric["met"], metric["text"] = None, None, "no reference"
+    metric["past"] |= {"status": "warn"}
+    return metric
+
+
+def test_throughput_leads_before_what_follows_from_it() -> None:
+    """The time of a step grows by a larger share than the throughput falls."""
+    steps = warned(0.0601, 0.042, "s")
+    (group,) = highlights_of(slower(step_time_p50_s=steps)).values()
+    assert (group.id, group.tone) == ("metrics", "bad")
+    (item,) = group.items
+    assert item.title.startswith("samples_per_s -30.0 % against the reference")
+    assert item.text.endswith("; also step_time_p50_s")
+
+
+def test_reference_leads_before_the_past() -> None:
+    """Although the other metric is further off its past runs."""
+    of_past = staged.against(3.0, 9.5, "steps/s")
+    of_past["reference"], of_past["met"], of_past["text"] = None, None, "no reference"
+    (item,) = highlights_of(slower(steps_per_s=of_past))["metrics"].items
+    assert item.title.startswith("samples_per_s -30.0 % against the reference")
+
+
+def test_warning_about_something_else_is_in_a_card_of_its_own() -> None:
+    """After the failures."""
+    memory = warned(20.0, 9.5, "GiB")
+    groups = highlights_of(slower(peak_memory_gib=memory))
+    assert [(group.id, group.tone) for group in groups.values()] == [
+        ("metrics", "bad"),
+        ("warnings", "warn"),
+    ]
+    assert "also" not in groups["metrics"].items[0].text
+    assert groups["warnings"].items[0].title.startswith("peak_memory_gib +108.4 %")
+
+
+def test_one_miss_appears_once() -> None:
+    """A criterion that failed for what another card shows is in no card of its own."""
+    assert "criteria" not in highlights_of(staged.slow_phase())
+    phase = staged.slow_phase()
+    phase["criteria"]["test_loss"] = {
+        "result": "failed",
+        "text": "it rose",
+        "judged": ["references"],
+    }
+    (item,) = highlights_of(phase)["criteria"].items
+    assert (item.title, item.text) == ("test_loss", "it rose")
 
 
 def test_metric_with_past_median_zero_is_highlighted() -> None:
@@ -83,7 +142,7 @@ def test_metric_with_past_median_zero_is_highlighted() -> None:
     metric["reference"], metric["met"] = None, None
     metric["past"] |= {"status": "warn", "median": 0.0}
     phase["metrics"]["final_loss"] = metric
-    (item,) = highlights_of(phase)["metrics"].items
+    (item,) = highlights_of(phase)["warnings"].items
     assert item.title == "final_loss is off its past runs"
 
 
