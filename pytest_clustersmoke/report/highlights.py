@@ -274,14 +274,11 @@ def _is_shown(criterion: CriterionRecord, phase: PhaseRecord) -> bool:
     links = phase.topology.links if phase.topology else []
     shown = {INSIDE if link.inside else BETWEEN for link in links if link.unexpected}
     shown |= {"stragglers"} if any(rank.behind for rank in phase.ranks) else set()
-    texts = [
-        text
-        for deviation in _deviations(phase)
-        for text in (deviation.metric.text, (deviation.metric.past or {}).get("text"))
-        if text
-    ]
+    metrics = [deviation.metric for deviation in _deviations(phase)]
+    texts = [metric.text for metric in metrics]
+    texts += [metric.past["text"] for metric in metrics if metric.past]
     lines = criterion.text.strip().splitlines()
-    of_metrics = bool(lines) and all(any(text in line for text in texts) for line in lines)
+    of_metrics = bool(lines) and all(any(text and text in line for text in texts) for line in lines)
     return of_metrics or bool(kinds & shown and kinds <= shown | {"transports"})
 
 

@@ -1,9 +1,11 @@
-"""Records as pages, and the elements of a page."""
+"""Records as pages, the elements of a page, and its links."""
 
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from pytest_clustersmoke.report import page as page_module
 from tests.report import staged
@@ -43,6 +45,17 @@ class Elements(HTMLParser):
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
+
+
+def links(report: Path) -> set[str]:
+    """The files and folders of the report to which its page links."""
+    elements = Elements((report / "index.html").read_text(encoding="utf-8")).all("a")
+    targets = [str(element["href"]) for element in elements]
+    return {unquote(target) for target in targets if not target.startswith("#")}
+
+
+def dead(report: Path) -> list[str]:
+    return sorted(link for link in links(report) if not (report / link).exists())
 
 
 def hostile(value: Any, keep: frozenset[str] = frozenset()) -> Any:

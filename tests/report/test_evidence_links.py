@@ -13,7 +13,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.report.run_archive import EXCERPT_LINES, name_archived
-from tests.report import test_page_links
+from tests.report.page_samples import dead, links
 from tests.support.harness import Outcome, Suite, lines_with, properties
 from tests.support.leftovers import none_left
 
@@ -51,15 +51,15 @@ def quoted(outcome: Outcome, phase: str) -> list[tuple[Path, dict[str, Any]]]:
 @pytest.mark.parametrize("phase", PHASES)
 def test_evidence_of_a_failed_job_is_beside_the_page(failed: Outcome, phase: str) -> None:
     """Each file exists, the page links it, and its line holds the text."""
-    links = test_page_links.links(failed.files.report)
+    linked = links(failed.files.report)
     for path, shown in quoted(failed, phase):
         assert not Path(shown["file"]).is_absolute() and path.is_file(), shown
-        assert str(path.relative_to(failed.files.report)) in links, (shown, links)
+        assert str(path.relative_to(failed.files.report)) in linked, (shown, linked)
         line = path.read_text().splitlines()[shown["line"] - 1]
         first = shown["text"].splitlines()[0]
         if path.suffix != ".json" and not first.startswith("Traceback"):
             assert first[:100] in line, (shown, line)
-    assert test_page_links.dead(failed.files.report) == []
+    assert dead(failed.files.report) == []
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
@@ -11,22 +10,11 @@ from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.report import run_archive
 from pytest_clustersmoke.report.publication import publish
 from tests.report.killed_run import killed
-from tests.report.page_samples import Elements
+from tests.report.page_samples import dead, links
 from tests.support import records
 from tests.support.harness import Suite
 
 WRITTEN = {"report.json", "metrics.prom"}  # with every page
-
-
-def links(report: Path) -> set[str]:
-    """The files and folders of the report to which its page links."""
-    elements = Elements((report / "index.html").read_text(encoding="utf-8")).all("a")
-    targets = [str(element["href"]) for element in elements]
-    return {unquote(target) for target in targets if not target.startswith("#")}
-
-
-def dead(report: Path) -> list[str]:
-    return sorted(link for link in links(report) if not (report / link).exists())
 
 
 def published(tmp_path: Path, *names: str) -> Path:
