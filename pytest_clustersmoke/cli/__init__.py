@@ -19,6 +19,7 @@ from types import FrameType
 from .. import __version__
 from ..lab.lab_settings import LabError, LabStartError
 from ..text import UsageProblems
+from . import accept_command as accept
 from . import compare_command as compare
 from . import diagnose_command as diagnose
 from . import history_command as history
@@ -26,6 +27,16 @@ from . import init_command as init
 from . import lab_command as lab
 from . import propose_command as propose
 from . import transports_command as transports
+
+
+def _add_references(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    references = subparsers.add_parser(
+        "references", help="propose references from past runs, or accept a new level"
+    )
+    commands = references.add_subparsers(metavar="COMMAND", required=True)
+    propose.add_parser(commands)
+    accept.add_parser(commands)
+
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Each function adds a parser and sets its `run`, which takes the parsed arguments and returns the
@@ -36,7 +47,7 @@ SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]
     init.add_parser,
     history.add_parser,
     compare.add_parser,
-    propose.add_parser,
+    _add_references,
     lab.add_parser,
 )
 

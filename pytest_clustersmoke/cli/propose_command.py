@@ -50,9 +50,7 @@ exit status: 0 done, 2 unusable history or arguments
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    references = subparsers.add_parser("references", help="propose references from past runs")
-    commands = references.add_subparsers(metavar="COMMAND", required=True)
-    propose = add(commands, "propose", "print YAML for cluster.yaml", DESCRIPTION, EXAMPLES)
+    propose = add(subparsers, "propose", "print YAML for cluster.yaml", DESCRIPTION, EXAMPLES)
     propose.add_argument("--cluster", metavar="C", required=True, help="the cluster (required)")
     propose.add_argument("--phase", metavar="P", help="only this phase")
     arguments.add_report_dir(propose)

@@ -11,11 +11,24 @@ from sqlite3 import Connection
 
 from ..config.metrics import METRICS, show
 from ..evidence.history import setup_changes
+from ..evidence.history.accepted_levels import (
+    AcceptedLevel,
+    find_accepted_level,
+    read_accepted_levels,
+)
+from ..evidence.history.drift_judge import judge_drift
 from ..evidence.history.history_database import open_for_reading
 from ..evidence.history.history_query import PhaseRun, StoredMetric, read_phase_runs, read_runs
 from ..evidence.history.history_schema import Setup, shorten_line
 from ..evidence.history.outlier_judge import FAILING_UNITS, WINDOW, OutlierJudge, SetupChanges
-from ..evidence.run_record import Number, PastRecord, PhaseRecord, RunRecord, TrendRecord
+from ..evidence.run_record import (
+    DriftRecord,
+    Number,
+    PastRecord,
+    PhaseRecord,
+    RunRecord,
+    TrendRecord,
+)
 from ..evidence.telemetry import to_json_value
 from ..text import shorten_lines
 
@@ -97,14 +110,24 @@ class _PhasePast:
         self._newest: list[PhaseRun] = []
         self._same: list[PhaseRun] = []
         self._others: list[PhaseRun] = []
+        self._recent: list[PhaseRun] = []
+        self._levels: list[AcceptedLevel] = []
+        self._first: dict[AcceptedLevel | None, list[PhaseRun]] = {}
         last_good: list[PhaseRun] = []
         if connection is not None:
             # Few of the newest runs may be good, so each question gets its own query.
             past = partial(read_phase_runs, connection, cluster, phase, before=before)
             self._newest = past(limit=MAX_TREND)
             last_good = past(good=True, limit=1)
-            self._same = past(good=True, setup=setup, limit=WINDOW)
-            self._others = past(good=True, setup=setup, other_versions=True, limit=WINDOW)
+            same = partial(past, setup=setup, limit=WINDOW)
+            self._same = same(good=True)
+            self._others = same(good=True, other_versions=True)
+            self._recent = [run for run in same() if run.outcome == "passed"]
+            self._levels = read_accepted_levels(connection, cluster, phase, before)
+            newest = {level.metric: level for level in reversed(self._levels)}
+            for level in (None, *newest.values()):
+                since = level.accepted if level is not None else -math.inf
+                self._first[level] = same(good=True, since=since, oldest=True)
         self.since = self._changes_since(last_good)
 
     def _changes_since(self, past: list[PhaseRun]) -> SetupChanges:
@@ -117,18 +140,30 @@ class _PhasePast:
         return SetupChanges(past[0].run_id, changes)
 
     def judge(self, metrics: Mapping[str, StoredMetric]) -> dict[str, PastRecord]:
-        judge = OutlierJudge(self.since, self._changes_since(self._others))
-        return {
-            name: judge.judge(
-                f"{name} is {show(metric.value)} {metric.unit}".rstrip(),
-                metric.value,
-                metric.higher_is_better,
-                _values(self._same, name, metric.unit),
-                _values(self._others, name, metric.unit),
-                fails=metric.unit in FAILING_UNITS,
-            )
-            for name, metric in metrics.items()
-        }
+        return {name: self._judge_metric(name, metric) for name, metric in metrics.items()}
+
+    def _judge_metric(self, name: str, metric: StoredMetric) -> PastRecord:
+        measured = f"{name} is {show(metric.value)} {metric.unit}".rstrip()
+        fails = metric.unit in FAILING_UNITS
+        record = OutlierJudge(self.since, self._changes_since(self._others)).judge(
+            measured,
+            metric.value,
+            metric.higher_is_better,
+            _values(self._same, name, metric.unit),
+            _values(self._others, name, metric.unit),
+            fails=fails,
+        )
+        if not fails or not math.isfinite(metric.value):
+            return record
+        level = find_accepted_level(self._levels, name)
+        drift = judge_drift(
+            metric.value,
+            metric.higher_is_better,
+            _values(self._first.get(level, []), name, metric.unit),
+            _values(self._recent, name, metric.unit),
+            str(level or ""),
+        )
+        return _add_drift(record, drift, measured)
 
     def trend(self, phase: PhaseRecord) -> TrendRecord | None:
         """The past runs, the oldest first; None if there are none."""
@@ -148,6 +183,17 @@ class _PhasePast:
             "same": [run.setup == self._setup for run in shown],
             "metrics": values,
         }
+
+
+def _add_drift(record: PastRecord, drift: DriftRecord, measured: str) -> PastRecord:
+    """The judgement of tonight together with that of the newest nights; the worse of both counts,
+    and a lasting loss is named first."""
+    record["drift"] = drift
+    if drift["status"] == "fail":
+        tonight = f"; tonight: {record['comparison']}" if record["status"] != "ok" else ""
+        record["status"], record["comparison"] = "fail", f"{drift['text']}{tonight}"
+        record["text"] = f"{measured}: {record['comparison']}"
+    return record
 
 
 def _values(past: list[PhaseRun], name: str, unit: str) -> list[float]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ..config.metrics import METRICS
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.history_database import HistoryUnusable
-from ..evidence.history.outlier_judge import NOT_ENOUGH
+from ..evidence.history.outlier_judge import NOT_ENOUGH, is_too_noisy
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir, read_json, write_json
@@ -61,11 +61,14 @@ def judge_past(result: PhaseResult) -> None:
 
 def check_past(past: Mapping[str, PastRecord]) -> None:
     """Fail, naming each metric that fails; a warning does not. Unmeasured if no metric has enough
-    history on these versions."""
+    history on these versions, or if the history of one that could fail is too noisy."""
     __tracebackhide__ = True
     failed = [record["text"] for record in past.values() if record["status"] == "fail"]
     if failed:
         fail("; ".join(failed))
+    noisy = [record["text"] for record in past.values() if _is_judged(record) and _is_blind(record)]
+    if noisy:
+        raise Unmeasured(KIND, "; ".join(noisy))
     if not any(map(_is_judged, past.values())):
         raise Unmeasured(KIND, _why(past))
 
@@ -84,6 +87,8 @@ def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
         return {}
     for record in records.values():
         record["text"] = sanitize_line(record["text"][:MAX_TEXT])
+        if "drift" in record:
+            record["drift"]["text"] = sanitize_line(record["drift"]["text"][:MAX_TEXT])
         if "comparison" in record:
             record["comparison"] = sanitize_line(record["comparison"][:MAX_TEXT])
     return {
@@ -95,6 +100,11 @@ def _is_judged(record: PastRecord) -> bool:
     return record["status"] != NOT_ENOUGH and not record.get("other_versions")
 
 
+def _is_blind(record: PastRecord) -> bool:
+    """Whether a metric that could fail passes only because its past is too noisy."""
+    return record["fail"] is not None and is_too_noisy(record)
+
+
 def _is_finite(record: PastRecord) -> bool:
     figures = (
         record["median"],
@@ -102,6 +112,7 @@ def _is_finite(record: PastRecord) -> bool:
         record.get("spread"),
         record["warn"],
         record["fail"],
+        record["drift"]["level"] if "drift" in record else None,
     )
     return all(figure is None or math.isfinite(figure) for figure in figures)
 

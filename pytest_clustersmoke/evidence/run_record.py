@@ -66,10 +66,19 @@ class FindingRecord(_Model):
     severity: str = Field(description="failure, or warning")
 
 
+class DriftRecord(TypedDict):
+    """The newest nights of a metric compared with the level that was last accepted."""
+
+    status: Literal["ok", "fail", "not measured"]
+    nights: Annotated[int, Field(description="good nights that the level is the median of")]
+    level: float | None
+    text: str
+
+
 class PastRecord(TypedDict):
     """A metric compared with past good runs on the same hardware and versions."""
 
-    status: Literal["ok", "warn", "fail", "not enough history"]
+    status: Literal["ok", "warn", "fail", "not enough history", "too noisy"]
     runs: int
     median: float | None
     mad: Annotated[float | None, Field(description="scaled to a standard deviation")]
@@ -86,6 +95,9 @@ class PastRecord(TypedDict):
             bool, Field(description="compared with runs on other versions, which can only warn")
         ]
     ]
+    drift: NotRequired[
+        Annotated[DriftRecord, Field(description="of throughput, bandwidth and memory")]
+    ]
 
 
 class TrendRecord(TypedDict):
@@ -98,7 +110,7 @@ class TrendRecord(TypedDict):
     metrics: Annotated[dict[str, list[Number | None]], Field(description="one value per run")]
 
 
-for closed in (PastRecord, TrendRecord):  # reject unknown keys
+for closed in (DriftRecord, PastRecord, TrendRecord):  # reject unknown keys
     closed.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[union-attr]
 
 

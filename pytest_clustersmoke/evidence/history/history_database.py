@@ -137,7 +137,7 @@ def _lock_file(path: Path, patience_s: float) -> Iterator[None]:
         lock.acquire(poll_interval=0.05)
     except Timeout as error:
         raise HistoryUnusable(
-            f"this run was not added to the history: {lock.lock_file} was held for "
+            f"nothing was added to the history: {lock.lock_file} was held for "
             f"{patience_s:g} s by {_describe_holder(Path(lock.lock_file))}; "
             "delete the lock file if that process is gone"
         ) from error
@@ -165,5 +165,5 @@ def _explain(path: Path, done: str, why: str) -> str:
             f"{path} is damaged, or not a database ({why}); it was left unchanged; move it away, "
             "and the next run starts a new history"
         )
-    lost = "; this run was not added to the history" if done == "written" else ""
+    lost = "; nothing was added to the history" if done == "written" else ""
     return f"{path} cannot be {done} ({why}){lost}"

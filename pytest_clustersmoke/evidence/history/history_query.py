@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from sqlite3 import Connection, Row
 from typing import Any
 
 from ...config.metrics import METRICS
+from .accepted_levels import AcceptedLevel, find_accepted_level, read_accepted_levels
 from .history_schema import Setup
 
 
@@ -125,15 +127,19 @@ def read_phase_runs(
     phase: str,
     *,
     before: float = math.inf,
+    since: float = -math.inf,
     good: bool = False,
     setup: Setup | None = None,
     other_versions: bool = False,
+    oldest: bool = False,
     limit: int = -1,
 ) -> list[PhaseRun]:
-    """Past runs of a phase on a cluster that began before a time. Optionally only the good ones,
-    and only those of a setup, or of its hardware and shape on other versions."""
-    wanted = "p.cluster = ? AND p.phase = ? AND p.begun < ?"
-    values: list[Any] = [cluster, phase, before]
+    """Past runs of a phase on a cluster that began before a time, the newest or the oldest first.
+    Optionally only the good ones, and only those of a setup, or of its hardware and shape on other
+    versions. Runs of a setup are read to compare with: they lack metrics whose level was accepted
+    after the run."""
+    wanted = "p.cluster = ? AND p.phase = ? AND p.begun < ? AND p.begun >= ?"
+    values: list[Any] = [cluster, phase, before, since]
     if good:
         wanted += " AND p.good = 1"
     if setup is not None:
@@ -145,7 +151,23 @@ def read_phase_runs(
             f"({', '.join(versions)}) {equals} ({', '.join('?' * len(versions))}))"
         )
         values += setup
-    return _select_phase_runs(connection, wanted, values, "p.begun DESC, p.id DESC", limit)
+    order = "p.begun, p.id" if oldest else "p.begun DESC, p.id DESC"
+    runs = _select_phase_runs(connection, wanted, values, order, limit)
+    if setup is None:
+        return runs
+    levels = read_accepted_levels(connection, cluster, phase, before)
+    return [_drop_earlier_levels(run, levels) for run in runs] if levels else runs
+
+
+def _drop_earlier_levels(run: PhaseRun, levels: Sequence[AcceptedLevel]) -> PhaseRun:
+    """The run without the metrics whose level was accepted after it began."""
+    later = [level for level in levels if level.accepted > run.begun]
+    metrics = {
+        name: metric
+        for name, metric in run.metrics.items()
+        if find_accepted_level(later, name) is None
+    }
+    return replace(run, metrics=metrics)
 
 
 def find_newest_setup(connection: Connection, cluster: str, phase: str, least: int) -> Setup | None:

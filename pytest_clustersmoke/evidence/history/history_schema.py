@@ -92,8 +92,21 @@ _INDEXES = (
     "CREATE INDEX phases_by_setup ON phases (cluster, phase, setup, good, begun)",
     "CREATE INDEX phases_of_good ON phases (cluster, phase, good, begun)",
 )
+# A level that a person accepted: earlier runs are not compared with later ones.
+_ACCEPTED_LEVELS = (
+    """CREATE TABLE accepted_levels (
+    id INTEGER PRIMARY KEY,
+    cluster TEXT NOT NULL,
+    phase TEXT NOT NULL,
+    metric TEXT NOT NULL,          -- empty: all metrics of the phase
+    accepted REAL NOT NULL,        -- Unix seconds
+    person TEXT NOT NULL,
+    reason TEXT NOT NULL
+)""",
+)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_TABLES, _INDEXES)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_TABLES, _INDEXES, _ACCEPTED_LEVELS)
+WITH_ACCEPTED_LEVELS = 3
 VERSION = len(MIGRATIONS)
 
 

@@ -24,6 +24,7 @@ SCALE = 1.4826  # 1 / the normal distribution's quantile at 0.75
 MEAN_SCALE = math.sqrt(math.pi / 2)
 FAR_MADS = 5.0
 NOT_ENOUGH: Literal["not enough history"] = "not enough history"
+TOO_NOISY: Literal["too noisy"] = "too noisy"
 WINDOW, MIN_RUNS = 60, 8  # the newest good runs that are used, and how many are needed
 # In spreads, times `widening_factor`. Chosen so that an unchanged metric fails in at most about 1
 # of 10,000 nights, given 8 to 60 runs with normal noise of 2 to 10 %.
@@ -32,6 +33,7 @@ WINDOW, MIN_RUNS = 60, 8  # the newest good runs that are used, and how many are
 WARN_SPREADS, FAIL_SPREADS = 3.0, 4.0
 LEAST_SPREAD = 0.015  # of the median: eight quiet nights do not prove a quiet machine
 LEAST = 0.05  # of the median; smaller differences never count, however quiet the past was
+SHOWN_LOSS = 0.25  # of the median: a past that cannot show such a loss is too noisy to judge by
 LEAST_ABSOLUTE = 1e-6  # in the metric's unit: a median of 0 has no percentages
 # Units of throughput, bandwidth and memory, where a loss is the cluster's fault. Times and training
 # losses have longer tails than the bounds above allow for, so they only warn.
@@ -57,14 +59,14 @@ class PastLevel:
         far = spreads * widening_factor(self.runs) * self.spread
         return max(far, LEAST * abs(self.median), LEAST_ABSOLUTE)
 
-    def distance(self, value: float) -> str:
+    def distance(self, value: float, name: str = "median") -> str:
         """`30.1 % below the median 9.501`."""
         if value == self.median:
-            return f"the median {show(self.median)}"
+            return f"the {name} {show(self.median)}"
         side = "below" if value < self.median else "above"
         far = abs(value - self.median)
         share = f"{far / abs(self.median) * 100:.1f} %" if self.median else show(far)
-        return f"{share} {side} the median {show(self.median)}"
+        return f"{share} {side} the {name} {show(self.median)}"
 
 
 def measure_level(values: Iterable[float]) -> PastLevel | None:
@@ -132,6 +134,10 @@ class OutlierJudge:
         comparison = _describe_distance(value, here, record)
         if record["status"] != "ok":
             comparison += f"; {self._describe_changes()}"
+        if record["status"] != "fail" and is_too_noisy(record):
+            comparison += f"; not measured: too noisy to show {SHOWN_LOSS * 100:.0f} %"
+            if record["status"] == "ok":
+                record["status"] = TOO_NOISY
         return {**record, "text": f"{measured}: {comparison}", "comparison": comparison}
 
     def _unjudged(
@@ -166,6 +172,15 @@ class OutlierJudge:
         if self.since.changes:
             return f"changed: {self.since}"
         return f"no version changed since the last good run {self.since.run_id}"
+
+
+def is_too_noisy(record: PastRecord) -> bool:
+    """Whether a loss of SHOWN_LOSS is within the bounds, so that a value inside proves nothing."""
+    middle = record["median"]
+    bound = record["warn"] if record["fail"] is None else record["fail"]
+    if middle is None or bound is None:
+        return False
+    return abs(bound - middle) > max(SHOWN_LOSS * abs(middle), 1.5 * LEAST_ABSOLUTE)
 
 
 def _describe_distance(value: float, here: PastLevel, record: PastRecord, where: str = "") -> str:

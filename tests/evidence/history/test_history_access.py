@@ -38,7 +38,7 @@ def test_full_disk_is_reported_and_loses_nothing(tmp_path: Path) -> None:
         with pytest.raises(HistoryUnusable) as raised:
             nights(tmp_path, 200, first=2)
         assert "cannot be written (" in str(raised.value)
-        assert "this run was not added to the history" in str(raised.value)
+        assert "nothing was added to the history" in str(raised.value)
 
     assert in_process(full) == 0
     kept = len(stored(tmp_path))

@@ -125,7 +125,7 @@ def test_lock_of_a_live_holder_times_out(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(HistoryUnusable) as raised:
         nights(tmp_path, 1, first=1)
     assert str(raised.value) == (
-        f"this run was not added to the history: {lock} was held for 0.2 s by process 1 on "
+        f"nothing was added to the history: {lock} was held for 0.2 s by process 1 on "
         "another-host; delete the lock file if that process is gone"
     )
     lock.unlink()
