@@ -5,7 +5,8 @@
 #                   (constraints-oldest.txt; Python 3.10 to 3.12; downloads about 3 GB)
 # make lint         ruff and mypy --strict
 # make bench        overhead of a phase, speed of reading NCCL's logs, cost of watching gradients,
-#                   how often a rank that computes wrongly is named
+#                   how often a rank that computes wrongly is named,
+#                   false alarms and power of the history check (simulated)
 # make faults       stages every fault and writes the results to docs/reference/staged-faults.md
 # make soak         all phases 20 times on the lab
 # TORCH=cuda        with any target: the newest torch instead of the one in constraints-cpu.txt
@@ -87,6 +88,7 @@ format: $(INSTALLED)
 bench: slurm
 	$(BIN)/python benchmarks/nccl_reader.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/drift.py --short
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 \
 	  benchmarks/gradient_watch.py --hidden-size 1024 --steps 4 --turns 21
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py

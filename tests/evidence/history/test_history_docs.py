@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import sqlite3
 from pathlib import Path
+from unittest.mock import Mock
 
+import pytest
+
+from pytest_clustersmoke.cli import accept_command, main
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history import history_schema
+from pytest_clustersmoke.evidence.history.drift_judge import (
+    ALLOWANCE,
+    MAX_DISTANCE,
+    MIN_NIGHTS,
+    THRESHOLD,
+)
 from pytest_clustersmoke.evidence.history.outlier_judge import (
     FAIL_SPREADS,
     FAR_MADS,
@@ -18,12 +29,13 @@ from pytest_clustersmoke.evidence.history.outlier_judge import (
     MEAN_SCALE,
     MIN_RUNS,
     SCALE,
+    SHOWN_LOSS,
     WARN_SPREADS,
     WINDOW,
     widening_factor,
 )
-from tests.evidence.history.made import night, nights
-from tests.support.records import annotate
+from tests.evidence.history.made import DAY_S, night, nights
+from tests.support.records import BEGUN, annotate
 
 TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "history.md").read_text()
 
@@ -34,7 +46,7 @@ def test_document_lists_all_tables(tmp_path: Path) -> None:
     documented = {
         table: set(re.findall(r"`(\w+)`", columns)) - {"nan", "inf"}
         for table, columns in re.findall(r"^\| `(\w+)` \| (.*) \|$", TEXT, re.MULTILINE)
-        if table in ("runs", "phases", "setups", "metrics")
+        if table in ("runs", "phases", "setups", "metrics", "accepted_levels")
     }
     with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as connection:
         tables = connection.execute(
@@ -62,18 +74,25 @@ def test_document_has_the_numbers_of_the_code() -> None:
     assert f"times {SCALE}" in words
     assert f"than {LEAST_ABSOLUTE:f} of the metric's unit" in words
     assert f"times {widening_factor(8):.2f} at 8 runs, {widening_factor(60):.2f} at 60" in words
+    assert f"the first {WINDOW} good nights" in words
+    assert f"With fewer than {MIN_NIGHTS} such nights" in words
+    assert f"at most {MAX_DISTANCE:.0f}, less {ALLOWANCE:.0f};" in words
+    assert f"and at {THRESHOLD:.0f} the metric fails" in words
+    assert f"more than {SHOWN_LOSS:.0%} from the median" in words
     waits = f"up to {database.PATIENCE_S:.0f} s for others ({database.HURRIED_S:.0f} s if"
     assert waits in words
 
 
-def test_documented_statement_excludes_old_runs(tmp_path: Path) -> None:
-    """The statement in the document keeps the runs from its date on."""
-    (statement,) = re.findall(r'sqlite3 reports/history.db "(.*)"$', TEXT, re.MULTILINE)
-    nights(tmp_path, 12)  # from 2026-11-18 on, one a day
-    with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as connection, connection:
-        assert connection.execute(statement).rowcount == 2
+def test_documented_command_excludes_earlier_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command in the document ends the past of a metric."""
+    (command,) = re.findall(r"^\$ clustersmoke (references accept .*)$", TEXT, re.MULTILINE)
+    nights(tmp_path, 12)
+    monkeypatch.setattr(accept_command, "time", Mock(time=lambda: BEGUN + 9.5 * DAY_S))
+    assert main([*shlex.split(command), "--report-dir", str(tmp_path)]) == 0
     record = night(12)
     annotate(record, tmp_path)
     past = record["phases"][0]["metrics"]["steps_per_s"]["past"]
     assert past is not None
-    assert past["runs"] == 10
+    assert past["runs"] == 2
