@@ -12,7 +12,7 @@ from pytest_clustersmoke.criteria.past_criterion import check_past
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.run_record import PastRecord
 from tests.evidence.history.made import night, nights
-from tests.support.records import VERSIONS, Record, annotate, metric, phase
+from tests.support.records import VERSIONS, Record, annotate, metric, phase, store_run
 
 
 def judged(record: Record, directory: Path) -> PastRecord:
@@ -100,6 +100,65 @@ def test_later_runs_are_not_the_past_of_a_criterion(tmp_path: Path) -> None:
     )
     assert past["steps_per_s"] == judged(record, tmp_path)
     assert past["steps_per_s"]["runs"] == 7
+
+
+def test_past_too_noisy_to_show_a_loss_is_unmeasured(tmp_path: Path) -> None:
+    """If a loss of 25 % would not fail, a loss of 20 % or 28 % does not pass, whether it is within
+    all bounds or warns, and whatever other metrics show."""
+    for number in range(30):
+        metrics = {
+            "steps_per_s": metric(9.5 + 0.5 * (number % 5 - 2)),
+            "peak_memory_gib": metric(9.0, "GiB", False),
+        }
+        store_run(night(number, metrics=metrics), tmp_path)
+    for value, status in ((9.5, "too noisy"), (7.6, "too noisy"), (6.84, "warn")):
+        past = of_values(tmp_path, steps_per_s=value, peak_memory_gib=9.0)
+        assert past["steps_per_s"]["status"] == status
+        assert past["peak_memory_gib"]["status"] == "ok"
+        with pytest.raises(Unmeasured, match=r"not measured: too noisy to show 25 %"):
+            check_past(past)
+    with pytest.raises(AssertionError, match=r"steps_per_s is 1\.000"):
+        check_past(of_values(tmp_path, steps_per_s=1.0, peak_memory_gib=9.0))
+
+
+def test_noisy_time_does_not_hide_the_criterion(tmp_path: Path) -> None:
+    """Metrics that only warn are reported as too noisy, and the others are judged."""
+    for number in range(30):
+        metrics = {
+            "steps_per_s": metric(9.5),
+            "step_time_p95_s": metric(1.0 + 0.2 * (number % 5 - 2), "s", False),
+        }
+        store_run(night(number, metrics=metrics), tmp_path)
+    past = of_values(tmp_path, steps_per_s=9.5, step_time_p95_s=1.0)
+    assert past["step_time_p95_s"]["status"] == "too noisy"
+    check_past(past)
+
+
+def test_lasting_loss_fails_the_criterion(tmp_path: Path) -> None:
+    """A loss that no single night shows fails after some nights, in the criterion and the record;
+    the nights that fail are not good, and the loss does not become normal."""
+    nights(tmp_path, 30)
+    failed = []
+    for number in range(30, 60):
+        record = night(number, 9.1)
+        past = judged(record, tmp_path)
+        failed.append(past["status"] == "fail")
+        store_run(record, tmp_path)
+    first = failed.index(True)
+    assert 4 <= first <= 10
+    assert all(failed[first:])
+    with pytest.raises(AssertionError, match=r"9\.100 steps/s: a lasting regression"):
+        check_past(of_values(tmp_path, steps_per_s=9.1))
+    assert of_values(tmp_path, steps_per_s=9.5)["steps_per_s"]["status"] == "ok"
+
+
+def test_times_have_no_drift(tmp_path: Path) -> None:
+    """Drift is judged for metrics that can fail; others never have it in their record."""
+    metrics = {"steps_per_s": metric(9.5), "step_time_p50_s": metric(0.1, "s", False)}
+    nights(tmp_path, 12, metrics=metrics)
+    past = of_values(tmp_path, steps_per_s=9.5, step_time_p50_s=0.1)
+    assert past["steps_per_s"]["drift"]["status"] == "not measured"
+    assert "drift" not in past["step_time_p50_s"]
 
 
 @pytest.mark.parametrize("count", [0, 7])

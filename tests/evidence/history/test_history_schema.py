@@ -12,6 +12,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history import history_schema
+from pytest_clustersmoke.evidence.history.accepted_levels import read_accepted_levels
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
 from pytest_clustersmoke.evidence.history.history_query import count_phase_runs, read_runs
 from tests.evidence.history.made import FORK, nights, pragma, stored
@@ -156,3 +157,19 @@ def test_database_being_created_is_not_foreign(tmp_path: Path) -> None:
         maker.execute("COMMIT")
         process.join(60)
         assert process.exitcode == 0
+
+
+def test_version_2_has_no_accepted_levels_until_the_next_run(tmp_path: Path) -> None:
+    """A database of version 2 is read without them; the next run adds their table."""
+    path = tmp_path / database.NAME
+    of_version_1(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        for statement in history_schema.MIGRATIONS[1]:
+            connection.execute(statement)
+        connection.execute("PRAGMA user_version = 2")
+    with database.open_for_reading(tmp_path) as reader:
+        assert reader is not None
+        assert read_accepted_levels(reader, "gilbreth", "zero1_4node") == []
+    nights(tmp_path, 1)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM accepted_levels").fetchone() == (0,)
