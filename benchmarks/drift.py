@@ -21,8 +21,10 @@ from typing import Any
 from pytest_clustersmoke.evidence.history.drift_judge import (
     ALLOWANCE,
     MAX_DISTANCE,
+    MAX_FIRST,
     MIN_NIGHTS,
     THRESHOLD,
+    count_level_nights,
     judge_drift,
 )
 from pytest_clustersmoke.evidence.history.outlier_judge import (
@@ -48,8 +50,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--short", action="store_true", help="a few histories only")
     short = parser.parse_args().short
-    print_false_alarms(40_000 if short else 1_000_000)
-    print_delays(10 if short else 200)
+    print_false_alarms(40_000 if short else 500_000)
+    print_delays(10 if short else 100)
 
 
 # False alarms
@@ -94,8 +96,8 @@ def find_alarms(nights: Any, age: int) -> Any:
 
     alarms = numpy.zeros(nights.shape[1], dtype=bool)
     for tonight in range(age, len(nights)):
-        if tonight <= WINDOW or tonight == age:
-            middle, spread = measure_levels(nights[: min(tonight, WINDOW)])
+        if tonight == age or count_level_nights(tonight) > count_level_nights(tonight - 1):
+            middle, spread = measure_levels(nights[: count_level_nights(tonight)])
         total = numpy.zeros(nights.shape[1])
         for night in nights[max(0, tonight - WINDOW) : tonight + 1]:
             distance = numpy.minimum((middle - night) / spread, MAX_DISTANCE)
@@ -178,7 +180,7 @@ def judge_nights(values: Sequence[float]) -> Iterator[tuple[str, str]]:
     for number, value in enumerate(values):
         recent = list(reversed(values[max(0, number - WINDOW) : number]))
         outlier = OutlierJudge().judge("", value, True, good[::-1][:WINDOW], [])["status"]
-        drift = judge_drift(value, True, good[:WINDOW], recent)["status"]
+        drift = judge_drift(value, True, good[:MAX_FIRST], recent)["status"]
         if outlier not in ("warn", "fail") and drift != "fail":
             good.append(value)
         yield outlier, drift

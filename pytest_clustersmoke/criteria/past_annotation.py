@@ -16,7 +16,7 @@ from ..evidence.history.accepted_levels import (
     find_accepted_level,
     read_accepted_levels,
 )
-from ..evidence.history.drift_judge import judge_drift
+from ..evidence.history.drift_judge import MAX_FIRST, judge_drift
 from ..evidence.history.history_database import open_for_reading
 from ..evidence.history.history_query import PhaseRun, StoredMetric, read_phase_runs, read_runs
 from ..evidence.history.history_schema import Setup, shorten_line
@@ -127,7 +127,7 @@ class _PhasePast:
             newest = {level.metric: level for level in reversed(self._levels)}
             for level in (None, *newest.values()):
                 since = level.accepted if level is not None else -math.inf
-                self._first[level] = same(good=True, since=since, oldest=True)
+                self._first[level] = same(good=True, since=since, oldest=True, limit=MAX_FIRST)
         self.since = self._changes_since(last_good)
 
     def _changes_since(self, past: list[PhaseRun]) -> SetupChanges:

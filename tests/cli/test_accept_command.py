@@ -84,7 +84,7 @@ def test_drift_is_judged_against_the_accepted_level(reports: Path) -> None:
     judged = record["phases"][0]["metrics"]["steps_per_s"]["past"]
     assert judged["status"] == "fail"
     assert (
-        "4.4 % below the accepted level 9.000 (from 36 good nights, accepted on 2026-12-17 by ben: "
+        "4.4 % below the accepted level 9.000 (from 24 good nights, accepted on 2026-12-17 by ben: "
         "power limit; spread" in judged["text"]
     )
 

@@ -18,6 +18,7 @@ from ..run_record import DriftRecord
 from .outlier_judge import LEAST_ABSOLUTE, WINDOW, PastLevel, measure_level, widening_factor
 
 MIN_NIGHTS = 20  # good nights that the level needs
+MAX_FIRST = WINDOW * 3 // 2  # good nights that `count_level_nights` can need
 # In spreads, widened for few nights. Chosen so that of the healthy histories of 30 nights, at most
 # 1 % have a false alarm, for all metrics of the ladder together. `python benchmarks/drift.py`
 # computes the rate, and how soon a loss is found; docs/explanation/measured.md lists both.
@@ -38,9 +39,10 @@ def judge_drift(
     `first` are the values of the first good nights at that level, `recent` those of the newest
     nights, the newest first, good or not; `accepted` says who accepted the level.
     """
-    level = measure_level(first)
-    if level is None or level.runs < MIN_NIGHTS:
-        count = min(sum(map(math.isfinite, first)), WINDOW)
+    finite = [night for night in first if math.isfinite(night)]
+    count = len(finite)
+    level = measure_level(finite[: count_level_nights(count)])
+    if level is None or count < MIN_NIGHTS:
         few = f"{plural(count, 'good night')} at the accepted level, at least {MIN_NIGHTS} needed"
         return {"status": "not measured", "nights": count, "level": None, "text": few}
     nights = [night for night in (*recent[:WINDOW][::-1], value) if math.isfinite(night)]
@@ -54,6 +56,12 @@ def judge_drift(
     if losing:
         record["text"] = _describe_loss(losing, level, accepted)
     return record
+
+
+def count_level_nights(good: int) -> int:
+    """How many of the first good nights the level is the median of: two thirds, so that it does not
+    follow a loss that has begun."""
+    return min(WINDOW, max(MIN_NIGHTS, good * 2 // 3))
 
 
 def find_lasting_loss(
