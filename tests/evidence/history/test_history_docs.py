@@ -74,7 +74,7 @@ def test_document_has_the_numbers_of_the_code() -> None:
     assert f"times {SCALE}" in words
     assert f"than {LEAST_ABSOLUTE:f} of the metric's unit" in words
     assert f"times {widening_factor(8):.2f} at 8 runs, {widening_factor(60):.2f} at 60" in words
-    assert f"the first {WINDOW} good nights" in words
+    assert f"at most the first {WINDOW} good nights" in words
     assert f"With fewer than {MIN_NIGHTS} such nights" in words
     assert f"at most {MAX_DISTANCE:.0f}, less {ALLOWANCE:.0f};" in words
     assert f"and at {THRESHOLD:.0f} the metric fails" in words
