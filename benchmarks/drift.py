@@ -1,10 +1,10 @@
 """False alarms of the drift judge, and how soon both judges of the history find a loss.
 
-python benchmarks/drift.py               the figures of docs/explanation/measured.md; 10 minutes
+python benchmarks/drift.py               the figures of docs/explanation/measured.md; minutes
 python benchmarks/drift.py --short       the same on a few histories; half a minute
 
 Everything here is simulated. A history is a series of nights with independent noise; level and
-noise are estimated from it, as in use. False alarms are rare, so numpy draws a million histories;
+noise are estimated from it, as in use. False alarms are rare, so numpy draws many histories;
 delays come from the shipped judges and the shipped rule for good runs, one history at a time.
 """
 
