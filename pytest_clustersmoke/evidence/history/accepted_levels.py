@@ -10,8 +10,8 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from .history_database import open_for_writing
-from .history_schema import WITH_ACCEPTED_LEVELS, read_version
-from .history_store import insert, shorten_line
+from .history_schema import WITH_ACCEPTED_LEVELS, read_version, shorten_line
+from .history_store import insert
 
 
 @dataclass(frozen=True)
