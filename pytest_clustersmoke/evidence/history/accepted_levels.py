@@ -11,7 +11,6 @@ from sqlite3 import Connection
 
 from .history_database import open_for_writing
 from .history_schema import WITH_ACCEPTED_LEVELS, read_version, shorten_line
-from .history_store import insert
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,11 @@ def store_accepted_level(level: AcceptedLevel, report_dir: Path) -> None:
         for name, value in asdict(level).items()
     }
     with open_for_writing(report_dir) as connection:
-        insert(connection, "accepted_levels", row)
+        connection.execute(
+            f"INSERT INTO accepted_levels ({', '.join(row)}) "
+            f"VALUES ({', '.join(f':{name}' for name in row)})",
+            row,
+        )
 
 
 def read_accepted_levels(
