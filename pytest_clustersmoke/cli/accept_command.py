@@ -10,7 +10,6 @@ from sqlite3 import Connection
 
 from ..config.metrics import METRICS
 from ..evidence.history.accepted_levels import AcceptedLevel, store_accepted_level
-from ..evidence.history.drift_judge import MIN_NIGHTS
 from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.history.history_query import read_phase_runs
 from ..evidence.history.outlier_judge import MIN_RUNS
@@ -45,6 +44,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    from ..evidence.history.drift_judge import MIN_NIGHTS  # other commands do not load it
+
     reason = sanitize_line(parsed.reason).strip()
     if not reason:
         arguments.refuse("the reason is empty", "--reason", "what changed, in a few words")

@@ -11,14 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 from ...config.metrics import show
 from ...text import plural
+from ..run_record import DriftRecord
 from .outlier_judge import LEAST_ABSOLUTE, WINDOW, PastLevel, measure_level, widening_factor
-
-if TYPE_CHECKING:  # pydantic is not loaded by the commands
-    from ..run_record import DriftRecord
 
 MIN_NIGHTS = 20  # good nights that the level needs
 MAX_FIRST = WINDOW * 3 // 2  # good nights that `count_level_nights` can need
