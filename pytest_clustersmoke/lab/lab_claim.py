@@ -8,8 +8,6 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock
-
 from . import lab_paths, lab_state, teardown
 from .lab_processes import Process, start_time
 from .lab_settings import LabError, LabSettings
@@ -21,6 +19,8 @@ PRIVATE = ("/tmp", "/dev/shm")
 
 def claim(settings: LabSettings, say: Say) -> Path:
     """Make the lab's directory, which claims the name, and open its journal; return the path."""
+    from filelock import FileLock  # late: the other commands load this module, too
+
     home = lab_paths.labs_home()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Otherwise two concurrent claims would take each other's half-made directory for leftovers.
