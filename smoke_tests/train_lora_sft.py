@@ -132,7 +132,12 @@ def train(
         args.max_steps,
         samples_per_rank=args.micro_batch,
         tokens_per_rank=args.micro_batch * args.seq_len,  # padding included
-        proof=Proof(model, local_loss=trainer.local_loss, precision=args.precision),
+        proof=Proof(
+            model,
+            local_loss=trainer.local_loss,
+            precision=args.precision,
+            optimizer=lambda: trainer.optimizer,
+        ),
     )
     log.start()
     trainer.train()

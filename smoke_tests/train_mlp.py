@@ -86,7 +86,11 @@ def main() -> None:
         )
 
         # Loop. The rank draws steps and proves them, with the bare model: DDP does not run.
-        proof = Proof(model, local_loss=lambda index: loss_of(model, data.batch(index)))
+        proof = Proof(
+            model,
+            local_loss=lambda index: loss_of(model, data.batch(index)),
+            optimizer=optimizer,
+        )
         for step in rank.steps(args.steps, samples_per_rank=args.batch_size, proof=proof):
             optimizer.zero_grad(set_to_none=True)
             loss = loss_of(engine, data.batch(step.index))

@@ -168,6 +168,7 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
         local_losses,
         applied=safe_get_full_grad,  # the gradient that engine.step() will clip and apply
         precision=facts["precision"],
+        optimizer=engine.optimizer,
     )
     samples = args.micro_batch * args.accumulation
     for step in rank.steps(args.steps, samples_per_rank=samples, proof=proof):

@@ -37,6 +37,9 @@ METRICS: dict[str, MetricKind] = {
     "final_loss": MetricKind("1", False, "mean loss over all ranks at the last step"),
     "step_time_p50_s": MetricKind("s", False, "median step time, slowest rank"),
     "step_time_p95_s": MetricKind("s", False, "95th percentile of step time, slowest rank"),
+    "own_step_s": MetricKind(
+        "s", False, "forward, backward and optimizer of a step without waiting, slowest rank"
+    ),
     # Bandwidths as nccl-tests defines them, in 1e9 bytes per second; times are of the slowest rank.
     "busbw_gb_per_s": MetricKind(
         "GB/s", True, "bus bandwidth of all-reduce, the best of all sizes"

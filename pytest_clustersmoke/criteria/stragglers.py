@@ -1,10 +1,10 @@
-"""Ranks that fall behind the others, judged by what each does before it waits for the others.
+"""Ranks that fall behind the others, judged by their own work in a step.
 
 Synchronous training makes all ranks equally slow, so the time of a step does not show which rank is
-slow. The time of a rank's own part (its batch, its forward pass) does: from the step's beginning,
-where all ranks have just synchronised, to `Step.local_done`.
+slow. What a rank does without waiting for the others shows it, measured in two ways.
 
-A rank falls behind if all of this holds for its steps after warm-up:
+From the step's beginning, where all ranks have just synchronised, to `Step.local_done`: its batch
+and its forward pass, in every step. A rank falls behind if all of this holds after warm-up:
 
 - its performance score, the others' median time divided by its own, is below 0.75: the bound of
   NVIDIA's resiliency extension (`Report.identify_stragglers`);
@@ -12,41 +12,68 @@ A rank falls behind if all of this holds for its steps after warm-up:
   "Understanding Stragglers in Large Model Training Using What-if Analysis" (arXiv:2505.05713);
 - it is late by more than the scheduling of cores or kernel launches can explain;
 - this holds in three of four steps, not only now and then.
+
+And in passes of its own step, forward, backward and optimizer, if the program gave a `Proof`. On
+GPUs the ranks of one role, those with the same GPU that do the same parts, are judged by the spread
+of their peers (`peer_judge.py`). On CPUs wall times are too noisy, so a fixed factor over the
+others' CPU time decides. Anywhere a single part that takes `PART_FACTOR` times as long as the
+others' counts as well, if it costs the job more than a tenth of its step time.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..text import plural
+from .peer_judge import CPU_FACTOR, PeerVerdict, judge_by_factor, judge_peers, typical_s
 
 LEAST_SCORE = 0.75
 MOST_SHARE = 0.1
+PART_FACTOR = 2.0
 # Ranks that share cores wait for each other's time slices, 3 to 6 ms each under Linux. Kernel
 # launches on a GPU are late by microseconds, work on its host by some hundred microseconds.
 LATE_S = {"cpu": 0.020, "cuda": 0.001}
 FEWEST_STEPS = 5
+OWN_STEP = "own step"
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that falls behind: median seconds of its own part, of the others', and of the step."""
+    """A rank that falls behind: what is slow, the median seconds of it, of the others', and of the
+    whole step."""
 
     rank: RankResult
     own_s: float
     others_s: float
     step_s: float
+    part: str = "own part of a step"
 
     def __str__(self) -> str:
         return (
-            f"{self.rank} on {self.rank.host} falls behind: its own part of a step takes "
+            f"{self.rank} on {self.rank.host} falls behind: its {self.part} takes "
             f"{self.own_s * 1e3:.3g} ms, that of the others {self.others_s * 1e3:.3g} ms; "
             f"a whole step takes {self.step_s * 1e3:.3g} ms"
         )
+
+
+@dataclass(frozen=True)
+class OwnSteps:
+    """The passes of ranks of one role: part -> rank -> its typical seconds; `OWN_STEP` is the sum
+    of all parts."""
+
+    cpu: bool
+    times: dict[str, dict[int, float]]
+
+    @property
+    def verdict(self) -> PeerVerdict:
+        """The judgement of the whole own steps."""
+        times = self.times[OWN_STEP]
+        return judge_by_factor(times, CPU_FACTOR) if self.cpu else judge_peers(times)
 
 
 def check(phase: PhaseResult) -> None:
@@ -55,18 +82,31 @@ def check(phase: PhaseResult) -> None:
     stragglers = find_stragglers(phase)
     phase.judged.add("stragglers")
     if stragglers:
-        fail("\n".join(map(str, stragglers)))
+        fail("\n".join([*map(str, stragglers), *filter(None, [describe_visible(phase)])]))
 
 
 def find_stragglers(phase: PhaseResult) -> list[Straggler]:
-    """The ranks that fall behind, the slowest first."""
+    """The ranks that fall behind, each once, the slowest first."""
     if phase.world_size < 2:
         raise Unmeasured("stragglers", "there is no other rank to compare with")
+    named: dict[int, Straggler] = {}
+    for straggler in (*_late_to_reduce(phase), *_slow_alone(phase)):
+        named.setdefault(straggler.rank.rank, straggler)
+    return sorted(named.values(), key=lambda straggler: -straggler.own_s)
+
+
+def describe_visible(phase: PhaseResult) -> str:
+    """The smallest slow-down of a rank's own step that would have been named, in a sentence; empty
+    if no rank measured its own step."""
+    seen = [role.verdict.visible for role in _roles(phase)]
+    return f"a rank whose own step takes {max(seen):.0%} longer is named" if seen else ""
+
+
+def _late_to_reduce(phase: PhaseResult) -> Iterator[Straggler]:
+    """The ranks that reach `Step.local_done` late."""
     ranks = [_require_times(rank) for rank in phase.ranks]
-    on_cuda = all(rank.device.startswith("cuda") for rank in phase.ranks)
-    late_s = LATE_S["cuda" if on_cuda else "cpu"]
+    late_s = LATE_S["cpu" if _on_cpu(phase) else "cuda"]
     medians = [statistics.median(rank.own_times_s) for rank in ranks]
-    stragglers = []
     for index, rank in enumerate(ranks):
         others_s = statistics.median(medians[:index] + medians[index + 1 :])
         step_s = statistics.median(rank.step_times_s)
@@ -76,8 +116,54 @@ def find_stragglers(phase: PhaseResult) -> list[Straggler]:
             if own_s * LEAST_SCORE <= others_s or late <= max(late_s, MOST_SHARE * step_s):
                 break
         else:
-            stragglers.append(Straggler(rank, medians[index], others_s, step_s))
-    return sorted(stragglers, key=lambda straggler: -straggler.own_s)
+            yield Straggler(rank, medians[index], others_s, step_s)
+
+
+def _slow_alone(phase: PhaseResult) -> Iterator[Straggler]:
+    """The ranks whose passes of their own step are slow."""
+    for role in _roles(phase):
+        for part, times in role.times.items():
+            verdict = role.verdict if part == OWN_STEP else judge_by_factor(times, PART_FACTOR)
+            for number in verdict.slow:
+                rank = phase.ranks[number]
+                own_s, step_s = times[number], statistics.median(rank.step_times_s)
+                costs = own_s - verdict.usual_s > MOST_SHARE * step_s
+                if costs or (part == OWN_STEP and not role.cpu):
+                    name = f"{part} (CPU time)" if role.cpu else part
+                    yield Straggler(rank, own_s, verdict.usual_s, step_s, name)
+
+
+def _roles(phase: PhaseResult) -> list[OwnSteps]:
+    """The own steps of each role with two ranks or more; none if no rank measured its own step."""
+    cpu = _on_cpu(phase)
+    roles: dict[tuple[str | None, ...], list[tuple[int, dict[str, tuple[float, ...]]]]] = {}
+    for number, rank in enumerate(phase.ranks):
+        passes = rank.own_passes_s(cpu)
+        if passes:
+            passes[OWN_STEP] = tuple(map(sum, zip(*passes.values(), strict=True)))
+            roles.setdefault((rank.device_name, *passes), []).append((number, passes))
+    measured = sum(map(len, roles.values()))
+    if measured not in (0, len(phase.ranks)):
+        raise Unmeasured(
+            "stragglers",
+            f"{measured} of {plural(len(phase.ranks), 'rank')} measured their own step; expected "
+            "all or none",
+        )
+    return [
+        OwnSteps(
+            cpu,
+            {
+                part: {number: typical_s(passes[part]) for number, passes in ranks}
+                for part in ranks[0][1]
+            },
+        )
+        for ranks in roles.values()
+        if len(ranks) > 1
+    ]
+
+
+def _on_cpu(phase: PhaseResult) -> bool:
+    return not all(rank.device.startswith("cuda") for rank in phase.ranks)
 
 
 def _require_times(rank: RankResult) -> RankResult:

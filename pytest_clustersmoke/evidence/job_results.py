@@ -241,6 +241,19 @@ class RankResult:
         """Seconds of its own part of each step after warm-up (`Step.local_done`)."""
         return self._times_s("local_seconds")
 
+    def own_passes_s(self, cpu: bool) -> dict[str, tuple[float, ...]]:
+        """Part of the rank's own step (`forward`, `backward`, `optimizer`) -> its seconds in each
+        pass, by the process's CPU time or by the device's clock; empty if it measured none, or if
+        anything recorded is not a time."""
+        parts = (self.events.last("own_steps") or {}).get("parts")
+        passes: dict[str, tuple[float, ...]] = {}
+        for name, record in parts.items() if isinstance(parts, dict) else ():
+            seconds = record.get("cpu_seconds" if cpu else "seconds") if record else None
+            passes[str(name)] = tuple(parse_numbers(seconds))
+        counts = {len(times) for times in passes.values()}
+        times_only = all(0 <= time < math.inf for times in passes.values() for time in times)
+        return passes if len(counts) == 1 and times_only else {}
+
     def _times_s(self, name: str, left_out: Collection[float] = ()) -> tuple[float, ...]:
         record = self.events.last("step_times") or {}
         times = parse_numbers(record.get(name))

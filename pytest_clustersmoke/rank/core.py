@@ -18,6 +18,7 @@ from . import checkpoint, process_group
 from .device import choose_device, start_facts
 from .gradients import Probe
 from .hook import RankHook, load_hook
+from .own_step import OwnStep
 from .proof import Proof, StepProver, draw_steps
 from .rank_dumps import RankDumps, limit_exit_time
 from .rank_environment import RankEnvironment, RankMisuse, read_rank_environment
@@ -182,6 +183,7 @@ class Rank:
             warmup=warmup,
             gradients_of=gradients_of,
             prover=None if proof is None else self._make_prover(proof, count),
+            own_step=None if proof is None else OwnStep(proof, self.device),
             before_step=self._hook.before_step,
         )
 

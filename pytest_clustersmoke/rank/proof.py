@@ -36,6 +36,9 @@ class Proof:
     `applied`, `precision` and `scale` are those of `Rank.verify_gradients`; so a program in fp16
     can give no proof. `batch_dim` is the dimension of the model's first tensor argument that counts
     samples; None if there is none.
+    `optimizer`, or a function that returns it, is measured as part of the rank's own step: a new
+    one of its class steps on copies; the optimizer itself is never called. Of an optimizer that
+    wraps another (DeepSpeed, accelerate) the inner one is taken.
     """
 
     model: torch.nn.Module
@@ -44,6 +47,7 @@ class Proof:
     precision: str = "fp32"
     scale: float = 1.0
     batch_dim: int | None = 0
+    optimizer: torch.optim.Optimizer | Callable[[], Any] | None = None
 
 
 def draw_steps(count: int, drawn: int, seed: str) -> list[int]:

@@ -122,8 +122,8 @@ class Replay:
 
         total: list[torch.Tensor | None] = [None] * len(self._parameters)
         prints = torch.zeros(len(total), dtype=torch.int64, device=self._parameters[0].device)
-        with self._as_before():
-            for loss in self._losses():
+        with self.as_before():
+            for loss in self.losses():
                 parts = torch.autograd.grad(loss, list(self._parameters), allow_unused=True)
                 for index, part in enumerate(parts):
                     if part is not None:
@@ -148,12 +148,12 @@ class Replay:
                 differing = _differing(self.gradients()[1], self.gradients()[1])
         return differing, kernels
 
-    def _losses(self) -> Iterator[torch.Tensor]:
+    def losses(self) -> Iterator[torch.Tensor]:
         losses = self._local_losses()
         yield from [losses] if hasattr(losses, "backward") else losses  # type: ignore[misc]
 
     @contextmanager
-    def _as_before(self) -> Iterator[None]:
+    def as_before(self) -> Iterator[None]:
         now = Randomness()
         buffers = [(buffer, buffer.detach().clone()) for buffer in self._model.buffers()]
         self._randomness.restore()

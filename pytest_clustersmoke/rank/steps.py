@@ -13,10 +13,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..evidence.telemetry import MARK_EVERY_S
 from ..text import plural
+from .own_step import OwnStep
 from .peak_memory import PeakMemory
 from .proof import StepProver
 from .rank_environment import RankMisuse
@@ -60,7 +61,8 @@ class StepLog:
     The steady figures (`steady_steps_per_s`, percentiles of the step time) leave out the first
     `warmup` steps, by default min(5, count // 5); `steps_per_s` counts all steps but the proven
     ones. `gradients_of` is the argument of `Rank.steps`; `prover` proves steps, if the program gave
-    a proof; `before_step(index, count)` is called as each step begins.
+    a proof, and `own_step` then measures the rank's own step after warm-up and at the end;
+    `before_step(index, count)` is called as each step begins.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class StepLog:
         warmup: int | None = None,
         gradients_of: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         prover: StepProver | None = None,
+        own_step: OwnStep | None = None,
         before_step: Callable[[int, int], None] | None = None,
     ) -> None:
         if count < 1:
@@ -91,13 +94,15 @@ class StepLog:
         self._world_size = world_size
         self._samples_per_rank = samples_per_rank
         self._tokens_per_rank = tokens_per_rank
-        self._clock: _CudaClock | _CpuClock
+        self._clock: _CpuClock
         self._losses: torch.Tensor
         self._has_loss = True
         self._watched = None if gradients_of is None else list(gradients_of)
         self._watch: GradientWatch | None = None
         self._replicas: ReplicaWatch | None = None
         self._prover = prover
+        self._own_step = own_step
+        self._own_step_s = 0.0  # how long the measurement took, between steps
         self._memory = PeakMemory(str(device))
         self._before_step = before_step or (lambda index, count: None)
         self._marked = 0
@@ -146,6 +151,8 @@ class StepLog:
         if self._marked == 0 or now - self._marked_at >= MARK_EVERY_S:
             self._mark(self._clock.passed_steps(), now)
         if self.recorded < self.count:
+            if self.recorded == max(1, self.warmup):
+                self._measure_own_step()
             self._begin_step()
 
     def backward_done(self) -> None:
@@ -173,6 +180,19 @@ class StepLog:
             )
         self._memory.resume()
 
+    def _measure_own_step(self) -> None:
+        """Measure the rank's own step, between two steps and outside all rates and peaks."""
+        if self._own_step is None:
+            return
+        self._clock.wait()
+        began = time.perf_counter()
+        self._memory.pause()
+        with self._watch.paused() if self._watch is not None else nullcontext():
+            self._own_step.measure(self.recorded - 1, self._mark_again)
+        self._memory.resume()
+        self._clock.restart()
+        self._own_step_s += time.perf_counter() - began
+
     def local_done(self) -> None:
         """Mark the end of the rank's own work in the current step."""
         self._clock.local_done()
@@ -186,15 +206,18 @@ class StepLog:
             )
         self._clock.wait()
         ended = time.perf_counter()
-        wall_s = ended - self._began
+        wall_s = ended - self._began - self._own_step_s
         if self._marked == 0:
             self._mark(1, ended)
         self._mark(self.count, ended)
+        self._measure_own_step()
         means = self._average_losses() if self._has_loss else []
         self._events.event("stage", name="train", state="end", seconds=wall_s)
         seconds = self._clock.step_seconds()
         values = self._metrics(wall_s, seconds, means)
         self._events.event("metrics", values=values)
+        if self._own_step is not None:
+            self._events.event("own_steps", **self._own_step.fields())
         self._events.event(
             "step_times",
             seconds=seconds[:MOST_STEP_TIMES],
@@ -231,6 +254,13 @@ class StepLog:
             fields["loss"] = float(self._losses[passed - 1])
         self._events.event("step", step=passed, steps=self.count, **fields)
 
+    def _mark_again(self) -> None:
+        """Mark progress within a step: a pass of a large model may take long."""
+        now = time.perf_counter()
+        if now - self._marked_at >= MARK_EVERY_S:
+            self._marked_at = now
+            self._events.event("step", step=self.recorded, steps=self.count)
+
     def _metrics(self, wall_s: float, seconds: list[float], means: list[float]) -> dict[str, float]:
         proven = self._proven
         timed = [(at, value) for at, value in enumerate(seconds) if at not in proven]
@@ -248,6 +278,8 @@ class StepLog:
         if means:
             values |= {"first_loss": means[0], "train_loss": statistics.fmean(means)}
             values["final_loss"] = means[-1]
+        if self._own_step is not None:
+            values["own_step_s"] = self._own_step.typical_s
         return values | self._memory.metrics()
 
     @property
@@ -269,72 +301,77 @@ class StepLog:
 
 
 class _CpuClock:
+    """When each step began and ended. It begins as the one before ends, unless restarted."""
+
     def __init__(self) -> None:
-        self._ticks: list[float] = []
-        self._locals: list[float] = []
+        self._begins: list[Any] = []
+        self._ends: list[Any] = []
+        self._locals: list[Any] = []
 
     def tick(self) -> None:
-        self._ticks.append(time.perf_counter())
+        """End the current step, if there is one, and begin the next."""
+        now = self._now()
+        if self._begins:
+            self._ends.append(now)
+        self._begins.append(now)
+
+    def restart(self) -> None:
+        """Begin the current step now: nothing of it was done before."""
+        self._begins[-1] = self._now()
 
     def local_done(self) -> None:
-        if len(self._locals) < len(self._ticks):  # the first of several micro batches counts
-            self._locals.append(time.perf_counter())
+        if len(self._locals) < len(self._begins):  # the first of several micro batches counts
+            self._locals.append(self._now())
 
     def passed_steps(self) -> int:
-        return len(self._ticks) - 1
+        return len(self._ends)
 
     def wait(self) -> None:
         pass
 
     def step_seconds(self) -> list[float]:
-        return [end - begin for begin, end in zip(self._ticks, self._ticks[1:], strict=False)]
+        return self._seconds_until(self._ends)
 
     def local_seconds(self) -> list[float]:
         """Seconds from the beginning of each step to its mark; empty if a step had no mark."""
-        if len(self._locals) != self.passed_steps():
-            return []
-        return [done - begin for begin, done in zip(self._ticks, self._locals, strict=False)]
+        return self._seconds_until(self._locals) if len(self._locals) == len(self._ends) else []
+
+    def _seconds_until(self, moments: list[Any]) -> list[float]:
+        pairs = zip(self._begins, moments, strict=False)
+        return [self._between(begin, end) for begin, end in pairs]
+
+    def _now(self) -> Any:
+        return time.perf_counter()
+
+    def _between(self, begin: Any, end: Any) -> float:
+        return float(end - begin)
 
 
-class _CudaClock:
+class _CudaClock(_CpuClock):
+    """The same with events on the device's stream."""
+
     def __init__(self) -> None:
-        self._ticks: list[torch.cuda.Event] = []
-        self._locals: list[torch.cuda.Event] = []
+        super().__init__()
         self._passed = 0
 
-    def tick(self) -> None:
-        self._ticks.append(self._event())
+    def passed_steps(self) -> int:
+        """Steps the device has finished; it does so in order, so no event is queried twice."""
+        while self._passed < len(self._ends) and self._ends[self._passed].query():
+            self._passed += 1
+        return self._passed
 
-    def local_done(self) -> None:
-        if len(self._locals) < len(self._ticks):
-            self._locals.append(self._event())
+    def wait(self) -> None:
+        self._begins[-1].synchronize()
 
-    @staticmethod
-    def _event() -> torch.cuda.Event:
+    def _now(self) -> Any:
         import torch
 
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def passed_steps(self) -> int:
-        """Steps the device has finished; it does so in order, so no event is queried twice."""
-        while self._passed + 1 < len(self._ticks) and self._ticks[self._passed + 1].query():
-            self._passed += 1
-        return self._passed
-
-    def wait(self) -> None:
-        self._ticks[-1].synchronize()
-
-    def step_seconds(self) -> list[float]:
-        pairs = zip(self._ticks, self._ticks[1:], strict=False)
-        return [begin.elapsed_time(end) / 1000 for begin, end in pairs]
-
-    def local_seconds(self) -> list[float]:
-        if len(self._locals) != len(self._ticks) - 1:
-            return []
-        pairs = zip(self._ticks, self._locals, strict=False)
-        return [begin.elapsed_time(done) / 1000 for begin, done in pairs]
+    def _between(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) / 1000
 
 
 def _percentile(values: list[float], percent: int) -> float:

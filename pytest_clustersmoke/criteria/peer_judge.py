@@ -1,0 +1,129 @@
+"""Judges which ranks of one role are slower than their peers, by the spread that the peers show.
+
+A rank is slow if it lies outside its peers' distribution: one-sided t-tests, the slowest ranks left
+out of their own comparison, so that several slow ranks do not hide each other (Rosner's
+generalised extreme Studentised deviate). The fewer the peers and the wider their spread, the wider
+the threshold; it is never below `FLOOR`. Where too few peers show a spread, a fixed factor decides.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+# The smallest loss worth a night's work.
+FLOOR = 0.04
+FEWEST_PEERS = 4
+# The fixed factor: four healthy GPUs that differ by 8 % stay below it, as measured by
+# `clustersmoke sensitivity`. CPU times of ranks that share cores differ by up to 30 %.
+FEW_PEERS_FACTOR, CPU_FACTOR = 1.5, 2.0
+# A healthy job of up to 8 ranks has a rank named in one run of 1,400. More ranks show their spread
+# so well that the rate can fall with their number, and 10 % are still seen.
+FALSE_NAMES, FALSE_NAMES_RANKS = 0.0007, 8
+# Most of it goes to the test for a single slow rank, the rest to those for several.
+SINGLE_SHARE = 6 / 7
+MOST_SLOW_SHARE, MOST_SLOW = 1 / 4, 64
+
+
+@dataclass(frozen=True)
+class PeerVerdict:
+    """The slow ranks, the slowest first; the usual time of the others in seconds; and the smallest
+    slow-down against them (0.25: 25 % longer) that would have been named."""
+
+    slow: tuple[int, ...]
+    usual_s: float
+    visible: float
+
+
+def typical_s(samples: Sequence[float]) -> float:
+    """The mean of the middle three fifths: nearly as exact as the mean, and a pass that was
+    disturbed does not count."""
+    cut = len(samples) // 5
+    return statistics.fmean(sorted(samples)[cut : len(samples) - cut])
+
+
+def judge_peers(times: Mapping[int, float]) -> PeerVerdict:
+    """Judge the ranks of one role: rank -> its typical seconds, of two ranks or more."""
+    if len(times) <= FEWEST_PEERS:
+        return judge_by_factor(times, FEW_PEERS_FACTOR)
+    ranks = sorted(times, key=lambda rank: times[rank])
+    ordered = [times[rank] for rank in ranks]
+    spread = _running_spread(ordered)
+    slow, most = 0, min(MOST_SLOW, int(len(ranks) * MOST_SLOW_SHARE))
+    for number in range(1, most + 1):
+        # The `number` slowest are slow if the fastest of them is outside the others' spread.
+        peers = len(ranks) - number
+        usual_s, error_s = spread[peers]
+        bound_s = error_s * _student_quantile(_chance(peers + 1, number), peers - 1)
+        if ordered[peers] - usual_s > max(FLOOR * usual_s, bound_s):
+            slow = number
+    healthy = len(ranks) - slow
+    usual_s, error_s = spread[healthy]
+    # If one more of these were slow, one fewer would show their spread.
+    least = error_s * _student_quantile(_chance(healthy, 1), healthy - 2) / usual_s
+    return PeerVerdict(tuple(reversed(ranks[healthy:])), usual_s, max(FLOOR, least))
+
+
+def judge_by_factor(times: Mapping[int, float], factor: float) -> PeerVerdict:
+    """Judge ranks by a fixed factor over the median of the others: for CPUs and for few peers."""
+    slow = [
+        rank
+        for rank, own_s in times.items()
+        if own_s > factor * statistics.median(t for other, t in times.items() if other != rank)
+    ]
+    usual_s = statistics.median(own_s for rank, own_s in times.items() if rank not in slow)
+    return PeerVerdict(tuple(sorted(slow, key=lambda rank: -times[rank])), usual_s, factor - 1)
+
+
+def _running_spread(ordered: Sequence[float]) -> list[tuple[float, float]]:
+    """For each number of the fastest: their mean, and the standard error of one more time against
+    it (Welford's algorithm)."""
+    spread, mean, squares = [(0.0, 0.0)], 0.0, 0.0
+    for count, value in enumerate(ordered, 1):
+        off = value - mean
+        mean += off / count
+        squares += off * (value - mean)
+        spread.append((mean, math.sqrt(squares / max(1, count - 1) * (1 + 1 / count))))
+    return spread
+
+
+@cache
+def _chance(candidates: int, number: int) -> float:
+    """The chance that one of `candidates` healthy ranks may have to be named as the `number`-th."""
+    of_all = FALSE_NAMES * min(1, FALSE_NAMES_RANKS / candidates)
+    if number == 1:
+        return of_all * SINGLE_SHARE / candidates
+    rest = of_all * (1 - SINGLE_SHARE) * 6 / math.pi**2  # the sum of 1/n^2 is pi^2/6
+    return rest / (number - 1) ** 2 / candidates
+
+
+@cache
+def _student_quantile(chance: float, freedom: int) -> float:
+    """The value that Student's t with `freedom` degrees of freedom exceeds with this chance."""
+    low, high = 0.0, 1.0
+    while _student_tail(high, freedom) > chance:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        if _student_tail(middle, freedom) > chance:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _student_tail(value: float, freedom: int) -> float:
+    """The chance that Student's t exceeds `value` (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan2(value, math.sqrt(freedom))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = 0.0 if freedom == 1 else term
+    for index in range(2 + odd, freedom - 1, 2):
+        term *= cosine**2 * (index - 1) / index
+        total += term
+    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return (1 - inside) / 2

@@ -1,0 +1,195 @@
+"""Measures a rank's own step: forward, backward and optimizer, without waiting for any other rank.
+
+Synchronous training makes all ranks as slow as the slowest, so the time of a step does not show
+which rank is slow. These passes do: after a barrier each rank repeats the step that it has just
+done, with the bare model and `torch.autograd.grad`, as a proof does. The optimizer steps on scratch
+copies of a few parameters. Weights, gradients, moments, random state and buffers stay as they were.
+"""
+
+from __future__ import annotations
+
+import inspect
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import process_group
+from .proof import Proof
+from .replay import Randomness, Replay
+
+if TYPE_CHECKING:
+    import torch
+
+PASSES = 5
+# What the optimizer steps on: elements, at most. The time counts for all that it steps on.
+BUCKET_ELEMENTS = 2**22
+PARTS = FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment: of the device's queue on CUDA, of the wall on CPU; and the process's CPU time."""
+
+    moment: Any
+    cpu_s: float
+
+    def until(self, end: Mark) -> tuple[float, float]:
+        """Wall seconds and CPU seconds; on CUDA the device must have passed `end`."""
+        if isinstance(self.moment, float):
+            return end.moment - self.moment, end.cpu_s - self.cpu_s
+        return self.moment.elapsed_time(end.moment) / 1000, end.cpu_s - self.cpu_s
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A scratch optimizer, and how many times as many elements the real one steps on."""
+
+    optimizer: torch.optim.Optimizer
+    scale: float
+
+
+@dataclass
+class PartTimes:
+    """Seconds of one part of each pass."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+
+
+class OwnStep:
+    """Call `measure` on all ranks between two steps, as often as wanted, and `fields` at the end.
+
+    Every pass needs a proof that can be replayed. An optimizer whose class cannot be built from the
+    settings of its first group is left out.
+    """
+
+    def __init__(self, proof: Proof, device: torch.device) -> None:
+        self._proof = proof
+        self._device = device
+        self._parameters = [p for p in proof.model.parameters() if p.requires_grad]
+        self._parts: dict[str, PartTimes] = {}
+
+    def measure(self, index: int, progress: Callable[[], None]) -> None:
+        """Repeat step `index` (from 0), the last that was done; `progress` is called after each
+        pass."""
+        import torch
+
+        bucket = self._fill_bucket()
+        replay = Replay(
+            self._proof.model,
+            self._parameters,
+            lambda: self._proof.local_loss(index),
+            Randomness(),
+        )
+        process_group.barrier(self._device)
+        with replay.as_before(), torch.enable_grad():
+            for number in range(PASSES + 1):
+                spans = self._run_pass(replay, bucket)
+                if self._device.type == "cuda":
+                    torch.cuda.synchronize(self._device)
+                if number:  # the first warms up caches and the allocator
+                    self._add(spans, bucket)
+                progress()
+
+    @property
+    def typical_s(self) -> float:
+        """The median of all passes, in seconds."""
+        return statistics.median(self._totals("seconds"))
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the `own_steps` event: wall (on CUDA device) and CPU seconds of each pass,
+        and of its parts."""
+        return {
+            "seconds": self._totals("seconds"),
+            "cpu_seconds": self._totals("cpu_seconds"),
+            "parts": {name: vars(times) for name, times in self._parts.items()},
+        }
+
+    def _totals(self, clock: str) -> list[float]:
+        parts = (vars(times)[clock] for times in self._parts.values())
+        return [sum(parts_of_pass) for parts_of_pass in zip(*parts, strict=True)]
+
+    def _run_pass(
+        self, replay: Replay, bucket: Bucket | None
+    ) -> dict[str, list[tuple[Mark, Mark]]]:
+        """One pass over all micro batches; where each part began and ended."""
+        import torch
+
+        spans: dict[str, list[tuple[Mark, Mark]]] = {FORWARD: [], BACKWARD: []}
+        begin = self._mark()
+        for loss in replay.losses():
+            forward_done = self._mark()
+            torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            backward_done = self._mark()
+            spans[FORWARD].append((begin, forward_done))
+            spans[BACKWARD].append((forward_done, backward_done))
+            begin = backward_done
+        if bucket is not None:
+            begin = self._mark()
+            bucket.optimizer.step()
+            spans[OPTIMIZER] = [(begin, self._mark())]
+        return spans
+
+    def _add(self, spans: dict[str, list[tuple[Mark, Mark]]], bucket: Bucket | None) -> None:
+        for name, pairs in spans.items():
+            scale = bucket.scale if bucket is not None and name == OPTIMIZER else 1.0
+            passed = [begin.until(end) for begin, end in pairs]
+            times = self._parts.setdefault(name, PartTimes())
+            times.seconds.append(scale * sum(wall_s for wall_s, _ in passed))
+            times.cpu_seconds.append(scale * sum(cpu_s for _, cpu_s in passed))
+
+    def _mark(self) -> Mark:
+        import torch
+
+        if self._device.type != "cuda":
+            return Mark(time.perf_counter(), time.process_time())
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return Mark(event, time.process_time())
+
+    def _find_optimizer(self) -> torch.optim.Optimizer | None:
+        """The innermost of the optimizer that the proof gives; None if it gives none."""
+        optimizer: Any = self._proof.optimizer
+        if callable(optimizer):
+            optimizer = optimizer()
+        while hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer
+        return optimizer
+
+    def _fill_bucket(self) -> Bucket | None:
+        """A new optimizer of the given one's class on copies of some of its parameters; None
+        without one, or if the class cannot be built anew."""
+        optimizer = self._find_optimizer()
+        if optimizer is None:
+            return None
+        group = optimizer.param_groups[0]
+        copies, room = [], BUCKET_ELEMENTS
+        for parameter in group["params"]:
+            if room <= 0 or not parameter.numel():
+                continue
+            rows = max(1, room * len(parameter) // parameter.numel()) if parameter.dim() else None
+            copies.append(_copy_with_gradient(parameter.detach()[:rows] if rows else parameter))
+            room -= copies[-1].numel()
+        known = inspect.signature(type(optimizer)).parameters
+        settings = {name: _own(value) for name, value in group.items() if name in known}
+        try:
+            scratch = type(optimizer)(**(settings | {"params": copies}))
+        except (TypeError, ValueError, RuntimeError):
+            return None
+        elements = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        return Bucket(scratch, elements / (BUCKET_ELEMENTS - room)) if copies else None
+
+
+def _copy_with_gradient(values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    copy = values.detach().clone().requires_grad_()
+    copy.grad = torch.ones_like(copy)
+    return copy
+
+
+def _own(value: Any) -> Any:
+    """A setting that the scratch optimizer may change: a tensor is copied."""
+    return value.detach().clone() if hasattr(value, "detach") else value
