@@ -5,7 +5,7 @@
 #                   (constraints-oldest.txt; Python 3.10 to 3.12; downloads about 3 GB)
 # make lint         ruff and mypy --strict
 # make bench        overhead of a phase, speed of reading NCCL's logs, cost of watching gradients,
-#                   how often a rank that computes wrongly is named,
+#                   how often a rank that computes wrongly is named, which slow ranks would be,
 #                   false alarms and power of the history check (simulated)
 # make faults       stages every fault and writes the results to docs/reference/staged-faults.md
 # make soak         all phases 20 times on the lab
@@ -86,6 +86,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 bench: slurm
+	$(BIN)/clustersmoke sensitivity
 	$(BIN)/python benchmarks/nccl_reader.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/drift.py --short

@@ -26,6 +26,7 @@ from . import history_command as history
 from . import init_command as init
 from . import lab_command as lab
 from . import propose_command as propose
+from . import sensitivity_command as sensitivity
 from . import transports_command as transports
 
 
@@ -48,6 +49,7 @@ SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]
     history.add_parser,
     compare.add_parser,
     _add_references,
+    sensitivity.add_parser,
     lab.add_parser,
 )
 

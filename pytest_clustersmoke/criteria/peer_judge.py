@@ -56,15 +56,14 @@ def judge_peers(times: Mapping[int, float]) -> PeerVerdict:
     for number in range(1, most + 1):
         # The `number` slowest are slow if the fastest of them is outside the others' spread.
         peers = len(ranks) - number
-        usual_s, error_s = spread[peers]
-        bound_s = error_s * _student_quantile(_chance(peers + 1, number), peers - 1)
-        if ordered[peers] - usual_s > max(FLOOR * usual_s, bound_s):
+        quantile = _student_quantile(_chance(peers + 1, number), peers - 1)
+        if ordered[peers] > _bound(*spread[peers], quantile):
             slow = number
     healthy = len(ranks) - slow
-    usual_s, error_s = spread[healthy]
-    # If one more of these were slow, one fewer would show their spread.
-    least = error_s * _student_quantile(_chance(healthy, 1), healthy - 2) / usual_s
-    return PeerVerdict(tuple(reversed(ranks[healthy:])), usual_s, max(FLOOR, least))
+    usual_s = spread[healthy][0]
+    quantile = _student_quantile(_chance(healthy, slow + 1), healthy - 2)
+    visible_s = _highest_bound(ordered[:healthy], quantile)
+    return PeerVerdict(tuple(reversed(ranks[healthy:])), usual_s, visible_s / usual_s - 1)
 
 
 def judge_by_factor(times: Mapping[int, float], factor: float) -> PeerVerdict:
@@ -76,6 +75,23 @@ def judge_by_factor(times: Mapping[int, float], factor: float) -> PeerVerdict:
     ]
     usual_s = statistics.median(own_s for rank, own_s in times.items() if rank not in slow)
     return PeerVerdict(tuple(sorted(slow, key=lambda rank: -times[rank])), usual_s, factor - 1)
+
+
+def _bound(usual_s: float, error_s: float, quantile: float) -> float:
+    """The time above which a rank is slow."""
+    return usual_s + max(FLOOR * usual_s, quantile * error_s)
+
+
+def _highest_bound(healthy: Sequence[float], quantile: float) -> float:
+    """The time above which any of these ranks would be slow, judged by the others of them."""
+    mean, others = statistics.fmean(healthy), len(healthy) - 1
+    squares = sum((value - mean) ** 2 for value in healthy)
+    bounds = []
+    for value in healthy:
+        usual_s = mean - (value - mean) / others
+        variance = max(0.0, squares - (value - mean) ** 2 * (1 + 1 / others)) / (others - 1)
+        bounds.append(_bound(usual_s, math.sqrt(variance * (1 + 1 / others)), quantile))
+    return max(bounds)
 
 
 def _running_spread(ordered: Sequence[float]) -> list[tuple[float, float]]:

@@ -17,7 +17,7 @@ And in passes of its own step, forward, backward and optimizer, if the program g
 GPUs the ranks of one role, those with the same GPU that do the same parts, are judged by the spread
 of their peers (`peer_judge.py`). On CPUs wall times are too noisy, so a fixed factor over the
 others' CPU time decides. Anywhere a single part that takes `PART_FACTOR` times as long as the
-others' counts as well, if it costs the job more than a tenth of its step time.
+others' counts as well, if it makes the rank's own step longer by more than a tenth.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ PART_FACTOR = 2.0
 # launches on a GPU are late by microseconds, work on its host by some hundred microseconds.
 LATE_S = {"cpu": 0.020, "cuda": 0.001}
 FEWEST_STEPS = 5
+# By a fixed factor, passes that take microseconds are not judged.
+LATE_ALONE_S = 0.001
 OWN_STEP = "own step"
 
 
@@ -124,13 +126,14 @@ def _slow_alone(phase: PhaseResult) -> Iterator[Straggler]:
     for role in _roles(phase):
         for part, times in role.times.items():
             verdict = role.verdict if part == OWN_STEP else judge_by_factor(times, PART_FACTOR)
+            by_spread = part == OWN_STEP and not role.cpu
+            least_s = 0.0 if by_spread else max(LATE_ALONE_S, MOST_SHARE * role.verdict.usual_s)
             for number in verdict.slow:
-                rank = phase.ranks[number]
-                own_s, step_s = times[number], statistics.median(rank.step_times_s)
-                costs = own_s - verdict.usual_s > MOST_SHARE * step_s
-                if costs or (part == OWN_STEP and not role.cpu):
+                if times[number] - verdict.usual_s > least_s:
+                    rank = phase.ranks[number]
+                    step_s = statistics.median(rank.step_times_s)
                     name = f"{part} (CPU time)" if role.cpu else part
-                    yield Straggler(rank, own_s, verdict.usual_s, step_s, name)
+                    yield Straggler(rank, times[number], verdict.usual_s, step_s, name)
 
 
 def _roles(phase: PhaseResult) -> list[OwnSteps]:

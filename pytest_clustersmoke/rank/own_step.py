@@ -13,14 +13,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import process_group
 from .proof import Proof
 from .replay import Randomness, Replay
-
-if TYPE_CHECKING:
-    import torch
 
 PASSES = 5
 # What the optimizer steps on: elements, at most. The time counts for all that it steps on.
@@ -29,13 +26,13 @@ PARTS = FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
 @dataclass(frozen=True)
-class Mark:
+class Instant:
     """A moment: of the device's queue on CUDA, of the wall on CPU; and the process's CPU time."""
 
     moment: Any
     cpu_s: float
 
-    def until(self, end: Mark) -> tuple[float, float]:
+    def until(self, end: Instant) -> tuple[float, float]:
         """Wall seconds and CPU seconds; on CUDA the device must have passed `end`."""
         if isinstance(self.moment, float):
             return end.moment - self.moment, end.cpu_s - self.cpu_s
@@ -46,7 +43,7 @@ class Mark:
 class Bucket:
     """A scratch optimizer, and how many times as many elements the real one steps on."""
 
-    optimizer: torch.optim.Optimizer
+    optimizer: Any
     scale: float
 
 
@@ -65,7 +62,7 @@ class OwnStep:
     settings of its first group is left out.
     """
 
-    def __init__(self, proof: Proof, device: torch.device) -> None:
+    def __init__(self, proof: Proof, device: Any) -> None:
         self._proof = proof
         self._device = device
         self._parameters = [p for p in proof.model.parameters() if p.requires_grad]
@@ -113,11 +110,11 @@ class OwnStep:
 
     def _run_pass(
         self, replay: Replay, bucket: Bucket | None
-    ) -> dict[str, list[tuple[Mark, Mark]]]:
+    ) -> dict[str, list[tuple[Instant, Instant]]]:
         """One pass over all micro batches; where each part began and ended."""
         import torch
 
-        spans: dict[str, list[tuple[Mark, Mark]]] = {FORWARD: [], BACKWARD: []}
+        spans: dict[str, list[tuple[Instant, Instant]]] = {FORWARD: [], BACKWARD: []}
         begin = self._mark()
         for loss in replay.losses():
             forward_done = self._mark()
@@ -132,7 +129,7 @@ class OwnStep:
             spans[OPTIMIZER] = [(begin, self._mark())]
         return spans
 
-    def _add(self, spans: dict[str, list[tuple[Mark, Mark]]], bucket: Bucket | None) -> None:
+    def _add(self, spans: dict[str, list[tuple[Instant, Instant]]], bucket: Bucket | None) -> None:
         for name, pairs in spans.items():
             scale = bucket.scale if bucket is not None and name == OPTIMIZER else 1.0
             passed = [begin.until(end) for begin, end in pairs]
@@ -140,16 +137,16 @@ class OwnStep:
             times.seconds.append(scale * sum(wall_s for wall_s, _ in passed))
             times.cpu_seconds.append(scale * sum(cpu_s for _, cpu_s in passed))
 
-    def _mark(self) -> Mark:
+    def _mark(self) -> Instant:
         import torch
 
         if self._device.type != "cuda":
-            return Mark(time.perf_counter(), time.process_time())
+            return Instant(time.perf_counter(), time.process_time())
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        return Mark(event, time.process_time())
+        return Instant(event, time.process_time())
 
-    def _find_optimizer(self) -> torch.optim.Optimizer | None:
+    def _find_optimizer(self) -> Any:
         """The innermost of the optimizer that the proof gives; None if it gives none."""
         optimizer: Any = self._proof.optimizer
         if callable(optimizer):
@@ -182,7 +179,7 @@ class OwnStep:
         return Bucket(scratch, elements / (BUCKET_ELEMENTS - room)) if copies else None
 
 
-def _copy_with_gradient(values: torch.Tensor) -> torch.Tensor:
+def _copy_with_gradient(values: Any) -> Any:
     import torch
 
     copy = values.detach().clone().requires_grad_()

@@ -27,6 +27,8 @@ from .watches import GradientWatch, ReplicaWatch
 if TYPE_CHECKING:
     import torch
 
+# During a long measurement between two steps, a mark shows that the rank is alive.
+MARK_AGAIN_S = 5.0
 MOST_STEP_TIMES = 10_000
 # This many steps show whether the ranks train on the same data.
 MOST_LOCAL_LOSSES = 100
@@ -257,7 +259,7 @@ class StepLog:
     def _mark_again(self) -> None:
         """Mark progress within a step: a pass of a large model may take long."""
         now = time.perf_counter()
-        if now - self._marked_at >= MARK_EVERY_S:
+        if now - self._marked_at >= MARK_AGAIN_S:
             self._marked_at = now
             self._events.event("step", step=self.recorded, steps=self.count)
 

@@ -70,6 +70,9 @@ def check_healthy_run(run: Run, ranks: int) -> None:
         if ranks > 1:
             replicas = run.only("replicas", rank)
             assert replicas["equal"] and replicas["compared"] == 3
+        own = run.only("own_steps", rank)
+        assert set(own["parts"]) == {"forward", "backward", "optimizer"}
+        assert len(own["seconds"]) == len(own["cpu_seconds"]) == 10 and min(own["seconds"]) > 0
         watch = run.only("gradient_watch", rank)
         assert (watch["parameters"], watch["not_finite_at"]) == (probe["parameters"], None)
         assert run.only("reload", rank)["equal"]

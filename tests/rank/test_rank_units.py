@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pytest_clustersmoke.evidence.telemetry import Events, read_events
 from pytest_clustersmoke.rank import StepLog
 from pytest_clustersmoke.rank.checkpoint import checksums, digest, list_files, mismatched_paths
 from pytest_clustersmoke.rank.device import choose_device
+from pytest_clustersmoke.rank.own_step import OwnStep
 from pytest_clustersmoke.rank.rank_environment import (
     RankEnvironment,
     RankMisuse,
@@ -133,6 +135,39 @@ def test_steady_figures_leave_the_warm_up_out(environment: RankEnvironment) -> N
     assert [record["step"] for record in events.named("step")] == [1, 20]
     stages = [(record["name"], record["state"]) for record in events.named("stage")]
     assert stages == [("train", "begin"), ("train", "end")]
+
+
+class SlowMeasurement(OwnStep):
+    """An own step that takes 0.3 s to measure."""
+
+    def __init__(self) -> None:
+        self.measured_after: list[int] = []
+
+    def measure(self, index: int, progress: Callable[[], None]) -> None:
+        self.measured_after.append(index)
+        time.sleep(0.3)
+        progress()
+
+    typical_s = 0.07  # type: ignore[assignment]
+
+    def fields(self) -> dict[str, Any]:
+        return {"seconds": [0.07]}
+
+
+def test_rates_leave_the_own_step_out(environment: RankEnvironment) -> None:
+    """It is measured after warm-up and after the last step, in no step's time and in no rate."""
+    own_step = SlowMeasurement()
+    log = step_log(environment, 10, own_step=own_step)
+    log.start()
+    for _ in range(10):
+        log.local_done()
+        log.record()
+    values = log.finish()
+    times = next(events_of(environment).named("step_times"))
+    assert own_step.measured_after == [1, 9]
+    assert values["own_step_s"] == 0.07 and values["steps_per_s"] > 10 / 0.6
+    assert max(*times["seconds"], *times["local_seconds"]) < 0.3
+    assert next(events_of(environment).named("own_steps"))["seconds"] == [0.07]
 
 
 def test_nan_loss_is_recorded(environment: RankEnvironment) -> None:

@@ -179,6 +179,18 @@ PROGRAMS = (
         slow=True,
     ),
     Fault("slow_rank", "slow_rank.py", "straggler", frozenset({BEHIND}), rank=1),
+    *(
+        Fault(
+            name,
+            f"{name}.py",
+            "straggler",
+            frozenset({BEHIND}),
+            rank=1,
+            args={**SMALL, "hidden_size": 128, "batch_size": 64},
+            slow=name == "slow_optimizer",
+        )
+        for name in ("slow_backward", "slow_optimizer")
+    ),
     _ends("killed", when="init"),
     _ends("killed", when="model"),
     _ends("killed", when="step", slow=False),
