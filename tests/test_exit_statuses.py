@@ -28,6 +28,12 @@ ELSEWHERE = {
     ("references", 0): (
         "tests/cli/test_propose_command.py::test_output_can_be_pasted_into_cluster_yaml"
     ),
+    ("sensitivity", 0): (
+        "tests/cli/test_sensitivity_command.py::test_table_has_a_row_for_each_size_and_spread"
+    ),
+    ("sensitivity", 2): (
+        "tests/cli/test_sensitivity_command.py::test_unusable_number_of_trials_is_refused"
+    ),
     ("lab up", 0): "tests/lab/test_lab_real.py::test_down_leaves_nothing",
     ("lab up", 1): "tests/lab/test_lab_failures.py",
     ("lab status", 0): "tests/lab/test_lab_real.py::test_down_leaves_nothing",

@@ -22,6 +22,7 @@ others' counts as well, if it makes the rank's own step longer by more than a te
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,7 +102,8 @@ def describe_visible(phase: PhaseResult) -> str:
     """The smallest slow-down of a rank's own step that would have been named, in a sentence; empty
     if no rank measured its own step."""
     seen = [role.verdict.visible for role in _roles(phase)]
-    return f"a rank whose own step takes {max(seen):.0%} longer is named" if seen else ""
+    percent = math.ceil(max(seen, default=0) * 100 - 1e-6)
+    return f"a rank whose own step takes {percent}% longer is named" if seen else ""
 
 
 def _late_to_reduce(phase: PhaseResult) -> Iterator[Straggler]:

@@ -103,6 +103,82 @@ def test_ranks_that_were_not_timed_are_unmeasured(
         check(ran(tmp_path, *own))
 
 
+Parts = dict[str, list[float]]
+
+
+def measured_alone(folder: Path, *own: Parts | None, device: str = "cuda:0") -> PhaseResult:
+    """A phase whose ranks took these seconds for the parts of their own step, in equal steps."""
+    evidence = Evidence(folder, ranks_per_node=len(own)).started()
+    equal = {"seconds": [0.1] * STEPS, "warmup": 0, "local_seconds": [0.02] * STEPS}
+    for rank, parts in enumerate(own):
+        both = {
+            part: {"seconds": seconds, "cpu_seconds": [s / 2 for s in seconds]}
+            for part, seconds in (parts or {}).items()
+        }
+        start = {"rank": rank, "node": "n0", "host": "h0", "device": device}
+        steps = [("own_steps", {"parts": both})] if parts is not None else []
+        evidence.rank(rank, ("start", start), ("step_times", equal), *steps)
+    return evidence.result()
+
+
+def own_step(times: float = 1.0, **slow: float) -> Parts:
+    """Seconds of ten passes, which differ by 1 %; `times` is of all parts."""
+    usual = {"forward": 0.02, "backward": 0.04, "optimizer": 0.01}
+    return {
+        part: [s * times * slow.get(part, 1) * (1 + n / 1000) for n in range(10)]
+        for part, s in usual.items()
+    }
+
+
+def test_gpu_is_named_by_the_spread_of_the_others(tmp_path: Path) -> None:
+    """7 % slower than peers that differ by less than 1 %; the message says what would have been seen."""
+    own = [own_step(1 + rank / 1000) for rank in range(8)]
+    own[3] = own_step(1.07)
+    with pytest.raises(AssertionError) as failure:
+        check(measured_alone(tmp_path, *own))
+    first, second = str(failure.value).splitlines()
+    assert first == (
+        "rank 3 (n0, GPU 0) on h0 falls behind: its own step takes 75.2 ms, that of the others "
+        "70.6 ms; a whole step takes 100 ms"
+    )
+    assert second == "a rank whose own step takes 5% longer is named"
+
+
+@pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_slow_part_is_named(part: str, device: str, tmp_path: Path) -> None:
+    """Four times as slow in one part, of two ranks, on CPU by its CPU time."""
+    own = [own_step(), own_step(**{part: 4.0})]
+    (straggler,) = find_stragglers(measured_alone(tmp_path, *own, device=device))
+    assert straggler.rank.rank == 1
+    assert straggler.part.startswith((part, "own step"))
+
+
+@pytest.mark.parametrize(
+    ("slow", "device"),
+    [
+        ({"times": 1.6}, "cpu"),  # what cores shared with others explain
+        ({"optimizer": 1.6}, "cuda:0"),  # among two ranks
+    ],
+)
+def test_slow_own_step_below_the_factor_is_ignored(
+    slow: dict[str, float], device: str, tmp_path: Path
+) -> None:
+    """Where a spread cannot be measured, a fixed factor decides."""
+    assert not find_stragglers(
+        measured_alone(tmp_path, own_step(), own_step(**slow), device=device)
+    )
+
+
+def test_own_step_that_some_ranks_lack_is_unmeasured(tmp_path: Path) -> None:
+    """All ranks measured it, or none did; times that are none do not count."""
+    with pytest.raises(Unmeasured, match="1 of 2 ranks measured their own step"):
+        check(measured_alone(tmp_path / "a", own_step(), None))
+    hostile: Parts = {"forward": [float("nan")] * 10}
+    with pytest.raises(Unmeasured, match="1 of 2 ranks measured their own step"):
+        check(measured_alone(tmp_path / "b", own_step(), hostile))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.floats(0.010, 0.0133), min_size=9, max_size=9), min_size=2, max_size=5))
 def test_noise_within_the_score_blames_no_rank(

@@ -22,7 +22,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "barrier", lambda device: 0.0)
 
 
-def build() -> torch.nn.Module:
+def build() -> torch.nn.Sequential:
     """With random numbers in the forward pass, and with buffers that it changes."""
     torch.manual_seed(5)
     return torch.nn.Sequential(

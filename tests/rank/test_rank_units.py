@@ -148,7 +148,7 @@ class SlowMeasurement(OwnStep):
         time.sleep(0.3)
         progress()
 
-    typical_s = 0.07  # type: ignore[assignment]
+    typical_s = 0.07
 
     def fields(self) -> dict[str, Any]:
         return {"seconds": [0.07]}
