@@ -131,7 +131,7 @@ def own_step(times: float = 1.0, **slow: float) -> Parts:
 
 
 def test_gpu_is_named_by_the_spread_of_the_others(tmp_path: Path) -> None:
-    """7 % slower than peers that differ by less than 1 %; the message says what would have been seen."""
+    """7 % slower than peers that differ by less than 1 %; the message says what is visible."""
     own = [own_step(1 + rank / 1000) for rank in range(8)]
     own[3] = own_step(1.07)
     with pytest.raises(AssertionError) as failure:
