@@ -8,7 +8,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..criteria.peer_judge import judge_peers, typical_s
 from .subcommand import add, print_lines
 from .tables import table
 
@@ -73,6 +72,8 @@ def _run(parsed: argparse.Namespace) -> int:
 def simulate_ranks(size: int, spread: float, trials: int, seed: int) -> dict[float, Cell]:
     """Slow-down -> what was named among `size` ranks whose healthy times differ by `spread`. The
     same healthy ranks are judged with each slow-down."""
+    from ..criteria.peer_judge import judge_peers, typical_s  # late: it loads pytest
+
     cells = {slow_down: Cell() for slow_down in SLOW_DOWNS}
     normal = random.Random(f"{seed}/{size}/{spread}").gauss
     for _ in range(trials):
