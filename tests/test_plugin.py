@@ -220,7 +220,7 @@ def test_terminal_ends_with_table_and_verdict(suite: Suite) -> None:
     assert "cluster one, run " in title
     assert head.split() == [
         "phase",
-        "outcome",
+        "verdict",
         "nodes",
         "queue",
         "s",
@@ -228,6 +228,8 @@ def test_terminal_ends_with_table_and_verdict(suite: Suite) -> None:
         "s",
         "steps/s",
         "rate",
+        "against",
+        "usual",
         "GiB",
         "transport",
         "reference",

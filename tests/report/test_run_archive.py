@@ -188,6 +188,7 @@ events = EventWriter(place.rank_events(0))
 me = psutil.Process()
 bad = "\x1b]0;owned\x07\x1b[2Jstaged\r\x9b31m\u202e"
 events.write("start", schema=1, job=job_name(read_json(place.spec)), rank=0, local_rank=0,
+             nonce=os.environ["CLUSTERSMOKE_NONCE"],
              node_rank=0, pid=me.pid, pid_started=start_s(me.pid), node=bad, host=bad)
 events.write("group", backend=bad, world_size=1)
 events.write("error", type=bad, message=bad, traceback=bad)
