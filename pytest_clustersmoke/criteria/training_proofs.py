@@ -20,7 +20,7 @@ from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import parse_finite, parse_numbers
-from ..text import plural, ranges
+from ..text import ranges
 from .finite_values import find_first_step
 
 # Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
@@ -142,7 +142,7 @@ def _describe_disagreement(
     return (
         f"{_identify(phase.ranks[rank])} disagrees with itself: repeated from the same state, "
         f"step {step} gave other gradients for {record.get('differing_count')} of "
-        f"{plural(int(record.get('replayed') or 0), 'parameter')} ({names}); expected the same "
+        f"{record.get('replayed')} parameters ({names}); expected the same "
         "bits. Its device or its memory computes wrongly: take it out of service and test it "
         "(dcgmi diag -r 3)"
     )

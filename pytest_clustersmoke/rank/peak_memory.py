@@ -22,13 +22,11 @@ class PeakMemory:
         self._device = device
         self._highest = 0  # bytes, before the last pause
         self._reserved = 0
-        self._is_paused = False
 
     def pause(self) -> None:
-        self._highest, self._is_paused = max(self._highest, self._peak()), True
+        self._highest = max(self._highest, self._peak())
 
     def resume(self) -> None:
-        self._is_paused = False
         if self._device.startswith("cuda"):
             import torch
 
@@ -42,8 +40,7 @@ class PeakMemory:
     def metrics(self) -> dict[str, float]:
         """`peak_memory_gib`, and on CUDA `peak_memory_reserved_gib`, which proven steps raise: the
         allocator keeps what they needed."""
-        peak = self._highest if self._is_paused else max(self._highest, self._peak())
-        values = {"peak_memory_gib": peak / GIB}
+        values = {"peak_memory_gib": max(self._highest, self._peak()) / GIB}
         if self._device.startswith("cuda"):
             import torch
 

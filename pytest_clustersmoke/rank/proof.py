@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from .gradients import Probe
 from .rank_environment import RankMisuse
-from .replay import EnginePass, Replay
+from .replay import MOST_NAMES, EnginePass, Replay
 
 if TYPE_CHECKING:
     import torch
 
 # Of a short loop at most this share is drawn, so that enough steps remain for the rates.
 MOST_DRAWN_SHARE = 0.2
-MOST_NAMES = 10
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class StepProver:
     def prove(self, index: int) -> dict[str, Any]:
         """Prove the step; the fields of the `proof` event.
 
-        Raises RuntimeError if the model did not run in the step.
+        Raises RankMisuse if the model did not run in the step.
         """
         engine, self._pass = self._pass, None
         if engine is None:

@@ -29,14 +29,16 @@ NOT_DETERMINISTIC = "does not have a deterministic implementation|non-determinis
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """The sum over the tensor's bits as 64-bit integers, on its device; it wraps around.
 
-    Any single element that differs changes it; elements that changed places do not.
+    Any single element that differs changes it; elements that changed places do not. It depends on
+    the values and their number alone, not on where a view begins in its storage.
     """
     import torch
 
     flat = tensor.detach().contiguous().view(-1)
     size = flat.element_size()
-    if flat.numel() * size % 8 == 0 and flat.storage_offset() * size % 8 == 0:
-        return flat.view(torch.int64).sum()
+    if flat.numel() * size % 8 == 0:
+        aligned = flat if flat.storage_offset() * size % 8 == 0 else flat.clone()
+        return aligned.view(torch.int64).sum()
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return flat.view(integers[size]).sum(dtype=torch.int64)
 

@@ -160,7 +160,7 @@ def test_lists_of_a_wrong_type_are_empty(value: Any) -> None:
 
 
 def test_lists_keep_what_has_the_right_type() -> None:
-    """A list of numbers keeps its length, with NaN for what is no number."""
+    """A list of numbers keeps its length, and a value that is not a number becomes NaN."""
     mixed = [1, 2.5, "inf", True, None, "x", {"a": 1}, [3]]
     numbers = parse_numbers(mixed)
     assert numbers[:3] == [1.0, 2.5, math.inf] and all(map(math.isnan, numbers[3:]))

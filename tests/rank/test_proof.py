@@ -1,0 +1,86 @@
+"""Steps that are proven: which are drawn, and that training is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_clustersmoke.rank.proof import Proof, StepProver, draw_steps
+from pytest_clustersmoke.rank.replay import fingerprint
+
+WIDTH, STEPS = 8, 6
+
+
+@pytest.fixture
+def single_rank(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone, since a proof needs collectives."""
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def train(proven: set[int]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Everything that training leaves behind, and the proofs of these steps."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, WIDTH), torch.nn.BatchNorm1d(WIDTH), torch.nn.Dropout(0.2)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    batches = [
+        torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(seed))
+        for seed in range(STEPS)
+    ]
+    proof = Proof(model, lambda index: model(batches[index]).square().mean())
+    prover, proofs = StepProver(proof, proven, 1, lambda: None), []
+    for index in range(STEPS):
+        prover.begin(index)
+        optimizer.zero_grad()
+        model(batches[index]).square().mean().backward()
+        if index in proven:
+            proofs.append(prover.prove(index))
+        optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    return {**state, "random": torch.get_rng_state()}, proofs
+
+
+def test_training_is_the_same_bit_for_bit(single_rank: None) -> None:
+    """Weights, buffers, moments and random state are those of training without a proof, and a
+    model with dropout and batch norm repeats its own pass."""
+    with_it, proofs = train({0, 2, STEPS - 1})
+    without, _ = train(set())
+    torch.testing.assert_close(with_it, without, rtol=0, atol=0)
+    assert [proof["differing_count"] for proof in proofs] == [0, 0, 0]
+    assert all(proof["gradients"]["synced"] and proof["samples"] == 16 for proof in proofs)
+
+
+@pytest.mark.parametrize(
+    ("count", "drawn", "proven"), [(1, 3, 1), (2, 3, 2), (10, 3, 3), (30, 3, 5)]
+)
+def test_first_and_last_step_and_some_between_are_drawn(
+    count: int, drawn: int, proven: int
+) -> None:
+    """Of a short loop at most a fifth is drawn; the seed decides which steps."""
+    steps = draw_steps(count, drawn, "seed")
+    assert len(steps) == len(set(steps)) == proven
+    assert (steps[0], steps[-1]) == (0, count - 1)
+    assert steps == draw_steps(count, drawn, "seed")
+    many = {tuple(draw_steps(count, drawn, f"seed {number}")) for number in range(20)}
+    assert (len(many) > 1) == (count >= 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_fingerprint_depends_on_the_values_alone(dtype: torch.dtype) -> None:
+    """A view that begins anywhere in its storage has the fingerprint of a copy; one bit more or
+    less changes it."""
+    storage = torch.randn(33, generator=torch.Generator().manual_seed(1)).to(dtype)
+    view = storage[1:]
+    assert int(fingerprint(view)) == int(fingerprint(view.clone()))
+    flipped = view.clone()
+    flipped.view(torch.uint8)[0] ^= 1
+    assert int(fingerprint(view)) != int(fingerprint(flipped))
