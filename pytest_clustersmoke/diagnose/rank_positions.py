@@ -210,11 +210,12 @@ def ranks_elsewhere(where: Mapping[int, Stack], world: Collection[int]) -> list[
 
 def ranks_behind(result: PhaseResult, among: Collection[int]) -> list[int]:
     """The ranks among these that are furthest behind, by stages first and then by steps; empty if
-    all are equally far."""
-    marks = {rank.rank: _progress(rank) for rank in result.ranks if rank.rank in among}
-    least = min(marks.values(), default=(0, 0))
-    behind = [rank for rank, mark in marks.items() if mark == least]
-    return behind if len(behind) < len(marks) else []
+    all may be equally far. Steps are not all marked, so a rank is ahead only if it is so whatever
+    the slowest did since its last mark."""
+    ranks = [rank for rank in result.ranks if rank.rank in among]
+    least = min((_latest_progress(rank) for rank in ranks), default=(0, 0))
+    behind = [rank.rank for rank in ranks if _progress(rank) <= least]
+    return behind if len(behind) < len(ranks) else []
 
 
 def ranks_by_position(result: PhaseResult) -> dict[str, str]:
@@ -245,6 +246,12 @@ def _progress(rank: RankResult) -> tuple[int, int]:
     if rank.done:
         return 2**31, 0
     return len(rank.stages), rank.steps_done or 0
+
+
+def _latest_progress(rank: RankResult) -> tuple[int, int]:
+    """The same with the steps that it may have done since its last mark."""
+    stages, steps = _progress(rank)
+    return stages, steps + rank.steps_since_mark
 
 
 def _stage_in_progress(rank: RankResult) -> str:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from .telemetry import (
+    MARK_EVERY_S,
     Events,
     parse_finite,
     parse_int,
@@ -223,6 +224,13 @@ class RankResult:
         """The number of steps that it had finished at its last mark; None if it marked none. A
         rank that was killed may have done more: marks are MARK_EVERY_S apart."""
         return parse_int((self.events.last("step") or {}).get("step"))
+
+    @property
+    def steps_since_mark(self) -> int:
+        """How many steps more than it marked it may have done, since marks are MARK_EVERY_S
+        apart."""
+        rate = parse_finite((self.events.last("step") or {}).get("steps_per_s")) or 0.0
+        return 1 + math.ceil(max(0.0, rate) * MARK_EVERY_S)
 
     @property
     def steps_planned(self) -> int | None:

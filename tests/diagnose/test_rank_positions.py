@@ -172,13 +172,26 @@ def test_ranks_outside_a_collective_that_others_wait_in(
 
 
 @pytest.mark.parametrize(
-    ("steps", "least"), [([3, 2, 3], [1]), ([3, 3, 3], []), ([2, 2, 3], [0, 1])]
+    ("steps", "steps_per_s", "least"),
+    [
+        ([7, 4, 7], 2.0, [1]),
+        ([7, 5, 7], 2.0, []),  # it may have done two steps since its last mark
+        ([90, 40, 95], 20.0, [1]),
+        ([90, 80, 91], 20.0, []),
+        ([90, 80, 95], 20.0, [0, 1]),
+        ([40, 41, 90], 20.0, [0, 1]),
+        ([3, 3, 3], 2.0, []),
+        ([9, 2, 9], "fast", [1]),
+    ],
 )
-def test_ranks_that_are_furthest_behind(steps: list[int], least: list[int], tmp_path: Path) -> None:
-    """By stages and steps; none if all are equally far."""
+def test_ranks_that_are_furthest_behind(
+    steps: list[int], steps_per_s: Any, least: list[int], tmp_path: Path
+) -> None:
+    """By stages and steps. None if all may be equally far: marks of steps are half a second
+    apart."""
     left = Left(tmp_path, 3)
     for rank, step in enumerate(steps):
-        left.event(rank, "step", step=step, steps=9)
+        left.event(rank, "step", step=step, steps=99, steps_per_s=steps_per_s)
     assert ranks_behind(left.result(), range(3)) == least
 
 
