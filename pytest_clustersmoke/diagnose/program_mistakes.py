@@ -24,8 +24,17 @@ HOW_TO_ADAPT = "docs/how-to/adapt-a-ddp-script.md of pytest-clustersmoke"
 FIX_ARGUMENTS = (
     "correct the phase's `args`, or the program; its options are in the lines above the evidence"
 )
-# argparse prints `usage: ...` with its options, then `PROGRAM: error: ...`, and exits.
-USAGE, USAGE_ERROR = "usage: ", re.compile(r".{1,200}?: error: (.{1,2000})")
+# argparse prints its usage and then `PROGRAM: error: ...`, jsonargparse `error: ...`, click
+# `Error: ...`; typer and tyro draw a box. absl and fire need no usage before.
+USAGE = ("usage: ", "Usage: ")
+AFTER_USAGE = re.compile(r"(?:.{1,200}?: )?error: (.{1,2000})|Error: (.{1,2000})")
+REFUSAL = re.compile(
+    r"(?:FATAL Flags parsing error: |ERROR: (?=Could not consume arg))(.{1,2000})|"
+    r"│ ((?:No such option|Invalid value for|Missing option|Got unexpected extra argument|"
+    r"Unrecognized options|Error parsing --).{1,2000}?) *│$"
+)
+# What follows such a line and belongs to it.
+FOOTER = re.compile(r"[│╰]|  |Usage: |For detailed information|Pass --helpshort")
 MAX_LOGS = 8  # of a node: all its ranks got the same arguments
 FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,99}")
 
@@ -54,24 +63,28 @@ def find_refused_argument(evidence: FailureEvidence) -> list[Finding]:
 
 def _read_usage_error(path: Path) -> _UsageError | None:
     """The usage error at the end of a rank's stderr."""
-    usage: list[str] = []
-    error: _UsageError | None = None
+    block: list[str] = []  # the usage, and what follows the error
+    error: tuple[str, Evidence] | None = None
     for number, line in read_tail(path):
-        if line.startswith(USAGE):
-            usage, error = [line], None
-        elif usage and (match := USAGE_ERROR.match(line)):
-            options = frozenset(FLAG.findall(" ".join(usage)))
-            error = _UsageError(match[1], Evidence(str(path), number, line), options)
-        elif line.strip():
-            usage, error = [*usage, line] if usage else [], None
-    return error
+        match = REFUSAL.match(line) or (AFTER_USAGE.match(line) if block else None)
+        if line.startswith(USAGE[: 1 if error else 2]):
+            block, error = [line], None
+        elif match and not error:
+            error = match[match.lastindex or 0], Evidence(str(path), number, line)
+        elif error and line.strip() and not FOOTER.match(line):
+            block, error = [], None
+        elif block or error:
+            block.append(line)
+    return _UsageError(*error, frozenset(FLAG.findall("\n".join(block)))) if error else None
 
 
 def _describe_refusal(error: _UsageError, evidence: FailureEvidence, node: str) -> Finding:
     spec = evidence.result.spec
     sources = spec.get("args_from") or {}  # a run of an older version has none
     set_here = {flag_of(name): f"`{name}` ({where})" for name, where in sources.items()}
-    refused = [flag for flag in dict.fromkeys(FLAG.findall(error.message)) if flag in set_here]
+    quoted = re.findall(r"flag '([\w-]{1,100})'", error.message)  # absl names it without dashes
+    flags = dict.fromkeys([*FLAG.findall(error.message), *(f"--{name}" for name in quoted)])
+    refused = [flag for flag in flags if flag in set_here]
     hints = [near(flag, error.options) for flag in refused if flag not in error.options]
     names = ", ".join(set_here[flag] for flag in refused)
     what = f"the argument {names}" if refused else "the arguments"

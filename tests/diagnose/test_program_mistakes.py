@@ -214,6 +214,63 @@ def test_usage_error_that_a_program_survived_is_not_its_end(tmp_path: Path, afte
     assert diagnosed(evidence)[0].id == "torchrun-failed"
 
 
+CLICK = """Usage: train.py [OPTIONS]
+Try 'train.py --help' for help.
+
+Error: No such option '--stepps'. Did you mean '--steps'?
+"""
+TYPER = """Usage: train.py [OPTIONS]
+Try 'train.py --help' for help.
+╭─ Error ──────────────────────────────────────────────────────────────────────╮
+│ No such option: --stepps (Possible options: --steps)                         │
+╰──────────────────────────────────────────────────────────────────────────────╯
+"""
+TYRO = """╭─ Unrecognized options ────────────╮
+│ Unrecognized options: --stepps, 4 │
+│ ───────────────────────────────── │
+│ Perhaps you meant:                │
+│     --steps INT                   │
+│         (default: 3)              │
+╰───────────────────────────────────╯
+"""
+ABSL = """FATAL Flags parsing error: Unknown command line flag 'stepps'. Did you mean: steps ?
+Pass --helpshort or --helpfull to see help on flags.
+"""
+FIRE = """ERROR: Could not consume arg: --stepps
+Usage: train.py --steps 3
+
+For detailed information on this command, run:
+  train.py --steps 3 --help
+"""
+JSONARGPARSE = """usage: train.py [--config CONFIG] steps
+tip: For details of accepted options run: train.py --help
+error: unrecognized arguments: --stepps 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CLICK, "No such option '--stepps'. Did you mean '--steps'?"),
+        (TYPER, "No such option: --stepps (Possible options: --steps)"),
+        (TYRO, "Unrecognized options: --stepps, 4"),
+        (ABSL, "Unknown command line flag 'stepps'. Did you mean: steps ?"),
+        (FIRE, "Could not consume arg: --stepps"),
+        (JSONARGPARSE, "unrecognized arguments: --stepps 4"),
+    ],
+    ids=["click", "typer", "tyro", "absl", "fire", "jsonargparse"],
+)
+def test_refusals_of_other_parsers_are_read(text: str, message: str, tmp_path: Path) -> None:
+    """The output of each as it was printed, after lines of the program's own."""
+    evidence = make_evidence(tmp_path, args_from={"stepps": "x.py:1"})
+    evidence.node(0, ok=False, reason="torchrun", why="torchrun ended with status 2")
+    log_of_rank(evidence, f"importing\nwarning: slow\n{text}")
+    finding = diagnosed(evidence)[0]
+    assert finding.id == "argument-refused" and "`stepps` (x.py:1)" in finding.cause
+    assert finding.cause.endswith(f": {message}")
+    assert message in finding.evidence[0].text
+
+
 @pytest.mark.parametrize("kind", ["SystemExit", "ValueError"])
 def test_arguments_parsed_in_a_rank_are_named_too(tmp_path: Path, kind: str) -> None:
     """A rank that recorded the parser's exit was refused its arguments; one that failed later was
