@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..config.metrics import show
+from ..evidence.job_results import NOT_MEASURED
 from ..evidence.metric import BETWEEN, INSIDE
 from ..evidence.run_record import (
     CriterionRecord,
@@ -61,11 +62,12 @@ def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[Highligh
         return list(_group("gates", "Gates not proven", "bad", _gates(record.proof)))
     phases = [(phase, anchors[phase.phase]) for phase in record.phases]
     groups = [
-        *_group("jobs", "Failed job", "bad", _each(_jobs, phases)),
+        *_group("jobs", "Failed job", "bad", _each(_failed_jobs, phases)),
         *_group("stragglers", "Slow rank", "bad", _each(_stragglers, phases)),
         *_group("links", "Unexpected transport", "bad", _each(_links, phases)),
         *_group("metrics", "Off reference or past runs", "bad", _each(_metric_failures, phases)),
         *_group("criteria", "Failed criteria", "bad", _each(_criteria, phases)),
+        *_group("unmeasured", "Not measured", "warn", _each(_unmeasured_jobs, phases)),
         *_group("warnings", "Off past runs, a warning", "warn", _each(_metric_warnings, phases)),
         *_group("differences", "Nodes differ", "warn", _differences(record)),
     ]
@@ -88,16 +90,25 @@ def _each(
         yield from find(phase, anchor)
 
 
-def _jobs(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
-    if phase.outcome == "passed":
-        return
+def _failed_jobs(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
+    if phase.outcome not in {"passed", *NOT_MEASURED}:
+        yield _job(phase, anchor)
+
+
+def _unmeasured_jobs(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
+    """Jobs that show nothing about the cluster, such as one that never ran."""
+    if phase.outcome in NOT_MEASURED:
+        yield _job(phase, anchor)
+
+
+def _job(phase: PhaseRecord, anchor: str) -> Highlight:
     first = next((finding for finding in phase.findings if finding.primary), None)
     title = first.cause if first else phase.reason or "no reason was recorded"
     hosts = f" on {name_list(first.hosts)}" if first and first.hosts else ""
     target = f"{anchor}-findings" if phase.findings else anchor
     known = f", known until {phase.known.until}" if phase.known else ""
     text = f"{outcome_words(phase.outcome)}{hosts}{known}"
-    yield Highlight(title, text, phase.phase, target, bool(known))
+    return Highlight(title, text, phase.phase, target, bool(known))
 
 
 def _known(phase: PhaseRecord, kinds: set[str]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.job_results import NOT_MEASURED
 from pytest_clustersmoke.report.highlights import HighlightGroup, find_highlights
 from tests.report import staged
 from tests.support import records
@@ -158,21 +159,32 @@ def test_nan_metric_is_highlighted() -> None:
 def test_failed_job_comes_first_with_its_cause() -> None:
     """The primary finding's cause and host; without a finding, the reason."""
     groups = highlights_of(
-        staged.failed_phase(), records.phase("b", outcome="lost", reason="vanished")
+        staged.failed_phase(), records.phase("b", outcome="cluster_failed", reason="prolog failed")
     )
     assert next(iter(groups)) == "jobs"
     first, second = groups["jobs"].items
     assert (first.title, first.text) == ("rank 1 was killed by signal 9", "failed on node0")
-    assert (second.title, second.anchor) == ("vanished", "phase-b")
+    assert (second.title, second.anchor) == ("prolog failed", "phase-b")
+
+
+@pytest.mark.parametrize("outcome", sorted(NOT_MEASURED))
+def test_job_that_was_not_measured_is_an_amber_card_after_failures(outcome: str) -> None:
+    """Nothing is known to be wrong with the cluster."""
+    lost = records.phase("b", outcome=outcome, reason="vanished")
+    groups = highlights_of(lost, staged.failed_phase())
+    assert next(iter(groups)) == "jobs" and len(groups["jobs"].items) == 1
+    (item,) = groups["unmeasured"].items
+    assert (item.title, item.text) == ("vanished", outcome.replace("_", " "))
+    assert groups["unmeasured"].tone == "warn"
 
 
 def test_known_failed_job_is_marked() -> None:
     """The text has the last day; the tone is `warn` only if every failed job is known."""
     known = {"what": "b", "reason": "switch 4", "until": "2026-12-01", "where": "cluster.yaml:7"}
-    lost = records.phase("b", outcome="lost", reason="vanished", known=known)
-    group = highlights_of(lost)["jobs"]
-    assert group.items[0].text == "lost, known until 2026-12-01" and group.tone == "warn"
-    assert highlights_of(lost, staged.failed_phase())["jobs"].tone == "bad"
+    failed = records.phase("b", outcome="failed", reason="killed", known=known)
+    group = highlights_of(failed)["jobs"]
+    assert group.items[0].text == "failed, known until 2026-12-01" and group.tone == "warn"
+    assert highlights_of(failed, staged.failed_phase())["jobs"].tone == "bad"
 
 
 def test_failed_criteria_are_highlighted() -> None:
