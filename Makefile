@@ -4,7 +4,7 @@
 # make test-oldest  all phases and the tests of the rank API on the oldest supported versions
 #                   (constraints-oldest.txt; Python 3.10 to 3.12; downloads about 3 GB)
 # make lint         ruff and mypy --strict
-# make bench        overhead of a phase, speed of reading NCCL's logs, cost of watching gradients,
+# make bench        overhead of a phase, speed of reading NCCL's logs, cost of a proof,
 #                   how often a rank that computes wrongly is named, which slow ranks would be,
 #                   false alarms and power of the history check (simulated)
 # make faults       stages every fault and writes the results to docs/reference/staged-faults.md
@@ -91,7 +91,7 @@ bench: slurm
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/drift.py --short
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 \
-	  benchmarks/gradient_watch.py --hidden-size 1024 --steps 4 --turns 21
+	  benchmarks/proof_cost.py --blocks 40
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py
 
 faults: slurm
