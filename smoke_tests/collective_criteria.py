@@ -6,6 +6,7 @@ ask for, and bandwidths must follow from the times. Anything missing or of the w
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,52 +23,84 @@ from collective_sizes import (
 )
 from pytest_clustersmoke.criteria import PhaseView, Unmeasured, bandwidth, fail, format_bytes
 
-LARGE = format_bytes(bandwidth.LARGE_BYTES)
 # All-to-all is left out: NCCL schedules its parts by size, and healthy H100s drop by 12 to 15 %
 # above 512 MiB (nccl issue 2169).
 SMOOTH = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """One collective at one size, and what each rank recorded of it, by the rank's text."""
+
+    name: str
+    asked_bytes: int
+    size_bytes: int  # `asked_bytes` rounded down to equal shares
+    records: Mapping[str, Mapping[str, Any]]
+
+    def __str__(self) -> str:
+        return f"{self.name} of {format_bytes(self.asked_bytes)}"
+
+    def times(self, key: str) -> dict[str, float]:
+        """Seconds by rank."""
+        __tracebackhide__ = True
+        return {
+            rank: bandwidth.read_time(record, key, f"{self.name} on {rank}")
+            for rank, record in self.records.items()
+        }
+
+    @property
+    def seconds(self) -> float:
+        """The slowest rank's time of a call, which all ranks record."""
+        __tracebackhide__ = True
+        agreed = self.times("seconds").values()
+        low, high = min(agreed), max(agreed)
+        if low != high:
+            fail(
+                f"all ranks should report the same time for {self}, but they report {low} s to "
+                f"{high} s"
+            )
+        return low
+
+    @property
+    def busbw(self) -> float:
+        """Bus bandwidth in GB/s."""
+        __tracebackhide__ = True
+        return bandwidths(self.name, self.size_bytes, self.seconds, len(self.records))[1]
+
+
+@dataclass(frozen=True)
 class Sweep:
-    """What had to be measured, and what each rank recorded."""
+    """What had to be measured, and what the ranks recorded of it."""
 
     phase: PhaseView
 
     @cached_property
     def left_out(self) -> dict[str, str]:
         """Collectives that this gloo lacks -> torch's error message. NCCL has them all."""
-        left_out = self.phase.fact("left_out")
-        if not isinstance(left_out, dict):
+        __tracebackhide__ = True
+        left_out, backend = self.phase.fact("left_out"), self.phase.backend
+        expected = isinstance(left_out, dict) and "all_reduce" not in left_out
+        if not expected or (left_out and backend != "gloo"):
             fail(
-                f"the ranks recorded the left-out collectives as {left_out!r}; expected names with "
-                "reasons"
-            )
-        if left_out and (self.phase.backend != "gloo" or "all_reduce" in left_out):
-            fail(
-                f"{self.phase.backend} ranks left out {left_out}; expected only collectives that "
-                "gloo lacks, and only with gloo"
+                f"{backend} ranks recorded {left_out!r} as the collectives left out; expected "
+                "names with reasons, and only those that gloo lacks, with gloo"
             )
         return {str(name): str(why) for name, why in left_out.items()}
 
     @cached_property
     def asked(self) -> list[int]:
-        """The sizes that the phase's arguments ask for, in bytes: 8, each `factor` times the one
-        before, up to `max_bytes`."""
+        """The sizes that the phase's arguments ask for, in bytes."""
         __tracebackhide__ = True
-        most, factor = self.phase.args.get("max_bytes"), self.phase.args.get("factor")
-        if type(most) is not int or type(factor) is not int:
-            fail(
-                f"max_bytes is {most!r} and factor {factor!r} in the phase's args; expected counts"
-            )
+        args = self.phase.args
         try:
-            return list_sizes(most, factor)
-        except ValueError as error:
-            fail(str(error))
+            return list_sizes(int(args["max_bytes"]), int(args["factor"]))
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            fail(f"max_bytes and factor in the phase's args give no sizes: {error!r}")
 
     @cached_property
     def sizes(self) -> list[int]:
-        """The sizes of the ladder that the ranks had memory for."""
+        """Those of them that the ranks had memory for."""
+        __tracebackhide__ = True
         room = self.phase.fact("max_bytes")
         fitting = [size for size in self.asked if type(room) is int and size <= room]
         if not fitting:
@@ -75,78 +108,37 @@ class Sweep:
         return fitting
 
     @cached_property
-    def items(self) -> list[tuple[str, int]]:
+    def measurements(self) -> list[Measurement]:
         """Every collective at every size that is not rounded down to zero."""
-        return [
-            (name, size)
-            for size in self.sizes
-            for name in PEAKS
-            if name not in self.left_out and self.size_bytes(name, size)
-        ]
-
-    @cached_property
-    def records(self) -> dict[tuple[int, object, object], Mapping[str, Any]]:
-        """(rank, collective, size asked for) -> what the rank recorded."""
-        return {
-            (rank.rank, record.get("collective"), record.get("asked_bytes")): record
-            for rank in self.phase.ranks
-            for record in rank.measured("collective")
-            if isinstance(record.get("collective"), str) and type(record.get("asked_bytes")) is int
-        }
-
-    def size_bytes(self, name: str, size: int) -> int:
-        """The size measured for `size`, which is rounded down to equal shares."""
-        return round_size(name, size, self.phase.world_size)
-
-    def of(self, rank: Any, name: str, size: int) -> Mapping[str, Any]:
         __tracebackhide__ = True
-        record = self.records.get((rank.rank, name, size))
-        if record is None:
-            fail(f"{rank} did not measure {name} of {format_bytes(size)}")
-        return record
-
-    def own_seconds(self, name: str, size: int) -> dict[int, float]:
-        """Rank -> its own time of a call."""
-        __tracebackhide__ = True
-        return self._times("own_seconds", name, size)
-
-    def seconds(self, name: str, size: int) -> float:
-        """The slowest rank's time of a call, which all ranks record."""
-        __tracebackhide__ = True
-        agreed = self._times("seconds", name, size).values()
-        low, high = min(agreed), max(agreed)
-        if low != high:
-            fail(
-                f"all ranks should report the same time for {name} of {format_bytes(size)}, but "
-                f"they report {low} s to {high} s"
-            )
-        return low
-
-    def _times(self, key: str, name: str, size: int) -> dict[int, float]:
-        __tracebackhide__ = True
-        times = {}
+        found: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = defaultdict(dict)
         for rank in self.phase.ranks:
-            record = self.of(rank, name, size)
-            times[rank.rank] = bandwidth.read_time(record, key, f"{name} on {rank}")
-        return times
-
-    def busbw(self, name: str, size: int) -> float:
-        """Bus bandwidth in GB/s."""
-        __tracebackhide__ = True
-        seconds, ranks = self.seconds(name, size), self.phase.world_size
-        return bandwidths(name, self.size_bytes(name, size), seconds, ranks)[1]
+            for record in rank.measured("collective"):
+                name, asked = record.get("collective"), record.get("asked_bytes")
+                if isinstance(name, str) and type(asked) is int:
+                    found[name, asked][str(rank)] = record
+        measurements = [
+            Measurement(name, asked, size_bytes, found[name, asked])
+            for asked in self.sizes
+            for name in PEAKS
+            if name not in self.left_out
+            if (size_bytes := round_size(name, asked, self.phase.world_size))
+        ]
+        for measurement in measurements:
+            for rank in self.phase.ranks:
+                if str(rank) not in measurement.records:
+                    fail(f"{rank} did not measure {measurement}")
+        return measurements
 
 
 def check_results(phase: PhaseView) -> None:
     """Every element of every collective at every size was checked on every rank and is correct."""
     __tracebackhide__ = True
-    swept = Sweep(phase)
-    for name, size in swept.items:
-        parts = phase.world_size if name == "reduce_scatter" else 1
-        count = swept.size_bytes(name, size) // ELEMENT_BYTES // parts
-        for rank in phase.ranks:
-            label = f"{name} of {format_bytes(size)} on {rank}"
-            bandwidth.check_elements(label, swept.of(rank, name, size), count)
+    for measurement in Sweep(phase).measurements:
+        parts = phase.world_size if measurement.name == "reduce_scatter" else 1
+        count = measurement.size_bytes // ELEMENT_BYTES // parts
+        for rank, record in measurement.records.items():
+            bandwidth.check_elements(f"{measurement} on {rank}", record, count)
 
 
 def check_sizes(phase: PhaseView) -> None:
@@ -154,13 +146,13 @@ def check_sizes(phase: PhaseView) -> None:
     rank took longer."""
     __tracebackhide__ = True
     swept = Sweep(phase)
-    for name, size in swept.items:
-        agreed, own = swept.seconds(name, size), swept.own_seconds(name, size)
-        slowest = max(own, key=lambda rank: own[rank])
+    for measurement in swept.measurements:
+        agreed, own = measurement.seconds, measurement.times("own_seconds")
+        slowest = max(own, key=own.__getitem__)
         if own[slowest] > agreed * (1 + bandwidth.ROUNDING):
             fail(
-                f"{name} of {format_bytes(size)} took {own[slowest]} s on {phase.ranks[slowest]}, "
-                f"more than the {agreed} s reported as the slowest rank's time"
+                f"{measurement} took {own[slowest]} s on {slowest}, more than the {agreed} s "
+                "reported as the slowest rank's time"
             )
     if swept.sizes != swept.asked:
         raise Unmeasured(
@@ -175,44 +167,40 @@ def check_sizes(phase: PhaseView) -> None:
 def check_metrics_follow(phase: PhaseView) -> None:
     """The metrics that each rank recorded follow from the times it recorded."""
     __tracebackhide__ = True
-    swept = Sweep(phase)
-    seconds = {(name, size): swept.seconds(name, size) for name, size in swept.items}
+    seconds = {(m.name, m.asked_bytes): m.seconds for m in Sweep(phase).measurements}
     bandwidth.check_recorded(phase, derive_metrics(seconds, phase.world_size))
 
 
 def metric_names(phase: PhaseView) -> tuple[str, ...]:
     """The bandwidth metrics that were measured, or had to be because they have a reference: one of
     the phase's own sizes."""
-    names = (*PEAKS.values(), *AT_SIZE.values())
-    measured = phase.metrics()
-    expected = () if phase.resized else phase.references
-    return tuple(
-        name
-        for name in names
-        if name == names[0] or name in measured or name in expected
-    )  # fmt: skip
+    expected = {PEAKS["all_reduce"], *phase.metrics()}
+    if not phase.resized:
+        expected |= set(phase.references)
+    return tuple(name for name in (*PEAKS.values(), *AT_SIZE.values()) if name in expected)
+
+
+def select_large(phase: PhaseView, least: int, reason: str) -> list[Measurement]:
+    """What was measured at sizes where bandwidth dominates, in a network; raises Unmeasured for
+    `reason` if there are fewer than `least` such sizes."""
+    __tracebackhide__ = True
+    bandwidth.require_network(phase)
+    large = [m for m in Sweep(phase).measurements if m.asked_bytes >= bandwidth.LARGE_BYTES]
+    if len({m.asked_bytes for m in large}) < least:
+        raise Unmeasured("bandwidth", f"{reason} of {format_bytes(bandwidth.LARGE_BYTES)} or more")
+    return large
 
 
 def check_spread(phase: PhaseView) -> None:
     """At large sizes all ranks take the same time for a collective."""
     __tracebackhide__ = True
-    bandwidth.require_network(phase)
-    swept = Sweep(phase)
-    large = [(name, size) for name, size in swept.items if size >= bandwidth.LARGE_BYTES]
-    if not large:
-        raise Unmeasured("bandwidth", f"no size of {LARGE} or more")
-    for name, size in large:
-        own = {str(phase.ranks[rank]): s for rank, s in swept.own_seconds(name, size).items()}
-        bandwidth.check_spread(f"{name} of {format_bytes(size)}", own)
+    for measurement in select_large(phase, 1, "no size"):
+        bandwidth.check_spread(str(measurement), measurement.times("own_seconds"))
 
 
 def check_dips(phase: PhaseView) -> None:
     """From LARGE_BYTES on, the bus bandwidth does not fall as sizes grow."""
     __tracebackhide__ = True
-    bandwidth.require_network(phase)
-    swept = Sweep(phase)
-    large = [size for size in swept.sizes if size >= bandwidth.LARGE_BYTES]
-    if len(large) < 2:
-        raise Unmeasured("bandwidth", f"fewer than two sizes of {LARGE} or more")
+    large = select_large(phase, 2, "fewer than two sizes")
     for name in SMOOTH:
-        bandwidth.check_dips(name, {size: swept.busbw(name, size) for size in large})
+        bandwidth.check_dips(name, {m.asked_bytes: m.busbw for m in large if m.name == name})

@@ -26,12 +26,22 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def weight(rank: int) -> int:
-    return rank % 13 + 1
+def marked(rank: torch.Tensor | int, index: torch.Tensor) -> torch.Tensor:
+    """An element that encodes which rank sent it, and its index there."""
+    return ((rank * 1_000_003 + index) % PRIME).float()
+
+
+def exchange(received: torch.Tensor, sent: torch.Tensor, peer: int) -> None:
+    """Send and receive at the same time, to and from one peer."""
+    # In the default group, so that NCCL uses the communicator of all ranks.
+    ops = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
 
 
 class Collectives:
-    """The collectives over all ranks, on two buffers of the largest size.
+    """The collectives over all ranks, and the exchange with one (`peer`), on two buffers of the
+    largest size.
 
     all-reduce works in place, on `received`.
     """
@@ -41,26 +51,72 @@ class Collectives:
         count = max(max_bytes // ELEMENT_BYTES, SHARE_BYTES // ELEMENT_BYTES * self.ranks)
         self.sent = torch.zeros(count, device=self.device)
         self.received = torch.zeros(count, device=self.device)
-        self.weights = sum(map(weight, range(self.ranks)))
+        weights = [rank % 13 + 1 for rank in range(self.ranks)]
+        self.weight, self.weights = weights[self.rank], sum(weights)
 
-    def call(self, name: str, count: int) -> Callable[[], object]:
+    def call(self, name: str, count: int, peer: int = 0) -> Callable[[], object]:
         """The collective on `count` elements, as a function that can be called repeatedly."""
         share, sent, received = count // self.ranks, self.sent[:count], self.received[:count]
-        if name == "all_reduce":
-            return partial(dist.all_reduce, received)
-        if name == "all_gather":
-            return partial(_all_gather, received, sent[:share])
-        if name == "reduce_scatter":
-            return partial(_reduce_scatter, received[:share], sent)
-        return partial(dist.all_to_all_single, received, sent)
+        return {
+            "all_reduce": partial(dist.all_reduce, received),
+            "all_gather": partial(_all_gather, received, sent[:share]),
+            "reduce_scatter": partial(_reduce_scatter, received[:share], sent),
+            "all_to_all": partial(dist.all_to_all_single, received, sent),
+            "send_recv": partial(exchange, received, sent, peer),
+        }[name]
 
-    def exchange(self, peer: int, count: int) -> None:
-        """Send and receive `count` elements at the same time, to and from one peer."""
-        # In the default group, so that NCCL uses the communicator of all ranks.
-        sent, received = self.sent[:count], self.received[:count]
-        ops = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
-        for work in dist.batch_isend_irecv(ops):
-            work.wait()
+    def expect(self, name: str, count: int, index: torch.Tensor, peer: int = 0) -> torch.Tensor:
+        """The elements of the result at `index`."""
+        share, begin = count // self.ranks, count // self.ranks * self.rank
+        return {
+            "all_reduce": lambda: self.summand(self.weights, index),
+            "all_gather": lambda: marked(index // share, index % share),
+            "reduce_scatter": lambda: self.summand(self.weights, begin + index),
+            "all_to_all": lambda: marked(index // share, begin + index % share),
+            "send_recv": lambda: marked(peer, index),
+        }[name]()
+
+    def summand(self, weights: int, index: torch.Tensor) -> torch.Tensor:
+        """A rank's addend for its weight, or the sum over all ranks for the sum of weights."""
+        period = min(PERIOD, EXACT // self.weights)
+        return (weights * (index % period + 1)).float()
+
+    def verify(
+        self, name: str, count: int, peer: int = 0
+    ) -> tuple[Callable[[], object], dict[str, Any]]:
+        """Call a collective once and check the result; returns the call, for timing, and what
+        `check` found."""
+        call = self.call(name, count, peer)
+        self.fill(name, count)
+        call()  # also opens the connections: NCCL 2.22 and later open them on first use
+        checked = self.check(name, count, peer)
+        # In the timing, in-place sums of all-reduce would grow and overflow.
+        self.sent[:count] = self.received[:count] = 0
+        return call, checked
+
+    def fill(self, name: str, count: int) -> None:
+        """Write this rank's data, and -1, which is never a result, where results will be."""
+        for part, index in self._parts(count):
+            if name in ("all_reduce", "reduce_scatter"):
+                self.sent[part] = self.summand(self.weight, index)
+            else:
+                self.sent[part] = marked(self.rank, index)
+            self.received[part] = self.sent[part] if name == "all_reduce" else -1
+
+    def check(self, name: str, count: int, peer: int = 0) -> dict[str, Any]:
+        """Compare every element of the result; returns the number of elements, the number of wrong
+        ones, and the first wrong one."""
+        checked = count // self.ranks if name == "reduce_scatter" else count
+        wrong, first = 0, None
+        for part, index in self._parts(checked):
+            found, expected = self.received[part], self.expect(name, count, index, peer)
+            differing = (found != expected).nonzero()  # NaN differs from everything
+            wrong += len(differing)
+            if first is None and len(differing):
+                at = int(differing[0])
+                values = {"found": float(found[at]), "expected": float(expected[at])}
+                first = {"index": part.start + at, **values}
+        return {"checked": checked, "wrong": wrong, "first_wrong": first}
 
     def why_absent(self, name: str) -> str | None:
         """Try the collective once; returns torch's message if this gloo does not support it."""
@@ -72,59 +128,6 @@ class Collectives:
                 raise
             return str(error).splitlines()[0]
         return None
-
-    def clear(self, count: int) -> None:
-        """Fill with zeros for the timing: in-place sums of all-reduce would grow and overflow."""
-        self.sent[:count] = 0
-        self.received[:count] = 0
-
-    def fill(self, name: str, count: int) -> None:
-        """Write this rank's data, and -1, which is never a result, where results will be."""
-        self.received[:count] = -1
-        own = count // self.ranks if name == "all_gather" else count
-        for part, index in self._parts(own):
-            if name == "all_reduce":
-                self.received[part] = self.summand(weight(self.rank), index)
-            elif name == "reduce_scatter":
-                self.sent[part] = self.summand(weight(self.rank), index)
-            else:
-                self.sent[part] = self.marked(self.rank, index)
-
-    def check(self, name: str, count: int, peer: int = 0) -> dict[str, Any]:
-        """Compare every element of the result; returns the number of elements, the number of wrong
-        ones, and the first wrong one."""
-        checked = count // self.ranks if name == "reduce_scatter" else count
-        wrong, first = 0, None
-        for part, index in self._parts(checked):
-            actual, expected = self.received[part], self._expected(name, count, index, peer)
-            differs = actual != expected  # NaN differs from everything
-            if first is None and differs.any():
-                at = int(differs.nonzero()[0])
-                values = {"found": float(actual[at]), "expected": float(expected[at])}
-                first = {"index": part.start + at, **values}
-            wrong += int(differs.sum())
-        return {"checked": checked, "wrong": wrong, "first_wrong": first}
-
-    def _expected(self, name: str, count: int, index: torch.Tensor, peer: int) -> torch.Tensor:
-        share = count // self.ranks
-        if name == "all_reduce":
-            return self.summand(self.weights, index)
-        if name == "reduce_scatter":
-            return self.summand(self.weights, self.rank * share + index)
-        if name == "all_gather":
-            return self.marked(index // share, index % share)
-        if name == "all_to_all":
-            return self.marked(index // share, self.rank * share + index % share)
-        return self.marked(peer, index)
-
-    def summand(self, weights: int, index: torch.Tensor) -> torch.Tensor:
-        """A rank's addend for its weight, or the sum over all ranks for the sum of weights."""
-        period = min(PERIOD, EXACT // self.weights)
-        return (weights * (index % period + 1)).float()
-
-    def marked(self, rank: torch.Tensor | int, index: torch.Tensor) -> torch.Tensor:
-        """An element that encodes which rank sent it, and its index there."""
-        return ((rank * 1_000_003 + index) % PRIME).float()
 
     def _parts(self, count: int) -> Iterator[tuple[slice, torch.Tensor]]:
         """Split `count` elements into chunks: the slice of each and the indices of its elements."""

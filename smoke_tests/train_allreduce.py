@@ -10,7 +10,6 @@ exchange between each pair of nodes.
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from typing import Any
 
 import psutil
@@ -67,12 +66,7 @@ def measure(
 ) -> float:
     """Check and time one collective at one size; returns the slowest rank's seconds."""
     size_bytes = round_size(name, asked_bytes, rank.world_size)
-    count = size_bytes // ELEMENT_BYTES
-    call = collectives.call(name, count)
-    collectives.fill(name, count)
-    call()  # also opens the connections: NCCL 2.22 and later open them on first use
-    checked = collectives.check(name, count)
-    collectives.clear(count)
+    call, checked = collectives.verify(name, size_bytes // ELEMENT_BYTES)
     timing = watch.time(call)
     algbw, busbw = bandwidths(name, size_bytes, timing.seconds, rank.world_size)
     rank.measured(
@@ -117,20 +111,10 @@ def measure_pairs(
     if peer is None:
         timing = watch.time(None)
     else:
-        exchange = partial(collectives.exchange, peer, count)
-        collectives.fill("send_recv", count)
-        exchange()
-        checked = collectives.check("send_recv", count, peer)
-        timing = watch.time(exchange)
-        rank.measured(
-            "pair",
-            peer=peer,
-            size_bytes=size_bytes,
-            own_seconds=timing.own_seconds,
-            iterations=timing.iterations,
-            gb_per_s=size_bytes / timing.own_seconds / 1e9,
-            **checked,
-        )
+        call, checked = collectives.verify("send_recv", count, peer)
+        timing = watch.time(call)
+        record = {"peer": peer, "size_bytes": size_bytes, **timing._asdict(), **checked}
+        rank.measured("pair", **record, gb_per_s=size_bytes / timing.own_seconds / 1e9)
     slowest = size_bytes / watch.slowest([timing.own_seconds])[0] / 1e9
     rank.say(f"pairs of nodes, round {distance}: slowest {slowest:.3f} GB/s each way")
     return slowest

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import collective_criteria
+import collective_sizes
 from pytest_clustersmoke.config.profile import Reference
 from pytest_clustersmoke.criteria import PhaseView, bandwidth
 from pytest_clustersmoke.evidence.metric import Unmeasured
@@ -338,5 +339,6 @@ def test_sizes_are_rounded_as_in_nccl_tests(
 ) -> None:
     """Each rank's share is a multiple of 16 bytes; if none is left, nothing is expected."""
     swept = collective_criteria.Sweep(Swept(tmp_path, 1, ranks).result())
-    assert swept.size_bytes(name, asked) == measured
-    assert ((name, asked) in swept.items) is (measured > 0 and asked in swept.asked)
+    assert collective_sizes.round_size(name, asked, ranks) == measured
+    items = {(each.name, each.asked_bytes) for each in swept.measurements}
+    assert ((name, asked) in items) is (measured > 0 and asked in swept.asked)

@@ -139,7 +139,7 @@ class Ranks:
         for member in self.all:
             member.fill(name, self.count)
             if member.rank == absent:
-                member.clear(self.count)
+                member.sent[: self.count] = member.received[: self.count] = 0
         sent = [member.sent[: self.count].clone() for member in self.all]
         kept = [member.received[: self.count].clone() for member in self.all]
         part = self.share
