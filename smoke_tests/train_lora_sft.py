@@ -13,25 +13,28 @@ from __future__ import annotations
 import argparse
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import snapshot_download
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch.utils.data import StackDataset
 
-from pytest_clustersmoke.rank import Proof, Rank, StepLog
+from pytest_clustersmoke.rank import Proof, Rank
 from sft_data import Batch, format_prompt, load_examples, load_tokenizer, tokenise
-from sft_model import (
-    add_adapters,
-    build_base,
-    download,
-    evaluate,
-    list_trainable,
-    load,
-    loss_of,
-    save,
-)
+from sft_trainer import SftTrainer, open_group
 
 FIXED_BATCH = 8  # examples whose loss is measured before and after training
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 def parse_args() -> argparse.Namespace:
@@ -48,86 +51,42 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def open_group(args: argparse.Namespace, rank: Rank) -> transformers.TrainingArguments:
-    """Create the settings of Trainer, which opens the process group."""
-    settings = transformers.TrainingArguments(
-        output_dir="",  # set below, once the ranks have agreed on it
-        max_steps=args.max_steps,
-        per_device_train_batch_size=args.micro_batch,
-        learning_rate=args.learning_rate,
-        bf16=args.precision == "bf16",
-        seed=args.seed,
-        use_cpu=rank.device.type == "cpu",
-        ddp_timeout=int(rank.timeout_s),
-        ddp_find_unused_parameters=False,  # every adapter takes part in every step
-        # Buffers are constants. Broadcasting them would be a collective in each forward pass, and
-        # the other ranks would wait in it for a slow one.
-        ddp_broadcast_buffers=False,
-        remove_unused_columns=False,  # SftTrainer records `row`
-        dataloader_pin_memory=rank.device.type != "cpu",
-        save_strategy="no",
-        logging_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
-    rank.group_opened()
-    settings.output_dir = str(rank.output_dir)
-    return settings
-
-
 def prepare_data(args: argparse.Namespace) -> tuple[Batch, dict[str, int]]:
     """All examples, tokenised, and the vocabulary; fills the caches of `datasets` and the hub."""
     tokenizer = load_tokenizer(args.model)
     texts = [format_prompt(example) for example in load_examples(args.dataset, args.subset_size)]
-    download(args.model)
+    if args.model != "tiny" and not Path(args.model).is_dir():
+        snapshot_download(args.model, allow_patterns=["*.json", "model*.safetensors"])
     return tokenise(texts, tokenizer, args.seq_len), tokenizer.get_vocab()
 
 
-class SftTrainer(transformers.Trainer):
-    """Trainer that records each step: its loss, its rows, and the end of this rank's own work."""
-
-    step_log: StepLog
-
-    def __init__(self, precision: str, **options: Any) -> None:
-        super().__init__(**options)
-        self.add_callback(StepEnd(self))
-        self.model_accepts_loss_kwargs = False  # newer versions would scale our loss, a mean
-        self.precision = precision
-        self.rows: list[torch.Tensor] = []
-
-    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
-        self.rows.append(inputs.pop("row"))
-        self.batch = inputs
-        loss = model(**inputs).loss
-        self.step_log.local_done()  # the backward pass waits for the other ranks
-        self.last_loss = loss.detach()  # stays on its device, so nothing waits for it
-        return loss
-
-    def training_step(self, *inputs: Any, **options: Any) -> Any:
-        loss = super().training_step(*inputs, **options)
-        self.step_log.backward_done()  # here, since Trainer clips the gradients next
-        return loss
-
-    def local_loss(self, index: int) -> torch.Tensor:
-        """The loss of this step's batch with the bare model, so that DDP does not run."""
-        return loss_of(self.model, self.batch, self.precision)
+def build_base(args: argparse.Namespace, vocabulary: int) -> Any:
+    """The model under the adapters, equal on all ranks: loaded, or a small one from the seed."""
+    transformers.set_seed(args.seed)
+    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
+    auto: Any = transformers.AutoModelForCausalLM
+    if args.model != "tiny":
+        return auto.from_pretrained(args.model, torch_dtype=dtype, use_cache=False)
+    config = transformers.MistralConfig(vocab_size=vocabulary, use_cache=False, **TINY)
+    return auto.from_config(config).to(dtype)
 
 
-class StepEnd(transformers.TrainerCallback):
-    def __init__(self, trainer: SftTrainer) -> None:
-        self.trainer = trainer
+def add_adapters(base: Any) -> Any:
+    """LoRA on the seven projections; everything else is frozen."""
+    config = LoraConfig(
+        r=8, lora_alpha=16, lora_dropout=0.05, target_modules=PROJECTIONS, task_type="CAUSAL_LM"
+    )
+    return get_peft_model(base, config)
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.trainer.step_log.record(loss=self.trainer.last_loss)
+
+def state_of(model: Any, rank: Rank) -> dict[str, Any]:
+    """The state that a new model must have after loading the checkpoint: adapters and base."""
+    adapters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    return {"adapters": adapters, "parameters": rank.checksums(model.named_parameters())}
 
 
-def train(
-    args: argparse.Namespace, rank: Rank, settings: Any, model: Any, examples: Batch
-) -> dict[str, float]:
+def train(args: argparse.Namespace, rank: Rank, model: Any, trainer: Any) -> dict[str, float]:
     """Train and record each step; returns this rank's metrics."""
-    columns = {"row": torch.arange(args.subset_size), **examples}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    trainer = SftTrainer(args.precision, model=model, args=settings, train_dataset=rows)
     log = trainer.step_log = rank.step_log(
         args.max_steps,
         samples_per_rank=args.micro_batch,
@@ -141,17 +100,10 @@ def train(
     )
     log.start()
     trainer.train()
-    metrics = log.finish()
-    rank.fact(
-        rows_trained_on=torch.cat(trainer.rows).tolist(),
-        wrapper=type(trainer.model_wrapped).__name__,
-    )
-    return metrics
+    return log.finish()
 
 
-def write_results(
-    args: argparse.Namespace, rank: Rank, settings: Any, metrics: dict[str, float]
-) -> None:
+def write_results(args: argparse.Namespace, rank: Rank, metrics: dict[str, float]) -> None:
     """Write metrics.json and run_args.json, with the keys of the documented runs."""
     figures = {
         "wall_time_s": args.max_steps / metrics["steps_per_s"],
@@ -164,17 +116,11 @@ def write_results(
         "dataset": args.dataset,
         "use_lora": True,
         "bf16": args.precision == "bf16",
-        "gradient_checkpointing": settings.gradient_checkpointing,
+        "gradient_checkpointing": False,
     }
     for name, values in (("metrics.json", figures), ("run_args.json", vars(args))):
         (rank.output_dir / name).write_text(json.dumps(values, indent=2) + "\n")
     rank.fact(metrics_written_by=rank.rank)
-
-
-def state_of(model: Any, rank: Rank) -> dict[str, Any]:
-    """The state that a new model must have after loading the checkpoint: adapters and base."""
-    adapters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    return {"adapters": adapters, "parameters": rank.checksums(model.named_parameters())}
 
 
 def main() -> None:
@@ -198,34 +144,37 @@ def main() -> None:
         )
 
         # Model.
-        tokens = max(vocabulary.values()) + 1
-        build = partial(build_base, args.model, tokens, args.precision, args.seed)
-        model = rank.stage("model", lambda: add_adapters(build()))
-        model.to(rank.device)
+        build = partial(build_base, args, max(vocabulary.values()) + 1)
+        model = rank.stage("model", lambda: add_adapters(build())).to(rank.device)
         trainable, parameters = model.get_nb_trainable_parameters()
+        names = [name for name, value in model.named_parameters() if value.requires_grad]
         rank.fact(
             parameters=parameters,
             trainable_parameters=trainable,
             trainable_share=trainable / parameters,
+            trainable_adapters={p: sum(f".{p}.lora_" in n for n in names) for p in PROJECTIONS},
+            trainable_besides=sorted(name for name in names if ".lora_" not in name),
             vocabulary=model.config.vocab_size,
             layers=model.config.num_hidden_layers,
             precision=args.precision,
-            **list_trainable(model),
         )
 
         # Loop. It must change all adapters, and nothing else.
+        columns: Any = {"row": torch.arange(args.subset_size), **examples}
+        trainer = SftTrainer(model=model, args=settings, train_dataset=StackDataset(**columns))
         before = state_of(model, rank)["parameters"]
-        loss_before = evaluate(model, fixed, args.precision)
-        metrics = train(args, rank, settings, model, examples)
+        loss_before = trainer.measure_loss(fixed)
+        metrics = train(args, rank, model, trainer)
         if rank.is_main:
-            write_results(args, rank, settings, metrics)
-        loss_after = evaluate(model, fixed, args.precision)
+            write_results(args, rank, metrics)
         trained = state_of(model, rank)
         adapters, after = trained["adapters"].keys(), trained["parameters"]
         changed = {name for name in after if after[name] != before[name]}
         rank.fact(
+            rows_trained_on=torch.cat(trainer.rows).tolist(),
+            wrapper=type(trainer.model_wrapped).__name__,
             fixed_loss_before=loss_before,
-            fixed_loss_after=loss_after,
+            fixed_loss_after=trainer.measure_loss(fixed),
             base_unchanged=not changed - adapters,
             adapters_changed=adapters <= changed,
             base_digest=rank.digest({name: after[name] for name in after.keys() - adapters}).hex,
@@ -233,10 +182,12 @@ def main() -> None:
         )
 
         # Checkpoint. Rank 0 saves the adapters; each rank loads them onto a new base.
-        path = rank.output_dir / "adapter"
-        digest = rank.digest(trained)
-        rank.save_checkpoint(lambda: save(model, path) if rank.is_main else None)
-        rank.verify_reload(digest, lambda: state_of(load(path, build()), rank))
+        path = str(rank.output_dir / "adapter")
+        # Embeddings are not trained; without this argument PEFT would look the model up on the hub.
+        save = partial(model.save_pretrained, path, save_embedding_layers=False)
+        load = partial(PeftModel.from_pretrained, model_id=path, is_trainable=True)
+        rank.save_checkpoint(lambda: save() if rank.is_main else None)
+        rank.verify_reload(rank.digest(trained), lambda: state_of(load(build()), rank))
 
 
 if __name__ == "__main__":

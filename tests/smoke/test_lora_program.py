@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
 import sft_data
-import sft_model
+import train_lora_sft
 
 criteria: Any = importlib.import_module("test_lora_sft")
 
@@ -325,11 +325,10 @@ program.main()
             id="base_weight_trainable",
         ),
         pytest.param(
-            "import contextlib\n"
-            "settings, build = program.transformers.TrainingArguments, program.build_base\n"
-            "program.transformers.TrainingArguments = (\n"
-            "    lambda **options: settings(**{**options, 'bf16': False})\n"
-            ")\n"
+            "import contextlib, sft_trainer\n"
+            "library, build = sft_trainer.transformers, program.build_base\n"
+            "settings = library.TrainingArguments\n"
+            "library.TrainingArguments = lambda **given: settings(**{**given, 'bf16': False})\n"
             "program.build_base = lambda *arguments: build(*arguments).float()\n"
             "torch.autocast = lambda *_: contextlib.nullcontext()",
             "test_precision_is_the_one_declared",
@@ -365,7 +364,7 @@ def test_failing_data_preparation_ends_the_run(tmp_path: Path) -> None:
 def test_mistral_7b_has_the_documented_number_of_trainable_parameters() -> None:
     """LoRA of rank 8 on seven projections trains 20,971,520 parameters; none is allocated."""
     with torch.device("meta"):
-        model = sft_model.add_adapters(MistralForCausalLM(MistralConfig()))
+        model = train_lora_sft.add_adapters(MistralForCausalLM(MistralConfig()))
     trainable, parameters = model.get_nb_trainable_parameters()
     assert (trainable, parameters - trainable) == (20_971_520, 7_241_732_096)
     assert all(parameter.is_meta for parameter in model.parameters())

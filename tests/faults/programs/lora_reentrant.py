@@ -14,7 +14,8 @@ import sys
 from typing import Any
 
 train_lora_sft: Any = importlib.import_module("train_lora_sft")
-transformers: Any = train_lora_sft.transformers  # loading it replaces the module in sys.modules
+sft_trainer: Any = importlib.import_module("sft_trainer")
+transformers: Any = sft_trainer.transformers  # loading it replaces the module in sys.modules
 staging: Any = importlib.import_module("staging")
 
 
