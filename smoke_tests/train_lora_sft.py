@@ -103,7 +103,9 @@ def train(args: argparse.Namespace, rank: Rank, model: Any, trainer: Any) -> dic
     return log.finish()
 
 
-def write_results(args: argparse.Namespace, rank: Rank, metrics: dict[str, float]) -> None:
+def write_results(
+    args: argparse.Namespace, rank: Rank, trainer: Any, metrics: dict[str, float]
+) -> None:
     """Write metrics.json and run_args.json, with the keys of the documented runs."""
     figures = {
         "wall_time_s": args.max_steps / metrics["steps_per_s"],
@@ -116,7 +118,7 @@ def write_results(args: argparse.Namespace, rank: Rank, metrics: dict[str, float
         "dataset": args.dataset,
         "use_lora": True,
         "bf16": args.precision == "bf16",
-        "gradient_checkpointing": False,
+        "gradient_checkpointing": trainer.args.gradient_checkpointing,
     }
     for name, values in (("metrics.json", figures), ("run_args.json", vars(args))):
         (rank.output_dir / name).write_text(json.dumps(values, indent=2) + "\n")
@@ -166,7 +168,7 @@ def main() -> None:
         loss_before = trainer.measure_loss(fixed)
         metrics = train(args, rank, model, trainer)
         if rank.is_main:
-            write_results(args, rank, metrics)
+            write_results(args, rank, trainer, metrics)
         trained = state_of(model, rank)
         adapters, after = trained["adapters"].keys(), trained["parameters"]
         changed = {name for name in after if after[name] != before[name]}
