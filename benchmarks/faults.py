@@ -36,7 +36,7 @@ is also replayed, in addition to a real kill if the kernel can limit memory.
 table. Seconds are counted from just before the fault, or from Slurm's own record of it, to the
 finding on the controller. The death of a rank must be found within 10 s, a hang within 15 s after
 the limit of its stage (4 s here, unless the row says otherwise), and the failure of a node within
-10 s after Slurm knows of it. `stale_evidence` is counted from the end of its ranks, of which no
+10 s after Slurm knows of it. Stale evidence is counted from the end of the ranks, of which no
 event counts. Rows without seconds are those of criteria, which are judged after the phase has
 ended, and those of jobs that never ran.
 

@@ -110,9 +110,7 @@ def find_foreign_events(evidence: FailureEvidence) -> list[Finding]:
     return [
         Finding(
             "foreign-events",
-            f"the events of rank {rank.rank} are not from this job: their `start` names another "
-            "job, rank or schema, lacks the word of the node that started the ranks, or there is "
-            "more than one",
+            f"the events of rank {rank.rank} are not from this job: {rank.events.foreign}",
             "find out what else wrote this file: a program of the job, a copy of an earlier run's "
             "events, or another version of pytest-clustersmoke on a node",
             evidence=(Evidence(str(rank.events.path), 1, "a foreign `start`"),),

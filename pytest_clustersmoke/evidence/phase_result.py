@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.hostlist import expand_hostlist
 from ..config.metrics import METRICS
+from .event_origin import Launch, keep_own_events
 from .finding import Finding
 from .job_results import NodeResult, RankResult
 from .metric import Metric, fail
@@ -22,7 +23,6 @@ from .nccl.log_reader import NodeLogs, read_nodes
 from .run_directory import PhaseDir, job_name, read_json, refresh_directories
 from .scheduler_record import SchedulerRecord, read_scheduler_record
 from .telemetry import (
-    keep_own_events,
     parse_finite,
     parse_int,
     parse_numbers,
@@ -247,13 +247,14 @@ def collect_phase(
         _read_node(directory, node, (results or {}).get(node)) for node in range(int(spec["nodes"]))
     )
     per_node = int(spec["ranks_per_node"])
+    launches = [Launch.from_record(node.result) for node in nodes]
     result = PhaseResult(
         directory=directory,
         spec=spec,
         job=read_json(directory.result) or {},
         nodes=nodes,
         ranks=tuple(
-            _read_rank(directory, rank, job_name(spec), nodes[rank // per_node].nonce)
+            _read_rank(directory, rank, job_name(spec), launches[rank // per_node])
             for rank in range(len(nodes) * per_node)
         ),
     )
@@ -281,11 +282,11 @@ def _make_past_runs(directory: PhaseDir, profile: Profile, report_dir: Path) -> 
     return PastRuns(profile.name, report_dir, fails, math.inf if begun is None else begun)
 
 
-def _read_rank(directory: PhaseDir, rank: int, job: str, nonce: str) -> RankResult:
+def _read_rank(directory: PhaseDir, rank: int, job: str, launch: Launch) -> RankResult:
     """A rank and its own events; events of another job, or of a process that its node did not
     start, are ignored."""
     events = read_events(directory.rank_events(rank), all_marks=False)
-    return RankResult(rank, keep_own_events(events, job, rank, nonce) if job else events)
+    return RankResult(rank, keep_own_events(events, job, rank, launch) if job else events)
 
 
 def _read_node(directory: PhaseDir, node_rank: int, result: Mapping[str, Any] | None) -> NodeResult:

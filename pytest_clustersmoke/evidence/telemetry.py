@@ -61,7 +61,7 @@ class Events:
     records: list[dict[str, Any]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)  # the line of each record, from 1
     unreadable_lines: int = 0
-    foreign: bool = False
+    foreign: str = ""  # why they are not the rank's own, which then has no events
 
     def named(self, event: str) -> Iterator[dict[str, Any]]:
         return (record for record in self.records if record["event"] == event)
@@ -119,19 +119,6 @@ def _find_last_mark(lines: Iterable[tuple[int, bytes]]) -> list[tuple[int, dict[
         if (record := parse_event(line)) is not None:
             return [(line_number, record)]
     return []
-
-
-def keep_own_events(events: Events, job: str, rank: int, nonce: str = "") -> Events:
-    """The events, if they belong to this job and rank. A file is foreign, and none of its events
-    count, if its `start` names another job or rank or lacks the `nonce` of the rank's node, if it
-    has two `start` events, or if it has a `done` without one."""
-    records = list(events.named("start"))
-    starts = [(rec.get("schema"), rec.get("job"), rec.get("rank")) for rec in records]
-    is_ours = starts == [(SCHEMA, job, rank)] and type(starts[0][2]) is int
-    is_ours = is_ours and (not nonce or records[0].get("nonce") == nonce)
-    if is_ours or not (starts or events.last("done")):
-        return events
-    return Events(events.path, unreadable_lines=events.unreadable_lines, foreign=True)
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 
 from ..config.phase import Phase
 from ..config.profile import Profile
+from ..evidence.process_start import identity
 from ..evidence.run_directory import PhaseDir, write_atomically
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import read_events
@@ -208,9 +209,8 @@ def _find_ranks(job: _Job) -> list[Any]:
     processes = []
     for rank in range(job.world_size):
         start = read_events(job.directory.rank_events(rank)).last("start") or {}
-        identity = process_tree.identity(start)
-        if identity is not None:
-            processes.append(process_tree.find(*identity))
+        if (process := identity(start)) is not None:
+            processes.append(process_tree.find(*process))
     return [process for process in processes if process is not None]
 
 

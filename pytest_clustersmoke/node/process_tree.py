@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -18,19 +16,10 @@ from ..evidence.process_start import start_s
 
 KILLED_WITHIN_S = 1.0
 POLL_S = 0.02
+ANCESTRY_READS = 3  # a parent may end between two steps of the way up
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 PRCTL = ctypes.CDLL(None).prctl  # looked up here: after a fork nothing may be loaded
-
-
-def identity(start: Mapping[str, Any]) -> tuple[int, float] | None:
-    """The pid and start time in a rank's event `start`; None if they cannot be a process's."""
-    pid, started = start.get("pid"), start.get("pid_started")
-    if type(pid) is not int or pid <= 0:  # not isinstance: True is an int
-        return None
-    if not isinstance(started, float) or not math.isfinite(started):
-        return None
-    return pid, started
 
 
 def alive(pid: int, started: float | None = None) -> bool:
@@ -46,6 +35,23 @@ def find(pid: int, started: float | None = None) -> psutil.Process | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else process
     except (psutil.Error, OSError, ValueError):  # a pid below 1 is a ValueError to psutil
         return None
+
+
+def started_here(pid: int, started: float, word: str) -> bool | None:
+    """Whether this process started exactly that one: it is a descendant, or has the `word` in its
+    environment, as behind a daemon that starts containers. None if it has ended or hides its
+    environment."""
+    process = find(pid, started)
+    if process is None:
+        return None
+    try:
+        for _ in range(ANCESTRY_READS):
+            if os.getpid() in {pid, *(parent.pid for parent in process.parents())}:
+                return True
+        environ = process.environ()
+    except (psutil.Error, OSError, ValueError):
+        return None
+    return word in environ.values() if environ else None
 
 
 def running(process: psutil.Process) -> bool:

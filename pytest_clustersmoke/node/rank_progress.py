@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..evidence.event_origin import RankProcess
+from ..evidence.process_start import identity, read_namespaces
 from . import process_tree
 from .node_job import NodeJob
 
@@ -42,6 +44,7 @@ class _Rank:
     tail: bytes = b""
     pid: int = 0
     pid_started: float = 0.0
+    process: RankProcess | None = None  # that its `start` names
     stage: str = "init"
     step: int = 0
     steps: int = 0
@@ -66,6 +69,7 @@ class RankWatch:
         self._timeout_at = now + float(job.spec["timeout_s"])
         self._ranks = [_Rank(rank, progressed_at=now) for rank in job.ranks]
         self._exit_poll = _ExitPoll()
+        self._namespaces = read_namespaces()
         self.paused_s = 0.0  # the part of `stopped()` by which the limits have been extended
 
     def read(self) -> None:
@@ -87,10 +91,23 @@ class RankWatch:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(record, dict):
+            if isinstance(record, dict) and record.get("event") == "start":
+                self._note_process(rank, record)
+            elif isinstance(record, dict):
                 _apply_event(rank, record)
         if lines:
             rank.progressed_at = time.monotonic()
+
+    def _note_process(self, rank: _Rank, start: dict[str, Any]) -> None:
+        """Note which process a `start` names, and whether this node started it. A stranger is not
+        watched, and never ended; nor is a process whose pid is of another namespace."""
+        named = identity(start)
+        if named is None or start.get("namespaces", self._namespaces) != self._namespaces:
+            return
+        is_own = process_tree.started_here(*named, self._job.nonce)
+        rank.process = RankProcess(*named, is_own)
+        if is_own is not False:
+            rank.pid, rank.pid_started = named
 
     def trouble(self) -> Trouble | None:
         """The first problem found; problems that explain more are looked for first."""
@@ -191,6 +208,19 @@ class RankWatch:
             if rank.pid and process_tree.alive(rank.pid, rank.pid_started)
         ]
 
+    def processes(self) -> list[dict[str, Any]]:
+        """The process of each rank whose `start` was read, as plain data."""
+        return [
+            {
+                "rank": rank.rank,
+                "pid": rank.process.pid,
+                "pid_started": rank.process.started_s,
+                "is_own": rank.process.is_own,
+            }
+            for rank in self._ranks
+            if rank.process is not None
+        ]
+
     def states(self, ended_by_us: Iterable[int] = ()) -> list[dict[str, Any]]:
         """The current state of each rank, for the diagnosis of all nodes.
 
@@ -250,9 +280,7 @@ class _ExitPoll:
 def _apply_event(rank: _Rank, record: dict[str, Any]) -> None:
     """Update the rank's state from an event; a malformed event changes nothing."""
     event = record.get("event")
-    if event == "start":
-        rank.pid, rank.pid_started = process_tree.identity(record) or (rank.pid, rank.pid_started)
-    elif event == "stage":
+    if event == "stage":
         rank.stage, rank.step, rank.steps = str(record.get("name")), 0, 0
     elif event == "step":
         step, steps = record.get("step"), record.get("steps")

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from ..evidence.process_start import boot_clock_s, read_namespaces
 from ..evidence.run_directory import read_json
 from ..evidence.telemetry import EventWriter
 from . import node_dumps, process_tree
@@ -38,7 +39,7 @@ def supervise_ranks(
     job: NodeJob, command: list[str], env: Mapping[str, str], events: EventWriter
 ) -> dict[str, Any]:
     """Run torchrun to its end, or end it. Returns the node's result as plain data."""
-    started = time.monotonic()
+    started, begun_s = time.monotonic(), boot_clock_s()
     process_tree.adopt_orphans()
     others = process_tree.children()
     with job.dir.torchrun_log(job.node_rank).open("ab") as log:
@@ -80,6 +81,10 @@ def supervise_ranks(
         "torchrun_s": seconds,
         "returncode": agent.returncode,
         "paused_s": watch.paused_s,
+        "boot_begun_s": begun_s,
+        "boot_ended_s": boot_clock_s(),
+        "namespaces": read_namespaces(),
+        "processes": watch.processes(),
     }
 
 

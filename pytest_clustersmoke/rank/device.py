@@ -6,7 +6,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any
 
-from ..evidence.process_start import start_s
+from ..evidence.process_start import read_namespaces, start_s
 from ..evidence.telemetry import SCHEMA
 from ..text import plural
 
@@ -64,6 +64,7 @@ def start_facts(environment: RankEnvironment, device: torch.device) -> dict[str,
         "local_world_size": environment.local_world_size,
         "pid": os.getpid(),
         "pid_started": start_s(os.getpid()),
+        "namespaces": read_namespaces(),
         "host": platform.node(),
         "node": environment.node,
         "python": platform.python_version(),

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.evidence.telemetry import (
-    SCHEMA,
     EventWriter,
-    keep_own_events,
     parse_finite,
     parse_ints,
     parse_number,
@@ -201,25 +199,3 @@ def test_without_marks_only_the_last_step_is_read(tmp_path: Path) -> None:
     assert [record for record in few.records if record["event"] != "step"] == others
     assert [few.line_of(record) for record in few.records] == [1, 23, 52]
     assert every.line_of(every.records[-1]) == 52
-
-
-@pytest.mark.parametrize(
-    ("start", "nonce", "foreign"),
-    [
-        ({"nonce": "abc"}, "abc", False),
-        ({"nonce": "abc"}, "", False),  # the node wrote no result, so its word is not known
-        ({"nonce": "of an earlier run"}, "abc", True),
-        ({}, "abc", True),
-        ({"nonce": "abc", "job": "run/other"}, "abc", True),
-    ],
-)
-def test_only_events_of_a_process_that_the_node_started_count(
-    tmp_path: Path, start: dict[str, Any], nonce: str, foreign: bool
-) -> None:
-    """A `start` of another job, or without the word that the node gave its ranks, is foreign."""
-    writer = EventWriter(tmp_path / "e")
-    writer.write("start", **{"schema": SCHEMA, "job": "run/phase", "rank": 0, **start})
-    writer.write("done", seconds=1.0)
-    writer.close()
-    events = keep_own_events(read_events(tmp_path / "e"), "run/phase", 0, nonce)
-    assert (events.foreign, events.last("done") is None) == (foreign, foreign)

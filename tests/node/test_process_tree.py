@@ -73,3 +73,19 @@ def test_process_is_found_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 3600)
     assert process_tree.alive(*this)
     assert not process_tree.alive(this[0], this[1] - 0.01)
+
+
+def test_own_processes_are_not_strangers(stubborn: subprocess.Popen[bytes]) -> None:
+    """Descendants are own, also adopted ones, and so is a process with the word; one that has
+    ended is unknown."""
+    own = (stubborn.pid, process_tree.started_at(stubborn.pid))
+    assert process_tree.started_here(*own, "the word") is True
+    assert process_tree.started_here(own[0], own[1] - 0.01, "the word") is None
+    this = os.getpid()
+    seen = (
+        "import os; from pytest_clustersmoke.node.process_tree import *\n"
+        f"print(started_here({this}, started_at({this}), 'no such word'))\n"
+        f"print(started_here({this}, started_at({this}), os.environ['PATH']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

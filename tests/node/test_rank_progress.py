@@ -71,6 +71,22 @@ def test_rank_without_a_known_process_is_neither_alive_nor_dead(tmp_path: Path) 
     assert watch.states()[0]["started"] is False
 
 
+def test_stranger_named_by_a_start_is_not_the_rank(tmp_path: Path) -> None:
+    """A process that runs, but that the node did not start, is recorded as such; it is not watched,
+    and not ended with the ranks."""
+    pid = os.getppid()
+    start = {"event": "start", "pid": pid, "pid_started": process_tree.started_at(pid)}
+    watch = watch_rank(tmp_path, start, TRAIN)
+    assert [(process["pid"], process["is_own"]) for process in watch.processes()] == [(pid, False)]
+    assert watch.live() == [] and watch.trouble() is None
+
+
+def test_pid_of_another_namespace_is_not_looked_up(tmp_path: Path) -> None:
+    """A rank in a container may have any pid: only the limit of its stage applies."""
+    watch = watch_rank(tmp_path, {**THIS, "pid_started": 1.0, "namespaces": "pid:[1] -"}, TRAIN)
+    assert watch.processes() == [] and watch.live() == [] and watch.trouble() is None
+
+
 def test_rank_that_hangs_in_interpreter_exit_has_stalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,49 @@ def test_processes_started_before_torchrun_are_not_ended(
     assert result["bystander"] is None
 
 
+RANK = """
+import os, sys, time
+from pytest_clustersmoke.evidence.process_start import start_s
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pathlib import Path
+
+if sys.argv[2] == "orphan" and os.fork():
+    os._exit(0)
+events = EventWriter(PhaseDir(Path(sys.argv[1])).rank_events(0))
+events.write("start", pid=os.getpid(), pid_started=start_s(os.getpid()))
+time.sleep(float(sys.argv[3]))
+events.write("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "how", "seconds", "is_own"),
+    [
+        ("exec", "", 0.5, True),
+        ("setsid bash -c 'exec \"$@\"; true' -", "", 0.5, True),
+        ('env -i PATH="$PATH"', "orphan", 0.5, True),
+        ("exec", "", 0.0, None),  # it has ended before the node looks, or just not
+    ],
+)
+def test_result_records_the_processes_of_the_ranks(
+    tmp_path: Path,
+    leftovers: Leftovers,
+    wrapper: str,
+    how: str,
+    seconds: float,
+    is_own: bool | None,
+) -> None:
+    """Behind any wrapper, and adopted, they are the node's own, started during the launch."""
+    program = tmp_path / "rank.py"
+    program.write_text(RANK)
+    torchrun = f"{wrapper} {sys.executable} {program} {tmp_path} '{how}' {seconds}"
+    result = launch(tmp_path, leftovers, torchrun + "; sleep 0.8" * bool(how))
+    (process,) = result["processes"]
+    assert process["rank"] == 0 and process["is_own"] in (is_own, True)
+    assert result["boot_begun_s"] - 0.1 <= process["pid_started"] <= result["boot_ended_s"]
+
+
 def test_torchrun_that_cannot_be_ended_does_not_hide_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

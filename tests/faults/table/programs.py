@@ -222,6 +222,17 @@ PROGRAMS = (
         args={"steps": 8},
         since="torchrun_end",  # no event of the rank counts, and torchrun starts before the fault
     ),
+    Fault(
+        "stale_evidence_with_the_word",
+        "stale_evidence.py",
+        "data",
+        finding="foreign-events",
+        words=("names process ", " s after boot; the node ran this rank from "),
+        rank=0,
+        args={"steps": 8, "word": True},
+        since="torchrun_end",
+        slow=True,
+    ),
     # Two of three ranks agree, so it is known which is wrong.
     Fault(
         "uneven_batches",
