@@ -74,7 +74,7 @@ def _check_criteria(fault: Fault, outcome: Outcome, record: Recorder) -> None:
     assert outcome.ret == 1, outcome.output
     assert outcome.record()["verdict"] == "UNFIT"
     single = {BEHIND, REPLICAS, DATA} if fault.nodes * fault.ranks_per_node == 1 else set()
-    skipped = UNMEASURED | fault.skipped | single
+    skipped = (UNMEASURED | fault.skipped | single) - fault.failed
     green = CRITERIA - fault.failed - skipped
     assert _criteria_by_result(fault, outcome) == {
         "passed": green,

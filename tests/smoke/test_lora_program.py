@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -216,13 +217,14 @@ def byte_pairs(texts: list[str]) -> Any:
     return wrap(tokenizer_object=bpe, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-def hub_cache(directory: Path, name: str) -> None:
-    """Write a small model and its tokenizer into the hub's cache, as if downloaded by name."""
-    snapshot = directory / f"models--{name.replace('/', '--')}" / "snapshots" / "0123abcd"
-    tokenizer = byte_pairs([json.loads(line)["output"] for line in sft_data.SHIPPED.open()])
-    tokenizer.save_pretrained(str(snapshot))
+def save_model(directory: Path, steps: int = 0) -> None:
+    """Save a small model, trained for so many steps, and its tokenizer."""
+    texts = [json.loads(line)["output"] for line in sft_data.SHIPPED.open()]
+    tokenizer = byte_pairs(texts)
+    tokenizer.save_pretrained(str(directory))
+    tokenizer.pad_token = tokenizer.eos_token
     torch.manual_seed(1)
-    MistralForCausalLM(
+    model = MistralForCausalLM(
         MistralConfig(
             vocab_size=len(tokenizer),
             hidden_size=64,
@@ -231,7 +233,21 @@ def hub_cache(directory: Path, name: str) -> None:
             num_attention_heads=4,
             num_key_value_heads=2,
         )
-    ).save_pretrained(str(snapshot))
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(steps):
+        batch = sft_data.tokenise(texts[8 * step : 8 * step + 8], tokenizer, 48)
+        sft_model.loss_of(model, batch, "fp32").backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    any_model: Any = model
+    any_model.save_pretrained(str(directory))
+
+
+def hub_cache(directory: Path, name: str) -> None:
+    """Write a small model and its tokenizer into the hub's cache, as if downloaded by name."""
+    snapshot = directory / f"models--{name.replace('/', '--')}" / "snapshots" / "0123abcd"
+    save_model(snapshot)
     refs = snapshot.parents[1] / "refs"
     refs.mkdir()
     (refs / "main").write_text(snapshot.name)
@@ -350,6 +366,27 @@ def test_criterion_reads_what_was_trained(
     write_json(outcome.phase.spec, spec)
     with pytest.raises(AssertionError, match=re.escape(words)):
         getattr(criteria.FineTuned(), check)(view_phase(collect_phase(outcome.phase)))
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (0, "the base weights are not trained: the first loss is "),
+        pytest.param(20, "", marks=pytest.mark.slow),
+    ],
+)
+def test_base_of_random_weights_is_detected(tmp_path: Path, steps: int, words: str) -> None:
+    """A base of this path whose weights were not loaded guesses; one that was trained does not."""
+    base = tmp_path / "base"
+    save_model(base, steps)
+    arguments = ["--model", str(base), *TINY[2:], *QUICK, "--max-steps", "2"]
+    outcome = run(tmp_path, arguments, ranks_per_node=1)
+    assert outcome.statuses == [0], outcome.output
+    spec = {"phase": "lora", "nodes": 1, "ranks_per_node": 1, "args": {"model": str(base)}}
+    write_json(outcome.phase.spec, spec)
+    view = view_phase(collect_phase(outcome.phase))
+    with pytest.raises(AssertionError, match=words) if words else contextlib.nullcontext():
+        criteria.FineTuned().test_base_weights_are_trained(view)
 
 
 def test_failing_data_preparation_ends_the_run(tmp_path: Path) -> None:

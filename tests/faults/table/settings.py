@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.table.model import RELOAD, SMALL, Fault
+from tests.faults.table.model import FALLS, REFERENCES, RELOAD, SMALL, Fault
 from tests.faults.table.programs import SMALL_ZERO
 from tests.support.harness import SMOKE_TESTS
 
@@ -115,6 +115,30 @@ SETTINGS = (
         finding="rank-error",
         signature="no_grad_fn",
         args={**SMALL_LORA, "fault": "no-grad"},
+        slow=True,
+    ),
+    # The tiny base is random by design; the reference is that of a trained base of this vocabulary.
+    Fault(
+        "lora_base_random",
+        str(SMOKE_TESTS / "train_lora_sft.py"),
+        "configuration",
+        frozenset({REFERENCES, FALLS}),  # adapters alone teach a random base little
+        words=("first_loss is ", " against the reference 2.000 1 (allowed: 1.800 to 2.200; "),
+        of_nobody=True,
+        args={**SMALL_LORA, "max_steps": 6, "micro_batch": 4, "learning_rate": 5e-5},
+        profile={
+            "references": {
+                "lora_base_random": {
+                    "first_loss": {
+                        "value": 2.0,
+                        "lower": "-10 %",
+                        "upper": "+10 %",
+                        "unit": "1",
+                        "source": "a base that is trained",
+                    }
+                }
+            }
+        },
         slow=True,
     ),
     Fault(
