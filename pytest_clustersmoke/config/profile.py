@@ -303,10 +303,11 @@ class Profile(f.Section):
     references: dict[f.ListedPhase, _References] = Field(
         default={}, description="reference values, by phase and metric"
     )
-    history_check: Literal["fail", "warn"] = Field(
+    history_check: Literal["fail", "warn", "confirm"] = Field(
         default="fail",
-        description="whether a metric that differs from its past runs fails its criterion, or is "
-        "only reported (for a machine that also does other work)",
+        description="whether a metric that is worse than in its past runs fails its criterion, is "
+        "only reported (for a machine that also does other work), or, if the loss is a lasting "
+        "one, fails only if reruns of the phase confirm it",
     )
     expect: dict[f.ListedPhase, Expectation] = Field(
         default={}, description="expected transports and versions, by phase"

@@ -18,8 +18,9 @@ from ..evidence.history.outlier_judge import NOT_ENOUGH, is_too_noisy
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir, read_json, write_json
-from ..evidence.run_record import PastRecord
+from ..evidence.run_record import DriftRecord, PastRecord
 from ..text import sanitize_line
+from .drift_confirmation import confirm_drift
 from .past_annotation import past_of
 
 KIND = "history"
@@ -47,6 +48,8 @@ def judge_past(result: PhaseResult) -> None:
         )
     except HistoryUnusable as error:
         raise Unmeasured(KIND, str(error)) from None
+    if past.run_again is not None:
+        confirm_drift(result, judged, past.run_again)
     with contextlib.suppress(OSError):  # a full disk: the record is then judged again
         write_json(result.directory.past, {"past": judged})
     try:
@@ -112,9 +115,13 @@ def _is_finite(record: PastRecord) -> bool:
         record.get("spread"),
         record["warn"],
         record["fail"],
-        record["drift"]["level"] if "drift" in record else None,
+        *_drift_figures(record.get("drift")),
     )
     return all(figure is None or math.isfinite(figure) for figure in figures)
+
+
+def _drift_figures(drift: DriftRecord | None) -> list[float | None]:
+    return [] if drift is None else [drift["level"], drift.get("median"), *drift.get("reruns", ())]
 
 
 def _why(past: Mapping[str, PastRecord]) -> str:

@@ -7,7 +7,7 @@ counts as missing, and a missing value is never a pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,8 @@ class PastRuns:
     report_dir: Path
     fails: bool
     begun: float = math.inf  # of this run, Unix s: runs that began later are not its past
+    # Runs the phase once more, to confirm a lasting loss, and waits for its result; None: never.
+    run_again: Callable[[str, int], PhaseResult] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -278,7 +280,7 @@ def with_bounds(
 def _make_past_runs(directory: PhaseDir, profile: Profile, report_dir: Path) -> PastRuns:
     about = read_json(directory.run.run) or {}
     begun = parse_finite(about.get("begun"))
-    fails = profile.history_check == "fail"
+    fails = profile.history_check != "warn"
     return PastRuns(profile.name, report_dir, fails, math.inf if begun is None else begun)
 
 

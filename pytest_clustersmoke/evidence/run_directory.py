@@ -3,7 +3,8 @@
 <shared_dir>/<run_id>/               0700, owned by this user, or refused
     run.json, controller.lock        the request; a lock held while the controller lives
     journal.jsonl                    submissions, ends and judgements, in order
-    phases/<phase>/
+    reruns/<phase>.confirm<N>        created by a criterion that wants the phase to run again
+    phases/<phase>/                  of a rerun, phases/<phase>.confirm<N>/
         spec.json                    the job as plain data; written before it is submitted
         preflight.txt                the scheduler's answer before the job was submitted
         batch.sh, submitit/          the batch script; submitit's files
@@ -39,6 +40,8 @@ from typing import Any
 from ..text import Problem, UsageProblems
 
 MAX_JSON_BYTES = 64 * 2**20
+MAX_RERUNS = 3  # of a phase in one run
+RERUN = re.compile(rf"(.+)\.confirm([1-{MAX_RERUNS}])")  # no phase of a suite has a dot in its name
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
@@ -218,6 +221,21 @@ class RunDir:
 
     def phase(self, name: str) -> PhaseDir:
         return PhaseDir(self.root / "phases" / name)
+
+    def request_rerun(self, phase: str, number: int) -> str:
+        """Ask the controller, from any process, to run a phase once more; returns the name of the
+        rerun, whose result will be that of a phase. Raises OSError."""
+        name = f"{phase}.confirm{number}"
+        write_atomically(self.root / "reruns" / name, "")
+        return name
+
+    def requested_reruns(self) -> dict[str, str]:
+        """The reruns requested so far, each with its phase, in order."""
+        try:
+            names = sorted(path.name for path in (self.root / "reruns").iterdir())
+        except OSError:  # none was requested
+            return {}
+        return {name: match[1] for name in names if (match := RERUN.fullmatch(name))}
 
 
 def create_run(shared_dir: Path, run_id: str) -> RunDir:

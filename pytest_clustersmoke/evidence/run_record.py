@@ -69,10 +69,14 @@ class FindingRecord(_Model):
 class DriftRecord(TypedDict):
     """The newest nights of a metric compared with the level that was last accepted."""
 
-    status: Literal["ok", "fail", "not measured"]
+    status: Literal["ok", "fail", "not confirmed", "not measured"]
     nights: Annotated[int, Field(description="good nights that the level is the median of")]
     level: float | None
     text: str
+    median: NotRequired[Annotated[float, Field(description="of the nights of the loss")]]
+    reruns: NotRequired[
+        Annotated[list[float], Field(description="the values of reruns (history_check: confirm)")]
+    ]
 
 
 class PastRecord(TypedDict):

@@ -119,10 +119,11 @@ def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[RunTally, str]:
     closed = journal.last("closed")
     if closed is not None and not closed.get("recovered"):
         return tally, "its report could not be written at its end"
+    ended = {event.get("job_id") for event in journal.named("ended")}  # also of reruns
     left = [
         str(event["job_id"])
         for event in journal.named("submitted")
-        if event.get("job_id") and not _is_over(tally, event.get("phase"))
+        if event.get("job_id") not in (None, "", *ended) and not _is_over(tally, event.get("phase"))
     ]
     jobs = ""
     if left:

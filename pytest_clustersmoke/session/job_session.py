@@ -61,6 +61,7 @@ class Session:
         self._submitted_wall: dict[str, float] = {}
         self._judged: dict[tuple[str, str], str] = {}
         self._beaten = time.monotonic()
+        self._confirms = profile.history_check == "confirm"  # until `close`, criteria want reruns
         self.board = Board(self.phases)
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
         self._stop = threading.Event()
@@ -134,8 +135,9 @@ class Session:
         try:
             self._run_preflight()
             poller = Poller(self._backend, self.profile.limits.poll_s)
-            while (self._waiting or self._watched) and not self._stop.is_set():
+            while (self._waiting or self._watched or self._confirms) and not self._stop.is_set():
                 self._send_heartbeat()
+                self._take_requests()
                 self._submit_ready(poller)
                 poller.poll(self._watched.values())
                 self._check_jobs()
@@ -150,6 +152,15 @@ class Session:
         if time.monotonic() - self._beaten >= HEARTBEAT_S:
             self._beaten = time.monotonic()
             send_heartbeat(self.run)
+
+    def _take_requests(self) -> None:
+        """Queue the reruns that criteria have requested. A rerun is a phase of its own name, which
+        no criterion judges and no report lists."""
+        for name, base in self.run.requested_reruns().items() if self._confirms else ():
+            if name not in self.phases and base in self.results:
+                self.phases[name] = replace(self.phases[base], name=name)
+                self.board.add(name)
+                self._waiting.append(self.phases[name])
 
     def _run_preflight(self) -> None:
         """Ask the scheduler about all phases; finish those that it would not run."""

@@ -96,10 +96,16 @@ class PhaseViews:
         return report
 
 
-def make_view(collection: PhaseCollection, result: PhaseResult) -> PhaseView:
-    """A phase's result with the profile's bounds and its past, for its criteria."""
+def make_view(
+    collection: PhaseCollection, result: PhaseResult, run_again: Callable[[str, int], PhaseResult]
+) -> PhaseView:
+    """A phase's result with the profile's bounds and its past, for its criteria; `run_again` runs
+    the phase once more, where the profile wants a lasting loss confirmed."""
     from ..criteria.phase_criteria import view_phase
     from ..evidence.phase_result import with_bounds
 
     bounded = with_bounds(result, collection.profile, collection.report_dir)
-    return view_phase(replace(bounded, judged=JudgedKinds()))
+    past = bounded.past
+    if past is not None and collection.profile.history_check == "confirm":
+        past = replace(past, run_again=run_again)
+    return view_phase(replace(bounded, past=past, judged=JudgedKinds()))

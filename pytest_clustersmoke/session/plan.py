@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config.phase import DEFAULT, Phase, Sourced
 from ..config.profile import Profile
-from ..evidence.run_directory import PhaseDir, RunDir
+from ..evidence.run_directory import MAX_RERUNS, PhaseDir, RunDir
 from ..jobs.backend import make_backend, make_spec
 from ..node.torchrun import defaults, describe, launcher_environment
 from ..preflight.variable_remarks import remark_on_plan
@@ -28,6 +28,10 @@ def print_plan(
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # paths and arguments may hold any character
     out.write(f"\ncluster {profile.name}: nothing is submitted\n")
+    if profile.history_check == "confirm":
+        out.write(
+            f"history_check: confirm: up to {MAX_RERUNS} reruns of a phase with a lasting loss\n"
+        )
     out.writelines(f"a run would be refused: {problem}\n" for problem in refused)
     for phase in phases:
         directory = run.phase(phase.name)

@@ -191,7 +191,12 @@ class Suite:
         return self.collection.name_of(item)
 
     def make_view(self, name: str) -> PhaseView:
-        return make_view(self.collection, self.wait(name))
+        return make_view(self.collection, self.wait(name), self._run_again)
+
+    def _run_again(self, phase: str, number: int) -> PhaseResult:
+        """The result of a rerun, for a criterion that needs more than one measurement."""
+        assert self.run is not None
+        return self.wait(self.run.request_rerun(phase, number))
 
     def results(self) -> dict[str, PhaseResult]:
         """The evidence of every phase whose job has ended, read once for criteria and report."""
@@ -284,7 +289,8 @@ class Suite:
         with contextlib.suppress(OSError):  # the terminal is gone
             self.view.close()
         for name, judgement in self.session.outcomes.items():
-            self.tally.phase(name).outcome = judgement.outcome
+            if name in self.tally.phases:  # not a rerun
+                self.tally.phases[name].outcome = judgement.outcome
         self.tally.exitstatus = exitstatus
         self.verdict = self._give_verdict()
         session.exitstatus = self.verdict.exit_status

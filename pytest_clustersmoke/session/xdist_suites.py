@@ -33,6 +33,7 @@ from .suite import Suite
 
 if TYPE_CHECKING:
     from ..criteria.phase_criteria import PhaseView
+    from ..evidence.phase_result import PhaseResult
 
 POLL_S = 0.2
 INPUT = "clustersmoke"
@@ -145,13 +146,21 @@ class WorkerSuite:
         write_json(self._exchange / f"{self._worker}.json", plan)
 
     def _make_view(self, name: str) -> PhaseView:
+        return make_view(self.collection, self._wait(name), self._run_again)
+
+    def _run_again(self, phase: str, number: int) -> PhaseResult:
+        """The result of a rerun, which the controller submits as soon as it sees the request."""
+        run = RunDir(Path((read_json(self._exchange / "run.json") or {})["root"]))
+        return self._wait(run.request_rerun(phase, number))
+
+    def _wait(self, name: str) -> PhaseResult:
         """The result of a phase, once the controller has written it."""
         while True:
             started = read_json(self._exchange / "run.json")
             if started is not None:
                 phase = RunDir(Path(started["root"])).phase(name)
                 if phase.result.exists():
-                    return make_view(self.collection, collect_phase(phase))
+                    return collect_phase(phase)
             if (self._exchange / "over.json").exists() or os.getppid() != self._parent:
                 pytest.exit("the controller has ended the run")
             time.sleep(POLL_S)

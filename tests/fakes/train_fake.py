@@ -32,6 +32,7 @@ parser.add_argument("--wait-for", type=Path, help="wait until this file exists")
 parser.add_argument("--before", type=int, default=0, help="steps done before --wait-for")
 parser.add_argument("--loss", default="falls", choices=["falls", "rises", "nan"])
 parser.add_argument("--rate", type=float, default=10.0, help="steps_per_s to record")
+parser.add_argument("--rate-again", type=float, help="the same, of a rerun")
 parser.add_argument("--say", default="", help="a fact's text")
 parser.add_argument("--nccl", choices=FAULTS, help="write NCCL's log, with this fault or none")
 parser.add_argument("--slow", type=int, help="the rank that the others wait for")
@@ -40,6 +41,8 @@ given = parser.parse_args()
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 node_rank = int(os.environ["CLUSTERSMOKE_NODE_RANK"])
 place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
+if given.rate_again is not None and ".confirm" in place.root.name:
+    given.rate = given.rate_again
 events = EventWriter(place.rank_events(rank))
 events.write(
     "start",

@@ -18,7 +18,7 @@ import pytest
 
 from pytest_clustersmoke.criteria.past_criterion import read_judgement
 from pytest_clustersmoke.evidence.history import history_database as database
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, write_json
 from pytest_clustersmoke.report import publication
 from tests.evidence.history.made import DAY_S
 from tests.support.harness import Suite
@@ -164,6 +164,37 @@ def test_all_views_agree_on_the_past(suite: Suite, workers: tuple[str, ...]) -> 
     assert past["text"].partition(": ")[2] in html.unescape(
         (suite.report / "index.html").read_text()
     )
+
+
+@pytest.mark.parametrize(
+    ("workers", "again", "status"), [((), 14.0, "not confirmed"), (("-n1",), 13.3, "fail")]
+)
+def test_lasting_loss_is_confirmed_by_reruns(
+    suite: Suite, workers: tuple[str, ...], again: float, status: str
+) -> None:
+    """With `history_check: confirm` the phase runs again as jobs of its own, which are neither
+    phases of the report nor nights of the history; the message has their values."""
+    suite.cluster(history_check="confirm")
+    suite.phase(base="Trained", body="pass", args={**ARGS, "rate": 13.3, "rate_again": again})
+    suite.run()
+    record = suite.record()
+    for number in range(1, 40):
+        rate = 13.3 if number < 8 else 14.0 + 0.1 * (number % 5 - 2)
+        store_run(like(record, number, rate), suite.reports)
+    result = suite.run_apart(*workers)
+    (phase,) = suite.record()["phases"]
+    past = phase["metrics"]["steps_per_s"]["past"]
+    assert past["drift"]["status"] == status
+    assert past["drift"]["reruns"] == [again, again]
+    words = f"{status.replace('fail', 'confirmed')}: run again 2 times: {again:.2f}, {again:.2f}"
+    assert f"; {words}; half of the loss is at 13.65" in past["text"]
+    assert any(past["text"] in line for line in result.outlines)
+    assert phase["criteria"][CRITERION]["result"] == ("failed" if status == "fail" else "passed")
+    assert len(stored(suite)) == 2 + 39
+    run = RunDir(suite.shared / suite.record()["run_id"])
+    names = {path.name for path in run.root.glob("phases/*")}
+    assert names == {"small", "small.confirm1", "small.confirm2"}
+    assert not run.phase("small.confirm1").output.exists()
 
 
 def failure(path: Path, criterion: str) -> str:

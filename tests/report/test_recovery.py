@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.report import recovery
 from tests.report.killed_run import killed
 from tests.support.harness import Suite
 
@@ -89,6 +93,20 @@ def test_run_killed_after_its_record_is_completed(suite: Suite) -> None:
     assert (suite.reports / run / "index.html").exists()
     assert (suite.reports / run / "journal.jsonl").exists()
     assert report(suite, run)["verdict"] == "FIT"
+
+
+def test_rerun_that_had_ended_was_not_left_behind(tmp_path: Path) -> None:
+    """Of a phase's reruns, only the one that still ran when the controller was killed is named."""
+    run = RunDir(tmp_path)
+    write_json(run.phase("small").result, {"outcome": "passed"})
+    journal = EventWriter(run.journal)
+    for number, name in enumerate(("small", "small.confirm1", "small.confirm2")):
+        journal.write("submitted", phase=name, job_id=f"job{number}")
+        if number < 2:
+            journal.write("ended", phase=name, job_id=f"job{number}", outcome="passed")
+    journal.close()
+    _, how = recovery._tally(run, {"phases_chosen": ["small"]})
+    assert how == "its controller was killed; job job2 was not cancelled"
 
 
 def test_running_run_is_left_alone(suite: Suite) -> None:

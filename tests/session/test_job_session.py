@@ -367,6 +367,48 @@ def test_thread_ends_after_the_last_phase(run: Run) -> None:
     assert run.backend.named("cancel") == []
 
 
+def test_requested_rerun_is_submitted_once(run: Run) -> None:
+    """It is a job of its own; a request for a phase that never ran, or a fourth, is ignored."""
+    session = run.start("a", history_check="confirm")
+    until(lambda: run.submitted() == ["a"])
+    run.passes("a")
+    session.wait("a", ignore)
+    for phase, number in (("b", 1), ("a", 4), ("a", 1), ("a", 1)):
+        run.run.request_rerun(phase, number)
+    until(lambda: run.submitted() == ["a", "a.confirm1"])
+    run.passes("a.confirm1")
+    session.wait("a.confirm1", ignore)
+    assert session.results["a.confirm1"].outcome == "passed"
+    assert run.submitted() == ["a", "a.confirm1"]
+
+
+def test_rerun_is_cancelled_with_the_run(run: Run) -> None:
+    """As any job is, whether it was submitted or not."""
+    session = run.start("a", history_check="confirm", limits={"poll_s": 0.05, "max_jobs": 1})
+    until(lambda: run.submitted() == ["a"])
+    run.passes("a")
+    session.wait("a", ignore)
+    names = [run.run.request_rerun("a", number) for number in (1, 2)]
+    until(lambda: run.submitted() == ["a", "a.confirm1"])
+    session.cancel()
+    for name in names:
+        session.wait(name, ignore)
+    assert [session.outcomes[name].outcome for name in names] == ["cancelled", "cancelled"]
+
+
+def test_reruns_need_the_profiles_consent(run: Run) -> None:
+    """A file that a job leaves there starts nothing."""
+    session = run.start("a", "b")
+    until(lambda: len(run.submitted()) == 2)
+    run.passes("a")
+    session.wait("a", ignore)
+    run.run.request_rerun("a", 1)
+    run.passes("b")
+    session.wait("b", ignore)
+    until(lambda: not session._thread.is_alive())
+    assert run.submitted() == ["a", "b"]
+
+
 def test_requeued_job_is_cancelled(run: Run) -> None:
     """A failed job that is requeued must not run a second time."""
     session = run.start("a")

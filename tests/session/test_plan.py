@@ -27,6 +27,15 @@ clusters:
 """
 
 
+def test_plan_says_that_phases_may_run_again(suite: Suite) -> None:
+    """Reruns are not planned: whether a phase needs them is known only after it has run."""
+    suite.cluster(history_check="confirm")
+    suite.phase()
+    plan = suite.run("--cluster-dry-run").outlines
+    line = "history_check: confirm: up to 3 reruns of a phase with a lasting loss"
+    assert plan[plan.index("cluster one: nothing is submitted") + 1] == line
+
+
 def test_plan_of_a_local_phase(suite: Suite) -> None:
     """Script, environment, torchrun line and sources follow the phase's name."""
     suite.phase(args={"steps": 4})

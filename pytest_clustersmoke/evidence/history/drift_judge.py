@@ -54,6 +54,7 @@ def judge_drift(
         "text": "no lasting regression",
     }
     if losing:
+        record["median"] = median(losing)
         record["text"] = _describe_loss(losing, level, accepted)
     return record
 

@@ -78,6 +78,11 @@ class Board:
             self._news.append(Progress(phase, text))
             self._changed.notify_all()
 
+    def add(self, phase: str) -> None:
+        """Add a phase that is to be submitted."""
+        with self._changed:
+            self._states[phase] = PhaseState(phase)
+
     def set_waiting_reason(self, detail: str) -> None:
         """Set why no phase is submitted yet; empty if phases only wait for their turn."""
         with self._changed:

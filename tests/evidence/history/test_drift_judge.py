@@ -35,6 +35,7 @@ def test_lasting_regression_fails() -> None:
         "status": "fail",
         "nights": 20,
         "level": 10.0,
+        "median": 9.5,
         "text": "a lasting regression: 9.500, the median of the last 6 nights, is 5.0 % below the "
         "accepted level 10.00 (from 20 good nights; spread 0.1504); find the cause, or accept the "
         "new level with `clustersmoke references accept`",
