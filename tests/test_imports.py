@@ -56,7 +56,7 @@ def test_module_imports_nothing_heavy(name: str) -> None:
     assert not {module.split(".")[0] for module in imported(name)} & HEAVY
 
 
-@pytest.mark.parametrize("name", ["plugin", "session.items", "text", "report.verdict"])
+@pytest.mark.parametrize("name", ["plugin", "session.items", "text"])
 def test_modules_of_every_pytest_are_light(name: str) -> None:
     """Modules loaded without --cluster import no third-party package except pytest."""
     early, todo = set(), [f"pytest_clustersmoke.{name}"]

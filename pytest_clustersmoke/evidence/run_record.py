@@ -9,10 +9,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
 
+from .run_counts import (
+    GREEN_GATE,
+    PROVEN_GATE,
+    CriterionRecord,
+    KnownRecord,
+    MissingRecord,
+    PhaseCounts,
+    RecordModel,
+    RunCounts,
+)
 from .telemetry import to_json_value
 
 SCHEMA = 1
@@ -20,18 +30,11 @@ SCHEMA = 1
 Outcome = Literal[
     "passed", "failed", "cluster_failed", "never_ran", "preempted", "cancelled", "lost"
 ]
-Result = Literal["passed", "failed", "skipped", "known"]
 # A non-finite number is its name.
 Number = Annotated[float | Literal["nan", "inf", "-inf"], BeforeValidator(to_json_value)]
 
 
-class _Model(BaseModel):
-    # A report has no other fields. A field with a default is left out of report.json unless it
-    # is set.
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
-
-
-class HardwareRecord(_Model):
+class HardwareRecord(RecordModel):
     """What the profile says a node has."""
 
     gpu: str
@@ -40,7 +43,7 @@ class HardwareRecord(_Model):
     interconnect: str
 
 
-class EvidenceRecord(_Model):
+class EvidenceRecord(RecordModel):
     """One line that shows a finding."""
 
     file: str = Field(
@@ -50,7 +53,7 @@ class EvidenceRecord(_Model):
     text: str
 
 
-class FindingRecord(_Model):
+class FindingRecord(RecordModel):
     """A cause, its evidence and the next step."""
 
     id: str = Field(description="names the kind of cause")
@@ -118,7 +121,7 @@ for closed in (DriftRecord, PastRecord, TrendRecord):  # reject unknown keys
     closed.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[union-attr]
 
 
-class ReferenceRecord(_Model):
+class ReferenceRecord(RecordModel):
     """A metric's reference, with its bounds in the metric's unit."""
 
     value: float
@@ -127,7 +130,7 @@ class ReferenceRecord(_Model):
     source: str
 
 
-class MetricRecord(_Model):
+class MetricRecord(RecordModel):
     """A metric of a phase, beside its reference and its past."""
 
     value: Number = Field(description="that of the worst rank")
@@ -139,7 +142,7 @@ class MetricRecord(_Model):
     past: PastRecord | None
 
 
-class NodeRecord(_Model):
+class NodeRecord(RecordModel):
     """One node of a phase; its facts are in the run's `nodes`."""
 
     node_rank: int
@@ -147,7 +150,7 @@ class NodeRecord(_Model):
     host: str
 
 
-class FactsRecord(_Model):
+class FactsRecord(RecordModel):
     """The facts of a node, once for all phases; `…` replaces those that are too large."""
 
     node: str
@@ -157,7 +160,7 @@ class FactsRecord(_Model):
     earlier: dict[str, dict[str, Any]] = Field(description="phase -> facts that differed there")
 
 
-class SpreadRecord(_Model):
+class SpreadRecord(RecordModel):
     """Percentiles of a rank's steps after warm-up, in seconds."""
 
     p5: float
@@ -167,7 +170,7 @@ class SpreadRecord(_Model):
     p95: float
 
 
-class RankRecord(_Model):
+class RankRecord(RecordModel):
     """One rank of a phase."""
 
     rank: int
@@ -184,7 +187,7 @@ class RankRecord(_Model):
     behind: bool = Field(description="it kept the others waiting")
 
 
-class LinkRecord(_Model):
+class LinkRecord(RecordModel):
     """A connection between two ranks, as NCCL logged it."""
 
     source: int
@@ -200,7 +203,7 @@ class LinkRecord(_Model):
     where: str = Field(description="file:line")
 
 
-class GroupRecord(_Model):
+class GroupRecord(RecordModel):
     """All links of one kind between two nodes, or inside one."""
 
     nodes: tuple[int, int] = Field(description="node ranks, the lower one first")
@@ -212,7 +215,7 @@ class GroupRecord(_Model):
     )
 
 
-class TopologyRecord(_Model):
+class TopologyRecord(RecordModel):
     """Which ranks of a phase were connected, and over which transport."""
 
     backend: str
@@ -221,27 +224,7 @@ class TopologyRecord(_Model):
     groups: list[GroupRecord] = Field(description="all")
 
 
-class KnownRecord(_Model):
-    """A failure that an entry of `known` in cluster.yaml covers, until a day."""
-
-    what: str
-    reason: str
-    until: str = Field(description="YYYY-MM-DD")
-    where: str = Field(description="file:line")
-
-
-class CriterionRecord(_Model):
-    """The result of one criterion."""
-
-    result: Result
-    text: str
-    known: KnownRecord | SkipJsonSchema[None] = Field(
-        default=None, description="the entry of `known` that covers it, if there is one"
-    )
-    judged: list[str] = Field(default=[], description="the kinds of criteria that it judged")
-
-
-class RemarkRecord(_Model):
+class RemarkRecord(RecordModel):
     """A remark about an environment variable."""
 
     name: str = Field(description="the variable")
@@ -250,7 +233,7 @@ class RemarkRecord(_Model):
     text: str
 
 
-class PhaseRecord(_Model):
+class PhaseRecord(RecordModel):
     """One phase: its job, what it measured, and its criteria."""
 
     phase: str
@@ -298,9 +281,10 @@ class PhaseRecord(_Model):
     criteria: dict[str, CriterionRecord] = Field(description="by name; `job` is the job itself")
     all_criteria: bool = Field(description="every criterion of the class reported a result")
     not_measured: list[str] = Field(description="kinds of criteria that could not be judged")
+    counts: PhaseCounts = Field(default_factory=PhaseCounts, description="of its criteria")
 
 
-class DifferenceRecord(_Model):
+class DifferenceRecord(RecordModel):
     """A fact that should be the same on all nodes, but is not."""
 
     fact: str
@@ -309,7 +293,7 @@ class DifferenceRecord(_Model):
     )
 
 
-class GateRecord(_Model):
+class GateRecord(RecordModel):
     """A staged fault, and whether its criterion turned red."""
 
     fault: str
@@ -326,15 +310,7 @@ class GateRecord(_Model):
     seconds: float | None = Field(description="from the fault to its finding")
 
 
-class MissingRecord(_Model):
-    """Something that was required and not measured."""
-
-    phase: str = Field(description="empty: it is not about one phase")
-    kind: str = Field(description="of criteria; empty: it is not about one kind")
-    reason: str
-
-
-class ProofRecord(_Model):
+class ProofRecord(RecordModel):
     """The result of --cluster-prove."""
 
     cluster: str
@@ -345,8 +321,15 @@ class ProofRecord(_Model):
     gates: list[GateRecord]
     not_applicable: dict[str, str] = Field(description="fault -> why it is not staged here")
 
+    def add(self, gate: GateRecord) -> None:
+        """Add a judged gate."""
+        self.gates.append(gate)
+        lists = {PROVEN_GATE: self.proven, GREEN_GATE: self.stayed_green}
+        if gate.status in lists:
+            lists[gate.status].append(gate.fault)
 
-class RunRecord(_Model):
+
+class RunRecord(RecordModel):
     """A run. Times are Unix seconds, durations are seconds; other units are in the key or beside
     the number. A number that is not finite is written as text: nan, inf or -inf."""
 
@@ -386,6 +369,9 @@ class RunRecord(_Model):
     nodes: list[FactsRecord]
     differences: list[DifferenceRecord] = Field(description="at most 1,000")
     phases: list[PhaseRecord]
+    counts: RunCounts = Field(
+        default_factory=RunCounts, description="what else decides the verdict"
+    )
     proof: ProofRecord | SkipJsonSchema[None] = None
 
     def as_json(self) -> dict[str, Any]:

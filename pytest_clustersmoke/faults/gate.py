@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..evidence.finding import Finding
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.phase_result import PhaseResult
+from ..evidence.run_counts import GREEN_GATE, PROVEN_GATE, UNSTAGED_GATE, WRONG_GATE
 from ..evidence.run_directory import RunDir
+from ..evidence.run_record import GateRecord
 from ..evidence.staged_marks import find_staged_events
 from ..evidence.telemetry import read_events
 from ..text import ranges
 from . import JOB, Fault
 from .fault import AMONG
 
-PROVEN = "proven"
-GREEN = "stayed green"
-OTHER = "not as it must be"  # something failed, but not what must, or for another reason
-NOT_STAGED = "not staged"
 # How a criterion in `follows` may end: it fails too, or can no longer be judged.
 FOLLOWS = {"failed", "skipped"}
 # Outcomes caused by the scheduler or the cluster, which prove nothing about a gate.
@@ -43,46 +41,32 @@ class Baseline:
     criteria: Mapping[str, Observed]
 
 
-@dataclass(frozen=True)
-class Gate:
-    """A judged gate. `seconds`: from the fault, where a rank recorded it, to the finding."""
-
-    fault: str
-    what: str
-    phase: str
-    status: str
-    reasons: list[str] = field(default_factory=list)
-    expected: list[str] = field(default_factory=list)
-    red: list[str] = field(default_factory=list)
-    finding: str = ""
-    words: str = ""
-    ranks: list[int] = field(default_factory=list)
-    hosts: list[str] = field(default_factory=list)
-    seconds: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def judge(
+def judge_gate(
     fault: Fault,
     base: str,
     result: PhaseResult,
     criteria: Mapping[str, Observed],
     baseline: Baseline | None,
     run: RunDir,
-) -> Gate:
+) -> GateRecord:
     """Judge a fault by the `criteria` of its phase and by the `baseline` without the fault. Where
     the job itself must fail there are no criteria and no baseline."""
     red = sorted(name for name, criterion in criteria.items() if criterion.result == "failed")
     if result.outcome != "passed":
         red = [JOB]
-    record: dict[str, Any] = {"red": red, **_finding(result), "seconds": _seconds(result, run)}
+    record = {"red": red, **_finding(result), "seconds": _seconds(result, run)}
     if fault.fails_criteria and red != [JOB]:
         record["words"] = "\n".join(criteria[name].message for name in red if name in fault.red)
     status, reasons = _status(fault, result, criteria, baseline, red)
-    expected = sorted(fault.red)
-    return Gate(fault.name, fault.description, base, status, reasons, expected, **record)
+    return GateRecord(
+        fault=fault.name,
+        what=fault.description,
+        phase=base,
+        status=status,
+        reasons=reasons,
+        expected=sorted(fault.red),
+        **record,
+    )
 
 
 def _status(
@@ -93,10 +77,10 @@ def _status(
     red: list[str],
 ) -> tuple[str, list[str]]:
     if result.outcome in SCHEDULER and (fault.fails_criteria or result.outcome != fault.outcome):
-        return NOT_STAGED, [f"{result.outcome}: {result.reason}"]
+        return UNSTAGED_GATE, [f"{result.outcome}: {result.reason}"]
     if baseline is not None and baseline.outcome != "passed":
         why = f"without the fault the phase is {baseline.outcome}: {baseline.reason}"
-        return NOT_STAGED if baseline.outcome in SCHEDULER else OTHER, [why]
+        return UNSTAGED_GATE if baseline.outcome in SCHEDULER else WRONG_GATE, [why]
     reasons = _check_staging(fault, result)
     if not fault.fails_criteria:
         reasons += _check_job(fault, result)
@@ -105,8 +89,8 @@ def _status(
     else:
         reasons += _check_criteria(fault, result, criteria, baseline.criteria if baseline else {})
     if not fault.red & set(red):
-        return GREEN, [f"{', '.join(sorted(fault.red))} stayed green", *reasons]
-    return (OTHER, reasons) if reasons else (PROVEN, [])
+        return GREEN_GATE, [f"{', '.join(sorted(fault.red))} stayed green", *reasons]
+    return (WRONG_GATE, reasons) if reasons else (PROVEN_GATE, [])
 
 
 def _check_staging(fault: Fault, result: PhaseResult) -> list[str]:
@@ -194,9 +178,7 @@ def _primary(result: PhaseResult) -> Finding | None:
 
 
 def _finding(result: PhaseResult) -> dict[str, Any]:
-    if result.outcome == "passed":
-        return {}
-    finding = _primary(result)
+    finding = _primary(result) if result.outcome != "passed" else None
     return {
         "finding": finding.id if finding else "",
         "words": finding.cause if finding else "",

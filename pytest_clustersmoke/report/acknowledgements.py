@@ -17,8 +17,9 @@ from ..config.profile import Profile
 from ..config.waivers import Known
 from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
+from ..evidence.run_counts import JOB, KnownRecord
+from ..evidence.run_record import RunRecord
 from ..text import WARNING, Problem, near
-from .verdict import JOB, KnownFailure, RunTally
 
 # We cancelled the job ourselves: that is not a failure.
 NO_FAILURE = {"passed", "cancelled"}
@@ -38,7 +39,7 @@ class Acknowledgements:
         self._held = [(entry, where) for entry, where in entries if day <= entry.until]
         self._expired = [(entry, where) for entry, where in entries if day > entry.until]
 
-    def answer(self, result: PhaseResult, criterion: str) -> KnownFailure | None:
+    def answer(self, result: PhaseResult, criterion: str) -> KnownRecord | None:
         """The entry that covers a failed criterion of this phase. If the job did not pass, no
         criterion was judged: the entry for the job covers them all."""
         if result.outcome == "passed":
@@ -47,11 +48,11 @@ class Acknowledgements:
             return None
         return self._of_criterion(result.name, JOB) or self._of_nodes(result)
 
-    def _of_criterion(self, phase: str, criterion: str) -> KnownFailure | None:
+    def _of_criterion(self, phase: str, criterion: str) -> KnownRecord | None:
         covering = (pair for pair in self._held if _names(pair[0], phase, criterion))
         return next((_failure(f"{phase}: {criterion}", [pair]) for pair in covering), None)
 
-    def _of_nodes(self, result: PhaseResult) -> KnownFailure | None:
+    def _of_nodes(self, result: PhaseResult) -> KnownRecord | None:
         """The entries that together cover every host that failed by itself; None if a finding has
         no host, or if no cause is left."""
         by_host = self._by_host(result)
@@ -115,23 +116,27 @@ class Acknowledgements:
                 )
         return problems
 
-    def remarks(self, tally: RunTally, results: Mapping[str, PhaseResult]) -> list[str]:
-        """Expired entries; after a full run, also entries that covered no failure. `results` has
-        the evidence of each phase."""
+    def remarks(self, record: RunRecord) -> list[str]:
+        """Expired entries; after a full run, also entries that covered no failure."""
         expired = [
             f"the entry of `known` at {where} expired on {entry.until}: renew or remove it"
             for entry, where in self._expired
         ]
-        return [*expired, *self._unneeded(tally, results)] if _is_full(tally) else expired
+        return [*expired, *self._unneeded(record)] if _is_full(record) else expired
 
-    def _unneeded(self, tally: RunTally, results: Mapping[str, PhaseResult]) -> Iterator[str]:
-        failures = [finding for result in results.values() for finding in _failures(result)]
-        hosts = {host for finding in failures for host in finding.hosts}
-        nodes = {node.name for result in results.values() for node in result.nodes if node.facts}
+    def _unneeded(self, record: RunRecord) -> Iterator[str]:
+        hosts = {
+            host
+            for phase in record.phases
+            for finding in phase.findings
+            if finding.severity != WARNING
+            for host in finding.hosts
+        }
+        nodes = {node.node for node in record.nodes if node.phases}
         for entry, where in self._held:
             unneeded = f"nothing failed that the entry of `known` at {where} covers"
             if entry.node is None:
-                if _was_judged(entry, tally) and not _failed(entry, tally):
+                if _was_judged(entry, record) and not _failed(entry, record):
                     yield f"{unneeded}: remove it?"
             elif not any(_is_node(entry, host) for host in hosts):
                 was_used = any(_is_node(entry, node) for node in nodes)
@@ -167,13 +172,13 @@ def _names_of(node: str) -> tuple[str, ...]:
     return tuple(expand_hostlist(node))
 
 
-def _failure(name: str, entries: list[tuple[Known, str]]) -> KnownFailure:
+def _failure(name: str, entries: list[tuple[Known, str]]) -> KnownRecord:
     """The entries that cover one failure, joined; valid as long as all of them are."""
-    return KnownFailure(
-        name,
-        "; ".join(dict.fromkeys(entry.reason for entry, _ in entries)),
-        min(entry.until for entry, _ in entries).isoformat(),
-        ", ".join(dict.fromkeys(where for _, where in entries)),
+    return KnownRecord(
+        what=name,
+        reason="; ".join(dict.fromkeys(entry.reason for entry, _ in entries)),
+        until=min(entry.until for entry, _ in entries).isoformat(),
+        where=", ".join(dict.fromkeys(where for _, where in entries)),
     )
 
 
@@ -182,22 +187,23 @@ def _failures(result: PhaseResult) -> list[Finding]:
     return [finding for finding in result.findings if finding.severity != WARNING]
 
 
-def _is_full(tally: RunTally) -> bool:
+def _is_full(record: RunRecord) -> bool:
     """Whether every phase and criterion of the cluster was selected, and the run finished."""
-    ended = not tally.interrupted and not tally.ended_early
-    return ended and not tally.scope() and all(phase.outcome for phase in tally.phases.values())
+    ended = not record.interrupted and record.counts.exit_status <= 1
+    return ended and not record.selection and all(p.counts.has_ended for p in record.phases)
 
 
-def _was_judged(entry: Known, tally: RunTally) -> bool:
+def _was_judged(entry: Known, record: RunRecord) -> bool:
     """Whether the phases that an entry names were judged: a criterion is only judged if its job
     passed."""
     judged = {"passed"} if entry.criterion != JOB else {"passed", "failed", "cluster_failed"}
-    return all(tally.phases[name].outcome in judged for name in _phases(entry, tally.phases))
+    outcomes = {phase.phase: phase.outcome for phase in record.phases}
+    return all(outcomes[name] in judged for name in _phases(entry, outcomes))
 
 
-def _failed(entry: Known, tally: RunTally) -> bool:
+def _failed(entry: Known, record: RunRecord) -> bool:
     return any(
-        criterion.result in ("failed", "known") and _names(entry, phase, name)
-        for phase in _phases(entry, tally.phases)
-        for name, criterion in tally.phases[phase].criteria.items()
+        criterion.result in ("failed", "known") and _names(entry, phase.phase, name)
+        for phase in record.phases
+        for name, criterion in phase.criteria.items()
     )

@@ -14,12 +14,11 @@ from markupsafe import Markup
 
 from ..config.metrics import show
 from ..evidence.gpu_model import ANY_GPU
+from ..evidence.run_counts import MissingRecord, Result
 from ..evidence.run_record import (
     FactsRecord,
     HardwareRecord,
-    MissingRecord,
     PhaseRecord,
-    Result,
     RunRecord,
     SpreadRecord,
 )

@@ -15,14 +15,12 @@ import contextlib
 import os
 import shutil
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..criteria.past_annotation import annotate
-from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.history.history_store import store_run
 from ..evidence.run_directory import RunDir, write_atomically, write_json
 from ..evidence.run_record import RunRecord
@@ -30,13 +28,12 @@ from ..evidence.telemetry import to_json_value
 from ..text import sanitize_line
 from .openmetrics import render_metrics
 from .page import page
-from .record_builder import FinishedRun
+from .record_builder import MAX_REMARK, FinishedRun, try_history
 from .run_archive import EvidenceCopier, point_link, prune_runs
 from .summary import add_step_summary
 from .terminal import write_summary
 
 MODE = 0o644  # a node exporter and readers of reports are other users
-MAX_REMARK = 500
 GIVEN_UP = "report_failed.txt"
 
 
@@ -60,7 +57,13 @@ def finish(
     lines, written = list(remarks), True
     try:
         unwritten = publish(
-            record, run.directory, run.target.parent, os.environ, latest=latest, keep_runs=keep_runs
+            record,
+            run.directory,
+            run.target.parent,
+            os.environ,
+            unread=run.unread,
+            latest=latest,
+            keep_runs=keep_runs,
         )
         lines += [*unwritten, f"report: {run.target}"]
     except OSError as error:  # a full disk, say
@@ -87,22 +90,23 @@ def publish(
     report_dir: Path,
     environ: Mapping[str, str],
     *,
+    unread: Sequence[str] = (),
     latest: str = "",
     keep_runs: int | None = None,
 ) -> list[str]:
-    """Complete the record with its past, write the report of the run, and store it in the history.
+    """Write the report of the run, and store it in the history.
 
-    Returns remarks on what could not be written. Raises OSError if report.json cannot be written.
+    `unread` says why the record was not compared with its past, if so. Returns remarks on what
+    could not be read or written. Raises OSError if report.json cannot be written.
     """
     target = report_dir / record.run_id
     target.mkdir(parents=True, exist_ok=True)
-    unread = _try_history(lambda: annotate(record, report_dir))
     write_json(target / "report.json", to_json_value(record.as_json()), mode=MODE)
     copier = EvidenceCopier(run, target)
     for phase in record.phases:
         copier.copy_phase(phase)
-    remarks = unread + _write_views(record, target, environ, copier.will_copy_journal())
-    remarks += _try_history(lambda: store_run(record, report_dir, not unread))
+    remarks = [*unread, *_write_views(record, target, environ, copier.will_copy_journal())]
+    remarks += try_history(lambda: store_run(record, report_dir, not unread))
     for phase in record.phases:
         if phase.outcome == "passed":
             shutil.rmtree(run.phase(phase.phase).output, ignore_errors=True)
@@ -116,17 +120,6 @@ def publish(
         prune_runs(report_dir, keep_runs)
         prune_runs(run.root.parent, keep_runs)
     return [*dict.fromkeys(remarks), *copier.remarks()]
-
-
-def _try_history(work: Callable[[], None]) -> list[str]:
-    """Read or write the history; a remark if that failed."""
-    try:
-        work()
-    except HistoryUnusable as error:
-        return [str(error)]
-    except Exception as error:  # unforeseen damage: the report comes first
-        return [sanitize_line(f"history: {type(error).__name__}: {error}")[:MAX_REMARK]]
-    return []
 
 
 def _write_views(

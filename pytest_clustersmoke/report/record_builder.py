@@ -1,11 +1,12 @@
-"""Builds the record of a run from what its jobs left behind and from its verdict."""
+"""Builds the record of a run: from its tally, which decides the verdict, from the evidence that its
+jobs left behind, and from the past. Every view is rendered from the complete record."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,27 +16,32 @@ from ..config.marker import size_mark
 from ..config.metrics import METRICS, compare
 from ..config.phase import Phase
 from ..config.profile import Profile, Reference
+from ..criteria.past_annotation import annotate
 from ..criteria.past_criterion import read_judgement
 from ..evidence.fingerprint import fingerprint_of
+from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.phase_result import PhaseResult, collect_phase, with_bounds
+from ..evidence.run_counts import RunTally
 from ..evidence.run_directory import RunDir
 from ..evidence.run_record import (
     SCHEMA,
     MetricRecord,
     NodeRecord,
-    PhaseRecord,
+    ProofRecord,
     ReferenceRecord,
     RemarkRecord,
     RunRecord,
 )
 from ..evidence.telemetry import read_events
 from ..preflight.observed_variables import remark_on_job
+from ..text import sanitize_line
 from .acknowledgements import Acknowledgements
 from .node_records import FactsCollector, find_differences
 from .rank_records import mean_losses, rank_records
 from .topology import build_topology
-from .verdict import RunTally, RunVerdict
+from .verdict import INCONCLUSIVE, RunVerdict, judge_record
 
+MAX_REMARK = 500
 # The job fields of result.json, for a job whose end nobody observed.
 JOB_UNKNOWN: dict[str, Any] = {
     "job_id": "",
@@ -54,39 +60,80 @@ JOB_UNKNOWN: dict[str, Any] = {
     "findings": [],
 }
 NEVER_ENDED = "the run ended before the job did"
+# The fields of a phase whose evidence has not been read.
+NO_EVIDENCE: dict[str, Any] = {
+    **JOB_UNKNOWN,
+    "world_size": 0,
+    "marks": [],
+    "args": {},
+    "nodes": [],
+    "ranks": [],
+    "versions": {},
+    "hardware": "",
+    "shape": "",
+    "transport": "",
+    "topology": None,
+    "metrics": {},
+    "loss": [],
+    "trend": None,
+    "changed": [],
+    "remarks": [],
+    "stage_seconds": {},
+}
+# The fields of a run that follow from its evidence or its verdict.
+UNJUDGED: dict[str, Any] = {
+    "verdict": INCONCLUSIVE,
+    "sentence": "",
+    "failed": [],
+    "not_measured": [],
+    "missing": [],
+    "known": [],
+    "known_remarks": [],
+    "selection": "",
+    "partial": "",
+    "changes": [],
+    "nodes": [],
+    "differences": [],
+}
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run whose jobs have ended: its directories, run.json, tally and verdict."""
+    """A run whose jobs have ended: its directories, run.json and tally."""
 
     directory: RunDir
     target: Path  # its report
     about: Mapping[str, Any]  # run.json
     tally: RunTally
-    verdict: RunVerdict
     profile: Profile | None = None
     phases: Mapping[str, Phase] = field(default_factory=dict)
     absences: tuple[str, ...] = ()
     acknowledgements: Acknowledgements | None = None
-    proof: Mapping[str, Any] | None = None  # ProofRecord as plain data
+    proof: ProofRecord | None = None
     results: Mapping[str, PhaseResult] = field(default_factory=dict)  # already read
+    unread: list[str] = field(default_factory=list)  # why the past is not in the record, if so
+
+    @cached_property
+    def verdict(self) -> RunVerdict:
+        """The verdict, known even if the evidence cannot be read."""
+        return judge_record(count_run(self))
 
     @cached_property
     def record(self) -> RunRecord:
-        """The record, from which every view is rendered."""
+        """The complete record, from which every view is rendered."""
         return make_record(self)
 
 
-def make_record(run: FinishedRun) -> RunRecord:
-    """The record of a finished run. Raises ValueError if run.json is unusable."""
-    results = {name: run.results.get(name) or _read_phase(run, name) for name in run.tally.phases}
-    collector = FactsCollector()
-    for result in results.values():
-        collector.add(result)
-    entries = run.acknowledgements
-    about, verdict, nodes = run.about, run.verdict, collector.records()
-    proof = {} if run.proof is None else {"proof": run.proof}
+def count_run(
+    run: FinishedRun, evidence: Mapping[str, Mapping[str, Any]] | None = None
+) -> RunRecord:
+    """The record of what was counted, with the evidence of each phase, but not judged. Raises
+    ValueError if run.json is unusable."""
+    about, evidence = run.about, evidence or {}
+    phases = [
+        {"phase": name, **NO_EVIDENCE, **evidence.get(name, {}), **phase.as_dict()}
+        for name, phase in run.tally.phases.items()
+    ]
     return RunRecord.model_validate(
         {
             "schema": SCHEMA,
@@ -98,26 +145,49 @@ def make_record(run: FinishedRun) -> RunRecord:
             "evidence": str(run.directory.root),
             "begun": about["begun"],
             "written": time.time(),
-            "verdict": verdict.name,
-            "sentence": verdict.sentence,
-            "failed": verdict.failed,
-            "not_measured": verdict.not_measured,
-            "missing": [asdict(missing) for missing in verdict.missing],
-            "known": [asdict(known) for known in verdict.known],
-            "known_remarks": entries.remarks(run.tally, results) if entries else [],
-            "phases_chosen": list(run.tally.phases),
-            "phases_of_cluster": run.tally.phases_of_cluster,
-            "selection": verdict.scope,
-            "interrupted": run.tally.interrupted,
-            "partial": verdict.partial,
+            **UNJUDGED,
+            **run.tally.as_dict(),
             "absent_phases": list(run.absences),
-            "changes": [],
-            "nodes": nodes,
-            "differences": find_differences(nodes),
-            "phases": [phase_record(result, run) for result in results.values()],
-            **proof,
+            "phases": phases,
+            **({} if run.proof is None else {"proof": run.proof}),
         }
     )
+
+
+def make_record(run: FinishedRun) -> RunRecord:
+    """The complete record of a finished run. Raises ValueError if run.json is unusable."""
+    results = {name: run.results.get(name) or _read_phase(run, name) for name in run.tally.phases}
+    evidence = {name: describe_phase(result, run) for name, result in results.items()}
+    record = count_run(run, evidence)
+    store_verdict(record, judge_record(record))
+    collector = FactsCollector()
+    for result in results.values():
+        collector.add(result)
+    record.nodes = collector.records()
+    record.differences = find_differences(record.nodes)
+    if run.acknowledgements is not None:
+        record.known_remarks = run.acknowledgements.remarks(record)
+    run.unread[:] = try_history(lambda: annotate(record, run.target.parent))
+    return record
+
+
+def try_history(work: Callable[[], None]) -> list[str]:
+    """Read or write the history; a remark if that failed."""
+    try:
+        work()
+    except HistoryUnusable as error:
+        return [str(error)]
+    except Exception as error:  # unforeseen damage: the report comes first
+        return [sanitize_line(f"history: {type(error).__name__}: {error}")[:MAX_REMARK]]
+    return []
+
+
+def store_verdict(record: RunRecord, verdict: RunVerdict) -> None:
+    """Write the verdict into the record that it was judged from."""
+    record.verdict, record.sentence = verdict.name, verdict.sentence
+    record.failed, record.known = verdict.failed, verdict.known
+    record.missing, record.not_measured = verdict.missing, verdict.not_measured
+    record.selection, record.partial = verdict.scope, verdict.partial
 
 
 def _read_phase(run: FinishedRun, name: str) -> PhaseResult:
@@ -126,48 +196,39 @@ def _read_phase(run: FinishedRun, name: str) -> PhaseResult:
     return with_bounds(result, run.profile) if run.profile else result
 
 
-def phase_record(result: PhaseResult, run: FinishedRun) -> PhaseRecord:
-    """Everything known about one phase."""
-    fingerprint, counted = fingerprint_of(result), run.tally.phases[result.name]
-    return PhaseRecord.model_validate(
-        {
-            **_job(result, run),
-            "phase": result.name,
-            "known": asdict(counted.known) if counted.known else None,
-            "world_size": result.world_size,
-            "marks": _marks(result),
-            "args": dict(result.args),
-            "nodes": [
-                NodeRecord(node_rank=node.node_rank, node=node.name, host=node.host)
-                for node in result.nodes
-            ],
-            "ranks": rank_records(result),
-            "versions": fingerprint.versions,
-            "hardware": fingerprint.hardware,
-            "shape": fingerprint.shape,
-            "transport": result.transport_summary(),
-            "topology": build_topology(result),
-            "metrics": _metrics(result),
-            "loss": mean_losses(result),
-            "trend": None,
-            "changed": [],
-            "remarks": _remarks(result, run),
-            "stage_seconds": result.stage_seconds(),
-            "criteria": {name: criterion.as_dict() for name, criterion in counted.criteria.items()},
-            "all_criteria": counted.all_reported,
-            "not_measured": sorted(counted.unmeasured),
-        }
-    )
+def describe_phase(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
+    """What the job of a phase left behind, for its record."""
+    fingerprint = fingerprint_of(result)
+    return {
+        **_describe_job(result, run),
+        "world_size": result.world_size,
+        "marks": _marks(result),
+        "args": dict(result.args),
+        "nodes": [
+            NodeRecord(node_rank=node.node_rank, node=node.name, host=node.host)
+            for node in result.nodes
+        ],
+        "ranks": rank_records(result),
+        "versions": fingerprint.versions,
+        "hardware": fingerprint.hardware,
+        "shape": fingerprint.shape,
+        "transport": result.transport_summary(),
+        "topology": build_topology(result),
+        "metrics": _metrics(result),
+        "loss": mean_losses(result),
+        "remarks": _remarks(result, run),
+        "stage_seconds": result.stage_seconds(),
+    }
 
 
-def _job(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
+def _describe_job(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
     """The fields of result.json; without one, what the journal says about the submission."""
     job = {key: value for key, value in result.job.items() if key != "schema"}
     if not job:
         journal = read_events(run.directory.journal)
         sent = [event for event in journal.named("submitted") if event.get("phase") == result.name]
         job = {"reason": NEVER_ENDED, "job_id": str(sent[-1].get("job_id")) if sent else ""}
-    return {**JOB_UNKNOWN, **job}
+    return job
 
 
 def _marks(result: PhaseResult) -> list[str]:

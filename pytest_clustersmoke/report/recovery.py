@@ -7,21 +7,21 @@ still be running: nothing cancelled them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..config.cluster_file import load
 from ..config.profile import Profile
+from ..criteria.past_annotation import annotate
 from ..evidence.locks import seize_run
 from ..evidence.phase_result import OUTCOMES
+from ..evidence.run_counts import CriterionRecord, KnownRecord, RunTally
 from ..evidence.run_directory import RUN_ID, RunDir, read_json
 from ..evidence.run_record import RunRecord
-from ..evidence.telemetry import EventWriter, read_events
+from ..evidence.telemetry import Events, EventWriter, read_events
 from ..text import UsageProblems
 from .publication import GIVEN_UP, mark_unreportable, publish
-from .record_builder import FinishedRun, make_record
-from .verdict import CriterionResult, KnownFailure, RunTally, judge
+from .record_builder import FinishedRun, make_record, try_history
 
 RESULTS = ("passed", "failed", "skipped", "known")
 
@@ -50,20 +50,20 @@ def _report(
     written = read_json(target / "report.json")
     if written is not None and written.get("run_id") == target.name:
         return _complete(target, run, RunRecord.model_validate(written))
-    tally, partial = _tally(run, about)
-    verdict = replace(judge(tally), partial=partial)
-    profile = _profile(about, environ)
-    record = make_record(FinishedRun(run, target, about, tally, verdict, profile))
+    tally, profile = _count_journal(run, about), _profile(about, environ)
+    finished = FinishedRun(run, target, about, tally, profile)
+    record = make_record(finished)
     _close(run)
     # No environment: the summary of the current CI step must not get this run.
-    remarks = publish(record, run, target.parent, {})
-    return [f"run {target.name}: {partial}; its report is written now: {target}", *remarks]
+    remarks = publish(record, run, target.parent, {}, unread=finished.unread)
+    return [f"run {target.name}: {record.partial}; its report is written now: {target}", *remarks]
 
 
 def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
     """Finish a report whose controller was killed after it had written report.json."""
     _close(run)
-    remarks = publish(record, run, target.parent, {})
+    unread = try_history(lambda: annotate(record, target.parent))
+    remarks = publish(record, run, target.parent, {}, unread=unread)
     if not _is_whole(target):  # for example, its journal is too large: do not try again
         mark_unreportable(target, "the evidence cannot be copied")
     line = f"run {target.name}: killed before its report was complete; it is complete now: {target}"
@@ -102,23 +102,32 @@ def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]
             yield target, run, about
 
 
-def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[RunTally, str]:
-    """The tally from the journal, and how the run ended, in words."""
-    tally = RunTally(frozenset(about.get("require", ())), interrupted=True)
+def _count_journal(run: RunDir, about: Mapping[str, Any]) -> RunTally:
+    """The tally of a run from its journal."""
+    tally = RunTally(interrupted=True)
     tally.phases_of_cluster = [str(name) for name in about.get("phases_of_cluster", ())]
-    tally.selection = str(about.get("selection", ""))
+    tally.counts.require = sorted(map(str, about.get("require", ())))
+    tally.counts.selection = str(about.get("selection", ""))
     for name in about.get("phases_chosen", ()):
         outcome = (read_json(run.phase(str(name)).result) or {}).get("outcome")
-        tally.phase(str(name)).outcome = outcome if outcome in OUTCOMES else ""
+        phase = tally.phase(str(name))
+        if outcome in OUTCOMES:
+            phase.end(outcome)
     journal = read_events(run.journal)
     for event in journal.named("judged"):
-        phase = tally.phases.get(str(event.get("phase")))
-        if phase is not None and event.get("result") in RESULTS:
-            phase.criteria[str(event.get("criterion"))] = _criterion(event)
-    tally.other_failures = sum(1 for _ in journal.named("failed"))
+        judged = tally.phases.get(str(event.get("phase")))
+        if judged is not None and event.get("result") in RESULTS:
+            judged.criteria[str(event.get("criterion"))] = _criterion(event)
+    tally.counts.other_failures = sum(1 for _ in journal.named("failed"))
+    tally.counts.cut_off = _describe_end(journal, tally)
+    return tally
+
+
+def _describe_end(journal: Events, tally: RunTally) -> str:
+    """How the run ended, in words."""
     closed = journal.last("closed")
     if closed is not None and not closed.get("recovered"):
-        return tally, "its report could not be written at its end"
+        return "its report could not be written at its end"
     ended = {event.get("job_id") for event in journal.named("ended")}  # also of reruns
     left = [
         str(event["job_id"])
@@ -131,19 +140,19 @@ def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[RunTally, str]:
         jobs = (
             f"; job{'s' * several} {', '.join(left)} {'were' if several else 'was'} not cancelled"
         )
-    return tally, f"its controller was killed{jobs}"
+    return f"its controller was killed{jobs}"
 
 
-def _criterion(event: Mapping[str, Any]) -> CriterionResult:
+def _criterion(event: Mapping[str, Any]) -> CriterionRecord:
     known, judged, owner = event.get("known"), event.get("judged"), None
     if isinstance(known, dict) and {*known} == {"what", "reason", "until", "where"}:
-        owner = KnownFailure(**{key: str(value) for key, value in known.items()})
-    kinds = tuple(map(str, judged)) if isinstance(judged, list) else ()
-    return CriterionResult(event["result"], str(event.get("text")), owner, kinds)
+        owner = KnownRecord(**{key: str(value) for key, value in known.items()})
+    kinds = ",".join(map(str, judged)) if isinstance(judged, list) else ""
+    return CriterionRecord.of(event["result"], str(event.get("text")), owner, kinds)
 
 
 def _is_over(tally: RunTally, phase: object) -> bool:
-    return phase in tally.phases and bool(tally.phases[str(phase)].outcome)
+    return phase in tally.phases and tally.phases[str(phase)].counts.has_ended
 
 
 def _close(run: RunDir) -> None:

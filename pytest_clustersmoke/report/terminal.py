@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ..evidence.run_record import GateRecord, KnownRecord, PhaseRecord, RunRecord
+from ..evidence.run_counts import KnownRecord
+from ..evidence.run_record import GateRecord, PhaseRecord, RunRecord
 from ..preflight.variable_remarks import format_remarks, group_remarks
 from ..text import WARNING, Problem, format_seconds, sanitize_line, sanitize_lines, shorten_lines
 from .phase_table import COLUMNS, NUMBERS, explain_failures, judge_phase, phase_row
@@ -83,7 +84,7 @@ def _aligned(rows: list[Sequence[str]], numbers: Iterable[str] = ()) -> Iterator
 
 def known_words(known: KnownRecord) -> str:
     """A known failure: what, why, until when, and the entry's file:line."""
-    return f"{known.what}: {known.reason} (known until {known.until}, {known.where})"
+    return f"{known.what}: {known.sentence}"
 
 
 def _off_past(phases: Iterable[PhaseRecord]) -> Iterator[str]:

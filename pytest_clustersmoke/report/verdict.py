@@ -1,20 +1,26 @@
-"""FIT, UNFIT or INCONCLUSIVE with its exit status: a pure function of a run's tally.
+"""FIT, UNFIT or INCONCLUSIVE with its exit status: a pure function of a run's record.
 
-UNFIT: something failed. INCONCLUSIVE: nothing failed, but something required was not measured, or a
-failure is known, or an xfail has no entry of `known`. UNFIT beats INCONCLUSIVE; a verdict is never
-better than its evidence. A proof has a verdict of its own.
+It depends on the outcomes of the jobs, on the results of their criteria, and on `counts`; never on
+what was measured. UNFIT: something failed. INCONCLUSIVE: nothing failed, but something required was
+not measured, or a failure is known, or an xfail has no entry of `known`. UNFIT beats INCONCLUSIVE;
+a verdict is never better than its evidence. A proof has a verdict of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.metric import RESULT
-
-JOB = "job"  # the name under which a job is listed among the criteria of its phase
+from ..evidence.run_counts import (
+    JOB,
+    UNSTAGED_GATE,
+    WRONG_GATE,
+    KnownRecord,
+    MissingRecord,
+)
+from ..evidence.run_record import PhaseRecord, ProofRecord, RunRecord
 
 # A phase is FIT only if these could be judged where they were looked at, whatever its cluster
 # requires: the proofs that training is correct, and the result itself. The sentence names those of
@@ -28,157 +34,6 @@ EXIT_STATUSES = {FIT: 0, PROVEN: 0, UNFIT: 1, NOT_PROVEN: 1, INCONCLUSIVE: EXIT_
 
 
 @dataclass(frozen=True)
-class KnownFailure:
-    """A failure that an entry of `known` in cluster.yaml covers."""
-
-    what: str
-    reason: str
-    until: str
-    where: str
-
-    @property
-    def sentence(self) -> str:
-        """The reason, the last day, and the entry's file:line."""
-        return f"{self.reason} (known until {self.until}, {self.where})"
-
-
-@dataclass(frozen=True)
-class CriterionResult:
-    """The result of one criterion."""
-
-    result: Literal["passed", "failed", "skipped", "known"]
-    text: str = ""
-    known: KnownFailure | None = None
-    judged: tuple[str, ...] = ()  # the kinds of criteria that it judged
-
-    def as_dict(self) -> dict[str, Any]:
-        made = asdict(self)
-        return {name: value for name, value in made.items() if value not in (None, ())}
-
-
-@dataclass(frozen=True)
-class MissingMeasurement:
-    """Something that was required and not measured; not about one phase or kind if that is
-    empty."""
-
-    reason: str
-    phase: str = ""
-    kind: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.phase}: {self.reason}" if self.phase else self.reason
-
-
-@dataclass
-class PhaseTally:
-    """The counts of one selected phase."""
-
-    name: str
-    outcome: str = ""  # of its job; empty until the job has ended
-    criteria: dict[str, CriterionResult] = field(default_factory=dict)  # that reported, and the job
-    defined: frozenset[str] | None = None  # all criteria of its class; None: unknown
-    selected: frozenset[str] = frozenset()  # the defined criteria that were to run
-    judged: set[str] = field(default_factory=set)  # kinds that a criterion judged
-    unmeasured: set[str] = field(default_factory=set)  # kinds that a criterion could not judge
-    sides: frozenset[str] = frozenset()  # where its ranks communicate: inside nodes, between them
-
-    @property
-    def reported(self) -> set[str]:
-        """The criteria that reported a result."""
-        return set(self.criteria) - {JOB}
-
-    @property
-    def all_reported(self) -> bool:
-        """Whether every criterion reported; False if the criteria are unknown."""
-        return self.defined is not None and self.defined <= self.reported
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether some criteria were not selected."""
-        return bool((self.defined or frozenset()) - self.selected)
-
-    @property
-    def failed_criteria(self) -> list[str]:
-        """The names of the criteria that failed."""
-        return [name for name, criterion in self.criteria.items() if criterion.result == "failed"]
-
-    @property
-    def known(self) -> KnownFailure | None:
-        """The entry that covers the failure of its job."""
-        return self.criteria[JOB].known if JOB in self.criteria else None
-
-    def known_failures(self) -> list[KnownFailure]:
-        """Known failures: that of the job, otherwise those of criteria."""
-        if self.known is not None:
-            return [self.known]
-        return [
-            criterion.known for criterion in self.criteria.values() if criterion.known is not None
-        ]
-
-    def failure_words(self) -> str:
-        """What failed, in words; empty if nothing did."""
-        if self.outcome in ("failed", "cluster_failed") and self.known is None:
-            return f"{self.name}: {self.outcome}"
-        if self.failed_criteria and (self.outcome == "passed" or self.known is not None):
-            return f"{self.name}: {', '.join(self.failed_criteria)}"
-        return ""
-
-
-@dataclass
-class RunTally:
-    """The counts of a run: everything its verdict depends on."""
-
-    require: frozenset[str] = frozenset()  # kinds of criteria without which no phase is FIT
-    phases: dict[str, PhaseTally] = field(default_factory=dict)  # those selected
-    phases_of_cluster: list[str] = field(default_factory=list)
-    selection: str = ""  # what was selected or changed, in words
-    undefined: list[str] = field(default_factory=list)  # phases of the cluster that no test defines
-    is_whole: bool = False  # all files were collected: a phase without a test has none anywhere
-    skipped_files: list[str] = field(default_factory=list)  # at collection, with the reason
-    other_failures: int = 0  # of tests outside the phases
-    crashed: list[str] = field(default_factory=list)  # tests during which an xdist worker died
-    interrupted: bool = False
-    exitstatus: int = 0  # pytest's own
-
-    def phase(self, name: str) -> PhaseTally:
-        return self.phases.setdefault(name, PhaseTally(name))
-
-    @property
-    def ended_early(self) -> bool:
-        """Whether pytest ended before all tests were done."""
-        return self.exitstatus > 1
-
-    def reported(self) -> tuple[int, int]:
-        """How many criteria of the selected phases reported, and how many there are."""
-        phases = [phase for phase in self.phases.values() if phase.defined is not None]
-        reported = sum(len(phase.reported & (phase.defined or set())) for phase in phases)
-        return reported, sum(len(phase.defined or ()) for phase in phases)
-
-    def scope(self) -> str:
-        """The part that the verdict covers; empty if it covers everything."""
-        reported, every = self.reported()
-        return self.selection or (f"{reported} of {every} criteria" if reported < every else "")
-
-
-@dataclass
-class ProofTally:
-    """The results of a proof: lists of the faults whose gates were planned, proven and so on."""
-
-    cluster: str
-    date: str
-    planned: list[str] = field(default_factory=list)
-    proven: list[str] = field(default_factory=list)
-    stayed_green: list[str] = field(default_factory=list)
-    # Red, but in the wrong place or for another reason.
-    wrong: list[str] = field(default_factory=list)
-    not_staged: list[str] = field(default_factory=list)
-
-    def unjudged(self) -> list[str]:
-        judged = {*self.proven, *self.stayed_green, *self.wrong, *self.not_staged}
-        return [name for name in self.planned if name not in judged]
-
-
-@dataclass(frozen=True)
 class RunVerdict:
     """The verdict of a run on its cluster, or of a proof on its gates."""
 
@@ -187,8 +42,8 @@ class RunVerdict:
     sentence: str  # the name with its scope and reasons
     scope: str  # the part that it covers; empty if it covers everything
     failed: list[str]
-    missing: list[MissingMeasurement]
-    known: list[KnownFailure]
+    missing: list[MissingRecord]
+    known: list[KnownRecord]
     partial: str  # why the run is incomplete; empty if it is complete
 
     @property
@@ -197,168 +52,233 @@ class RunVerdict:
         return [str(missing) for missing in self.missing]
 
 
-def judge(run: RunTally) -> RunVerdict:
-    """The verdict on the cluster."""
-    failed, missing = _failed(run), _find_missing(run)
-    known = [failure for phase in run.phases.values() for failure in phase.known_failures()]
-    fit = any(phase.outcome for phase in run.phases.values()) and run.exitstatus == 0
+def judge_record(record: RunRecord) -> RunVerdict:
+    """The verdict on the cluster; of a proof, that on the gates, which says nothing about it."""
+    if record.proof is not None:
+        return _judge_gates(record, record.proof)
+    failed, missing = _list_failed(record), _find_missing(record)
+    known = [failure for phase in record.phases for failure in _known_failures(phase)]
+    fit = any(phase.counts.has_ended for phase in record.phases) and record.counts.exit_status == 0
     if failed:
         name, reasons = UNFIT, failed
     else:
-        name = INCONCLUSIVE if missing or known or run.interrupted or not fit else FIT
+        name = INCONCLUSIVE if missing or known or record.interrupted or not fit else FIT
         reasons = [
             *map(str, missing),
             *(f"{failure.what} is known to fail until {failure.until}" for failure in known),
         ]
-    count = _count(run, name)
-    unjudged = [phase.name for phase in run.phases.values() if not phase.criteria]
-    return _verdict(run, name, count, reasons, failed, missing, known, unjudged)
+    unjudged = [phase.phase for phase in record.phases if not phase.criteria]
+    verdict = _make_verdict(record, name, _count_phases(record, name), reasons, unjudged)
+    return replace(verdict, failed=failed, missing=missing, known=known)
 
 
-def judge_proof(proof: ProofTally, run: RunTally) -> RunVerdict:
-    """The verdict on the gates, which says nothing about the cluster."""
-    unjudged = proof.unjudged()
-    failed = _reasons({"stayed green": proof.stayed_green, "not as expected": proof.wrong})
-    reasons = _reasons({"could not be staged": proof.not_staged, "not judged": unjudged})
-    missing = [MissingMeasurement(reason) for reason in reasons]
-    is_open = missing or run.interrupted or run.ended_early or not proof.planned
+def _judge_gates(record: RunRecord, proof: ProofRecord) -> RunVerdict:
+    by_status = {
+        status: [gate.fault for gate in proof.gates if gate.status == status]
+        for status in (WRONG_GATE, UNSTAGED_GATE)
+    }
+    judged = {gate.fault for gate in proof.gates}
+    unjudged = [name for name in proof.planned if name not in judged]
+    failed = _list_reasons(
+        {"stayed green": proof.stayed_green, "not as expected": by_status[WRONG_GATE]}
+    )
+    reasons = _list_reasons(
+        {"could not be staged": by_status[UNSTAGED_GATE], "not judged": unjudged}
+    )
+    missing = [MissingRecord(phase="", kind="", reason=reason) for reason in reasons]
+    is_open = missing or record.interrupted or _ended_early(record) or not proof.planned
     name = NOT_PROVEN if failed else INCONCLUSIVE if is_open else PROVEN
     proven = f"{len(proof.proven)} of {len(proof.planned)} gates proven"
     count = f"{proven} on {proof.cluster}, {proof.date}"
-    return _verdict(run, name, count, [*failed, *reasons], failed, missing, [], unjudged)
+    verdict = _make_verdict(record, name, count, [*failed, *reasons], unjudged)
+    return replace(verdict, failed=failed, missing=missing)
 
 
-def _verdict(
-    run: RunTally,
-    name: str,
-    count: str,
-    reasons: list[str],
-    failed: list[str],
-    missing: list[MissingMeasurement],
-    known: list[KnownFailure],
-    unjudged: list[str],
+def _list_reasons(names: dict[str, list[str]]) -> list[str]:
+    return [f"{words}: {', '.join(listed)}" for words, listed in names.items() if listed]
+
+
+def _make_verdict(
+    record: RunRecord, name: str, count: str, reasons: list[str], unjudged: list[str]
 ) -> RunVerdict:
-    if run.interrupted and not reasons:
+    """The verdict of this name and reasons, without their lists."""
+    selection = record.counts.selection
+    if record.interrupted and not reasons:
         reasons = ["interrupted"]
-    scope = f" for {run.selection}" if run.selection else ""
+    scope = f" for {selection}" if selection else ""
     why = f" ({'; '.join(reasons)})" if reasons else ""
+    reported, every = _count_criteria(record)
     return RunVerdict(
         name=name,
-        exit_status=run.exitstatus if run.ended_early else EXIT_STATUSES[name],
-        sentence=f"{name}{scope}: {count}{why}{_unproven(run)}",
-        scope=run.scope(),
-        failed=failed,
-        missing=missing,
-        known=known,
-        partial=_partial(run, unjudged),
+        exit_status=record.counts.exit_status if _ended_early(record) else EXIT_STATUSES[name],
+        sentence=f"{name}{scope}: {count}{why}{_describe_unproven(record)}",
+        scope=selection or (f"{reported} of {every} criteria" if reported < every else ""),
+        failed=[],
+        missing=[],
+        known=[],
+        partial=_describe_end(record, unjudged),
     )
 
 
-def _unproven(run: RunTally) -> str:
+def _ended_early(record: RunRecord) -> bool:
+    """Whether pytest ended before all tests were done."""
+    return record.counts.exit_status > 1
+
+
+def _describe_end(record: RunRecord, unjudged: list[str]) -> str:
+    """Why the run is incomplete; empty if it is complete."""
+    if record.counts.cut_off:
+        return record.counts.cut_off
+    if record.interrupted:
+        return "the run was interrupted"
+    if _ended_early(record):
+        return f"pytest ended early with exit status {record.counts.exit_status}"
+    return f"no result for {', '.join(unjudged)}" if unjudged else ""
+
+
+def _describe_unproven(record: RunRecord) -> str:
     """What could not be proven of the programs, by phase, for the end of the sentence."""
     by_kinds: dict[str, list[str]] = {}
-    for phase in run.phases.values():
-        kinds = ", ".join(kind for kind in OF_PROGRAM if kind in phase.unmeasured)
-        by_kinds.setdefault(kinds, []).append(phase.name)
+    for phase in record.phases:
+        kinds = ", ".join(kind for kind in OF_PROGRAM if kind in phase.not_measured)
+        by_kinds.setdefault(kinds, []).append(phase.phase)
     by_kinds.pop("", None)
     listed = [f"{', '.join(phases)}: {kinds}" for kinds, phases in by_kinds.items()]
     return f"; not proven: {'; '.join(listed)}" if listed else ""
 
 
-def _count(run: RunTally, verdict: str) -> str:
+def _count_phases(record: RunRecord, verdict: str) -> str:
     """How many of the cluster's phases failed, passed or finished, in words."""
-    phases = run.phases.values()
     if verdict == UNFIT:
-        number, state = sum(bool(phase.failure_words()) for phase in phases), "failed"
+        number, state = sum(bool(_describe_failure(phase)) for phase in record.phases), "failed"
     elif verdict == FIT:
-        number, state = sum(phase.outcome == "passed" for phase in phases), "passed"
+        number, state = sum(phase.outcome == "passed" for phase in record.phases), "passed"
     else:
-        ended = [phase for phase in phases if phase.outcome and phase.outcome not in NOT_MEASURED]
-        number, state = len(ended), "finished"
-    reported, every = run.reported()
+        number, state = (
+            sum(phase.outcome not in NOT_MEASURED for phase in record.phases),
+            "finished",
+        )
+    reported, every = _count_criteria(record)
     criteria = f", {reported} of {every} criteria reported" if reported < every else ""
-    return f"{number} of {len(run.phases_of_cluster)} phases {state}{criteria}"
+    return f"{number} of {len(record.phases_of_cluster)} phases {state}{criteria}"
 
 
-def _partial(run: RunTally, unjudged: list[str]) -> str:
-    if run.interrupted:
-        return "the run was interrupted"
-    if run.ended_early:
-        return f"pytest ended early with exit status {run.exitstatus}"
-    return f"no result for {', '.join(unjudged)}" if unjudged else ""
+def _count_criteria(record: RunRecord) -> tuple[int, int]:
+    """How many criteria of the selected phases reported, and how many there are."""
+    defined = [(phase, {*(phase.counts.defined or ())}) for phase in record.phases]
+    reported = sum(len(criteria & _reported(phase)) for phase, criteria in defined)
+    return reported, sum(len(criteria) for _, criteria in defined)
 
 
-def _reasons(names: dict[str, list[str]]) -> list[str]:
-    return [f"{words}: {', '.join(listed)}" for words, listed in names.items() if listed]
+def _reported(phase: PhaseRecord) -> set[str]:
+    """The criteria that reported a result."""
+    return {*phase.criteria} - {JOB}
 
 
-def _failed(run: RunTally) -> list[str]:
+# What failed, and what is missing
+
+
+def _list_failed(record: RunRecord) -> list[str]:
     """Everything that failed, in words."""
-    reasons = [words for phase in run.phases.values() if (words := phase.failure_words())]
-    reasons += [f"a pytest-xdist worker died in {test}" for test in run.crashed]
-    return reasons + (["tests outside the phases failed"] if run.other_failures else [])
+    reasons = [words for phase in record.phases if (words := _describe_failure(phase))]
+    reasons += [f"a pytest-xdist worker died in {test}" for test in record.counts.crashed_tests]
+    return reasons + (["tests outside the phases failed"] if record.counts.other_failures else [])
 
 
-def _find_missing(run: RunTally) -> list[MissingMeasurement]:
+def _describe_failure(phase: PhaseRecord) -> str:
+    """What failed, in words; empty if nothing did."""
+    if phase.outcome in ("failed", "cluster_failed") and phase.known is None:
+        return f"{phase.phase}: {phase.outcome}"
+    failed = _failed_criteria(phase)
+    if failed and (phase.outcome == "passed" or phase.known is not None):
+        return f"{phase.phase}: {', '.join(failed)}"
+    return ""
+
+
+def _failed_criteria(phase: PhaseRecord) -> list[str]:
+    return [name for name, criterion in phase.criteria.items() if criterion.result == "failed"]
+
+
+def _known_failures(phase: PhaseRecord) -> list[KnownRecord]:
+    """Known failures: that of the job, otherwise those of criteria."""
+    if phase.known is not None:
+        return [phase.known]
+    return [criterion.known for criterion in phase.criteria.values() if criterion.known is not None]
+
+
+def _find_missing(record: RunRecord) -> list[MissingRecord]:
     """Everything required that was not measured."""
-    phases = run.phases.values()
-    passed = [phase for phase in phases if phase.outcome == "passed"]
     found = [
-        MissingMeasurement(phase.outcome, phase.name)
-        for phase in phases
-        if phase.outcome in NOT_MEASURED and phase.known is None
+        _missing(phase, phase.outcome)
+        for phase in record.phases
+        if phase.counts.has_ended and phase.outcome in NOT_MEASURED and phase.known is None
     ]
-    found += [MissingMeasurement("no result", phase.name) for phase in phases if not phase.outcome]
+    found += [_missing(phase, "no result") for phase in record.phases if not phase.counts.has_ended]
     found += [
-        MissingMeasurement(f"{kind} not measured", phase.name, kind)
-        for phase in phases
-        for kind in sorted(phase.unmeasured & (run.require | ALWAYS_REQUIRED))
+        _missing(phase, f"{kind} not measured", kind)
+        for phase in record.phases
+        for kind in phase.not_measured
+        if kind in _required(record)
     ]
-    found += _undefined_phases(run)
-    for find_missing in (_uncovered_xfails, _unreported, _unjudged_kinds):
-        found += [missing for phase in passed for missing in find_missing(phase, run)]
-    known = any(phase.known_failures() for phase in phases)
-    if run.exitstatus == 1 and not found and not known and not _failed(run):
-        found.append(MissingMeasurement("pytest counts a failure that no test reported"))
+    found += _find_undefined(record)
+    passed = [phase for phase in record.phases if phase.outcome == "passed"]
+    for find_missing in (_find_uncovered_xfails, _find_unreported, _find_unjudged_kinds):
+        found += [missing for phase in passed for missing in find_missing(phase, record)]
+    known = any(_known_failures(phase) for phase in record.phases)
+    if record.counts.exit_status == 1 and not found and not known and not _list_failed(record):
+        words = "pytest counts a failure that no test reported"
+        found.append(MissingRecord(phase="", kind="", reason=words))
     return found
 
 
-def _undefined_phases(run: RunTally) -> list[MissingMeasurement]:
+def _missing(phase: PhaseRecord, reason: str, kind: str = "") -> MissingRecord:
+    return MissingRecord(phase=phase.phase, kind=kind, reason=reason)
+
+
+def _required(record: RunRecord) -> frozenset[str]:
+    """The kinds that must not be left unmeasured."""
+    return ALWAYS_REQUIRED.union(record.counts.require)
+
+
+def _find_undefined(record: RunRecord) -> list[MissingRecord]:
     """Phases of cluster.yaml that no test defines."""
-    if run.undefined and run.skipped_files:  # they may define the phases
-        files, absent = ", ".join(run.skipped_files), ", ".join(run.undefined)
-        return [MissingMeasurement(f"{absent}: not collected; files skipped as a whole: {files}")]
+    counts = record.counts
+    if counts.undefined_phases and counts.skipped_files:  # they may define the phases
+        files, absent = ", ".join(counts.skipped_files), ", ".join(counts.undefined_phases)
+        words = f"{absent}: not collected; files skipped as a whole: {files}"
+        return [MissingRecord(phase="", kind="", reason=words)]
+    if not counts.is_whole:
+        return []
     words = "listed in cluster.yaml, but no collected test defines it"
-    return [MissingMeasurement(words, name) for name in run.undefined] if run.is_whole else []
+    return [MissingRecord(phase=name, kind="", reason=words) for name in counts.undefined_phases]
 
 
-def _uncovered_xfails(phase: PhaseTally, run: RunTally) -> Iterable[MissingMeasurement]:
+def _find_uncovered_xfails(phase: PhaseRecord, record: RunRecord) -> Iterator[MissingRecord]:
     """Criteria marked xfail that no entry of `known` covers."""
     for name, criterion in phase.criteria.items():
         if criterion.result == "known" and criterion.known is None:
-            words = "is marked xfail, and no entry of `known` covers it"
-            yield MissingMeasurement(f"{name} {words}", phase.name)
+            yield _missing(phase, f"{name} is marked xfail, and no entry of `known` covers it")
 
 
-def _unreported(phase: PhaseTally, run: RunTally) -> Iterable[MissingMeasurement]:
+def _find_unreported(phase: PhaseRecord, record: RunRecord) -> Iterator[MissingRecord]:
     """A phase without a judged criterion (all may be skipped), and selected criteria that reported
     nothing."""
-    reported = phase.reported
-    missing = sorted(phase.selected - reported)
+    reported = _reported(phase)
+    missing = sorted({*phase.counts.selected} - reported)
     judged = [name for name in reported if phase.criteria[name].result != "skipped"]
-    if not judged and reported | (phase.defined or set()):
-        if not phase.unmeasured & (run.require | ALWAYS_REQUIRED):  # already reported
-            yield MissingMeasurement("no criterion was judged", phase.name)
-    elif missing and not run.interrupted:
-        yield MissingMeasurement(f"no result from {', '.join(missing)}", phase.name)
+    if not judged and (reported or phase.counts.defined):
+        if _required(record).isdisjoint(phase.not_measured):  # otherwise already reported
+            yield _missing(phase, "no criterion was judged")
+    elif missing and not record.interrupted:
+        yield _missing(phase, f"no result from {', '.join(missing)}")
 
 
-def _unjudged_kinds(phase: PhaseTally, run: RunTally) -> Iterable[MissingMeasurement]:
+def _find_unjudged_kinds(phase: PhaseRecord, record: RunRecord) -> Iterator[MissingRecord]:
     """Required kinds that no criterion judged; for transports, each side where ranks communicate.
     A phase with only some of its criteria selected is not checked."""
-    if phase.is_cut or phase.failed_criteria:
+    if phase.counts.is_cut or _failed_criteria(phase):
         return
-    for kind in sorted(run.require - phase.unmeasured):
-        for part in sorted(phase.sides) if kind == "transports" else [kind]:
-            if part not in phase.judged:
-                yield MissingMeasurement(f"no criterion judged {part}", phase.name, kind)
+    for kind in sorted({*record.counts.require} - {*phase.not_measured}):
+        for part in phase.counts.sides if kind == "transports" else [kind]:
+            if part not in phase.counts.judged:
+                yield _missing(phase, f"no criterion judged {part}", kind)

@@ -21,6 +21,7 @@ from ..diagnose.node_findings import check_warnings
 from ..evidence.finding import Finding
 from ..evidence.locks import HEARTBEAT_S, send_heartbeat
 from ..evidence.phase_result import PhaseResult, collect_phase
+from ..evidence.run_counts import CriterionRecord
 from ..evidence.run_directory import PhaseDir, RunDir, create_phase, write_json
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import EventWriter, to_json_value
@@ -30,7 +31,6 @@ from ..jobs.outcome import Judgement, job_times, judge
 from ..node.abort_flag import visible
 from ..preflight.slurm_check import Checked
 from ..report.run_archive import name_archived
-from ..report.verdict import CriterionResult
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 
 __all__ = ["Progress", "Session", "WatchFailed"]
@@ -86,13 +86,14 @@ class Session:
     def outcomes(self) -> dict[str, Judgement]:
         return self.board.outcomes
 
-    def record_criterion(self, phase: str, criterion: str, result: CriterionResult) -> None:
+    def record_criterion(self, phase: str, criterion: str, result: CriterionRecord) -> None:
         """Journal the result of a criterion, in case this process is killed before its report."""
         self._send_heartbeat()
         if self._judged.get((phase, criterion)) != result.result:
             self._judged[phase, criterion] = result.result
             with contextlib.suppress(OSError):  # a full disk must not fail a criterion
-                self._journal.write("judged", phase=phase, criterion=criterion, **result.as_dict())
+                values = result.model_dump(exclude_unset=True)
+                self._journal.write("judged", phase=phase, criterion=criterion, **values)
 
     def record_failed_test(self, test: str) -> None:
         """Journal the failure of a test that belongs to no phase."""

@@ -10,7 +10,7 @@ import pytest
 from _pytest.outcomes import Skipped  # pytest.skip.Exception, by a name that type checkers know
 
 from ..evidence.metric import RESULT, Unmeasured
-from ..report.verdict import JOB
+from ..evidence.run_counts import JOB
 from .collection import PhaseCollection
 from .items import PhaseItem, phase_class, phase_classes
 from .tally import JudgedKinds, mark_known, mark_report

@@ -21,10 +21,11 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..criteria.phase_criteria import PhaseView
 from ..evidence.phase_result import PhaseResult
+from ..evidence.run_counts import PROVEN_GATE, CriterionRecord
+from ..evidence.run_record import ProofRecord
 from ..faults import FAULTS
-from ..faults.gate import GREEN, NOT_STAGED, OTHER, PROVEN, Baseline, Gate, Observed, judge
+from ..faults.gate import Baseline, Observed, judge_gate
 from ..report.record_builder import FinishedRun
-from ..report.verdict import CriterionResult, ProofTally, RunVerdict, judge_proof
 from ..text import plural
 from .gates import Candidate, GateItem, choose_candidate, with_fault, without_fault
 from .items import JobFailed, PhaseClass, phase_class
@@ -50,9 +51,15 @@ class ProveSuite(Suite):
             raise pytest.UsageError(WITH_XDIST)
         # A staged fault must turn its criterion red even if `known` lists that failure.
         super().__init__(config, profile.model_copy(update={"known": ()}))
-        self.proof = ProofTally(profile.name, time.strftime("%Y-%m-%d"))
-        self._gates: dict[str, Gate] = {}
-        self._not_applicable: dict[str, str] = {}
+        self.proof = ProofRecord(
+            cluster=profile.name,
+            date=time.strftime("%Y-%m-%d"),
+            planned=[],
+            proven=[],
+            stayed_green=[],
+            gates=[],
+            not_applicable={},
+        )
         self._chosen: dict[str, Candidate] = {}
         self._baselines: dict[PhaseClass, Baseline] = {}
         self._current = ""  # the staged phase whose criteria run now
@@ -74,7 +81,7 @@ class ProveSuite(Suite):
         for name, possible in candidates.items():
             chosen = choose_candidate(FAULTS[name], possible, self.profile)
             if isinstance(chosen, str):
-                self._not_applicable[name] = chosen
+                self.proof.not_applicable[name] = chosen
             else:
                 self._chosen[name] = chosen
         kept = {id(candidate.item) for candidate in self._chosen.values()}
@@ -95,7 +102,7 @@ class ProveSuite(Suite):
         )
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        absent = [f"{name} is not staged: {why}" for name, why in self._not_applicable.items()]
+        absent = [f"{name} is not staged: {why}" for name, why in self.proof.not_applicable.items()]
         return [f"{plural(len(self._chosen), 'gate')} to prove, each by a staged fault", *absent]
 
     # The run
@@ -110,7 +117,7 @@ class ProveSuite(Suite):
             self.tally.phase(phase.name)
         self.tally.phases_of_cluster = list(self.profile.phases)
         # The choice of phases for the faults is not a selection by the user.
-        self.tally.selection = describe_selection(self.config, is_cut=False)
+        self.tally.counts.selection = describe_selection(self.config, is_cut=False)
         if self.config.getoption("--cluster-dry-run"):
             self._print_plan(chosen)
             session.items.clear()
@@ -142,7 +149,7 @@ class ProveSuite(Suite):
             size = f"{phase.nodes.value} x {phase.gpus_per_node.value}"
             red = ", ".join([*sorted(fault.red), *fault.findings])
             out.write(f"{fault.name}: {phase.name}, {size} ranks: {fault.description} -> {red}\n")
-        for name, why in self._not_applicable.items():
+        for name, why in self.proof.not_applicable.items():
             out.write(f"{name} is not staged: {why}\n")
         out.flush()
 
@@ -197,10 +204,10 @@ class ProveSuite(Suite):
             reports = runtestprotocol(item, log=False, nextitem=gate)
             failed = next((report for report in reports if report.failed), None)
             if failed is not None:
-                results[item.name] = CriterionResult("failed", failure_text(failed))
+                results[item.name] = CriterionRecord.of("failed", failure_text(failed))
             else:
                 skipped = any(report.skipped for report in reports)
-                results[item.name] = CriterionResult("skipped" if skipped else "passed")
+                results[item.name] = CriterionRecord.of("skipped" if skipped else "passed")
         return {key: Observed(result.result, result.text) for key, result in results.items()}
 
     def _compare_with_baseline(self, item: GateItem, candidate: Candidate) -> None:
@@ -228,23 +235,16 @@ class ProveSuite(Suite):
         fault, candidate = item.fault, self._chosen[item.fault.name]
         observed = self._observations.get(fault.name, {})
         baseline = self._baselines.get(candidate.cls) if observed else None
-        gate = judge(fault, candidate.phase.name, result, observed, baseline, self.run)
-        self._gates[fault.name] = gate
-        proof = self.proof
-        {
-            PROVEN: proof.proven,
-            GREEN: proof.stayed_green,
-            OTHER: proof.wrong,
-            NOT_STAGED: proof.not_staged,
-        }[gate.status].append(fault.name)
+        gate = judge_gate(fault, candidate.phase.name, result, observed, baseline, self.run)
+        self.proof.add(gate)
         item.user_properties += [
             ("fault", gate.fault),
             ("base_phase", gate.phase),
             ("gate", gate.status),
-            ("date", proof.date),
+            ("date", self.proof.date),
             ("red", ",".join(gate.red)),
         ]
-        if gate.status != PROVEN:
+        if gate.status != PROVEN_GATE:
             raise JobFailed("\n".join([f"gate {gate.fault}: {gate.status}", *gate.reasons]))
 
     # The end
@@ -252,24 +252,12 @@ class ProveSuite(Suite):
     def _count(self, report: pytest.TestReport) -> None:
         """Gates are counted in `run_gate`; pytest's reports add nothing."""
 
-    def _give_verdict(self) -> RunVerdict:
-        return judge_proof(self.proof, self.tally)
-
     def results(self) -> dict[str, PhaseResult]:
         """The evidence as recorded, without the reference that a gate was compared with."""
         return dict(self.session.results) if self.session is not None else {}
 
     def _gather_run(self) -> FinishedRun:
-        proof = {
-            "cluster": self.proof.cluster,
-            "date": self.proof.date,
-            "planned": self.proof.planned,
-            "proven": self.proof.proven,
-            "stayed_green": self.proof.stayed_green,
-            "gates": [gate.as_dict() for gate in self._gates.values()],
-            "not_applicable": self._not_applicable,
-        }
-        return replace(super()._gather_run(), proof=proof)
+        return replace(super()._gather_run(), proof=self.proof)
 
     def _publish(self, session: pytest.Session) -> None:
         super()._publish(session)

@@ -22,7 +22,7 @@ from ..config.cluster_file import find_config
 from ..config.marker import Marked
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..report.verdict import RunTally, RunVerdict, judge
+from ..evidence.run_counts import RunTally
 from ..text import UsageProblems
 from .collection import PhaseCollection
 from .interrupts import Interrupts
@@ -53,8 +53,8 @@ class Suite:
         self.collection = PhaseCollection(config, profile, self.run_id)
         self.views = PhaseViews(self.collection, self.name_of, self.make_view)
         config.pluginmanager.register(self.views)
-        self.tally = RunTally(frozenset(profile.require))
-        self.verdict: RunVerdict | None = None
+        self.tally = RunTally()
+        self.tally.counts.require = sorted(profile.require)
         self.remarks: list[str] = []  # on writing the report
         self.run: RunDir | None = None
         self.session: Session | None = None
@@ -172,7 +172,7 @@ class Suite:
         config = find_config(self.config.rootpath, self.config.getoption("--cluster-config"))
         return {
             "phases_chosen": list(self.tally.phases),
-            "selection": self.tally.selection,
+            "selection": self.tally.counts.selection,
             "config": str(config.absolute()),
         }
 
@@ -241,9 +241,9 @@ class Suite:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count errors: under --continue-on-collection-errors the phases run nevertheless."""
-        self.tally.other_failures += report.failed
+        self.tally.counts.other_failures += report.failed
         if report.skipped:
-            self.tally.skipped_files.append(f"{report.nodeid} ({failure_text(report)})")
+            self.tally.counts.skipped_files.append(f"{report.nodeid} ({failure_text(report)})")
 
     def pytest_keyboard_interrupt(self) -> None:
         self.tally.interrupted = True
@@ -290,19 +290,15 @@ class Suite:
             self.view.close()
         for name, judgement in self.session.outcomes.items():
             if name in self.tally.phases:  # not a rerun
-                self.tally.phases[name].outcome = judgement.outcome
-        self.tally.exitstatus = exitstatus
-        self.verdict = self._give_verdict()
-        session.exitstatus = self.verdict.exit_status
+                self.tally.phases[name].end(judgement.outcome)
+        self.tally.counts.exit_status = exitstatus
         self._finished = self._gather_run()
+        session.exitstatus = self._finished.verdict.exit_status
         try:
             self._complete_junit(self._finished)
         except Exception as error:  # a bug of ours must not lose the verdict
             self._print_traceback()
             self.remarks.append(f"junit.xml is incomplete: {type(error).__name__}: {error}")
-
-    def _give_verdict(self) -> RunVerdict:
-        return judge(self.tally)
 
     def _complete_junit(self, run: FinishedRun) -> None:
         from ..report.junit import complete_junit
@@ -323,13 +319,12 @@ class Suite:
         """Everything the report is made from."""
         from ..report.record_builder import FinishedRun
 
-        assert self.run is not None and self.verdict is not None
+        assert self.run is not None
         return FinishedRun(
             directory=self.run,
             target=self.report_path,
             about=self.about,
             tally=self.tally,
-            verdict=self.verdict,
             profile=self.profile,
             phases=self.collection.phases,
             absences=tuple(self.collection.absences),

@@ -15,8 +15,8 @@ from ..config.profile import Profile
 from ..evidence.finding import add_place, describe_findings
 from ..evidence.metric import BETWEEN, INSIDE
 from ..evidence.phase_result import PhaseResult
+from ..evidence.run_counts import JOB, CriterionRecord, KnownRecord, RunTally
 from ..report.acknowledgements import Acknowledgements
-from ..report.verdict import JOB, CriterionResult, KnownFailure, PhaseTally, RunTally
 from ..text import sanitize_line, sanitize_lines
 from .items import JobFailed
 from .selection import criterion_of, describe_selection, is_whole
@@ -157,23 +157,23 @@ def count_selection(
     """Count what was selected of the cluster's phases, and how they were changed, since a verdict
     must name it. Criteria are by phase: all `defined` ones, and those `selected`."""
     for phase in chosen:
-        counted = tally.phase(phase.name)
-        counted.sides = _sides(phase)
+        counts = tally.phase(phase.name).counts
+        counts.sides = _list_sides(phase)
         if phase.name in defined:
-            counted.defined = frozenset(defined[phase.name])
-            counted.selected = frozenset(selected.get(phase.name, ()))
+            counts.defined = sorted(defined[phase.name])
+            counts.selected = sorted(selected.get(phase.name, ()))
     tally.phases_of_cluster = list(profile.phases)
-    tally.undefined = [name for name in profile.phases if name not in defined]
-    tally.is_whole = is_whole(config)
+    tally.counts.undefined_phases = [name for name in profile.phases if name not in defined]
+    tally.counts.is_whole = is_whole(config)
     is_part = len(tally.phases) < len(tally.phases_of_cluster)
-    is_cut = any(phase.is_cut for phase in tally.phases.values())
-    tally.selection = describe_selection(config, is_cut, tally.phases if is_part else ())
+    is_cut = any(phase.counts.is_cut for phase in tally.phases.values())
+    tally.counts.selection = describe_selection(config, is_cut, tally.phases if is_part else ())
 
 
-def _sides(phase: Phase) -> frozenset[str]:
+def _list_sides(phase: Phase) -> list[str]:
     """Where the ranks of a phase communicate: inside nodes, between nodes, or both."""
-    inside = {INSIDE} if int(phase.gpus_per_node.value) > 1 else set()
-    return frozenset(inside | ({BETWEEN} if int(phase.nodes.value) > 1 else set()))
+    several = {BETWEEN: phase.nodes, INSIDE: phase.gpus_per_node}
+    return sorted(side for side, count in several.items() if int(count.value) > 1)
 
 
 def count_report(tally: RunTally, report: pytest.TestReport) -> tuple[str, str] | None:
@@ -184,35 +184,44 @@ def count_report(tally: RunTally, report: pytest.TestReport) -> tuple[str, str] 
     marks = marks_of(report)
     if "phase" not in marks:
         if report.failed and str(report.when) == CRASHED:
-            tally.crashed.append(report.nodeid)
+            tally.counts.crashed_tests.append(report.nodeid)
         else:
-            tally.other_failures += report.failed
+            tally.counts.other_failures += report.failed
         return None
-    phase, name = tally.phase(marks["phase"]), criterion_of(report.nodeid)
-    _count_result(phase, name, report, marks)
+    phase_name, name = marks["phase"], criterion_of(report.nodeid)
+    phase = tally.phase(phase_name)
+    result = _find_result(f"{phase_name}: {name}", phase.criteria.get(name), report, marks)
+    if result is not None:
+        phase.criteria[name] = result
     unmeasured = marks.get("unmeasured", JOB)  # JOB: skipped, because the job did not pass
     if report.skipped and unmeasured != JOB and not _is_expected(report, marks):
         phase.unmeasured.add(unmeasured)
     if marks.get("judged"):
-        phase.judged.update(marks["judged"].split(","))
-    return (phase.name, name) if name in phase.criteria else None
+        kinds = marks["judged"].split(",")
+        phase.counts.judged = sorted({*phase.counts.judged, *kinds})
+    return (phase_name, name) if name in phase.criteria else None
 
 
-def _count_result(
-    phase: PhaseTally, name: str, report: pytest.TestReport, marks: Mapping[str, str]
-) -> None:
-    earlier = phase.criteria.get(name)
-    kinds = tuple(marks["kinds"].split(",")) if "kinds" in marks else ()
+def _find_result(
+    what: str,
+    earlier: CriterionRecord | None,
+    report: pytest.TestReport,
+    marks: Mapping[str, str],
+) -> CriterionRecord | None:
+    """The result that a report gives a criterion, or None: an earlier one stays unless this one is
+    worse."""
+    kinds = marks.get("kinds", "")
     if report.failed:
-        phase.criteria[name] = CriterionResult("failed", failure_text(report), judged=kinds)
-    elif report.skipped and _is_expected(report, marks):
+        return CriterionRecord.of("failed", failure_text(report), judged=kinds)
+    if report.skipped and _is_expected(report, marks):
         if earlier is None or earlier.result in ("passed", "skipped"):
-            known = _known_failure(f"{phase.name}: {name}", marks)
-            phase.criteria[name] = CriterionResult("known", failure_text(report), known, kinds)
+            known = _known_failure(what, marks)
+            return CriterionRecord.of("known", failure_text(report), known, kinds)
     elif earlier is None and report.skipped:
-        phase.criteria[name] = CriterionResult("skipped", failure_text(report))
+        return CriterionRecord.of("skipped", failure_text(report))
     elif earlier is None and report.when == "call":
-        phase.criteria[name] = CriterionResult("passed", judged=kinds)
+        return CriterionRecord.of("passed", judged=kinds)
+    return None
 
 
 def _is_expected(report: pytest.TestReport, marks: Mapping[str, str]) -> bool:
@@ -220,10 +229,11 @@ def _is_expected(report: pytest.TestReport, marks: Mapping[str, str]) -> bool:
     return bool(marks.get("known")) or hasattr(report, "wasxfail")
 
 
-def _known_failure(name: str, marks: Mapping[str, str]) -> KnownFailure | None:
+def _known_failure(what: str, marks: Mapping[str, str]) -> KnownRecord | None:
     if not marks.get("known"):
         return None
-    return KnownFailure(name, marks["known"], marks["known_until"], marks["known_where"])
+    reason, until, where = (marks[name] for name in ("known", "known_until", "known_where"))
+    return KnownRecord(what=what, reason=reason, until=until, where=where)
 
 
 def failure_text(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.run_counts import (
+    GREEN_GATE,
+    PROVEN_GATE,
+    UNSTAGED_GATE,
+    WRONG_GATE,
+    RunTally,
+)
 from pytest_clustersmoke.evidence.run_directory import RunDir, read_json, write_json
+from pytest_clustersmoke.evidence.run_record import GateRecord, ProofRecord
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.faults import FAULTS
-from pytest_clustersmoke.faults.gate import (
-    GREEN,
-    NOT_STAGED,
-    OTHER,
-    PROVEN,
-    Baseline,
-    Gate,
-    Observed,
-    judge,
-)
-from pytest_clustersmoke.report.verdict import ProofTally, RunTally, judge_proof
+from pytest_clustersmoke.faults.gate import Baseline, Observed, judge_gate
+from pytest_clustersmoke.report.verdict import judge_record
+from tests.support import records
 from tests.support.evidence import Evidence
 
 FLIPPED, KILLED = FAULTS["gradient-flipped"], FAULTS["rank-killed"]
@@ -52,21 +52,21 @@ def judge_criteria(
     baseline: Baseline = HEALTHY,
     ranks: tuple[int, ...] = (1,),
     **job: Any,
-) -> Gate:
+) -> GateRecord:
     result = staged_in(folder, "gradient-flipped", ranks, **job)
-    return judge(FLIPPED, "small", result, criteria, baseline, RunDir(folder))
+    return judge_gate(FLIPPED, "small", result, criteria, baseline, RunDir(folder))
 
 
-def judge_job(folder: Path, staged_on: tuple[int, ...] = (1,), **changes: Any) -> Gate:
+def judge_job(folder: Path, staged_on: tuple[int, ...] = (1,), **changes: Any) -> GateRecord:
     findings = [{**FINDING, **changes}]
     result = staged_in(folder, "rank-killed", staged_on, outcome="failed", findings=findings)
-    return judge(KILLED, "small", result, {}, None, RunDir(folder))
+    return judge_gate(KILLED, "small", result, {}, None, RunDir(folder))
 
 
 def test_gate_is_proven_by_the_failing_criterion(tmp_path: Path) -> None:
     """A gate is proven if only its criterion fails and names the rank."""
     gate = judge_criteria(tmp_path)
-    assert (gate.status, gate.reasons, gate.red) == (PROVEN, [], [GRADIENTS])
+    assert (gate.status, gate.reasons, gate.red) == (PROVEN_GATE, [], [GRADIENTS])
 
 
 @pytest.mark.parametrize(
@@ -93,23 +93,25 @@ def test_other_failures_prove_nothing(
 ) -> None:
     """Another criterion's result changed, or the message names another rank."""
     gate = judge_criteria(tmp_path, {**RED, **changed})
-    assert gate.status == OTHER and reason in gate.reasons[0]
+    assert gate.status == WRONG_GATE and reason in gate.reasons[0]
 
 
 def test_passing_criterion_is_reported(tmp_path: Path) -> None:
     """A criterion that still passes is reported: it missed the fault."""
     gate = judge_criteria(tmp_path, {GRADIENTS: Observed("passed"), FINITE: Observed("passed")})
-    assert gate.status == GREEN and gate.reasons[0] == f"{GRADIENTS} stayed green"
+    assert gate.status == GREEN_GATE and gate.reasons[0] == f"{GRADIENTS} stayed green"
 
 
 def test_failure_without_the_fault_proves_nothing(tmp_path: Path) -> None:
     """A criterion that already failed without the fault proves nothing."""
     before = {**HEALTHY.criteria, GRADIENTS: Observed("failed", "worn")}
     gate = judge_criteria(tmp_path, baseline=replace(HEALTHY, criteria=before))
-    assert gate.status == OTHER and "was failed without the fault: worn" in gate.reasons[0]
+    assert gate.status == WRONG_GATE and "was failed without the fault: worn" in gate.reasons[0]
 
 
-@pytest.mark.parametrize(("outcome", "status"), [("failed", OTHER), ("never_ran", NOT_STAGED)])
+@pytest.mark.parametrize(
+    ("outcome", "status"), [("failed", WRONG_GATE), ("never_ran", UNSTAGED_GATE)]
+)
 def test_unhealthy_phase_proves_nothing(tmp_path: Path, outcome: str, status: str) -> None:
     """If the phase without the fault failed or never ran, its criteria prove nothing."""
     gate = judge_criteria(tmp_path, baseline=Baseline(outcome, "why", {}))
@@ -121,7 +123,7 @@ def test_unhealthy_phase_proves_nothing(tmp_path: Path, outcome: str, status: st
 def test_fault_must_be_staged_on_its_rank_only(tmp_path: Path, ranks: tuple[int, ...]) -> None:
     """`staged` events of other ranks, or of none, do not count."""
     for gate in (judge_criteria(tmp_path / "a", ranks=ranks), judge_job(tmp_path / "b", ranks)):
-        assert gate.status == OTHER
+        assert gate.status == WRONG_GATE
         assert gate.reasons[0].startswith("the fault was staged on ")
         assert gate.reasons[0].endswith(", expected only rank 1")
 
@@ -130,7 +132,7 @@ def test_failed_job_is_not_a_failed_criterion(tmp_path: Path) -> None:
     """A job that failed before its criteria could judge does not prove the gate."""
     gate = judge_criteria(tmp_path, {}, outcome="failed", reason="it fell over")
     assert (
-        gate.status == GREEN
+        gate.status == GREEN_GATE
         and "the job failed, but a criterion was expected to fail" in gate.reasons[1]
     )
 
@@ -140,7 +142,12 @@ def test_gate_is_proven_by_the_right_finding(tmp_path: Path) -> None:
     journal = EventWriter(tmp_path / "journal.jsonl")
     journal.write("ended", phase="small")
     gate = judge_job(tmp_path)
-    assert (gate.status, gate.finding, gate.ranks, gate.hosts) == (PROVEN, "rank-died", [1], ["n0"])
+    assert (gate.status, gate.finding, gate.ranks, gate.hosts) == (
+        PROVEN_GATE,
+        "rank-died",
+        [1],
+        ["n0"],
+    )
     assert gate.seconds is not None and abs(gate.seconds) < 5
 
 
@@ -157,65 +164,62 @@ def test_gate_is_proven_by_the_right_finding(tmp_path: Path) -> None:
 def test_other_finding_proves_nothing(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     """A job that failed with another finding, or one that names another rank, proves nothing."""
     gate = judge_job(tmp_path, **changes)
-    assert gate.status == OTHER and reason in gate.reasons[0]
+    assert gate.status == WRONG_GATE and reason in gate.reasons[0]
 
 
 def test_finding_must_have_the_signature_of_the_fault(tmp_path: Path) -> None:
     """If a fault has a known signature, the finding must have it."""
     fault = FAULTS["checkpoint-truncated"]
-    for signature, status in (("checkpoint_damaged", PROVEN), ("disk_full", OTHER), (None, OTHER)):
+    for signature, status in (
+        ("checkpoint_damaged", PROVEN_GATE),
+        ("disk_full", WRONG_GATE),
+        (None, WRONG_GATE),
+    ):
         finding = {**FINDING, "id": "rank-error", "detail": {"signature": signature}}
         folder = tmp_path / str(signature)
         result = staged_in(folder, fault.name, (0,), outcome="failed", findings=[finding])
-        assert judge(fault, "small", result, {}, None, RunDir(folder)).status == status
+        assert judge_gate(fault, "small", result, {}, None, RunDir(folder)).status == status
 
 
 @pytest.mark.parametrize("outcome", ["never_ran", "lost", "preempted", "cluster_failed"])
 def test_scheduler_outcomes_prove_nothing(tmp_path: Path, outcome: str) -> None:
     """If the scheduler ended the job, the fault was not staged: neither proven nor green."""
     result = staged_in(tmp_path, "rank-killed", (), outcome=outcome, reason="why")
-    gate = judge(KILLED, "small", result, {}, None, RunDir(tmp_path))
-    assert (gate.status, gate.reasons) == (NOT_STAGED, [f"{outcome}: why"])
+    gate = judge_gate(KILLED, "small", result, {}, None, RunDir(tmp_path))
+    assert (gate.status, gate.reasons) == (UNSTAGED_GATE, [f"{outcome}: why"])
 
 
 def test_refused_submission_proves_its_gate(tmp_path: Path) -> None:
     """The fault of a refused submission is proven by the refusal."""
     findings = [{**FINDING, "id": "submission-refused", "ranks": [], "hosts": []}]
     result = staged_in(tmp_path, "submission-refused", (), outcome="never_ran", findings=findings)
-    gate = judge(FAULTS["submission-refused"], "small", result, {}, None, RunDir(tmp_path))
-    assert gate.status == PROVEN
+    gate = judge_gate(FAULTS["submission-refused"], "small", result, {}, None, RunDir(tmp_path))
+    assert gate.status == PROVEN_GATE
 
 
 @pytest.mark.parametrize(
     ("statuses", "verdict", "status"),
     [
-        ([PROVEN, PROVEN], "PROVEN", 0),
-        ([PROVEN, GREEN], "NOT PROVEN", 1),
-        ([PROVEN, OTHER], "NOT PROVEN", 1),
-        ([PROVEN, NOT_STAGED], "INCONCLUSIVE", 6),
-        ([GREEN, NOT_STAGED], "NOT PROVEN", 1),
-        ([PROVEN, None], "INCONCLUSIVE", 6),
+        ([PROVEN_GATE, PROVEN_GATE], "PROVEN", 0),
+        ([PROVEN_GATE, GREEN_GATE], "NOT PROVEN", 1),
+        ([PROVEN_GATE, WRONG_GATE], "NOT PROVEN", 1),
+        ([PROVEN_GATE, UNSTAGED_GATE], "INCONCLUSIVE", 6),
+        ([GREEN_GATE, UNSTAGED_GATE], "NOT PROVEN", 1),
+        ([PROVEN_GATE, None], "INCONCLUSIVE", 6),
     ],
 )
 def test_verdict_over_all_gates(statuses: list[str | None], verdict: str, status: int) -> None:
     """0 if all are proven, 1 if one failed, otherwise 6 if one was not staged or not judged."""
     names = ["fault-0", "fault-1"]
-    by_status = {
-        wanted: [name for name, status in zip(names, statuses, strict=True) if status == wanted]
-        for wanted in (PROVEN, GREEN, OTHER, NOT_STAGED)
-    }
-    proof = ProofTally(
-        "here",
-        "2026-11-22",
-        names,
-        by_status[PROVEN],
-        by_status[GREEN],
-        by_status[OTHER],
-        by_status[NOT_STAGED],
-    )
-    made = judge_proof(proof, RunTally())
+    gates = [
+        records.gate(name, status=status)
+        for name, status in zip(names, statuses, strict=True)
+        if status is not None
+    ]
+    proof = {**records.proof(*gates), "planned": names, "cluster": "here", "date": "2026-11-22"}
+    made = judge_record(records.counted(RunTally(), ProofRecord.model_validate(proof)))
     assert (made.name, made.exit_status) == (verdict, status)
-    proven = statuses.count(PROVEN)
+    proven = statuses.count(PROVEN_GATE)
     assert made.sentence.startswith(f"{verdict}: {proven} of 2 gates proven on here, 2026-11-22")
     if verdict != "PROVEN":
         assert "fault-1" in made.sentence

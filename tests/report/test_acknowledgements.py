@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
-from pytest_clustersmoke.evidence.job_results import NodeResult
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.run_counts import CriterionRecord, RunTally
+from pytest_clustersmoke.evidence.run_record import FactsRecord, FindingRecord
 from pytest_clustersmoke.evidence.scheduler_record import SchedulerRecord
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs.job_watch import read_messages
@@ -24,12 +25,11 @@ from pytest_clustersmoke.report.verdict import (
     FIT,
     INCONCLUSIVE,
     UNFIT,
-    CriterionResult,
-    RunTally,
-    judge,
+    judge_record,
 )
 from pytest_clustersmoke.session.tally import count_report
 from tests.report.pytest_reports import report
+from tests.support import records
 from tests.support.evidence import Evidence, make_profile
 from tests.support.harness import Outcome, Suite, properties
 
@@ -282,7 +282,9 @@ def test_entry_is_valid_through_its_last_day(tmp_path: Path) -> None:
 def tally(**outcomes: str) -> RunTally:
     made = RunTally(phases_of_cluster=list(outcomes))
     for name, outcome in outcomes.items():
-        made.phase(name).outcome = outcome
+        phase = made.phase(name)
+        if outcome:
+            phase.end(outcome)
     return made
 
 
@@ -290,8 +292,8 @@ def test_expired_entry_is_reported(held: Callable[..., Acknowledgements], tmp_pa
     """Even a partial run reports it, with its line; it covers nothing."""
     entries = held({**SLOW, "until": PAST})
     part = tally(small="passed")
-    part.selection = "small"
-    (remark,) = entries.remarks(part, {})
+    part.counts.selection = "small"
+    (remark,) = entries.remarks(records.judged(part))
     assert remark.startswith("the entry of `known` at ")
     assert remark.endswith(f" expired on {PAST}: renew or remove it")
     assert entries.answer(ended(tmp_path, "passed"), "test_rate") is None
@@ -316,23 +318,25 @@ def test_unneeded_entry_is_reported(
 ) -> None:
     """Only if its criterion was judged and did not fail."""
     counted = tally(**outcomes)
-    counted.phase("small").criteria["test_rate"] = CriterionResult(result)
-    remarks = held(SLOW).remarks(counted, {})
+    counted.phase("small").criteria["test_rate"] = CriterionRecord.of(result)
+    remarks = held(SLOW).remarks(records.judged(counted))
     assert bool(remarks) is reported
     if reported:
         assert remarks[0].startswith("nothing failed that ") and remarks[0].endswith("remove it?")
 
 
 @pytest.mark.parametrize(
-    "part", [{"selection": "x"}, {"interrupted": True}, {"exitstatus": 2}, {"wide": ""}]
+    "part", [{"selection": "x"}, {"interrupted": True}, {"exit_status": 2}, {"wide": ""}]
 )
 def test_partial_run_reports_no_unneeded_entries(
     held: Callable[..., Acknowledgements], tmp_path: Path, part: dict[str, Any]
 ) -> None:
     """A criterion that did not run may still fail."""
     made = tally(small="passed", **({"wide": ""} if "wide" in part else {}))
-    made = made if "wide" in part else replace(made, **part)
-    assert held(SLOW).remarks(made, {}) == []
+    for name, value in part.items():
+        if name != "wide":
+            setattr(made if name == "interrupted" else made.counts, name, value)
+    assert held(SLOW).remarks(records.judged(made)) == []
 
 
 @pytest.mark.parametrize(
@@ -349,16 +353,17 @@ def test_partial_run_reports_no_unneeded_entries(
 )
 def test_unneeded_node_entry_is_reported(
     held: Callable[..., Acknowledgements],
-    tmp_path: Path,
     node: str,
     hosts: list[str],
     remarks: list[str],
 ) -> None:
     """The remark differs if no job ran on that node."""
-    result = ended(tmp_path, "failed", *([tuple(hosts)] if hosts else []))
-    result = replace(result, nodes=(NodeResult(0, {"node": "n3"}, {}),))
+    record = records.judged(tally(small="failed"))
+    record.nodes = [FactsRecord.model_validate({**records.facts(3, "small"), "node": "n3"})]
+    finding = FindingRecord.model_validate(records.finding(hosts=hosts))
+    record.phases[0].findings = [finding] if hosts else []
     entries = held({**BAD_NODE, "node": node})
-    reported = entries.remarks(tally(small="failed"), {"small": result})
+    reported = entries.remarks(record)
     where = reported[0].split(" at ")[1].split(" covers")[0] if reported else ""
     assert reported == [line.format(where) for line in remarks]
 
@@ -408,12 +413,13 @@ def test_known_failure_is_never_a_pass(
     made = tally(small=outcome)
     for test_report in [report_of(name, "skipped", **KNOWN), *others]:
         count_report(made, test_report)
-    assert judge(made).name == verdict
+    judged = judge_record(records.counted(made))
+    assert judged.name == verdict
     if verdict == INCONCLUSIVE:
         ended = f"{int(outcome != 'never_ran')} of 1 phases finished"
         sentence = f"INCONCLUSIVE: {ended} (small: {name} is known to fail until {SOON})"
-        assert judge(made).sentence == sentence
-        (known,) = judge(made).known
+        assert judged.sentence == sentence
+        (known,) = judged.known
         assert (known.what, known.where) == (f"small: {name}", "cluster.yaml:12")
 
 
@@ -421,7 +427,8 @@ def test_without_known_failures_the_run_is_fit() -> None:
     """A criterion that passes counts as passed, whatever entries exist."""
     made = tally(small="passed")
     count_report(made, report_of("test_rate", "passed"))
-    assert judge(made).name == FIT and judge(made).known == []
+    judged = judge_record(records.counted(made))
+    assert judged.name == FIT and judged.known == []
 
 
 # End to end

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
+from pytest_clustersmoke.evidence.run_record import RunRecord
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.report import recovery
+from pytest_clustersmoke.report.verdict import judge_record
 from tests.report.killed_run import killed
 from tests.support.harness import Suite
 
@@ -33,6 +35,8 @@ def test_next_run_reports_a_killed_run(suite: Suite) -> None:
     )
     record = report(suite, run)
     assert record["verdict"] == "INCONCLUSIVE" and "its controller was killed" in record["partial"]
+    judged = judge_record(RunRecord.model_validate(record))
+    assert (judged.sentence, judged.partial) == (record["sentence"], record["partial"])
     first, second = record["phases"]
     assert first["outcome"] == "passed"
     assert first["criteria"]["test_all_done"] == {"result": "passed", "text": ""}

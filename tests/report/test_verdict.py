@@ -10,26 +10,34 @@ from hypothesis import strategies as st
 
 from pytest_clustersmoke.evidence.metric import BETWEEN, INSIDE
 from pytest_clustersmoke.evidence.phase_result import OUTCOMES
+from pytest_clustersmoke.evidence.run_counts import RunTally
 from pytest_clustersmoke.report.verdict import (
     EXIT_INCONCLUSIVE,
     FIT,
     INCONCLUSIVE,
     UNFIT,
-    RunTally,
     RunVerdict,
-    judge,
+    judge_record,
 )
 from pytest_clustersmoke.session.tally import count_report
 from tests.report.pytest_reports import report
+from tests.support.records import counted
 
 
 def tally(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> RunTally:
-    made = RunTally(frozenset(require), phases_of_cluster=list(outcomes) or ["a"])
+    made = RunTally(phases_of_cluster=list(outcomes) or ["a"])
+    made.counts.require = list(require)
     for name, outcome in outcomes.items():
-        made.phase(name).outcome = outcome
+        phase = made.phase(name)
+        if outcome:
+            phase.end(outcome)
     for test_report in reports:
         count_report(made, test_report)
     return made
+
+
+def judge(made: RunTally) -> RunVerdict:
+    return judge_record(counted(made))
 
 
 def verdict_of(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> RunVerdict:
@@ -147,7 +155,7 @@ def test_no_result_is_inconclusive() -> None:
 def test_interrupted_run_is_inconclusive() -> None:
     """After Ctrl-C the run is never FIT, and pytest's own exit status stays."""
     made = tally(a="passed")
-    made.interrupted, made.exitstatus = True, 2
+    made.interrupted, made.counts.exit_status = True, 2
     verdict = judge(made)
     assert verdict.name == INCONCLUSIVE and verdict.exit_status == 2
     assert verdict.sentence == "INCONCLUSIVE: 1 of 1 phases finished (interrupted)"
@@ -167,7 +175,7 @@ def test_interrupted_run_is_inconclusive() -> None:
 def test_exit_statuses(outcome: str, pytests: int, code: int) -> None:
     """FIT is 0, UNFIT 1, INCONCLUSIVE 6, whether or not pytest saw failures."""
     made = tally(a=outcome)
-    made.exitstatus = pytests
+    made.counts.exit_status = pytests
     assert judge(made).exit_status == code
 
 
@@ -175,7 +183,7 @@ def test_exit_statuses(outcome: str, pytests: int, code: int) -> None:
 def test_early_exit_status_of_pytest_is_kept(status: int) -> None:
     """Interrupted, internal error, usage error, nothing collected."""
     made = tally(a="passed")
-    made.exitstatus = status
+    made.counts.exit_status = status
     assert judge(made).exit_status == status and judge(made).name != FIT
 
 
@@ -204,21 +212,19 @@ def test_required_kind_must_be_judged() -> None:
     Transports are required on each side where ranks communicate: one rank has none."""
     made = tally(report(phase="a"), require=["transports"], a="passed")
     assert judge(made).name == FIT  # one rank
-    phase = made.phase("a")
-    phase.sides = frozenset({INSIDE})
+    counts = made.phase("a").counts
+    counts.sides = [INSIDE]
     assert judge(made).name == INCONCLUSIVE
     assert judge(made).not_measured == ["a: no criterion judged transports inside nodes"]
     (missing,) = judge(made).missing
     assert (missing.phase, missing.kind) == ("a", "transports")
-    phase.defined, phase.selected = frozenset({"test_a", "test_b"}), frozenset({"test_a"})
+    counts.defined, counts.selected = ["test_a", "test_b"], ["test_a"]
     assert judge(made).name == FIT
-    phase.defined = frozenset({"test_a"})
+    counts.defined = ["test_a"]
     assert judge(made).name == INCONCLUSIVE
     count_report(made, report("test_b", phase="a", judged=INSIDE))
     assert judge(made).name == FIT
-    phase.sides = frozenset(
-        {INSIDE, BETWEEN}
-    )  # transports inside nodes say nothing about the network
+    counts.sides = [INSIDE, BETWEEN]  # transports inside nodes say nothing about the network
     assert judge(made).not_measured == ["a: no criterion judged transports between nodes"]
     count_report(made, report("test_c", phase="a", judged=f"references,{BETWEEN}"))
     assert judge(made).name == FIT
@@ -232,14 +238,14 @@ def expected_to_fail(name: str, **changes: str) -> pytest.TestReport:
 
 def test_xfail_without_entry_is_never_fit() -> None:
     """It is named, and is `known` in the record; an entry of `known` covers it."""
-    counted = tally(report(phase="a"), expected_to_fail("test_b"), a="passed")
-    made = judge(counted)
+    xfailed = tally(report(phase="a"), expected_to_fail("test_b"), a="passed")
+    made = judge(xfailed)
     assert made.name == INCONCLUSIVE and made.exit_status == EXIT_INCONCLUSIVE
     assert made.sentence == (
         "INCONCLUSIVE: 1 of 1 phases finished (a: test_b is marked xfail, and no entry of `known` "
         "covers it)"
     )
-    assert counted.phase("a").criteria["test_b"].result == "known" and made.known == []
+    assert xfailed.phase("a").criteria["test_b"].result == "known" and made.known == []
     owned = expected_to_fail("test_b", known="fan", known_until="d", known_where="c:1")
     made = verdict_of(owned, a="passed")
     assert made.name == INCONCLUSIVE and made.not_measured == []
@@ -255,22 +261,27 @@ def test_phase_with_all_criteria_skipped_is_not_fit() -> None:
     assert verdict_of(job, a="passed").name == FIT
 
 
+def all_reported(made: RunTally) -> bool:
+    (phase,) = counted(made).phases
+    return phase.all_criteria
+
+
 def test_unreported_criteria_are_named() -> None:
     """Criteria that were not selected are counted; a selected criterion without a result prevents
     FIT."""
     made = tally(report("job", phase="a"), report(phase="a"), a="passed")
-    phase = made.phase("a")
-    assert not phase.all_reported  # its criteria are unknown
-    phase.defined, phase.selected = frozenset({"test_a", "test_b", "test_c"}), frozenset({"test_a"})
-    assert judge(made).name == FIT and not phase.all_reported
+    assert not all_reported(made)  # its criteria are unknown
+    counts = made.phase("a").counts
+    counts.defined, counts.selected = ["test_a", "test_b", "test_c"], ["test_a"]
+    assert judge(made).name == FIT and not all_reported(made)
     assert judge(made).sentence == "FIT: 1 of 1 phases passed, 1 of 3 criteria reported"
     assert judge(made).scope == "1 of 3 criteria"
-    phase.selected = frozenset({"test_a", "test_b"})
+    counts.selected = ["test_a", "test_b"]
     assert judge(made).name == INCONCLUSIVE
     assert judge(made).not_measured == ["a: no result from test_b"]
     for name in ("test_b", "test_c"):
         count_report(made, report(name, phase="a"))
-    assert phase.all_reported and judge(made).sentence == "FIT: 1 of 1 phases passed"
+    assert all_reported(made) and judge(made).sentence == "FIT: 1 of 1 phases passed"
     assert judge(made).scope == ""
 
 

@@ -13,7 +13,11 @@ from typing import Any
 
 from pytest_clustersmoke.criteria import past_annotation
 from pytest_clustersmoke.evidence.history import history_store
-from pytest_clustersmoke.evidence.run_record import RunRecord
+from pytest_clustersmoke.evidence.run_counts import RunTally
+from pytest_clustersmoke.evidence.run_directory import RunDir
+from pytest_clustersmoke.evidence.run_record import ProofRecord, RunRecord
+from pytest_clustersmoke.report.record_builder import FinishedRun, count_run, store_verdict
+from pytest_clustersmoke.report.verdict import judge_record
 
 Record = dict[str, Any]  # a part of report.json, as plain data
 BEGUN = 1_795_000_000.0
@@ -28,6 +32,18 @@ VERSIONS = {
 
 def parsed(record: Record) -> RunRecord:
     return RunRecord.model_validate(record)
+
+
+def counted(tally: RunTally, proof: ProofRecord | None = None) -> RunRecord:
+    """The record of what was counted, not judged yet."""
+    return count_run(FinishedRun(RunDir(Path()), Path(), run(), tally, proof=proof))
+
+
+def judged(tally: RunTally) -> RunRecord:
+    """The record of what was counted, with its verdict."""
+    record = counted(tally)
+    store_verdict(record, judge_record(record))
+    return record
 
 
 def annotate(record: Record, report_dir: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -12,12 +13,14 @@ from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
 from pytest_clustersmoke.evidence.history.history_query import count_phase_runs, read_phase_runs
+from pytest_clustersmoke.evidence.run_counts import RunTally
 from pytest_clustersmoke.evidence.run_directory import RunDir
-from pytest_clustersmoke.report import publication
+from pytest_clustersmoke.report import publication, record_builder
 from pytest_clustersmoke.report.publication import publish
+from pytest_clustersmoke.report.record_builder import FinishedRun, make_record
 from tests.evidence.history.made import night, nights, of_night, stored
 from tests.support.harness import Suite
-from tests.support.records import annotate, parsed, phase, store_run
+from tests.support.records import annotate, phase, store_run
 
 TABLE, DAMAGED = b"CREATE TABLE runs", b"CREATE T\xa7BLE runs"
 
@@ -99,19 +102,23 @@ def test_run_with_damaged_history_has_its_verdict(suite: Suite) -> None:
     assert judged["criteria"]["test_metrics_are_as_in_the_past"]["result"] == "skipped"
 
 
-@pytest.mark.parametrize("name", ["annotate", "store_run"])
+@pytest.mark.parametrize(
+    ("module", "name"), [(record_builder, "annotate"), (publication, "store_run")]
+)
 def test_unexpected_history_error_does_not_lose_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
 ) -> None:
     """Any error of the history becomes a short sanitized line next to the report."""
 
     def broken(*_: object) -> None:
         raise TypeError("\x1b[2J" + "x" * 10_000)
 
-    monkeypatch.setattr(publication, name, broken)
-    record = parsed(night(0))
-    (line,) = publish(record, RunDir(tmp_path / "runs" / record.run_id), tmp_path, {})
-    assert (tmp_path / record.run_id / "report.json").is_file()
+    monkeypatch.setattr(module, name, broken)
+    about = night(0)
+    directory, target = RunDir(tmp_path / "runs" / about["run_id"]), tmp_path / about["run_id"]
+    run = FinishedRun(directory, target, about, RunTally())
+    (line,) = publish(make_record(run), directory, tmp_path, {}, unread=run.unread)
+    assert (target / "report.json").is_file()
     assert line.startswith("history: TypeError: ") and len(line) <= 500
     assert line.isprintable()
 

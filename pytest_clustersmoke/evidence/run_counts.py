@@ -1,0 +1,166 @@
+"""What a session counts: what was selected, and what each criterion reported. With the outcomes of
+the jobs it decides the verdict.
+
+The tallies are kept while the run goes on; their counts are parts of its record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
+
+JOB = "job"  # the name under which a job is listed among the criteria of its phase
+
+Result = Literal["passed", "failed", "skipped", "known"]
+# The status of a gate. Wrong: something failed, but not what must, or for another reason.
+PROVEN_GATE, GREEN_GATE = "proven", "stayed green"
+WRONG_GATE, UNSTAGED_GATE = "not as it must be", "not staged"
+
+
+class RecordModel(BaseModel):
+    """A part of report.json. It has no other fields. A field with a default is left out of
+    report.json unless it is set."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
+
+
+class KnownRecord(RecordModel):
+    """A failure that an entry of `known` in cluster.yaml covers, until a day."""
+
+    what: str
+    reason: str
+    until: str = Field(description="YYYY-MM-DD")
+    where: str = Field(description="file:line")
+
+    @property
+    def sentence(self) -> str:
+        """The reason, the last day, and the entry's file:line."""
+        return f"{self.reason} (known until {self.until}, {self.where})"
+
+
+class CriterionRecord(RecordModel):
+    """The result of one criterion."""
+
+    result: Result
+    text: str
+    known: KnownRecord | SkipJsonSchema[None] = Field(
+        default=None, description="the entry of `known` that covers it, if there is one"
+    )
+    judged: list[str] = Field(default=[], description="the kinds of criteria that it judged")
+
+    @classmethod
+    def of(
+        cls, result: Result, text: str = "", known: KnownRecord | None = None, judged: str = ""
+    ) -> CriterionRecord:
+        """A result; `judged` has kinds joined with commas."""
+        made = cls(result=result, text=text)
+        if known is not None:
+            made.known = known
+        if judged:
+            made.judged = judged.split(",")
+        return made
+
+
+class MissingRecord(RecordModel):
+    """Something that was required and not measured."""
+
+    phase: str = Field(description="empty: it is not about one phase")
+    kind: str = Field(description="of criteria; empty: it is not about one kind")
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.phase}: {self.reason}" if self.phase else self.reason
+
+
+class PhaseCounts(RecordModel):
+    """What was counted of one phase, beside the results of its criteria."""
+
+    has_ended: bool = Field(default=False, description="how its job ended is known")
+    defined: list[str] | None = Field(
+        default=None, description="all criteria of its class; null: not known"
+    )
+    selected: list[str] = Field(default=[], description="those that were to run")
+    judged: list[str] = Field(default=[], description="the kinds that its criteria judged")
+    sides: list[str] = Field(
+        default=[], description="where its ranks communicate: inside nodes, between nodes"
+    )
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some criteria were not selected."""
+        return not {*(self.defined or ())} <= {*self.selected}
+
+
+class RunCounts(RecordModel):
+    """What was counted of a run, beside its phases."""
+
+    require: list[str] = Field(
+        default=[], description="kinds of criteria without which no phase is FIT"
+    )
+    selection: str = Field(default="", description="what was selected or changed, in words")
+    undefined_phases: list[str] = Field(
+        default=[], description="phases of the cluster that no collected test defines"
+    )
+    is_whole: bool = Field(default=False, description="all files were collected")
+    skipped_files: list[str] = Field(
+        default=[], description="files skipped at collection, with the reason"
+    )
+    other_failures: int = Field(default=0, description="failed tests outside the phases")
+    crashed_tests: list[str] = Field(
+        default=[], description="tests during which a pytest-xdist worker died"
+    )
+    exit_status: int = Field(default=0, description="pytest's own, before the verdict")
+    cut_off: str = Field(
+        default="", description="how the run ended, if its session could not report it"
+    )
+
+
+@dataclass
+class PhaseTally:
+    """One selected phase, while the run goes on."""
+
+    outcome: str = "lost"  # of its job, until `end` sets it
+    criteria: dict[str, CriterionRecord] = field(default_factory=dict)  # that reported, and the job
+    unmeasured: set[str] = field(default_factory=set)  # kinds that a criterion could not judge
+    counts: PhaseCounts = field(default_factory=PhaseCounts)
+
+    def end(self, outcome: str) -> None:
+        """Set how its job ended."""
+        self.outcome, self.counts.has_ended = outcome, True
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its part of the phase's record."""
+        defined, job = self.counts.defined, self.criteria.get(JOB)
+        return {
+            "outcome": self.outcome,
+            "known": job.known if job is not None else None,
+            "criteria": self.criteria,
+            "all_criteria": defined is not None and {*defined} <= {*self.criteria},
+            "not_measured": sorted(self.unmeasured),
+            "counts": self.counts,
+        }
+
+
+@dataclass
+class RunTally:
+    """A run, while it goes on."""
+
+    phases: dict[str, PhaseTally] = field(default_factory=dict)  # those selected
+    phases_of_cluster: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    counts: RunCounts = field(default_factory=RunCounts)
+
+    def phase(self, name: str) -> PhaseTally:
+        return self.phases.setdefault(name, PhaseTally())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its part of the run's record, without the phases."""
+        return {
+            "phases_chosen": list(self.phases),
+            "phases_of_cluster": self.phases_of_cluster,
+            "interrupted": self.interrupted,
+            "counts": self.counts,
+        }
