@@ -51,12 +51,12 @@ def prepared(cluster: str) -> Iterator[str]:
     if cluster != "lab" or reason:
         yield reason or ""
         return
-    running = lab.up(lab.LabSettings(name=f"bench-{os.getpid()}"))
+    running = lab.start_lab(lab.LabSettings(name=f"bench-{os.getpid()}"))
     os.environ["SLURM_CONF"] = str(running.slurm_conf)
     try:
         yield ""
     finally:
-        lab.down(running.name)
+        lab.stop_lab(running.name)
 
 
 def main() -> int:

@@ -232,7 +232,7 @@ def home() -> Iterator[Path]:
     """A home directory with a suite that `clustersmoke init` wrote for a lab of one node."""
     need_lab()
     folder = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
-    running = lab.up(lab.LabSettings(name=f"nightly-{os.getpid()}", nodes=1))
+    running = lab.start_lab(lab.LabSettings(name=f"nightly-{os.getpid()}", nodes=1))
     try:
         conf = str(running.slurm_conf)
         words = ("init", "--cluster", "lab", str(folder / "clustersmoke"))
@@ -243,7 +243,7 @@ def home() -> Iterator[Path]:
         install_script(folder, suite, CLUSTER="lab", SLURM_CONF=conf, PYTEST_ADDOPTS=only)
         yield folder
     finally:
-        lab.down(running.name)
+        lab.stop_lab(running.name)
         shutil.rmtree(folder)
 
 

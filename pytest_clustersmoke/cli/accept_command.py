@@ -40,10 +40,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     accept.add_argument("--reason", metavar="TEXT", required=True, help="what changed (required)")
     accept.add_argument("--by", metavar="NAME", help="who accepts it (default: your user name)")
     arguments.add_report_dir(accept)
-    accept.set_defaults(run=_run)
+    accept.set_defaults(run=_run_command)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run_command(parsed: argparse.Namespace) -> int:
     from ..evidence.history.drift_judge import MIN_NIGHTS  # other commands do not load it
 
     reason = sanitize_line(parsed.reason).strip()

@@ -39,10 +39,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     compare.add_argument("--cluster", metavar="C", help="consider only runs on this cluster")
     arguments.add_report_dir(compare)
     compare.add_argument("--json", action="store_true", help="print one JSON object")
-    compare.set_defaults(run=_run)
+    compare.set_defaults(run=_run_command)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run_command(parsed: argparse.Namespace) -> int:
     with arguments.open_history(parsed.report_dir) as connection:
         if parsed.cluster is not None:
             arguments.choose_phases(connection, parsed.cluster, None)

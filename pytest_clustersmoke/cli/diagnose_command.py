@@ -54,10 +54,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_logs(diagnose)
     diagnose.add_argument("--json", action="store_true", help="print the findings as a JSON list")
-    diagnose.set_defaults(run=_run)
+    diagnose.set_defaults(run=_run_command)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run_command(parsed: argparse.Namespace) -> int:
     from ..diagnose.signature_file import shipped_signatures
     from ..diagnose.signature_findings import order_findings
     from ..diagnose.signature_search import SignatureSearch
@@ -67,7 +67,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
     logs, search = LogInputs.of(parsed.logs), SignatureSearch(shipped_signatures())
     dumps = TorchDumps()
-    read, refused = _read(search, dumps, logs)
+    read, refused = _read_inputs(search, dumps, logs)
     if not read and not refused:
         refused = [(", ".join(parsed.logs), "contains no text")]
     vague = {signature.id for signature in shipped_signatures() if signature.general}
@@ -79,7 +79,7 @@ def _run(parsed: argparse.Namespace) -> int:
     return 2 if refused else int(bool(findings))
 
 
-def _read(
+def _read_inputs(
     search: SignatureSearch, dumps: TorchDumps, logs: LogInputs
 ) -> tuple[int, list[tuple[str, str]]]:
     """Read the flight recorders among all inputs, and search the others. Returns how many were

@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     form.add_argument(
         "--csv", action="store_true", help="print CSV with one line per metric of each run"
     )
-    history.set_defaults(run=_run)
+    history.set_defaults(run=_run_command)
 
 
 def _count(word: str) -> int:
@@ -57,7 +57,7 @@ def _count(word: str) -> int:
     return int(word)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run_command(parsed: argparse.Namespace) -> int:
     with arguments.open_history(parsed.report_dir) as connection:
         counts = arguments.choose_phases(connection, parsed.cluster, parsed.phase)
         series = [_series(connection, count, parsed) for count in counts]

@@ -65,7 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "directory that the shell names, or DIRECTORY/runs)",
     )
     init.add_argument("--force", action="store_true", help="replace existing files")
-    init.set_defaults(run=_run)
+    init.set_defaults(run=_run_command)
 
 
 def _path(text: str) -> Path:
@@ -77,7 +77,7 @@ def _path(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"no home directory `{home}`") from None
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run_command(parsed: argparse.Namespace) -> int:
     from . import suite_files
     from .cluster_draft import Wishes
 
@@ -133,14 +133,14 @@ def _make_draft(wishes: Wishes) -> ClusterDraft:
 
 def _check_profile(text: str, name: str) -> None:
     """Raise UsageProblems if pytest would refuse this file."""
-    from ..config.cluster_file import load
+    from ..config.cluster_file import load_cluster_file
     from ..text import Problem, UsageProblems
 
     with tempfile.TemporaryDirectory(prefix="clustersmoke-init-") as folder:
         path = Path(folder) / CONFIG
         path.write_text(text, encoding="utf-8")
         try:
-            load(path, os.environ).profile(name)
+            load_cluster_file(path, os.environ).profile(name)
         except UsageProblems as refused:
             raise UsageProblems(
                 Problem(

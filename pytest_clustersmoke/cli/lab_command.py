@@ -165,9 +165,9 @@ def _nodes(record: LabRecord) -> str:
 
 def _env(parsed: argparse.Namespace) -> int:
     if parsed.name is None:
-        lab = lab_state.find({})
+        lab = lab_state.find_lab({})
     else:
-        named = [record for record in lab_state.running() if record.name == parsed.name]
+        named = [record for record in lab_state.list_running() if record.name == parsed.name]
         if not named:
             raise LabError(
                 f"lab {parsed.name} is not running; `clustersmoke lab status` lists all labs"

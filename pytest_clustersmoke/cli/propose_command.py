@@ -54,10 +54,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     propose.add_argument("--cluster", metavar="C", required=True, help="the cluster (required)")
     propose.add_argument("--phase", metavar="P", help="only this phase")
     arguments.add_report_dir(propose)
-    propose.set_defaults(run=_run)
+    propose.set_defaults(run=_run_command)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run_command(parsed: argparse.Namespace) -> int:
     with arguments.open_history(parsed.report_dir) as connection:
         counts = arguments.choose_phases(connection, parsed.cluster, parsed.phase)
         past = [_good_runs(connection, count) for count in counts]

@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--trials", type=_positive, default=2000, metavar="N", help="trials of a cell (2000)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the trials (0)")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run_command)
 
 
 def _positive(text: str) -> int:
@@ -59,7 +59,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run_command(parsed: argparse.Namespace) -> int:
     rows = [
         (size, spread, simulate_ranks(size, spread, parsed.trials, parsed.seed))
         for size in RANKS

@@ -42,14 +42,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     form.add_argument("--json", action="store_true", help="print one JSON object")
     form.add_argument("--matrix", action="store_true", help="draw the edges as a matrix of ranks")
     form.add_argument("--all", action="store_true", help="leave nothing out")
-    transports.set_defaults(run=_run)
+    transports.set_defaults(run=_run_command)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run_command(parsed: argparse.Namespace) -> int:
     # Everything read is kept until the end, so collecting garbage would only cost time.
     gc.disable()
     try:
-        job = _read(parsed.logs)
+        job = _read_transports(parsed.logs)
         log = job.log
         if job.files or log.edges or log.communicators or log.warnings:
             print_lines(_lines(job, parsed))
@@ -59,7 +59,7 @@ def _run(parsed: argparse.Namespace) -> int:
         gc.enable()
 
 
-def _read(words: list[str]) -> JobTransports:
+def _read_transports(words: list[str]) -> JobTransports:
     """Read all inputs; the result also lists what could not be read."""
     from ..evidence.nccl.log_reader import Reader, Unreadable
     from .job_transports import JobTransports

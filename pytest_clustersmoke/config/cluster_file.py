@@ -15,7 +15,7 @@ from .expansion import expand_profile, lookup_variable
 from .field_types import NAME, NAME_FORM, quote_names, validation_context
 from .profile import READING, Profile
 from .validation_problems import describe_errors
-from .yaml_source import Source, read
+from .yaml_source import Source, read_yaml
 
 CONFIG_NAME = "cluster.yaml"
 
@@ -75,9 +75,9 @@ class ClusterFile:
         return profile
 
 
-def load(path: Path, environ: Mapping[str, str]) -> ClusterFile:
+def load_cluster_file(path: Path, environ: Mapping[str, str]) -> ClusterFile:
     """Read and check a file of profiles; raises `UsageProblems` with every mistake."""
-    source = read(path, READING)
+    source = read_yaml(path, READING)
     problems = [*source.problems, *_check_top_level(source)]
     clusters = source.values.get("clusters") if isinstance(source.values, dict) else None
     for name, values in clusters.items() if isinstance(clusters, dict) else ():

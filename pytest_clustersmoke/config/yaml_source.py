@@ -86,7 +86,7 @@ def display_path(path: Path) -> str:
         return str(path)
 
 
-def read(path: Path, reading: Reading) -> Source:
+def read_yaml(path: Path, reading: Reading) -> Source:
     """Read a file; raises `UsageProblems` if it cannot be read as YAML."""
     file = display_path(path)
     try:
@@ -94,13 +94,13 @@ def read(path: Path, reading: Reading) -> Source:
     except OSError as error:
         what = f"cannot be read: {error.strerror or type(error).__name__}"
         raise UsageProblems([Problem(what, file, "a readable YAML file")]) from None
-    return _parse(content, Source(file), reading)
+    return _parse_yaml(content, Source(file), reading)
 
 
 def read_value(text: str) -> Any:
     """One value, read as in the file; raises ValueError if the text is not valid."""
     try:
-        source = _parse(os.fsencode(text), Source("value"), Reading())
+        source = _parse_yaml(os.fsencode(text), Source("value"), Reading())
     except UsageProblems as error:
         raise ValueError(str(error)) from None
     if source.problems:
@@ -108,7 +108,7 @@ def read_value(text: str) -> Any:
     return source.values
 
 
-def _parse(content: bytes, source: Source, reading: Reading) -> Source:
+def _parse_yaml(content: bytes, source: Source, reading: Reading) -> Source:
     loader = _Loader(content)
     builder = _Builder(loader, source, reading)
     try:

@@ -28,7 +28,7 @@ class _NotFinite:
     subject: str
 
 
-def check(phase: PhaseResult) -> None:
+def check_finite_values(phase: PhaseResult) -> None:
     """Fails if a rank's loss or watched gradient is not finite, naming the first; if a rank did not
     report its losses; and if some ranks watched their gradients and others did not."""
     __tracebackhide__ = True

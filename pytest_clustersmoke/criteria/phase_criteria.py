@@ -166,7 +166,7 @@ class Trained(Started):
     def test_loss_is_finite_on_every_rank(self, phase: PhaseView) -> None:
         """Every step's loss is finite, on each rank and averaged over all; so is every gradient
         that a program watched, on its own rank, before any reduction."""
-        finite_values.check(phase)
+        finite_values.check_finite_values(phase)
 
     def test_loss_over_all_ranks_falls(self, phase: PhaseView) -> None:
         """The loss averaged over ranks is the same on each, and falls."""
@@ -202,7 +202,7 @@ class Trained(Started):
 
     def test_no_rank_falls_behind(self, phase: PhaseView) -> None:
         """No rank keeps the others waiting, judged by the time that each takes for its own part."""
-        stragglers.check(phase)
+        stragglers.check_stragglers(phase)
 
     def test_throughput_meets_the_reference(self, phase: PhaseView) -> None:
         self.check_metrics(phase, *self.throughput)

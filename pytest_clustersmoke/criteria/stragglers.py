@@ -79,7 +79,7 @@ class OwnSteps:
         return judge_by_factor(times, CPU_FACTOR) if self.cpu else judge_peers(times)
 
 
-def check(phase: PhaseResult) -> None:
+def check_stragglers(phase: PhaseResult) -> None:
     """Fail, naming the ranks that fall behind; unmeasured if a rank did not time its own part."""
     __tracebackhide__ = True
     stragglers = find_stragglers(phase)

@@ -98,10 +98,10 @@ def shipped_signatures() -> tuple[Signature, ...]:
 
 def load_signatures(path: Path) -> tuple[Signature, ...]:
     """Read and check a signature file; raises UsageProblems with everything wrong in it."""
-    from ..config.yaml_source import Reading, read
+    from ..config.yaml_source import Reading, read_yaml
 
     text = ("text", "word", "regex", "source", "cause", "fix")
-    source = read(path, Reading(is_text=lambda route: route[-1] in text or "names" in route))
+    source = read_yaml(path, Reading(is_text=lambda route: route[-1] in text or "names" in route))
     checker = _Checker(source)
     signatures = checker.signatures()
     problems = [*source.problems, *checker.problems]

@@ -137,7 +137,7 @@ def list_job_logs(directory: PhaseDir) -> list[Path]:
 
 def read_head(path: Path, lines: int = HEAD_LINES) -> Iterator[tuple[int, str]]:
     """The first numbered lines of a log: enough to show why a program did not start."""
-    return takewhile(lambda pair: pair[0] <= lines, _read(path))
+    return takewhile(lambda pair: pair[0] <= lines, _read_lines(path))
 
 
 def find_last_line(path: Path) -> tuple[Evidence, ...]:
@@ -183,7 +183,7 @@ def first_around(line: int, lines: int) -> int:
     return max(1, line - lines // 2)
 
 
-def _read(path: Path) -> Iterator[tuple[int, str]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 1
     try:
         with path.open("rb") as stream:

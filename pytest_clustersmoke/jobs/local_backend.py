@@ -210,7 +210,7 @@ def _find_ranks(job: _Job) -> list[Any]:
     for rank in range(job.world_size):
         start = read_events(job.directory.rank_events(rank)).last("start") or {}
         if (process := identity(start)) is not None:
-            processes.append(process_tree.find(*process))
+            processes.append(process_tree.find_process(*process))
     return [process for process in processes if process is not None]
 
 

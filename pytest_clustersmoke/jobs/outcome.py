@@ -28,7 +28,7 @@ class Judgement:
     ended_by: str = ""
 
 
-def judge(
+def judge_job(
     result: PhaseResult, state: JobState | None, cancelled: Judgement | None = None
 ) -> Judgement:
     """Judge a job that is over. `cancelled` is the judgement of this run where it cancelled the

@@ -31,12 +31,12 @@ __all__ = [
     "LabError",
     "LabSettings",
     "LabStartError",
-    "down",
-    "find",
+    "find_lab",
     "find_obstacle",
+    "list_running_labs",
     "missing_packages",
-    "running",
-    "up",
+    "start_lab",
+    "stop_lab",
 ]
 
 
@@ -60,7 +60,7 @@ def missing_packages(accounting: bool, isolated: bool) -> list[str]:
     return packages.missing_packages(accounting, isolated)
 
 
-def up(settings: LabSettings, say: Callable[[str], None] = _discard) -> Lab:
+def start_lab(settings: LabSettings, say: Callable[[str], None] = _discard) -> Lab:
     """Start a lab and wait until its nodes are idle; `say` receives progress messages.
 
     Raises UsageProblems, LabError (it cannot run here) or LabStartError (it did not start).
@@ -70,7 +70,7 @@ def up(settings: LabSettings, say: Callable[[str], None] = _discard) -> Lab:
     return bring_up(settings, say)
 
 
-def down(name: str, keep_logs: bool = False) -> None:
+def stop_lab(name: str, keep_logs: bool = False) -> None:
     """End the lab of this name, in whatever state it is. Raises LabError if none exists."""
     from . import lab_state, teardown
 
@@ -81,15 +81,15 @@ def down(name: str, keep_logs: bool = False) -> None:
     raise LabError(f"there is no lab `{name}`; `clustersmoke lab status` lists all labs")
 
 
-def find(environ: Mapping[str, str] | None = None) -> Lab:
+def find_lab(environ: Mapping[str, str] | None = None) -> Lab:
     """Find the running lab that `environ` selects. Raises LabError if there is none."""
     from . import lab_state
 
-    return lab_state.find(os.environ if environ is None else environ)
+    return lab_state.find_lab(os.environ if environ is None else environ)
 
 
-def running() -> list[Lab]:
+def list_running_labs() -> list[Lab]:
     """This user's running labs."""
     from . import lab_state
 
-    return [record.lab() for record in lab_state.running()]
+    return [record.lab() for record in lab_state.list_running()]

@@ -164,12 +164,12 @@ def write_state(record: LabRecord, lab: Lab, slurm_version: str) -> None:
     )
 
 
-def running() -> list[LabRecord]:
+def list_running() -> list[LabRecord]:
     """The labs that can be used, including one that lost a daemon after it was up."""
     return [record for record in records() if record.state and record.status in (UP, PARTLY)]
 
 
-def find(environ: Mapping[str, str]) -> Lab:
+def find_lab(environ: Mapping[str, str]) -> Lab:
     """Find the lab to use: the one that SLURM_CONF names, otherwise the only one that runs.
 
     Raises LabError if none runs, several run, or SLURM_CONF names none.
@@ -177,7 +177,7 @@ def find(environ: Mapping[str, str]) -> Lab:
     named = environ.get("SLURM_CONF", "")
     if named:
         return _find_by_conf(Path(named))
-    labs = running()
+    labs = list_running()
     if not labs:
         raise LabError("no lab is running; start one with `clustersmoke lab up`")
     if len(labs) > 1:

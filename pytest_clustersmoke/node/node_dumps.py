@@ -87,7 +87,7 @@ def _live(job: NodeJob, watch: RankWatch, agent_pid: int) -> dict[int, psutil.Pr
     """Rank -> process, from the rank's own events or from torchrun's children."""
     processes = _children_with_rank(agent_pid)
     for rank, pid, started in watch.live():
-        process = process_tree.find(pid, started)
+        process = process_tree.find_process(pid, started)
         if process is not None:
             processes[rank] = process
     unfinished = {state["rank"] for state in watch.states() if not state["done"]}
@@ -101,7 +101,7 @@ def _children_with_rank(agent_pid: int) -> dict[int, psutil.Process]:
         for child in psutil.Process(agent_pid).children():
             with contextlib.suppress(psutil.Error, KeyError, ValueError):
                 rank = int(child.environ()["RANK"])
-                if process_tree.running(child):
+                if process_tree.is_running(child):
                     processes[rank] = child
     return processes
 

@@ -76,7 +76,7 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
     started, result = time.time(), _Result(job)
     try:
         events.write("claim", pid=os.getpid(), host=socket.gethostname(), job_id=_job_id())
-        result.ended(_run(job, events))
+        result.ended(_run_launcher(job, events))
     except Terminated:
         result.ended({"ok": False, "reason": "terminated", "why": "SIGTERM"})
     except Aborted as abort:
@@ -127,7 +127,7 @@ class _Result:
         return self._value
 
 
-def _run(job: NodeJob, events: EventWriter) -> dict[str, Any]:
+def _run_launcher(job: NodeJob, events: EventWriter) -> dict[str, Any]:
     from . import checks, node_facts, rendezvous, supervisor, torchrun
 
     spec = job.spec

@@ -24,10 +24,10 @@ PRCTL = ctypes.CDLL(None).prctl  # looked up here: after a fork nothing may be l
 
 def alive(pid: int, started: float | None = None) -> bool:
     """Whether exactly that process runs; a zombie has ended."""
-    return find(pid, started) is not None
+    return find_process(pid, started) is not None
 
 
-def find(pid: int, started: float | None = None) -> psutil.Process | None:
+def find_process(pid: int, started: float | None = None) -> psutil.Process | None:
     try:
         process = psutil.Process(pid)
         if started is not None and start_s(pid) != started:
@@ -41,7 +41,7 @@ def started_here(pid: int, started: float, word: str) -> bool | None:
     """Whether this process started exactly that one: it is a descendant, or has the `word` in its
     environment, as behind a daemon that starts containers. None if it has ended or hides its
     environment."""
-    process = find(pid, started)
+    process = find_process(pid, started)
     if process is None:
         return None
     try:
@@ -54,7 +54,7 @@ def started_here(pid: int, started: float, word: str) -> bool | None:
     return word in environ.values() if environ else None
 
 
-def running(process: psutil.Process) -> bool:
+def is_running(process: psutil.Process) -> bool:
     """Whether the process still runs; a zombie has ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -85,7 +85,7 @@ def children() -> list[psutil.Process]:
 def descendants(besides: Collection[psutil.Process] = ()) -> set[psutil.Process]:
     """The running descendants of this process, except the children `besides` and theirs."""
     chosen = [child for child in children() if child not in besides]
-    return {process for child in chosen for process in tree(child.pid) if running(process)}
+    return {process for child in chosen for process in tree(child.pid) if is_running(process)}
 
 
 def end(processes: Iterable[psutil.Process], grace_s: float) -> list[psutil.Process]:
@@ -108,7 +108,7 @@ def end(processes: Iterable[psutil.Process], grace_s: float) -> list[psutil.Proc
 def _left(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
     """Wait for these processes to end; returns those that still run after this time."""
     deadline = time.monotonic() + within_s
-    while (left := [p for p in processes if running(p)]) and time.monotonic() < deadline:
+    while (left := [p for p in processes if is_running(p)]) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return left
 
@@ -122,7 +122,7 @@ def end_with_parent() -> None:
 
 def send(pid: int, started: float | None, signum: signal.Signals) -> None:
     """Send a signal to exactly that process; do nothing if it has ended."""
-    process = find(pid, started)
+    process = find_process(pid, started)
     if process is not None:
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             os.kill(process.pid, signum)

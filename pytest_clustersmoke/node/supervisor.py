@@ -57,7 +57,7 @@ def supervise_ranks(
         events.write("torchrun_start", command=command, pid=agent.pid)
         trouble = _watch(job, agent, watch)
         seconds = time.monotonic() - started
-        result = _judge(agent, watch, trouble)
+        result = _judge_node(agent, watch, trouble)
         if not result["ok"]:
             events.write("trouble", **{key: result[key] for key in result if key != "ok"})
             if result["reason"] != "aborted":
@@ -112,7 +112,7 @@ def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Tr
         watch.wait(TICK_S)
 
 
-def _judge(
+def _judge_node(
     agent: subprocess.Popen[bytes], watch: RankWatch, trouble: Trouble | None
 ) -> dict[str, Any]:
     """Success needs both: exit status 0 of torchrun and `done` from every local rank."""

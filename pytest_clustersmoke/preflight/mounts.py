@@ -31,10 +31,10 @@ def read_mounts(table: Path = MOUNTS) -> list[Mount]:
         text = table.read_text(errors="replace")
     except OSError:
         return []
-    return parse(text)
+    return parse_mounts(text)
 
 
-def parse(text: str) -> list[Mount]:
+def parse_mounts(text: str) -> list[Mount]:
     """Parse mountinfo (man 5 proc): the mount point is the fifth field; kind and source follow the
     single `-`."""
     mounts = []

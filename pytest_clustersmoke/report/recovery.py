@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config.cluster_file import load
+from ..config.cluster_file import load_cluster_file
 from ..config.profile import Profile
 from ..criteria.past_annotation import annotate
 from ..evidence.locks import seize_run
@@ -78,7 +78,7 @@ def _is_whole(target: Path) -> bool:
 def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | None:
     """The current profile of the cluster, for references; None if it is gone."""
     try:
-        return load(Path(about["config"]), environ).profile(about["cluster"])
+        return load_cluster_file(Path(about["config"]), environ).profile(about["cluster"])
     except (KeyError, OSError, UsageProblems):
         return None
 

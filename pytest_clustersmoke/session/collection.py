@@ -113,10 +113,10 @@ class PhaseCollection:
 
         if not self.profile.lab or preflight.find_missing_commands(self.profile, os.environ):
             return os.environ, []
-        from ..lab import LabError, find
+        from ..lab import LabError, find_lab
 
         try:
-            lab = find(os.environ)
+            lab = find_lab(os.environ)
         except LabError as error:
             return os.environ, [Problem(str(error), self.profile.where("lab"))]
         return {**os.environ, "SLURM_CONF": str(lab.slurm_conf)}, []

@@ -27,7 +27,7 @@ from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import EventWriter, to_json_value
 from ..jobs.backend import Backend, Refused, make_spec
 from ..jobs.job_watch import Poller, WatchedJob
-from ..jobs.outcome import Judgement, job_times, judge
+from ..jobs.outcome import Judgement, job_times, judge_job
 from ..node.abort_flag import visible
 from ..preflight.slurm_check import Checked
 from ..report.run_archive import name_archived
@@ -250,7 +250,7 @@ class Session:
             self._backend.cancel([job.job_id])  # it was requeued, and must not run again
         result = collect_phase(job.directory, job.results)
         result = job.save_details(None if self._stop.is_set() else self._backend, result)
-        judgement = judge(result, job.last_state(), cancelled)
+        judgement = judge_job(result, job.last_state(), cancelled)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
         if judgement.outcome == "failed":  # the reason that a node gave may be a consequence
             judgement = Judgement("failed", findings[0].cause)

@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 
 import pytest
 
-from ..config.cluster_file import find_config, load
+from ..config.cluster_file import find_config, load_cluster_file
 from ..text import Problem, UsageProblems
 from .items import SUITE, Mistakes
 from .suite import Suite
@@ -21,7 +21,7 @@ def print_clusters(config: pytest.Config) -> int:
     """Print the clusters of the cluster file, and return the exit status."""
     try:
         path = find_config(config.rootpath, config.getoption("--cluster-config"))
-        file = load(path, os.environ)
+        file = load_cluster_file(path, os.environ)
     except UsageProblems as problems:
         raise pytest.UsageError(str(problems)) from None
     width = max(len(name) for name in file.names)
@@ -44,7 +44,7 @@ def register_suite(config: pytest.Config, name: str) -> None:
         refuse_moved_root(config)
     try:
         path = find_config(config.rootpath, config.getoption("--cluster-config"))
-        profile = load(path, os.environ).profile(name)
+        profile = load_cluster_file(path, os.environ).profile(name)
     except UsageProblems as error:
         if getattr(config.option, "tx", None):
             raise pytest.UsageError(str(error)) from None

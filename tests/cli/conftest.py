@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.cli import parser
-from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.cluster_file import load_cluster_file
 from pytest_clustersmoke.config.profile import Profile
 from tests.cli.recorded_slurm import Slurm, run
 from tests.cli.transport_logs import RING
@@ -45,7 +45,7 @@ def profile(tmp_path: Path, init: Init) -> Callable[..., tuple[Profile, str]]:
         done = init(*words, **environ)
         assert done.returncode == 0, done.stdout + done.stderr
         path = tmp_path / "new" / "cluster.yaml"
-        file: Any = load(path, {"HOME": "/home/me"})
+        file: Any = load_cluster_file(path, {"HOME": "/home/me"})
         (name,) = file.names
         return file.profile(name), path.read_text()
 

@@ -14,14 +14,14 @@ import pytest
 from pytest_clustersmoke.cli import cluster_draft
 from pytest_clustersmoke.cli.partition_survey import choose_partition, survey_cluster
 from pytest_clustersmoke.cli.suite_files import shipped_phases
-from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.cluster_file import load_cluster_file
 from pytest_clustersmoke.config.profile import Profile
 from tests.cli.recorded_slurm import REPOSITORY, Slurm, run
 from tests.preflight.slurm_texts import NODE_24, PARTITION_24, node, partition
 
 Made = Callable[..., tuple[Profile, str]]
 Init = Callable[..., "subprocess.CompletedProcess[str]"]
-SHIPPED = load(REPOSITORY / "cluster.yaml", {"HOME": "/home/me", "USER": "me"})
+SHIPPED = load_cluster_file(REPOSITORY / "cluster.yaml", {"HOME": "/home/me", "USER": "me"})
 MARK = re.compile(r"check this: (.*)")
 
 
@@ -249,7 +249,7 @@ def test_without_slurm_the_profile_runs_on_this_machine(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "no Slurm found (no `scontrol` on PATH): the profile runs on this machine" in done.stdout
     environ = {"HOME": "/home/me"}
-    made = load(tmp_path / "new" / "cluster.yaml", environ).profile("local")
+    made = load_cluster_file(tmp_path / "new" / "cluster.yaml", environ).profile("local")
     shipped = SHIPPED.profile("local")
     skipped = {"description"}
     assert made.model_dump(exclude=skipped) == shipped.model_dump(exclude=skipped)

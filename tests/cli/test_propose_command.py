@@ -9,7 +9,7 @@ import pytest
 
 from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.cli.tables import moment
-from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.cluster_file import load_cluster_file
 from pytest_clustersmoke.config.profile import Reference
 from pytest_clustersmoke.evidence.history.outlier_judge import FAIL_SPREADS, measure_level
 from tests.evidence.history.made import DAY_S, night, nights, of_night, with_versions
@@ -44,7 +44,7 @@ def pasted(directory: Path, text: str) -> dict[str, dict[str, Reference]]:
     """The references of a profile into which the text was pasted, as loaded."""
     path = directory / "cluster.yaml"
     path.write_text(PROFILE + text)
-    return load(path, {}).profile("gilbreth").references
+    return load_cluster_file(path, {}).profile("gilbreth").references
 
 
 def test_output_can_be_pasted_into_cluster_yaml(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.cli.suite_files import shipped_phases, suite_files, write_files
-from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.cluster_file import load_cluster_file
 from pytest_clustersmoke.text import UsageProblems
 from tests.cli.recorded_slurm import REPOSITORY, Slurm, run
 
@@ -183,7 +183,7 @@ def test_suite_is_that_of_the_repository() -> None:
 
 def test_shipped_profiles_repeat_the_sizes_of_the_suite() -> None:
     """A profile that states what a phase writes states what its marker does."""
-    file = load(REPOSITORY / "cluster.yaml", {"HOME": "/home/me", "USER": "me"})
+    file = load_cluster_file(REPOSITORY / "cluster.yaml", {"HOME": "/home/me", "USER": "me"})
     needs = {phase.name: phase.needs for phase in shipped_phases()}
     for name in file.names:
         for phase, settings in file.profile(name).phases.items():

@@ -112,9 +112,9 @@ def test_init_from_the_wheel_and_dry_run(installed: dict[str, str], tmp_path: Pa
 def own_lab() -> Iterator[lab.Lab]:
     """A Slurm with two nodes, on which phases of four nodes do not fit."""
     need_lab()
-    running = lab.up(lab.LabSettings(name=f"init-{os.getpid()}", nodes=2))
+    running = lab.start_lab(lab.LabSettings(name=f"init-{os.getpid()}", nodes=2))
     yield running
-    lab.down(running.name)
+    lab.stop_lab(running.name)
 
 
 @pytest.mark.lab

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.config.cluster_file import ClusterFile, load
+from pytest_clustersmoke.config.cluster_file import ClusterFile, load_cluster_file
 from pytest_clustersmoke.config.profile import Profile
 from pytest_clustersmoke.text import UsageProblems
 
@@ -19,7 +19,7 @@ def loaded(tmp_path: Path) -> Callable[..., ClusterFile]:
     def read(text: str | bytes, **environ: str) -> ClusterFile:
         path = tmp_path / "cluster.yaml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return load(path, environ)
+        return load_cluster_file(path, environ)
 
     return read
 

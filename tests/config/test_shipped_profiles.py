@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from pytest_clustersmoke.config import profile_schema as schema
-from pytest_clustersmoke.config.cluster_file import ClusterFile, load
+from pytest_clustersmoke.config.cluster_file import ClusterFile, load_cluster_file
 from pytest_clustersmoke.config.profile import (
     STAGE_LIMITS_S,
     EnvBlock,
@@ -32,7 +32,7 @@ SWEEP = ("allreduce_1node", "allreduce_multinode")
 
 @pytest.fixture(scope="module")
 def shipped() -> ClusterFile:
-    return load(ROOT / "cluster.yaml", {})
+    return load_cluster_file(ROOT / "cluster.yaml", {})
 
 
 def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> None:
@@ -66,7 +66,7 @@ def test_profiles_list_their_phases(
 def test_environment_variables_choose_account_and_directory() -> None:
     """Another account or another directory for local runs does not need another file."""
     environ = {"CLUSTERSMOKE_ACCOUNT": "mine", "CLUSTERSMOKE_SHARED_DIR": "/there", "USER": "me"}
-    file = load(ROOT / "cluster.yaml", environ)
+    file = load_cluster_file(ROOT / "cluster.yaml", environ)
     gilbreth = file.profile("gilbreth")
     assert gilbreth.slurm["account"] == "mine"
     assert gilbreth.shared_dir == Path("/scratch/gilbreth/me/worldsim/clustersmoke/runs")
@@ -168,8 +168,8 @@ def test_reading_profiles_imports_no_heavy_module() -> None:
     """Profiles are read on a login node, before any run: no torch, numpy or submitit."""
     code = (
         "import sys; from pathlib import Path; "
-        "from pytest_clustersmoke.config.cluster_file import load; "
-        "load(Path('cluster.yaml'), {}).profile('gilbreth'); "
+        "from pytest_clustersmoke.config.cluster_file import load_cluster_file; "
+        "load_cluster_file(Path('cluster.yaml'), {}).profile('gilbreth'); "
         "print([m for m in ('torch', 'numpy', 'submitit', 'psutil') if m in sys.modules])"
     )
     done = subprocess.run(

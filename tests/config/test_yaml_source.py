@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.cluster_file import load_cluster_file
 from pytest_clustersmoke.config.profile import Profile
-from pytest_clustersmoke.config.yaml_source import Reading, Source, read
+from pytest_clustersmoke.config.yaml_source import Reading, Source, read_yaml
 from pytest_clustersmoke.text import UsageProblems
 
 Problems = Callable[..., list[str]]
@@ -20,7 +20,7 @@ Problems = Callable[..., list[str]]
 def source_of(directory: Path, text: str) -> Source:
     path = directory / "cluster.yaml"
     path.write_text(text)
-    return read(path, Reading())
+    return read_yaml(path, Reading())
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_malformed_yaml_names_the_line(problems: Problems, text: str, line: int,
 def test_directory_and_missing_file_are_refused(tmp_path: Path) -> None:
     """A path that cannot be read gives a problem, not a traceback."""
     with pytest.raises(UsageProblems, match="cannot be read: Is a directory; expected a readable"):
-        load(tmp_path, {})
+        load_cluster_file(tmp_path, {})
     with pytest.raises(UsageProblems, match="cannot be read: No such file or directory"):
-        load(tmp_path / "absent.yaml", {})
+        load_cluster_file(tmp_path / "absent.yaml", {})
 
 
 def test_aliases_that_expand_too_far_are_refused_quickly(

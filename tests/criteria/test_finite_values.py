@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.criteria.finite_values import check
+from pytest_clustersmoke.criteria.finite_values import check_finite_values
 from tests.support.evidence import Evidence
 
 WHOLE = {"parameters": 6, "not_finite_at": None, "not_finite_in": None}
@@ -31,7 +31,7 @@ def failure(folder: Path, *values: tuple[dict[str, Any] | None, ...]) -> str:
         start = ("start", {"rank": rank, "node": "n0", "host": "h0"})
         evidence.rank(rank, start, *((name, event) for name, event in named if event is not None))
     try:
-        check(evidence.result())
+        check_finite_values(evidence.result())
     except AssertionError as error:
         return str(error)
     return ""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.criteria.stragglers import check, find_stragglers
+from pytest_clustersmoke.criteria.stragglers import check_stragglers, find_stragglers
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from tests.support.evidence import Evidence
@@ -41,7 +41,7 @@ def ran(
 def test_slow_rank_is_named_with_its_host(tmp_path: Path) -> None:
     """It takes twice the others' time in every step, which is much of the step."""
     with pytest.raises(AssertionError) as failure:
-        check(ran(tmp_path, [0.05] * STEPS, [0.1] * STEPS, [0.05] * STEPS))
+        check_stragglers(ran(tmp_path, [0.05] * STEPS, [0.1] * STEPS, [0.05] * STEPS))
     words = str(failure.value)
     assert words == (
         "rank 1 (n0) on h0 falls behind: its own part of a step takes 100 ms, that of the "
@@ -100,7 +100,7 @@ def test_ranks_that_were_not_timed_are_unmeasured(
 ) -> None:
     """A single rank, too few steps, and invalid times are unmeasured, not passed."""
     with pytest.raises(Unmeasured, match=words):
-        check(ran(tmp_path, *own))
+        check_stragglers(ran(tmp_path, *own))
 
 
 Parts = dict[str, list[float]]
@@ -135,7 +135,7 @@ def test_gpu_is_named_by_the_spread_of_the_others(tmp_path: Path) -> None:
     own = [own_step(1 + rank / 1000) for rank in range(8)]
     own[3] = own_step(1.07)
     with pytest.raises(AssertionError) as failure:
-        check(measured_alone(tmp_path, *own))
+        check_stragglers(measured_alone(tmp_path, *own))
     first, second = str(failure.value).splitlines()
     assert first == (
         "rank 3 (n0, GPU 0) on h0 falls behind: its own step takes 75.2 ms, that of the others "
@@ -173,10 +173,10 @@ def test_slow_own_step_below_the_factor_is_ignored(
 def test_own_step_that_some_ranks_lack_is_unmeasured(tmp_path: Path) -> None:
     """All ranks measured it, or none did; times that are none do not count."""
     with pytest.raises(Unmeasured, match="1 of 2 ranks measured their own step"):
-        check(measured_alone(tmp_path / "a", own_step(), None))
+        check_stragglers(measured_alone(tmp_path / "a", own_step(), None))
     hostile: Parts = {"forward": [float("nan")] * 10}
     with pytest.raises(Unmeasured, match="1 of 2 ranks measured their own step"):
-        check(measured_alone(tmp_path / "b", own_step(), hostile))
+        check_stragglers(measured_alone(tmp_path / "b", own_step(), hostile))
 
 
 @settings(max_examples=60, deadline=None)

@@ -21,7 +21,7 @@ from pytest_clustersmoke.evidence.finding import (
 )
 from pytest_clustersmoke.evidence.metric import fail
 from pytest_clustersmoke.evidence.run_directory import write_json
-from pytest_clustersmoke.jobs.outcome import Judgement, judge
+from pytest_clustersmoke.jobs.outcome import Judgement, judge_job
 from pytest_clustersmoke.session.tally import job_failure_text
 from tests.support.evidence import Evidence
 
@@ -110,7 +110,7 @@ def test_printed_text_is_not_an_event(tmp_path: Path) -> None:
         log.with_name("stderr.log").write_text(events)
     evidence.dir.torchrun_log(0).write_text(events)
     result = evidence.result()
-    assert result.ranks_done == 0 and judge(result, None).outcome == "failed"
+    assert result.ranks_done == 0 and judge_job(result, None).outcome == "failed"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_events_of_another_job_or_rank_are_ignored(tmp_path: Path, start: dict[s
     evidence = _own(tmp_path, {1: start})
     result = evidence.result()
     assert [rank.done for rank in result.ranks] == [True, False]
-    assert judge(result, None).outcome == "failed"
+    assert judge_job(result, None).outcome == "failed"
     (finding,) = diagnosed(evidence)
     assert (finding.id, finding.ranks) == ("foreign-events", (1,))
 

@@ -14,7 +14,7 @@ from pytest_clustersmoke.diagnose.node_findings import check_warnings, find_fail
 from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
-from pytest_clustersmoke.jobs.outcome import judge
+from pytest_clustersmoke.jobs.outcome import judge_job
 from tests.support.evidence import Evidence
 from tests.support.node_facts import CUDA, node, port
 
@@ -71,7 +71,7 @@ def test_node_that_failed_its_checks_is_diagnosed_by_them(tmp_path: Path) -> Non
     words = {"reason": "preflight", "why": "has no GPU"}
     aborted = {"reason": "aborted", "why": "n1: has no GPU"}
     result = write(tmp_path, node(0), node(1, gpus=[]), n0=aborted, n1=words)
-    judgement = judge(result, None)
+    judgement = judge_job(result, None)
     assert judgement.outcome == "failed" and judgement.reason == "n1: has no GPU"
     (finding,) = diagnose(result, judgement)
     assert (finding.id, finding.hosts) == ("gpus-missing", ("n1",))
@@ -83,7 +83,7 @@ def test_claims_without_facts_decide_nothing(tmp_path: Path) -> None:
     words = {"reason": "preflight", "why": "n1 says so", "findings": [claim]}
     result = write(tmp_path, node(0), node(1), n1=words)
     assert find_failed_checks(FailureEvidence(result)) == []
-    (finding, *_) = diagnose(result, judge(result, None))
+    (finding, *_) = diagnose(result, judge_job(result, None))
     assert finding.id == "job-failed" and "n1 says so" in finding.cause
 
 
@@ -121,7 +121,7 @@ def unseen(nodes: Any = (1,)) -> dict[str, Any]:
 
 
 def the_unseen(result: PhaseResult) -> Finding:
-    (finding,) = diagnose(result, judge(result, None))
+    (finding,) = diagnose(result, judge_job(result, None))
     assert finding.id == "shared-directory-not-seen"
     return finding
 

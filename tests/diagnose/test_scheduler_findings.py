@@ -13,7 +13,7 @@ from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
 from pytest_clustersmoke.jobs import slurm_jobs
 from pytest_clustersmoke.jobs.job_watch import read_messages
-from pytest_clustersmoke.jobs.outcome import Judgement, judge
+from pytest_clustersmoke.jobs.outcome import Judgement, judge_job
 from tests.support.evidence import Evidence
 
 SHOWN = (
@@ -56,7 +56,7 @@ class ScheduledJob:
         messages = read_messages(self.evidence.dir)
         replace(self.record, messages=messages).write(self.evidence.dir.scheduler)
         result = self.evidence.result()
-        judged = judge(result, state, ours)
+        judged = judge_job(result, state, ours)
         return judged.outcome, diagnose(result, judged)[0]
 
 
@@ -206,7 +206,7 @@ def test_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
     messages = read_messages(evidence.dir)
     replace(record("FAILED"), messages=messages).write(evidence.dir.scheduler)
     result = evidence.result()
-    finding = diagnose(result, judge(result, JobState("ended", "FAILED", "NonZeroExitCode")))[0]
+    finding = diagnose(result, judge_job(result, JobState("ended", "FAILED", "NonZeroExitCode")))[0]
     assert (finding.id, finding.ranks, finding.hosts) == ("out-of-memory", (1,), ("n1",))
     assert "4G per node" in finding.cause
     assert finding.evidence[0].text == words.strip()

@@ -14,7 +14,7 @@ from pytest_clustersmoke.evidence.run_directory import create_phase
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.job_watch import WatchedJob
-from pytest_clustersmoke.jobs.outcome import judge
+from pytest_clustersmoke.jobs.outcome import judge_job
 from pytest_clustersmoke.session.live.event_tail import EventTail
 from tests.fakes.nfs import FakeNfs
 from tests.support.evidence import Evidence
@@ -61,7 +61,7 @@ def test_node_results_are_read_after_an_early_look(
     state = JobState("ended", "FAILED", "NonZeroExitCode")
     job.record_state(state)
     assert job.is_over() and set(job.results) == {0, 1}
-    assert judge(collect_phase(evidence.dir), state).reason == "n0: it has 1 GPU"
+    assert judge_job(collect_phase(evidence.dir), state).reason == "n0: it has 1 GPU"
 
 
 def test_rank_events_are_read_after_an_early_look(tmp_path: Path, nfs: FakeNfs) -> None:
@@ -74,4 +74,4 @@ def test_rank_events_are_read_after_an_early_look(tmp_path: Path, nfs: FakeNfs) 
         evidence.done()
     result = collect_phase(evidence.dir)
     assert result.ranks_done == result.world_size == 2
-    assert judge(result, None).outcome == "passed"
+    assert judge_job(result, None).outcome == "passed"

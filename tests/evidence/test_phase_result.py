@@ -23,7 +23,7 @@ from pytest_clustersmoke.evidence.scheduler_record import (
     SchedulerRecord,
     read_scheduler_record,
 )
-from pytest_clustersmoke.jobs.outcome import judge
+from pytest_clustersmoke.jobs.outcome import judge_job
 from tests.support.evidence import Evidence, make_profile
 
 
@@ -276,7 +276,7 @@ def test_scheduler_record_is_read_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(phase_result, "read_scheduler_record", read)
     monkeypatch.setattr(scheduler_record, "read_scheduler_record", read)
     result = evidence.result()
-    judgement = judge(result, JobState("ended", "CANCELLED"))
+    judgement = judge_job(result, JobState("ended", "CANCELLED"))
     diagnose(result, judgement)
     assert [node.name for node in result.nodes] == ["n0", "n1"]
     assert reads == [evidence.dir.scheduler]

@@ -39,7 +39,7 @@ class Hosts:
     """The nodes of an isolated lab, and commands in one of them."""
 
     def __init__(self, name: str) -> None:
-        (record,) = [record for record in lab_state.running() if record.name == name]
+        (record,) = [record for record in lab_state.list_running() if record.name == name]
         self._holders = {daemon.role: daemon.pid for daemon in record.daemons}
         self.addresses = {
             name: address

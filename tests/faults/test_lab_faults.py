@@ -91,7 +91,7 @@ def strikes(
 
 
 def kill_daemon(own: lab.Lab, role: str) -> None:
-    (record,) = [record for record in lab_state.running() if record.name == own.name]
+    (record,) = [record for record in lab_state.list_running() if record.name == own.name]
     (daemon,) = [daemon for daemon in record.daemons if daemon.role == role]
     os.kill(daemon.pid, signal.SIGKILL)
 

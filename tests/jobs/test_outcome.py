@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.evidence.scheduler_record import JobState
-from pytest_clustersmoke.jobs.outcome import CLUSTER_STATES, Judgement, judge
+from pytest_clustersmoke.jobs.outcome import CLUSTER_STATES, Judgement, judge_job
 from tests.support.evidence import Evidence
 
 INTERRUPTED = Judgement("cancelled", "the run was interrupted")
@@ -20,12 +20,12 @@ def ended(raw: str, reason: str = "") -> JobState:
 @pytest.mark.parametrize("state", [ended("COMPLETED"), ended("TIMEOUT"), ended("NODE_FAIL"), None])
 def test_proven_success_passes(tmp_path: Path, state: JobState | None) -> None:
     """All nodes ok and all ranks done: no state of the scheduler changes that."""
-    assert judge(Evidence(tmp_path, 2, 2).done().result(), state).outcome == "passed"
+    assert judge_job(Evidence(tmp_path, 2, 2).done().result(), state).outcome == "passed"
 
 
 def test_completed_alone_does_not_pass(tmp_path: Path) -> None:
     """COMPLETED without results does not pass."""
-    judged = judge(Evidence(tmp_path).result(), ended("COMPLETED"))
+    judged = judge_job(Evidence(tmp_path).result(), ended("COMPLETED"))
     assert judged.outcome == "failed"
     assert judged.reason == "the job ended as COMPLETED before our launcher started"
 
@@ -34,14 +34,14 @@ def test_unfinished_rank_does_not_pass(tmp_path: Path) -> None:
     """All nodes ok, one rank without its `done`: failed."""
     evidence = Evidence(tmp_path, 1, 2).started().node(0, ok=True)
     evidence.rank(0, ("done", {"seconds": 1}))
-    judged = judge(evidence.result(), ended("COMPLETED"))
+    judged = judge_job(evidence.result(), ended("COMPLETED"))
     assert (judged.outcome, judged.reason) == ("failed", "only 1 of 2 ranks finished")
 
 
 def test_node_without_a_result_does_not_pass(tmp_path: Path) -> None:
     """All ranks done, one node without a result: failed, and that node is named."""
     evidence = Evidence(tmp_path, 2, 1).started().each("done").node(0, ok=True)
-    judged = judge(evidence.result(), ended("FAILED"))
+    judged = judge_job(evidence.result(), ended("FAILED"))
     assert judged.outcome == "failed" and "left no result" in judged.reason
 
 
@@ -49,14 +49,14 @@ def test_node_without_a_result_does_not_pass(tmp_path: Path) -> None:
 def test_only_true_counts_as_ok(tmp_path: Path, ok: object) -> None:
     """A node's `ok` of another type counts as missing."""
     evidence = Evidence(tmp_path).started().each("done").node(0, ok=ok)
-    assert judge(evidence.result(), ended("COMPLETED")).outcome == "failed"
+    assert judge_job(evidence.result(), ended("COMPLETED")).outcome == "failed"
 
 
 def test_empty_spec_does_not_pass(tmp_path: Path) -> None:
     """Zero nodes do not count as all nodes ok."""
     evidence = Evidence(tmp_path)
     evidence.dir.spec.unlink()
-    assert judge(evidence.result(), ended("COMPLETED")).outcome != "passed"
+    assert judge_job(evidence.result(), ended("COMPLETED")).outcome != "passed"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_empty_spec_does_not_pass(tmp_path: Path) -> None:
 )
 def test_schedulers_state_decides_without_results(tmp_path: Path, raw: str, outcome: str) -> None:
     """Without results the scheduler's state decides the outcome."""
-    judged = judge(Evidence(tmp_path).result(), ended(raw))
+    judged = judge_job(Evidence(tmp_path).result(), ended(raw))
     assert judged.outcome == outcome
 
 
@@ -81,13 +81,13 @@ def test_deadline_while_running_is_a_failure(tmp_path: Path) -> None:
     """A job that started before its deadline has failed; it does not count as never run."""
     evidence = Evidence(tmp_path)
     evidence.dir.claim(0).touch()
-    assert judge(evidence.result(), ended("DEADLINE")).outcome == "failed"
+    assert judge_job(evidence.result(), ended("DEADLINE")).outcome == "failed"
 
 
 def test_node_failure_outranks_the_reasons_of_other_nodes(tmp_path: Path) -> None:
     """The surviving nodes blame the network; the scheduler knows that a node died."""
     evidence = Evidence(tmp_path, 2).node(0, ok=False, reason="rank_error", why="connection reset")
-    assert judge(evidence.result(), ended("NODE_FAIL")).outcome == "cluster_failed"
+    assert judge_job(evidence.result(), ended("NODE_FAIL")).outcome == "cluster_failed"
 
 
 def test_reason_comes_from_the_first_failing_node(tmp_path: Path) -> None:
@@ -95,39 +95,39 @@ def test_reason_comes_from_the_first_failing_node(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path, 2)
     evidence.node(0, ok=False, reason="aborted", why="n1: rank 1 died")
     evidence.node(1, ok=False, reason="rank_died", why="rank 1 died")
-    judged = judge(evidence.result(), ended("FAILED"))
+    judged = judge_job(evidence.result(), ended("FAILED"))
     assert (judged.outcome, judged.reason) == ("failed", "n1: rank 1 died")
 
 
 @pytest.mark.parametrize("state", [None, JobState("unknown", "")])
 def test_unknown_job_without_results_is_lost(tmp_path: Path, state: JobState | None) -> None:
     """A job that vanished without results is lost, never passed."""
-    assert judge(Evidence(tmp_path).result(), state).outcome == "lost"
+    assert judge_job(Evidence(tmp_path).result(), state).outcome == "lost"
 
 
 def test_unknown_job_with_results_is_judged_by_them(tmp_path: Path) -> None:
     """Results come first and need no scheduler."""
     evidence = Evidence(tmp_path).node(0, ok=False, reason="stalled", why="rank 0 made no progress")
-    assert judge(evidence.result(), None).outcome == "failed"
+    assert judge_job(evidence.result(), None).outcome == "failed"
 
 
 def test_jobs_cancelled_by_this_run(tmp_path: Path) -> None:
     """A job cancelled after too long a wait has never run; an interrupted one is cancelled."""
     result = Evidence(tmp_path).result()
     for ours in (Judgement("never_ran", "queue: too long"), INTERRUPTED):
-        assert judge(result, ended("CANCELLED"), ours) == ours
+        assert judge_job(result, ended("CANCELLED"), ours) == ours
 
 
 def test_result_outranks_our_cancellation(tmp_path: Path) -> None:
     """A phase that had passed when the run was interrupted stays passed."""
-    assert judge(Evidence(tmp_path).done().result(), None, INTERRUPTED).outcome == ("passed")
+    assert judge_job(Evidence(tmp_path).done().result(), None, INTERRUPTED).outcome == ("passed")
 
 
 def test_failed_setup_line_is_the_reason(tmp_path: Path) -> None:
     """A job whose setup failed is failed, for that reason."""
     evidence = Evidence(tmp_path)
     evidence.dir.setup_failed.write_text("1\tmodule load cuda\n")
-    judged = judge(evidence.result(), ended("FAILED"))
+    judged = judge_job(evidence.result(), ended("FAILED"))
     assert (judged.outcome, judged.reason) == ("failed", "a setup line failed")
 
 
@@ -149,7 +149,7 @@ def test_suspended_job_is_not_measured(
     since their own time limits kept running. Their messages are still reported."""
     evidence = Evidence(tmp_path).started().each("done")
     evidence.node(0, ok=ok, reason="rank_error", why="rank 0: timeout", paused_s=paused_s)
-    judged = judge(evidence.result(), ended("COMPLETED" if ok else "FAILED"))
+    judged = judge_job(evidence.result(), ended("COMPLETED" if ok else "FAILED"))
     assert judged.outcome == outcome
     assert ("suspended for 7" in judged.reason) is (outcome == "preempted")
     assert ("timeout" in judged.reason) is not ok

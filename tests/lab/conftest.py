@@ -62,7 +62,7 @@ def start(need: Callable[..., None]) -> Callable[..., lab.Lab]:
             memory=memory,
             directory=directory,
         )
-        return lab.up(settings)
+        return lab.start_lab(settings)
 
     return start_lab
 

@@ -127,7 +127,7 @@ def test_unjournalled_daemon_is_found(
     record.files.journal.write_text("".join(lines[:-1]))
     lost = record.daemons[-1]
     assert lost not in lab_state.records()[0].daemons
-    lab.down("lab")
+    lab.stop_lab("lab")
     assert not lost.alive
 
 
@@ -151,7 +151,7 @@ def test_dead_lab_is_replaced(need: Need, clustersmoke: Run) -> None:
     """`up` with the name of a lab whose processes have all died removes what is left of it, and
     says so."""
     need()
-    lab.up(lab.LabSettings(nodes=1))
+    lab.start_lab(lab.LabSettings(nodes=1))
     lab_processes.end(lab_state.records()[0].daemons, 5.0)
     up = clustersmoke("lab", "up", "--nodes", "1")
     assert up.returncode == 0, up.stderr

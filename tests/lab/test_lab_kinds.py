@@ -81,9 +81,9 @@ def test_accounting_refuses_unknown_accounts_and_qos(start: Start, command: Run)
 def test_accounting_leaves_nothing_behind(start: Start) -> None:
     """The database and slurmdbd end with the lab."""
     start(accounting=True, nodes=1)
-    record = lab_state.running()[0]
+    record = lab_state.list_running()[0]
     assert {"mariadbd", "slurmdbd"} < {process.role for process in record.daemons}
-    lab.down("t")
+    lab.stop_lab("t")
     assert not any(process.alive for process in record.daemons)
     assert not record.files.root.exists()
 
@@ -98,9 +98,9 @@ def test_memory_is_limited_by_control_groups(start: Start, command: Run) -> None
     assert limited.returncode != 0
     assert "node1: task 1: Out Of Memory" in limited.stderr
     assert command("srun", "--nodes=2", *program, lab=slurm).returncode == 0
-    groups = memory_limits.HIERARCHY / f"clustersmoke_{lab_state.running()[0].token}"
+    groups = memory_limits.HIERARCHY / f"clustersmoke_{lab_state.list_running()[0].token}"
     assert groups.is_dir()
-    lab.down("t")
+    lab.stop_lab("t")
     assert not groups.exists()
 
 
@@ -134,14 +134,14 @@ def test_two_isolated_labs_leave_nothing_behind(start: Start, command: Run) -> N
     when it ends."""
     start("one", isolated=True)
     two = start("two", isolated=True)
-    first, second = lab_state.running()
+    first, second = lab_state.list_running()
     links = [Path("/sys/class/net") / name for record in (first, second) for name in record.links]
     assert len(links) == 2
     assert all(link.exists() for link in links)
     held = namespaces(process.pid for process in first.daemons) - namespaces([os.getpid()])
     # The hub's network; each node's network, mounts and name; slurmctld's mounts.
     assert len(held) == 1 + 2 * 3 + 1
-    lab.down("one")
+    lab.stop_lab("one")
     assert [link.exists() for link in links] == [False, True]
     assert not any(process.alive for process in first.daemons)
     assert not held & namespaces(
@@ -149,7 +149,7 @@ def test_two_isolated_labs_leave_nothing_behind(start: Start, command: Run) -> N
     )
     names = command("srun", "--nodes=2", "hostname", lab=two).stdout.split()
     assert sorted(names) == ["node0", "node1"]
-    lab.down("two")
+    lab.stop_lab("two")
     assert not any(link.exists() for link in links)
 
 

@@ -89,7 +89,7 @@ def test_high_requeues_main_and_cancelling_is_quick(start: Start, command: Run) 
 def test_down_leaves_nothing(start: Start, clustersmoke: Run, command: Run, home: Path) -> None:
     """After `down` with a job running no process, socket directory, mount or file is left."""
     slurm = start()
-    record = lab_state.running()[0]
+    record = lab_state.list_running()[0]
     # A process outside its job's session, which only its environment identifies.
     job = submit(command, slurm, "--output=/dev/null", "--wrap=setsid sleep 600 & exec sleep 600")
     assert wait_for_job(command, slurm, job, "RUNNING") == "RUNNING"
@@ -122,7 +122,7 @@ def test_nothing_listens_beyond_loopback(start: Start) -> None:
     """Every TCP port that a daemon of the lab listens on is bound to 127.0.0.1."""
     start()
     inodes = set()
-    for process in lab_state.running()[0].daemons:
+    for process in lab_state.list_running()[0].daemons:
         for entry in Path(f"/proc/{process.pid}/fd").iterdir():
             with contextlib.suppress(
                 FileNotFoundError
@@ -150,7 +150,9 @@ def test_name_is_taken_once(start: Start, clustersmoke: Run) -> None:
 def test_status_names_the_dead_daemon(start: Start, clustersmoke: Run) -> None:
     """If one slurmd was killed the lab is partly up, and status names the daemon."""
     start()
-    victim = [daemon for daemon in lab_state.running()[0].daemons if daemon.role == "slurmd-node1"]
+    victim = [
+        daemon for daemon in lab_state.list_running()[0].daemons if daemon.role == "slurmd-node1"
+    ]
     assert lab_processes.end(victim, 5.0) == []
     status = clustersmoke("lab", "status")
     assert status.returncode == 1
@@ -164,7 +166,7 @@ def test_lab_in_the_users_directory(start: Start, clustersmoke: Run, home: Path)
     mine = home / "mine"
     slurm = start(directory=mine)
     assert slurm.slurm_conf == mine / "slurm.conf"
-    assert lab.find({}).slurm_conf == slurm.slurm_conf
+    assert lab.find_lab({}).slurm_conf == slurm.slurm_conf
     assert clustersmoke("lab", "down").returncode == 0
     assert not mine.exists()
     mine.mkdir()
@@ -178,7 +180,7 @@ def test_lab_in_the_users_directory(start: Start, clustersmoke: Run, home: Path)
 def test_long_path_gets_short_sockets(start: Start, home: Path) -> None:
     """A lab below a path too long for sockets starts; its socket directory is removed with it."""
     start(directory=home / ("long" * 25))
-    record = lab_state.running()[0]
+    record = lab_state.list_running()[0]
     assert record.files.run.parent != record.files.root
-    lab.down("t")
+    lab.stop_lab("t")
     assert not record.files.run.exists()

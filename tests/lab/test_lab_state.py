@@ -80,7 +80,7 @@ def test_lab_of_another_boot_or_host_is_not_ours(
     monkeypatch.setattr(platform, "node", lambda: "another")
     assert record.status == "on another host"
     with pytest.raises(lab.LabError, match="end it there"):
-        lab.down("t")
+        lab.stop_lab("t")
 
 
 def test_truncated_journal_is_read(make: Make, alive: Alive) -> None:
@@ -94,15 +94,15 @@ def test_truncated_journal_is_read(make: Make, alive: Alive) -> None:
 def test_without_labs_the_error_names_the_command() -> None:
     """With no lab the error names the command that starts one."""
     with pytest.raises(lab.LabError, match="clustersmoke lab up"):
-        lab.find({})
+        lab.find_lab({})
 
 
 def test_only_running_lab_is_found(make: Make, alive: Alive) -> None:
     """The only running lab is found; dead ones do not count."""
     make("old", dead())
     make("new", alive())
-    assert lab.find({}).name == "new"
-    assert [running.name for running in lab.running()] == ["new"]
+    assert lab.find_lab({}).name == "new"
+    assert [running.name for running in lab.list_running_labs()] == ["new"]
 
 
 def test_two_running_labs_need_a_choice(make: Make, alive: Alive) -> None:
@@ -110,17 +110,17 @@ def test_two_running_labs_need_a_choice(make: Make, alive: Alive) -> None:
     make("a", alive())
     record = make("b", alive())
     with pytest.raises(lab.LabError) as error:
-        lab.find({})
+        lab.find_lab({})
     assert "2 labs are running (a, b)" in str(error.value)
     assert 'eval "$(clustersmoke lab env --name a)"' in str(error.value)
-    assert lab.find({"SLURM_CONF": str(record.files.slurm_conf)}).name == "b"
+    assert lab.find_lab({"SLURM_CONF": str(record.files.slurm_conf)}).name == "b"
 
 
 def test_dead_lab_in_slurm_conf_is_refused(make: Make) -> None:
     """SLURM_CONF of a lab that has ended is an error."""
     record = make("t", dead())
     with pytest.raises(lab.LabError, match="that lab is down"):
-        lab.find({"SLURM_CONF": str(record.files.slurm_conf)})
+        lab.find_lab({"SLURM_CONF": str(record.files.slurm_conf)})
 
 
 def test_foreign_slurm_is_described(tmp_path: Path) -> None:
@@ -132,11 +132,11 @@ def test_foreign_slurm_is_described(tmp_path: Path) -> None:
         "NodeName=gpu[01-02] CPUs=64 \\\n  Gres=gpu:a100:4(S:0-1),nvme:1\n"
         "nodename=login Gres=gpu:2\n"
     )
-    slurm = lab.find({"SLURM_CONF": str(conf)})
+    slurm = lab.find_lab({"SLURM_CONF": str(conf)})
     assert slurm.nodes == ("gpu01", "gpu02", "login")
     assert (slurm.gpus_per_node, slurm.accounting, slurm.isolated) == (2, True, False)
     with pytest.raises(lab.LabError, match="cannot be read"):
-        lab.find({"SLURM_CONF": str(tmp_path / "none")})
+        lab.find_lab({"SLURM_CONF": str(tmp_path / "none")})
 
 
 def test_foreign_directory_is_not_removed(home: Path) -> None:
@@ -145,7 +145,7 @@ def test_foreign_directory_is_not_removed(home: Path) -> None:
     precious.parent.mkdir(parents=True)
     precious.touch()
     with pytest.raises(lab.LabError, match="by hand"):
-        lab.down("t")
+        lab.stop_lab("t")
     assert precious.exists()
     precious.unlink()
 

@@ -103,7 +103,7 @@ def test_silent_rank_is_not_aborted_without_a_stall(
     job.dir.abort.write_text(json.dumps({"reason": "rank_died", "why": "x"}))
     with hanging(job) as agent:
         taken = node_dumps.take(job, RankWatch(job), agent)
-        assert process_tree.running(rank_of(agent))
+        assert process_tree.is_running(rank_of(agent))
     assert (taken["aborted"], taken["incomplete"]) == ([], [0])
 
 
@@ -126,7 +126,7 @@ def test_py_spy_reads_the_stack_of_a_silent_rank(
         if subprocess.run(words, capture_output=True).returncode:
             pytest.skip("the kernel does not let py-spy look into another process")
         taken = node_dumps.take(job, RankWatch(job), agent)
-        assert process_tree.running(rank)
+        assert process_tree.is_running(rank)
     assert (taken["py_spy"], taken["aborted"]) == ([0], [])
     stack = stack_of_rank(job.dir, 0)
     assert stack is not None and any("stands_here" in frame.name for frame in stack.frames)

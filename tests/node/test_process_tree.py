@@ -32,7 +32,7 @@ def stubborn() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.parametrize("pid", [0, -1, 2**70])
 def test_impossible_pid_is_not_a_process(pid: int) -> None:
     """It is not found, and sending it a signal does nothing."""
-    assert process_tree.find(pid, 1.0) is None
+    assert process_tree.find_process(pid, 1.0) is None
     process_tree.send(pid, 1.0, signal.SIGTERM)
 
 

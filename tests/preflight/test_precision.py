@@ -63,9 +63,9 @@ def test_other_gpus_are_accepted(gpu: str) -> None:
 
 def test_shipped_suite_has_no_problem() -> None:
     """No phase of a shipped profile has a problem, on any machine."""
-    from pytest_clustersmoke.config.cluster_file import load
+    from pytest_clustersmoke.config.cluster_file import load_cluster_file
 
-    file = load(REPOSITORY / "cluster.yaml", {"HOME": "/home/u", "USER": "u"})
+    file = load_cluster_file(REPOSITORY / "cluster.yaml", {"HOME": "/home/u", "USER": "u"})
     for name in file.names:
         profile = file.profile(name)
         phases = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.cluster_file import load_cluster_file
 from pytest_clustersmoke.evidence import variable_names
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.node.rendezvous import Endpoint
@@ -135,7 +135,7 @@ def test_shipped_profiles_have_only_known_notes(
     cluster: str, expected: set[tuple[str, str]]
 ) -> None:
     """Variables that the documents set but nothing reads give notes; there is no contradiction."""
-    profile = load(REPOSITORY / "cluster.yaml", {"USER": "me"}).profile(cluster)
+    profile = load_cluster_file(REPOSITORY / "cluster.yaml", {"USER": "me"}).profile(cluster)
     notes = set()
     for name, settings in profile.phases.items():
         assert settings.nodes is not None or cluster in ("local", "lab")

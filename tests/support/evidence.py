@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.cluster_file import load_cluster_file
 from pytest_clustersmoke.config.marker import Marked
 from pytest_clustersmoke.config.phase import Phase, resolve
 from pytest_clustersmoke.config.profile import Profile
@@ -28,7 +28,7 @@ def make_profile(folder: Path, **keys: Any) -> Profile:
     }
     path = folder / "cluster.yaml"
     path.write_text(json.dumps({"clusters": {"one": values}}, indent=1))
-    return load(path, {}).profile("one")
+    return load_cluster_file(path, {}).profile("one")
 
 
 def make_phase(profile: Profile, name: str = "small", settings: Any = (), **marker: Any) -> Phase:

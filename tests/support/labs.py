@@ -25,11 +25,11 @@ def running_lab(settings: lab.LabSettings) -> Iterator[lab.Lab]:
         pytest.skip(f"isolated nodes do not see this Python, which lies in {sys.prefix}")
     need_lab(settings.accounting, settings.isolated, settings.memory)
     name = f"{settings.name}-{os.getpid()}"
-    running = lab.up(replace(settings, name=name))
+    running = lab.start_lab(replace(settings, name=name))
     try:
         yield running
     finally:
-        lab.down(name)
+        lab.stop_lab(name)
 
 
 @contextmanager
