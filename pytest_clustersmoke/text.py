@@ -104,6 +104,17 @@ def ranges(numbers: Iterable[int]) -> str:
     return span_list(spans)
 
 
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as `rank 3` or `ranks 0-7, 9`."""
+    listed = sorted(ranks)
+    return f"{'rank' if len(listed) == 1 else 'ranks'} {ranges(listed)}"
+
+
+def quote_names(words: Iterable[str]) -> str:
+    """Names as `a`, `b`."""
+    return ", ".join(f"`{word}`" for word in words)
+
+
 def format_seconds(value: float | None) -> str:
     """Seconds with one decimal; `-` if unknown."""
     return "-" if value is None else f"{value:.1f}"

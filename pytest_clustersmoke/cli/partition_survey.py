@@ -10,7 +10,7 @@ from math import inf
 
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, find_command, group_names, user_name
 from ..jobs.slurm_records import SlurmConfig, SlurmNode, SlurmPartition
-from ..text import Problem, UsageProblems, near
+from ..text import Problem, UsageProblems, near, quote_names
 
 ANSWER_S = 15.0  # for one command
 
@@ -104,7 +104,7 @@ def choose_partition(survey: ClusterSurvey, requested: str | None) -> PartitionC
 def _find_partition(survey: ClusterSurvey, requested: str) -> tuple[SlurmPartition, str]:
     known = survey.partitions
     if requested not in known:
-        listed = ", ".join(f"`{name}`" for name in known) or "none"
+        listed = quote_names(known) or "none"
         hint = near(requested, known)
         problem = Problem(f"no partition `{requested}`", "--partition", f"one of {listed}", hint)
         raise UsageProblems([problem])

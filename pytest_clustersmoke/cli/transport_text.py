@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from ..evidence.finding import Finding
 from ..evidence.nccl.nccl_log import Communicator, Warn
-from ..text import plural, ranges, sanitize_line, shorten, shorten_lines
+from ..text import name_ranks, plural, ranges, sanitize_line, shorten, shorten_lines
 from .job_transports import JobTransports, hosts_of
 from .links import INTER, INTRA, Link
 from .subcommand import TextOutput
@@ -127,7 +127,7 @@ def _nodes(
     most = len(names) if everything or len(names) <= MAX_NODES else MAX_NODES // 2
     width = max(map(len, names[:most]), default=0)
     lines = [
-        f"{name.ljust(width)}  {'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
+        f"{name.ljust(width)}  {name_ranks(ranks)}"
         for name, ranks in zip(names, crowds.values(), strict=True)
     ]
     yield from _some(lines, most, "  ", "      ", out)

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..text import Problem, UsageProblems, near
+from ..text import Problem, UsageProblems, near, quote_names
 from .expansion import expand_profile, lookup_variable
-from .field_types import NAME, NAME_FORM, quote_names, validation_context
+from .field_types import NAME, NAME_FORM, validation_context
 from .profile import READING, Profile
 from .validation_problems import describe_errors
 from .yaml_source import Source, read_yaml

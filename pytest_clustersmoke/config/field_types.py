@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from ..text import near
+from ..text import near, quote_names
 from .yaml_source import Route
 
 # The type of pydantic error that carries `what`, `expected` and `todo` in its context.
@@ -93,10 +93,6 @@ def profile_value(info: ValidationInfo, *route: str) -> Any:
 def has_variables(text: str, info: ValidationInfo) -> bool:
     """Whether the text still contains variables, so that its final form is unknown."""
     return "$" in text and not (info.context or {}).get("expanded")
-
-
-def quote_names(words: Iterable[str]) -> str:
-    return ", ".join(f"`{word}`" for word in words)
 
 
 def one_of(kind: str, known: Iterable[str]) -> AfterValidator:

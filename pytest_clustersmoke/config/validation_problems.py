@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ..text import Problem, near
-from .field_types import MISFIT, Scalar, quote_names
+from ..text import Problem, near, quote_names
+from .field_types import MISFIT, Scalar
 from .profile import section_model
 from .yaml_source import Route
 

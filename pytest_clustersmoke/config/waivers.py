@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ..text import near
+from ..text import near, quote_names
 from . import field_types as f
 from .hostlist import MAX_HOSTS, expand_hostlist
 
@@ -59,7 +59,7 @@ class Known(f.Section):
         phases = _listed_phases(info)
         if phase is not None and phases and not any(fnmatchcase(name, phase) for name in phases):
             what = f"`{phase}` in {{at}} matches no phase listed under `phases`"
-            raise f.misfit(f"one of {f.quote_names(phases)}", near(phase, phases), what)
+            raise f.misfit(f"one of {quote_names(phases)}", near(phase, phases), what)
         return phase
 
     @field_validator("until")

@@ -54,7 +54,7 @@ def past_of(
     setup = Setup.of(hardware, shape, versions)
     with open_for_reading(report_dir) as connection:
         past = _PhasePast(connection, cluster, phase, setup, _stored(versions), before)
-        return past.judge(measured)
+        return past.judge_metrics(measured)
 
 
 def annotate(record: RunRecord, report_dir: Path) -> None:
@@ -71,8 +71,7 @@ def annotate(record: RunRecord, report_dir: Path) -> None:
     for phase, judged, trend, since in comparisons:
         phase.trend, phase.changed, phase.last_good = trend, list(since.changes), since.run_id
         for name, past in judged.items():
-            metric = phase.metrics[name]
-            metric.past = metric.past or past
+            phase.metrics[name].past = past
     record.changes = shorten_lines(changes, MAX_CHANGES)
 
 
@@ -85,8 +84,9 @@ def _compare_phase(
     measured = {
         name: StoredMetric(float(metric.value), metric.unit, metric.higher_is_better)
         for name, metric in phase.metrics.items()
+        if metric.past is None  # otherwise the criterion has judged it
     }
-    return past.judge(measured), past.trend(phase), past.since
+    return past.judge_metrics(measured), past.trend(phase), past.since
 
 
 def _stored(versions: Mapping[str, str]) -> dict[str, str]:
@@ -139,7 +139,7 @@ class _PhasePast:
         )
         return SetupChanges(past[0].run_id, changes)
 
-    def judge(self, metrics: Mapping[str, StoredMetric]) -> dict[str, PastRecord]:
+    def judge_metrics(self, metrics: Mapping[str, StoredMetric]) -> dict[str, PastRecord]:
         return {name: self._judge_metric(name, metric) for name, metric in metrics.items()}
 
     def _judge_metric(self, name: str, metric: StoredMetric) -> PastRecord:

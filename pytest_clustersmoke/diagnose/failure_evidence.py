@@ -12,7 +12,7 @@ from ..evidence.job_results import AbortFlag, RankError
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
 from ..evidence.telemetry import Events, parse_text, read_events
-from ..text import ranges, sanitize_line
+from ..text import name_ranks, sanitize_line
 from .flight_recorder import CollectiveCall, FlightRecord, read_flight_records
 from .process_exits import RankExits
 from .rank_positions import Stack, ranks_by_position, read_stacks, stacks_of_children
@@ -106,7 +106,7 @@ class FailureEvidence:
     def name_ranks(self, ranks: Collection[int]) -> str:
         """`rank 3 (n1)`, or `ranks 3, 5-7 (n1, n2)`."""
         hosts = ", ".join(self.hosts(sorted(ranks)))
-        return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)} ({hosts})"
+        return f"{name_ranks(ranks)} ({hosts})"
 
     def position(self, rank: int) -> str:
         """Where a rank was, in words; empty without a stack."""
@@ -167,7 +167,3 @@ def line_of(evidence: FailureEvidence, call: CollectiveCall, ranks: Collection[i
         if any(calls and max(calls) == call.number for calls in record.calls.values()):
             return stack.line
     return ""
-
-
-def text_of(ranks: Collection[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"

@@ -13,10 +13,10 @@ from typing import Any
 
 from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
-from ..text import ranges, sanitize_line
+from ..text import name_ranks, ranges, sanitize_line
 from . import call_order
 from .call_order import Absence, Mismatch
-from .failure_evidence import MAX_LINES, FailureEvidence, is_consequence, line_of, text_of
+from .failure_evidence import MAX_LINES, FailureEvidence, is_consequence, line_of
 from .flight_recorder import CollectiveCall
 from .rank_failures import find_dead_ranks
 from .rank_positions import Stack, describe_position, ranks_behind, ranks_elsewhere
@@ -134,7 +134,7 @@ def _absent(evidence: FailureEvidence, absence: Absence, why: str) -> Finding:
     line = line_of(evidence, absence.call, absence.waiters)
     cause = (
         f"{evidence.name_ranks(culprits)} never reached {absence.call.kind} {absence.number} of "
-        f"group {absence.group}, in which {text_of(absence.waiters)} "
+        f"group {absence.group}, in which {name_ranks(absence.waiters)} "
         f"{'waits' if len(absence.waiters) == 1 else 'wait'}"
         + (f" (at {line})" if line else "")
         + (f"; stuck at {'; '.join(places)}" if places else "")
@@ -158,7 +158,7 @@ def _elsewhere(evidence: FailureEvidence, away: list[int], waiters: list[int], w
     line = next(iter(lines.values()), "")
     cause = (
         f"{evidence.name_ranks(away)} {'is' if len(away) == 1 else 'are'} stuck at {at}, while "
-        f"{text_of(waiters)} {'waits' if len(waiters) == 1 else 'wait'} in a collective"
+        f"{name_ranks(waiters)} {'waits' if len(waiters) == 1 else 'wait'} in a collective"
         + (f" (at {line})" if line else "")
         + f"; {why}"
     )
@@ -309,15 +309,16 @@ def find_mismatch(evidence: FailureEvidence) -> list[Finding]:
         subject = evidence.name_ranks(mismatch.culprits)
         are = "is" if len(mismatch.culprits) == 1 else "are"
         calls = "; ".join(
-            f"{_call(evidence, call, ranks)} on {text_of(ranks)}" for call, ranks in odd
+            f"{_call(evidence, call, ranks)} on {name_ranks(ranks)}" for call, ranks in odd
         )
         cause = (
             f"{subject} {are} out of step in group {mismatch.group}: collective {mismatch.number} "
-            f"is {calls}, but {_call(evidence, usual, most)} on {text_of(most)}{HOW[mismatch.how]}"
+            f"is {calls}, but {_call(evidence, usual, most)} on {name_ranks(most)}"
+            f"{HOW[mismatch.how]}"
         )
     else:
         calls = "; ".join(
-            f"on {text_of(ranks)} it is {_call(evidence, call, ranks)}"
+            f"on {name_ranks(ranks)} it is {_call(evidence, call, ranks)}"
             for call, ranks in mismatch.sides
         )
         cause = (

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evidence.finding import Evidence, Finding
-from ..text import ranges, sanitize_line
+from ..text import name_ranks, sanitize_line
 from .call_order import Absence, Mismatch, find_absences, find_first_mismatch, pending_calls
 from .flight_recorder import DEFAULT_GROUP, FlightRecord, parse_flight_record
 
@@ -70,7 +70,7 @@ class TorchDumps:
         absences = find_absences(self.records, self.world_size)
         found = [self._absent(absence) for absence in absences]
         if not found and (silent := self._silent()):
-            found = [self._finding(silent, f"{self._name(silent)} enqueued no collective", silent)]
+            found = [self._finding(silent, f"{name_ranks(silent)} enqueued no collective", silent)]
         missing = self._without_dump()
         if not found and missing and pending_calls(self.records):
             found = [self._finding(missing, self._waits_text(), list(self.records))]
@@ -87,8 +87,8 @@ class TorchDumps:
     def _absent(self, absence: Absence) -> Finding:
         at = f" at {absence.call.line}" if absence.call.line else ""
         cause = (
-            f"{self._name(absence.absent)} never reached {absence.call.kind} {absence.number} of "
-            f"group {absence.group}, in which {self._name(absence.waiters)} "
+            f"{name_ranks(absence.absent)} never reached {absence.call.kind} {absence.number} of "
+            f"group {absence.group}, in which {name_ranks(absence.waiters)} "
             f"{'wait' if len(absence.waiters) > 1 else 'waits'}{at}"
         )
         return self._finding(absence.absent, cause, [*absence.absent, *absence.waiters])
@@ -96,14 +96,14 @@ class TorchDumps:
     def _waits_text(self) -> str:
         rank, (group, call) = next(iter(pending_calls(self.records).items()))
         return (
-            f"{self._name(self._without_dump())} left no dump, while rank {rank} and others wait "
+            f"{name_ranks(self._without_dump())} left no dump, while rank {rank} and others wait "
             f"in {call.kind} {call.number} of group {group}"
         )
 
     def _finding(self, ranks: Collection[int], cause: str, shown: Collection[int]) -> Finding:
         missing = self._without_dump()
         if missing and set(missing) != set(ranks):
-            cause += f"; no dump from {self._name(missing)}"
+            cause += f"; no dump from {name_ranks(missing)}"
         evidence = tuple(self._evidence(rank) for rank in shown if rank in self.records)
         detail = {"lines": len(evidence), "more": False}
         return Finding(
@@ -123,15 +123,11 @@ class TorchDumps:
         return record.evidence(f"rank {rank}: last call {last} of group {group}: {what}")
 
     def _differing(self, mismatch: Mismatch) -> Finding:
-        sides = [f"{self._name(ranks)}: {call}" for call, ranks in mismatch.sides[:3]]
+        sides = [f"{name_ranks(ranks)}: {call}" for call, ranks in mismatch.sides[:3]]
         cause = f"call {mismatch.number} of group {mismatch.group} differs: {'; '.join(sides)}"
         shown = [rank for _, ranks in mismatch.sides for rank in ranks]
         finding = self._finding(mismatch.culprits, cause, shown)
         return replace(finding, id="collective-mismatch", fix=ALIKE)
-
-    @staticmethod
-    def _name(ranks: Collection[int]) -> str:
-        return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(sorted(ranks))}"
 
 
 def rank_findings(

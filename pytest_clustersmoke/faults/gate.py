@@ -14,7 +14,7 @@ from ..evidence.run_directory import RunDir
 from ..evidence.run_record import GateRecord
 from ..evidence.staged_marks import find_staged_events
 from ..evidence.telemetry import read_events
-from ..text import ranges
+from ..text import name_ranks
 from . import JOB, Fault
 from .fault import AMONG
 
@@ -103,7 +103,7 @@ def _check_staging(fault: Fault, result: PhaseResult) -> list[str]:
     chosen = _chosen(result)
     if ranks == [chosen]:
         return []
-    staged_on = f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}" if ranks else "no rank"
+    staged_on = name_ranks(ranks) if ranks else "no rank"
     return [f"the fault was staged on {staged_on}, expected only rank {chosen}"]
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..jobs.slurm_records import SlurmNode
-from ..text import Problem
+from ..text import Problem, quote_names
 from .mounts import LOCAL_DISK, PRIVATE, Mount, exists, find_mount, is_exported, read_mounts
 
 # Arguments that say where a program writes what outlives the job.
@@ -80,7 +80,7 @@ def _check_scripts(phases: Sequence[Phase], local: str) -> Iterator[Problem]:
         return
     scripts = f"the script of phase `{phases[0].name}`, {phases[0].script}, lies"
     if len(phases) > 1:
-        names = ", ".join(f"`{phase.name}`" for phase in phases)
+        names = quote_names(phase.name for phase in phases)
         scripts = f"the scripts of phases {names}, in {phases[0].script.parent}, lie"
     yield Problem(
         f"{scripts} under {local}, which nodes do not share",

@@ -19,7 +19,7 @@ from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_counts import JOB, KnownRecord
 from ..evidence.run_record import RunRecord
-from ..text import WARNING, Problem, near
+from ..text import WARNING, Problem, near, quote_names
 
 # We cancelled the job ourselves: that is not a failure.
 NO_FAILURE = {"passed", "cancelled"}
@@ -110,7 +110,7 @@ class Acknowledgements:
                     Problem(
                         f"`{entry.criterion}` matches no criterion of {', '.join(phases)}",
                         where,
-                        f"one of {', '.join(f'`{name}`' for name in names)}",
+                        f"one of {quote_names(names)}",
                         near(str(entry.criterion), names),
                     )
                 )
