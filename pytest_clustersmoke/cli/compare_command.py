@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 
 from ..config.metrics import show
@@ -11,7 +10,7 @@ from ..evidence.history.history_query import PastRun
 from ..text import sanitize_line
 from . import history_arguments as arguments
 from .run_comparison import MetricPair, RunComparison, compare_runs
-from .subcommand import add, print_lines
+from .subcommand import add, format_json, print_lines
 from .tables import moment, table
 
 DESCRIPTION = """\
@@ -52,7 +51,7 @@ def _run_command(parsed: argparse.Namespace) -> int:
         )
         comparison = compare_runs(connection, first, second)
     if parsed.json:
-        print_lines(json.dumps(comparison.as_dict(), indent=1, allow_nan=False).splitlines())
+        print_lines(format_json(comparison.as_dict()))
     else:
         print_lines(_text_lines(comparison))
     return int(bool(comparison.differences))

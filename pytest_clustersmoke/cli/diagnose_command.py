@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..evidence.finding import Finding
 from ..text import plural, sanitize_line, shorten
 from .log_streams import ReadProgress, name_refused, open_stream
-from .subcommand import add, add_logs, print_lines
+from .subcommand import add, add_logs, format_json, print_lines
 
 if TYPE_CHECKING:
     from ..diagnose.signature_search import SignatureSearch
@@ -109,15 +108,11 @@ def _read_inputs(
     return read, refused
 
 
-def _json_lines(findings: list[Finding]) -> Iterator[str]:
-    """A JSON list with one finding per line."""
-    yield "["
-    for index, finding in enumerate(findings, 1):
-        whole = finding.as_dict()
-        keys = ("id", "cause", "fix", "primary", "evidence", "hosts", "ranks")
-        line = json.dumps({key: whole[key] for key in keys}, ensure_ascii=True)
-        yield f" {line}{',' * (index < len(findings))}"
-    yield "]"
+def _json_lines(findings: list[Finding]) -> list[str]:
+    """The lines of a JSON list."""
+    keys = ("id", "cause", "fix", "primary", "evidence", "hosts", "ranks")
+    records = [finding.as_dict() for finding in findings]
+    return format_json([{key: record[key] for key in keys} for record in records])
 
 
 def text(findings: list[Finding], read: int, out: TextOutput) -> Iterator[str]:

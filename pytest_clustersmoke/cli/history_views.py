@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ..evidence.history.outlier_judge import PastLevel, measure_level
 from ..evidence.history.setup_changes import describe_setup_changes
 from ..evidence.telemetry import to_json_value
 from ..text import format_seconds, plural, shorten
+from .subcommand import format_json
 from .tables import moment, sparkline, table
 
 # The metric that represents a phase: the first of these that it has.
@@ -132,7 +132,7 @@ def _changed(before: PhaseRun | None, run: PhaseRun) -> str:
     )
 
 
-def json_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
+def json_lines(series: Sequence[PhaseSeries]) -> list[str]:
     """The lines of one JSON object."""
     phases = [
         {
@@ -144,7 +144,7 @@ def json_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
         }
         for phase in series
     ]
-    yield from json.dumps({"phases": phases}, indent=1, allow_nan=False).splitlines()
+    return format_json({"phases": phases})
 
 
 def _json_run(run: PhaseRun, names: Sequence[str]) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 MIN_WIDTH = 40
 BOLD, YELLOW = "1", "33"
@@ -79,6 +80,11 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
         metavar="LOG",
         help="a log file, a directory (all files below it), or - for standard input",
     )
+
+
+def format_json(value: Any) -> list[str]:
+    """The lines of a value as JSON. Raises ValueError if a number in it is not finite."""
+    return json.dumps(value, indent=1, allow_nan=False).splitlines()
 
 
 def print_lines(lines: Iterable[str]) -> None:
