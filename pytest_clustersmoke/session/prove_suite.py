@@ -25,7 +25,6 @@ from ..evidence.run_counts import PROVEN_GATE, CriterionRecord
 from ..evidence.run_record import ProofRecord
 from ..faults import FAULTS
 from ..faults.gate import Baseline, Observed, judge_gate
-from ..report.record_builder import FinishedRun
 from ..text import plural
 from .gates import Candidate, GateItem, choose_candidate, with_fault, without_fault
 from .items import JobFailed, PhaseClass, phase_class
@@ -45,6 +44,7 @@ class ProveSuite(Suite):
     """One session's gates on one cluster."""
 
     latest = "latest-proof"  # `latest` stays with runs without staged faults
+    proof: ProofRecord
 
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
         if hasattr(config, "workerinput") or getattr(config.option, "tx", None):
@@ -255,9 +255,6 @@ class ProveSuite(Suite):
     def results(self) -> dict[str, PhaseResult]:
         """The evidence as recorded, without the reference that a gate was compared with."""
         return dict(self.session.results) if self.session is not None else {}
-
-    def _gather_run(self) -> FinishedRun:
-        return replace(super()._gather_run(), proof=self.proof)
 
     def _publish(self, session: pytest.Session) -> None:
         super()._publish(session)

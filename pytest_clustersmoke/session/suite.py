@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..evidence.locks import ControllerLock
     from ..evidence.phase_result import PhaseResult
     from ..evidence.run_directory import RunDir
+    from ..evidence.run_record import ProofRecord
     from ..report.record_builder import FinishedRun
     from .job_session import Session
 
@@ -46,6 +47,7 @@ class Suite:
     """One session's phases on one cluster."""
 
     latest = "latest"  # the link to its report
+    proof: ProofRecord | None = None  # the gates, of --cluster-prove
 
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
         self.config, self.profile = config, profile
@@ -329,6 +331,7 @@ class Suite:
             phases=self.collection.phases,
             absences=tuple(self.collection.absences),
             acknowledgements=self.collection.acknowledgements,
+            proof=self.proof,
             results=self.results(),
         )
 
