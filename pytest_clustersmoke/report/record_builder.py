@@ -42,8 +42,9 @@ from .topology import build_topology
 from .verdict import INCONCLUSIVE, RunVerdict, judge_record
 
 MAX_REMARK = 500
-# The job fields of result.json, for a job whose end nobody observed.
-JOB_UNKNOWN: dict[str, Any] = {
+NEVER_ENDED = "the run ended before the job did"
+# The fields of a phase without evidence, whose job nobody saw end.
+NO_EVIDENCE: dict[str, Any] = {
     "job_id": "",
     "outcome": "lost",
     "reason": "",
@@ -58,11 +59,6 @@ JOB_UNKNOWN: dict[str, Any] = {
     "torchrun_s": None,
     "overhead_s": None,
     "findings": [],
-}
-NEVER_ENDED = "the run ended before the job did"
-# The fields of a phase whose evidence has not been read.
-NO_EVIDENCE: dict[str, Any] = {
-    **JOB_UNKNOWN,
     "world_size": 0,
     "marks": [],
     "args": {},
@@ -80,7 +76,7 @@ NO_EVIDENCE: dict[str, Any] = {
     "remarks": [],
     "stage_seconds": {},
 }
-# The fields of a run that follow from its evidence or its verdict.
+# The fields of a run that follow from its evidence or from its verdict, before these are known.
 UNJUDGED: dict[str, Any] = {
     "verdict": INCONCLUSIVE,
     "sentence": "",
