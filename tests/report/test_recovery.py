@@ -109,8 +109,8 @@ def test_rerun_that_had_ended_was_not_left_behind(tmp_path: Path) -> None:
         if number < 2:
             journal.write("ended", phase=name, job_id=f"job{number}", outcome="passed")
     journal.close()
-    _, how = recovery._tally(run, {"phases_chosen": ["small"]})
-    assert how == "its controller was killed; job job2 was not cancelled"
+    tally = recovery._count_journal(run, {"phases_chosen": ["small"]})
+    assert tally.counts.cut_off == "its controller was killed; job job2 was not cancelled"
 
 
 def test_running_run_is_left_alone(suite: Suite) -> None:

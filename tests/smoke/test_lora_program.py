@@ -237,7 +237,7 @@ def save_model(directory: Path, steps: int = 0) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(steps):
         batch = sft_data.tokenise(texts[8 * step : 8 * step + 8], tokenizer, 48)
-        sft_model.loss_of(model, batch, "fp32").backward()
+        model(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     any_model: Any = model
