@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from statistics import median
 from typing import Any
 
 from ..evidence.job_results import RankResult
@@ -16,11 +15,9 @@ from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..text import format_bytes
 from .bandwidth import LARGE_BYTES, ROUNDING, check_elements, read_time, require_network
+from .peer_judge import judge_pairs
 
 ELEMENT_BYTES = 4  # float32
-# Healthy pairs of one fabric are within a few percent of each other. A link that came up at half
-# its rate or width, or a NIC shared by two GPUs because another failed, costs half.
-SLOW = 0.20
 
 Pair = tuple[int, int]
 
@@ -114,12 +111,8 @@ def check_all_measured(phase: PhaseResult) -> None:
 
 
 def check_none_is_slow(phase: PhaseResult) -> None:
-    """No pair of nodes is slower than the others by SLOW. Names the node if one node is at fault.
-
-    The others are the fastest m(m-1)/2 pairs, with m half of the nodes: the pairs between healthy
-    nodes if the other half is slow. Their median is what a pair should reach. The median of all
-    pairs would not do: one slow node of four is in half of all pairs.
-    """
+    """No pair of nodes is slow by the spread of the others (`peer_judge.py`). Names the node if one
+    node is at fault: the pairs of up to half of the nodes may be slow."""
     __tracebackhide__ = True
     require_network(phase)
     measured = Pairs(phase)
@@ -137,14 +130,17 @@ def check_none_is_slow(phase: PhaseResult) -> None:
             f"the pairs exchanged {format_bytes(measured.size_bytes)}; below "
             f"{format_bytes(LARGE_BYTES)} latency counts as well as bandwidth",
         )
-    healthy = (nodes + 1) // 2
-    usual = median(sorted(speeds.values())[-healthy * (healthy - 1) // 2 :])
-    slow = {pair for pair, speed in speeds.items() if speed < usual * (1 - SLOW)}
-    if slow:
+    pairs = list(speeds)
+    verdict = judge_pairs({n: 1 / speed for n, speed in enumerate(speeds.values())}, nodes)
+    percent = math.ceil((1 - 1 / (1 + verdict.visible)) * 100 - 1e-6)
+    visible = f"a pair that is {percent}% slower{verdict.by_factor}"
+    if verdict.slow:
         fail(
-            f"{_blame(speeds, slow, measured.names)}; pairs of nodes here usually reach "
-            f"{usual:.2f} GB/s each way; a pair may be at most {SLOW:.0%} slower"
+            f"{_blame(speeds, {pairs[number] for number in verdict.slow}, measured.names)}; pairs "
+            f"of nodes here usually reach {1 / verdict.usual_s:.2f} GB/s each way; {visible} is "
+            "named"
         )
+    phase.sensitivity.append(f"would have named {visible}")
 
 
 def _blame(speeds: Mapping[Pair, float], slow: set[Pair], names: Mapping[int, str]) -> str:

@@ -4,6 +4,10 @@ A rank is slow if it lies outside its peers' distribution: one-sided t-tests, th
 out of their own comparison, so that several slow ranks do not hide each other (Rosner's
 generalised extreme Studentised deviate). The fewer the peers and the wider their spread, the wider
 the threshold; it is never below `FLOOR`. Where too few peers show a spread, a fixed factor decides.
+
+Pairs of nodes are judged alike, with two differences. A slow node makes all of its pairs slow, so
+the pairs of up to half of the nodes may be slow. And pairs that share a node are not independent:
+they count as no more peers than there are nodes.
 """
 
 from __future__ import annotations
@@ -26,16 +30,26 @@ FALSE_NAMES, FALSE_NAMES_RANKS = 0.0007, 8
 # Most of it goes to the test for a single slow rank, the rest to those for several.
 SINGLE_SHARE = 6 / 7
 MOST_SLOW_SHARE, MOST_SLOW = 1 / 4, 64
+# Healthy pairs of one fabric are within a few percent of each other. A link that came up at half
+# its rate or width, or a NIC shared by two GPUs because another failed, takes twice as long.
+FEW_PAIRS_FACTOR = 1.25
 
 
 @dataclass(frozen=True)
 class PeerVerdict:
-    """The slow ranks, the slowest first; the usual time of the others in seconds; and the smallest
-    slow-down against them (0.25: 25 % longer) that would have been named."""
+    """The slow ranks or pairs, the slowest first; the usual time of the others in seconds; the
+    smallest slow-down against them (0.25: 25 % longer) that would have been named; and the fixed
+    factor that this follows from, if there are too few peers to show a spread."""
 
     slow: tuple[int, ...]
     usual_s: float
     visible: float
+    factor: float | None = None
+
+    @property
+    def by_factor(self) -> str:
+        """` (by a fixed factor of 1.5)`; empty if the spread decides."""
+        return "" if self.factor is None else f" (by a fixed factor of {self.factor:g})"
 
 
 def typical_s(samples: Sequence[float]) -> float:
@@ -49,21 +63,44 @@ def judge_peers(times: Mapping[int, float]) -> PeerVerdict:
     """Judge the ranks of one role: rank -> its typical seconds, of two ranks or more."""
     if len(times) <= FEWEST_PEERS:
         return judge_by_factor(times, FEW_PEERS_FACTOR)
-    ranks = sorted(times, key=lambda rank: times[rank])
-    ordered = [times[rank] for rank in ranks]
+    most = min(MOST_SLOW, int(len(times) * MOST_SLOW_SHARE))
+    return _judge_by_spread(times, most, len(times), FEW_PEERS_FACTOR)
+
+
+def judge_pairs(times: Mapping[int, float], nodes: int) -> PeerVerdict:
+    """Judge all pairs of three nodes or more: number of the pair -> its seconds."""
+    healthy = (nodes + 1) // 2
+    most = len(times) - healthy * (healthy - 1) // 2
+    return _judge_by_spread(times, most, nodes, FEW_PAIRS_FACTOR)
+
+
+def _judge_by_spread(
+    times: Mapping[int, float], most: int, freedom: int, factor: float
+) -> PeerVerdict:
+    """Judge by the others' spread, which has at most these degrees of freedom, and by a factor over
+    the slowest of them if they are too few; at most `most` are slow."""
+    names = sorted(times, key=lambda name: times[name])
+    ordered = [times[name] for name in names]
     spread = _running_spread(ordered)
-    slow, most = 0, min(MOST_SLOW, int(len(ranks) * MOST_SLOW_SHARE))
+    slow = 0
     for number in range(1, most + 1):
         # The `number` slowest are slow if the fastest of them is outside the others' spread.
-        peers = len(ranks) - number
-        quantile = _student_quantile(_chance(peers + 1, number), peers - 1)
-        if ordered[peers] > _bound(*spread[peers], quantile):
+        peers = len(names) - number
+        usual_s, error_s = spread[peers]
+        if peers < FEWEST_PEERS:
+            bound_s = factor * ordered[peers - 1]
+        elif ordered[peers] <= (1 + FLOOR) * usual_s:
+            continue  # whatever the spread is
+        else:
+            bound_s = _bound(usual_s, error_s, _quantile(peers, number, freedom))
+        if ordered[peers] > bound_s:
             slow = number
-    healthy = len(ranks) - slow
-    usual_s = spread[healthy][0]
-    quantile = _student_quantile(_chance(healthy, slow + 1), healthy - 2)
-    visible_s = _highest_bound(ordered[:healthy], quantile)
-    return PeerVerdict(tuple(reversed(ranks[healthy:])), usual_s, visible_s / usual_s - 1)
+    healthy = len(names) - slow
+    usual_s, named = spread[healthy][0], tuple(reversed(names[healthy:]))
+    if healthy <= FEWEST_PEERS:
+        return PeerVerdict(named, usual_s, factor * ordered[healthy - 1] / usual_s - 1, factor)
+    quantile = _quantile(healthy - 1, slow + 1, freedom)
+    return PeerVerdict(named, usual_s, _highest_bound(ordered[:healthy], quantile) / usual_s - 1)
 
 
 def judge_by_factor(times: Mapping[int, float], factor: float) -> PeerVerdict:
@@ -74,7 +111,13 @@ def judge_by_factor(times: Mapping[int, float], factor: float) -> PeerVerdict:
         if own_s > factor * statistics.median(t for other, t in times.items() if other != rank)
     ]
     usual_s = statistics.median(own_s for rank, own_s in times.items() if rank not in slow)
-    return PeerVerdict(tuple(sorted(slow, key=lambda rank: -times[rank])), usual_s, factor - 1)
+    named = tuple(sorted(slow, key=lambda rank: -times[rank]))
+    return PeerVerdict(named, usual_s, factor - 1, factor)
+
+
+def _quantile(peers: int, number: int, freedom: int) -> float:
+    """How many standard errors above its peers the `number`-th slowest must be."""
+    return _student_quantile(_chance(peers + 1, number), min(peers - 1, freedom))
 
 
 def _bound(usual_s: float, error_s: float, quantile: float) -> float:

@@ -84,8 +84,11 @@ def check_stragglers(phase: PhaseResult) -> None:
     __tracebackhide__ = True
     stragglers = find_stragglers(phase)
     phase.judged.add("stragglers")
+    visible = describe_visible(phase)
     if stragglers:
-        fail("\n".join([*map(str, stragglers), *filter(None, [describe_visible(phase)])]))
+        fail("\n".join([*map(str, stragglers), *([f"{visible} is named"] if visible else [])]))
+    if visible:
+        phase.sensitivity.append(f"would have named {visible}")
 
 
 def find_stragglers(phase: PhaseResult) -> list[Straggler]:
@@ -99,11 +102,15 @@ def find_stragglers(phase: PhaseResult) -> list[Straggler]:
 
 
 def describe_visible(phase: PhaseResult) -> str:
-    """The smallest slow-down of a rank's own step that would have been named, in a sentence; empty
-    if no rank measured its own step."""
-    seen = [role.verdict.visible for role in _roles(phase)]
-    percent = math.ceil(max(seen, default=0) * 100 - 1e-6)
-    return f"a rank whose own step takes {percent}% longer is named" if seen else ""
+    """The rank whose own step is just slow enough to be named; empty if no rank measured its own
+    step."""
+    verdicts = [role.verdict for role in _roles(phase)]
+    if not verdicts:
+        return ""
+    least = max(verdicts, key=lambda verdict: verdict.visible)
+    clock = "CPU time" if _on_cpu(phase) else "time"
+    percent = math.ceil(least.visible * 100 - 1e-6)
+    return f"a rank whose own step takes {percent}% more {clock}{least.by_factor}"
 
 
 def _late_to_reduce(phase: PhaseResult) -> Iterator[Straggler]:

@@ -74,6 +74,8 @@ class PhaseResult:
     # The kinds that criteria judged, for the profile's `require`: a kind that is missing here was
     # not measured.
     judged: set[str] = field(default_factory=set)
+    # What passing criteria could have seen, a sentence each: reported with the test that adds it.
+    sensitivity: list[str] = field(default_factory=list)
     past: PastRuns | None = None
 
     def __repr__(self) -> str:

@@ -45,7 +45,7 @@ class CriterionRecord(RecordModel):
     """The result of one criterion."""
 
     result: Result
-    text: str
+    text: str = Field(description="why; of one that passed: how small a fault it could have seen")
     known: KnownRecord | SkipJsonSchema[None] = Field(
         default=None, description="the entry of `known` that covers it, if there is one"
     )

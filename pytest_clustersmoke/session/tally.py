@@ -77,6 +77,7 @@ def mark_report(
     setattr(report, MARKS, marks)
     if result is not None:
         _mark_judged(report, item, marks, result.judged)
+        _mark_sensitivity(report, item, marks, result.sensitivity)
     if "phase" not in dict(report.user_properties):  # the test did not reach its fixture
         report.user_properties.append(("phase", phase))
     if report.skipped and call.excinfo and isinstance(getattr(call.excinfo.value, "kind", 0), str):
@@ -104,6 +105,17 @@ def _mark_judged(
         marks["kinds"] = ",".join(kinds)
         for holder in (item, report):
             holder.user_properties.append(("judged", ",".join(kinds)))
+
+
+def _mark_sensitivity(
+    report: pytest.TestReport, item: pytest.Item, marks: dict[str, str], sensitivity: list[str]
+) -> None:
+    """Mark what a passing test could have seen, and forget it."""
+    if report.when == "call" and report.passed and sensitivity:
+        marks["sensitivity"] = sanitize_line("; ".join(sensitivity)[:MAX_CHARACTERS])
+        for holder in (item, report):
+            holder.user_properties.append(("sensitivity", marks["sensitivity"]))
+    sensitivity.clear()
 
 
 def mark_known(
@@ -220,7 +232,7 @@ def _find_result(
     elif earlier is None and report.skipped:
         return CriterionRecord.of("skipped", failure_text(report))
     elif earlier is None and report.when == "call":
-        return CriterionRecord.of("passed", judged=kinds)
+        return CriterionRecord.of("passed", marks.get("sensitivity", ""), judged=kinds)
     return None
 
 

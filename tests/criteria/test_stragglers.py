@@ -141,7 +141,25 @@ def test_gpu_is_named_by_the_spread_of_the_others(tmp_path: Path) -> None:
         "rank 3 (n0, GPU 0) on h0 falls behind: its own step takes 75.2 ms, that of the others "
         "70.6 ms; a whole step takes 100 ms"
     )
-    assert second == "a rank whose own step takes 5% longer is named"
+    assert second == "a rank whose own step takes 5% more time is named"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "device", "words"),
+    [
+        (8, "cuda:0", "5% more time"),
+        (4, "cuda:0", "50% more time (by a fixed factor of 1.5)"),
+        (8, "cpu", "100% more CPU time (by a fixed factor of 2)"),
+    ],
+)
+def test_passing_criterion_says_what_it_could_have_seen(
+    ranks: int, device: str, words: str, tmp_path: Path
+) -> None:
+    """By the spread, or by the fixed factor that replaces it."""
+    own = [own_step(1 + rank / 1000) for rank in range(ranks)]
+    result = measured_alone(tmp_path, *own, device=device)
+    check(result)
+    assert result.sensitivity == [f"would have named a rank whose own step takes {words}"]
 
 
 @pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])

@@ -94,6 +94,29 @@ def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_passing_case_says_what_it_could_have_seen(suite: Suite, words: tuple[str, ...]) -> None:
+    """In its own property and in its record, and in those of no other case."""
+    suite.phase(
+        body="""\
+        def test_a(self, phase): phase.sensitivity.append('would have named\\n5% more time')
+        def test_b(self, phase): pass
+        def test_c(self, phase):
+            phase.sensitivity.append('unseen')
+            assert False
+        """
+    )
+    assert (suite.run_apart(*words) if words else suite.run()).ret == 1
+    (record,) = suite.record()["phases"]
+    read = JunitFile(suite.report / "junit.xml")
+    seen = "would have named 5% more time"
+    assert record["criteria"]["test_a"]["text"] == seen
+    assert read.properties("test_small.TestSmall::test_a")["sensitivity"] == seen
+    assert record["criteria"]["test_b"]["text"] == ""
+    for case in ("test_b", "test_c"):
+        assert "sensitivity" not in read.properties(f"test_small.TestSmall::{case}")
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
 def test_each_case_lists_the_kinds_it_judged(suite: Suite, words: tuple[str, ...]) -> None:
     """A case lists the kinds that it or the set-up of its fixtures judged, even if another case
     judged them too, and none that only other cases judged."""
