@@ -1,4 +1,4 @@
-"""`clustersmoke sensitivity`: which slow-downs the judge of slow ranks would see, by simulation."""
+"""`clustersmoke sensitivity`: which slow-downs the criteria would see, by simulation."""
 
 from __future__ import annotations
 
@@ -7,42 +7,69 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 from .subcommand import add, print_lines
 from .tables import table
 
 DESCRIPTION = """\
-Simulates jobs in which one rank is slow, and judges them as test_no_rank_falls_behind judges the
-ranks' own steps on GPUs: how often the slow rank is named, and how often any other one is. Healthy
-ranks differ by the spread (standard deviation), and the passes of a rank by 1 %.
+Simulates jobs with a slow rank, pair of nodes, node or GPU, and judges them as the criteria do: how
+often it is named, and how often anything else is.
+
+Ranks: test_no_rank_falls_behind on GPUs. Healthy ranks differ by the spread (standard deviation),
+and the passes of a rank by 1 %.
+Pairs: test_no_pair_of_nodes_is_slow. A healthy pair is as slow as the slower of its nodes, which
+differ by the spread, and a measurement by half as much.
+GPUs: test_each_gpu_is_as_fast_as_it_was. A GPU differs from run to run by the spread.
 """
 EXAMPLES = """\
 examples:
-  clustersmoke sensitivity
+  clustersmoke sensitivity                (a few minutes)
   clustersmoke sensitivity --trials 20000 --seed 1
 
 exit status: 0 done, 2 unusable arguments
 """
 RANKS = (4, 8, 16, 64)
+NODES = (4, 8, 16)
 SPREADS = (0.0, 0.01, 0.03, 0.08)
+GPUS_AND_RUNS = ((1, 8), (8, 8), (8, 20), (8, 60), (512, 8))
+RUN_SPREADS = (0.003, 0.005, 0.01)
 SLOW_DOWNS = (0.0, 0.02, 0.05, 0.08, 0.10, 0.15, 0.20, 0.40)
 PASSES, PASS_NOISE = 10, 0.01
+PAIR_NOISE_SHARE = 0.5
+HEALTHY_GPUS_DIFFER = 0.03
 WILSON_Z = 1.96  # 95 %
 
 
 @dataclass
 class Cell:
-    """How often, in trials with one slow rank, it was named, and any other one."""
+    """How often, in trials with something slow, it was named, and anything else."""
 
     right: int = 0
     wrong: int = 0
+
+    def count(self, right: bool, wrong: bool) -> None:
+        self.right += right
+        self.wrong += wrong
+
+
+Cells = dict[float, Cell]  # by slow-down
+
+
+@dataclass
+class Study:
+    """What is slow in it, what sizes its rows have, and the rows: sizes and spread as text."""
+
+    slow: str
+    sizes: tuple[str, ...]
+    rows: list[tuple[tuple[str, ...], Cells]]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = add(
         subparsers,
         "sensitivity",
-        "show which slow ranks would be named",
+        "show which slow ranks, nodes and GPUs would be named",
         DESCRIPTION,
         EXAMPLES,
     )
@@ -60,18 +87,48 @@ def _positive(text: str) -> int:
 
 
 def _run_command(parsed: argparse.Namespace) -> int:
-    rows = [
-        (size, spread, simulate_ranks(size, spread, parsed.trials, parsed.seed))
-        for size in RANKS
-        for spread in SPREADS
-    ]
-    print_lines(_text_lines(rows, parsed.trials))
+    for study in _run_studies(parsed.trials, parsed.seed):
+        print_lines(_text_lines(study, parsed.trials))
     return 0
 
 
-def simulate_ranks(size: int, spread: float, trials: int, seed: int) -> dict[float, Cell]:
-    """Slow-down -> what was named among `size` ranks whose healthy times differ by `spread`. The
-    same healthy ranks are judged with each slow-down."""
+def _run_studies(trials: int, seed: int) -> Iterator[Study]:
+    yield Study(
+        "rank",
+        ("ranks", "spread"),
+        [
+            ((f"{size}", f"{spread:.0%}"), simulate_ranks(size, spread, trials, seed))
+            for size in RANKS
+            for spread in SPREADS
+        ],
+    )
+    for slow, simulate in (("pair of nodes", simulate_pairs), ("node", simulate_nodes)):
+        yield Study(
+            slow,
+            ("nodes", "spread"),
+            [
+                ((f"{nodes}", f"{spread:.0%}"), simulate(nodes, spread, trials, seed))
+                for nodes in NODES
+                for spread in SPREADS
+            ],
+        )
+    yield Study(
+        "GPU (against its own past)",
+        ("GPUs", "runs", "spread"),
+        [
+            (
+                (f"{gpus}", f"{runs}", f"{spread:.1%}"),
+                simulate_gpus(gpus, runs, spread, trials, seed),
+            )
+            for gpus, runs in GPUS_AND_RUNS
+            for spread in RUN_SPREADS
+        ],
+    )
+
+
+def simulate_ranks(size: int, spread: float, trials: int, seed: int) -> Cells:
+    """What was named among `size` ranks whose healthy times differ by `spread`. The same healthy
+    ranks are judged with each slow-down."""
     from ..criteria.peer_judge import judge_peers, typical_s  # late: it loads pytest
 
     cells = {slow_down: Cell() for slow_down in SLOW_DOWNS}
@@ -85,8 +142,62 @@ def simulate_ranks(size: int, spread: float, trials: int, seed: int) -> dict[flo
         for slow_down, cell in cells.items():
             slow = judge_peers({**times, 0: times[0] * (1 + slow_down)}).slow
             named = slow_down > 0 and 0 in slow
-            cell.right += named
-            cell.wrong += len(slow) > named
+            cell.count(named, len(slow) > named)
+    return cells
+
+
+def simulate_pairs(nodes: int, spread: float, trials: int, seed: int) -> Cells:
+    """What was named if the pair of the first two nodes is slow."""
+    return _simulate_pairs(nodes, {(0, 1)}, spread, trials, seed)
+
+
+def simulate_nodes(nodes: int, spread: float, trials: int, seed: int) -> Cells:
+    """What was named if all pairs of the first node are slow; it is named if all of them are."""
+    return _simulate_pairs(nodes, {(0, node) for node in range(1, nodes)}, spread, trials, seed)
+
+
+def _simulate_pairs(
+    nodes: int, bad: set[tuple[int, int]], spread: float, trials: int, seed: int
+) -> Cells:
+    from ..criteria.peer_judge import judge_pairs
+
+    cells = {slow_down: Cell() for slow_down in SLOW_DOWNS}
+    normal = random.Random(f"{seed}/{nodes}/{spread}/pairs").gauss
+    pairs = list(combinations(range(nodes), 2))
+    expected = {number for number, pair in enumerate(pairs) if pair in bad}
+    for _ in range(trials):
+        speeds = [normal(1, spread) for _ in range(nodes)]
+        times = {
+            number: max(0.01, max(speeds[a], speeds[b]) + normal(0, PAIR_NOISE_SHARE * spread))
+            for number, (a, b) in enumerate(pairs)
+        }
+        for slow_down, cell in cells.items():
+            slower = {number: times[number] * (1 + slow_down) for number in expected}
+            slow = set(judge_pairs(times | slower, nodes).slow)
+            right = slow_down > 0 and expected <= slow
+            cell.count(right, bool(slow - expected if slow_down else slow))
+    return cells
+
+
+def simulate_gpus(gpus: int, runs: int, spread: float, trials: int, seed: int) -> Cells:
+    """What was named if the first of `gpus` GPUs is slower than in `runs` runs of its past."""
+    from ..criteria.gpu_past import judge_gpus
+
+    cells = {slow_down: Cell() for slow_down in SLOW_DOWNS}
+    normal = random.Random(f"{seed}/{gpus}/{runs}/{spread}/past").gauss
+    for _ in range(trials):
+        usual = {f"{gpu}": normal(1, HEALTHY_GPUS_DIFFER) for gpu in range(gpus)}
+        series = {
+            gpu: [own_s * normal(1, spread) for _ in range(runs + 1)]
+            for gpu, own_s in usual.items()
+        }
+        tonight = {gpu: seconds.pop() for gpu, seconds in series.items()}
+        verdicts = judge_gpus(tonight, series)
+        first = verdicts.pop("0")  # its bound is that of its past, however slow it is
+        others = any(verdict.slow for verdict in verdicts.values())
+        for slow_down, cell in cells.items():
+            slow = first.own_s * (1 + slow_down) > first.bound_s
+            cell.count(slow and slow_down > 0, others or (slow and not slow_down))
     return cells
 
 
@@ -99,19 +210,19 @@ def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
     return max(0.0, low), min(1.0, high)
 
 
-def _text_lines(rows: list[tuple[int, float, dict[float, Cell]]], trials: int) -> Iterator[str]:
-    titles = ("#ranks", "#spread", *(f"#{slow_down:.0%} slow" for slow_down in SLOW_DOWNS))
+def _text_lines(study: Study, trials: int) -> Iterator[str]:
+    sizes = [f"#{size}" for size in study.sizes]
+    titles = (*sizes, *(f"#{slow_down:.0%} slow" for slow_down in SLOW_DOWNS))
     for caption, counted in (
-        ("The slow rank is named", "right"),
-        ("A rank that is not slow is named", "wrong"),
+        (f"The slow {study.slow} is named", "right"),
+        (f"Anything else is named with a slow {study.slow}", "wrong"),
     ):
         yield f"{caption}, % of {trials:,} trials (95 % interval):"
         yield from table(
             titles,
             [
-                [f"{size}", f"{spread:.0%}", *(_share(vars(c)[counted], trials) for c in cells)]
-                for size, spread, by_slow_down in rows
-                for cells in [by_slow_down.values()]
+                [*labels, *(_share(vars(cell)[counted], trials) for cell in cells.values())]
+                for labels, cells in study.rows
             ],
         )
         yield ""

@@ -117,7 +117,7 @@ def judge_by_factor(times: Mapping[int, float], factor: float) -> PeerVerdict:
 
 def _quantile(peers: int, number: int, freedom: int) -> float:
     """How many standard errors above its peers the `number`-th slowest must be."""
-    return _student_quantile(_chance(peers + 1, number), min(peers - 1, freedom))
+    return student_quantile(_chance(peers + 1, number), min(peers - 1, freedom))
 
 
 def _bound(usual_s: float, error_s: float, quantile: float) -> float:
@@ -160,7 +160,7 @@ def _chance(candidates: int, number: int) -> float:
 
 
 @cache
-def _student_quantile(chance: float, freedom: int) -> float:
+def student_quantile(chance: float, freedom: int) -> float:
     """The value that Student's t with `freedom` degrees of freedom exceeds with this chance."""
     low, high = 0.0, 1.0
     while _student_tail(high, freedom) > chance:

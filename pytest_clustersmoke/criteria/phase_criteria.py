@@ -26,7 +26,7 @@ from ..evidence.gpu_model import ANY_GPU, is_gpu_model
 from ..evidence.interfaces import find_unmatched_interfaces
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from . import finite_values, stragglers, training_proofs
+from . import finite_values, gpu_past, stragglers, training_proofs
 from .transport_sides import Transports
 
 # The loss must fall by this share from its first steps to its last: the programs' data is
@@ -203,6 +203,10 @@ class Trained(Started):
     def test_no_rank_falls_behind(self, phase: PhaseView) -> None:
         """No rank keeps the others waiting, judged by the time that each takes for its own part."""
         stragglers.check_stragglers(phase)
+
+    def test_each_gpu_is_as_fast_as_it_was(self, phase: PhaseView) -> None:
+        """No GPU takes longer for its own step than in good runs of the past."""
+        gpu_past.check(phase)
 
     def test_throughput_meets_the_reference(self, phase: PhaseView) -> None:
         self.check_metrics(phase, *self.throughput)

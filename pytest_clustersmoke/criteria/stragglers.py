@@ -108,7 +108,7 @@ def describe_visible(phase: PhaseResult) -> str:
     if not verdicts:
         return ""
     least = max(verdicts, key=lambda verdict: verdict.visible)
-    clock = "CPU time" if _on_cpu(phase) else "time"
+    clock = "time" if phase.on_gpus else "CPU time"
     percent = math.ceil(least.visible * 100 - 1e-6)
     return f"a rank whose own step takes {percent}% more {clock}{least.by_factor}"
 
@@ -116,7 +116,7 @@ def describe_visible(phase: PhaseResult) -> str:
 def _late_to_reduce(phase: PhaseResult) -> Iterator[Straggler]:
     """The ranks that reach `Step.local_done` late."""
     ranks = [_require_times(rank) for rank in phase.ranks]
-    late_s = LATE_S["cpu" if _on_cpu(phase) else "cuda"]
+    late_s = LATE_S["cuda" if phase.on_gpus else "cpu"]
     medians = [statistics.median(rank.own_times_s) for rank in ranks]
     for index, rank in enumerate(ranks):
         others_s = statistics.median(medians[:index] + medians[index + 1 :])
@@ -147,7 +147,7 @@ def _slow_alone(phase: PhaseResult) -> Iterator[Straggler]:
 
 def _roles(phase: PhaseResult) -> list[OwnSteps]:
     """The own steps of each role with two ranks or more; none if no rank measured its own step."""
-    cpu = _on_cpu(phase)
+    cpu = not phase.on_gpus
     roles: dict[tuple[str | None, ...], list[tuple[int, dict[str, tuple[float, ...]]]]] = {}
     for number, rank in enumerate(phase.ranks):
         passes = rank.own_passes_s(cpu)
@@ -172,10 +172,6 @@ def _roles(phase: PhaseResult) -> list[OwnSteps]:
         for ranks in roles.values()
         if len(ranks) > 1
     ]
-
-
-def _on_cpu(phase: PhaseResult) -> bool:
-    return not all(rank.device.startswith("cuda") for rank in phase.ranks)
 
 
 def _require_times(rank: RankResult) -> RankResult:

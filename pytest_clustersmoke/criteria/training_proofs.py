@@ -149,8 +149,7 @@ def _describe_disagreement(
 
 
 def _identify(rank: RankResult) -> str:
-    uuid = rank.start.get("gpu_uuid")
-    device = f", {uuid}" if isinstance(uuid, str) else ""
+    device = f", {rank.gpu_uuid}" if rank.gpu_uuid else ""
     return f"{rank} on {rank.host}{device}"
 
 

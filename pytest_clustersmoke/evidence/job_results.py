@@ -192,6 +192,11 @@ class RankResult:
         """The driver's name of its GPU."""
         return parse_text(self.start.get("device_name"))
 
+    @property
+    def gpu_uuid(self) -> str | None:
+        """The UUID of its GPU, `GPU-5b1c...`."""
+        return parse_text(self.start.get("gpu_uuid"))
+
     def version(self, name: str) -> str | None:
         """The version that it imported of torch, NCCL and the like."""
         return parse_text(self.start.get(name))

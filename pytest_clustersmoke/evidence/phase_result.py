@@ -90,6 +90,11 @@ class PhaseResult:
         return parse_text(self.job.get("outcome")) or "lost"
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether all ranks have a GPU."""
+        return all(rank.device.startswith("cuda") for rank in self.ranks)
+
+    @property
     def reason(self) -> str:
         """Why the job ended as it did, in a sentence."""
         return parse_text(self.job.get("reason")) or ""

@@ -184,6 +184,14 @@ class RankRecord(RecordModel):
     peak_memory_gib: Number | None
     step_s: SpreadRecord | None
     own_s: SpreadRecord | None = Field(description="the part of a step before its first collective")
+    gpu: str = Field(
+        default="", description="the UUID of its GPU; on CPU its host, node and local rank"
+    )
+    own_step_s: float | None = Field(
+        default=None,
+        description="its forward, backward and optimizer, without waiting for other ranks; on CPU "
+        "the CPU time; null also if it shares its GPU",
+    )
     behind: bool = Field(description="it kept the others waiting")
 
 

@@ -6,7 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from ..criteria import stragglers
+from ..criteria import gpu_past, stragglers
+from ..evidence.history.gpu_history import describe_gpu
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured
 from ..evidence.phase_result import PhaseResult
@@ -20,10 +21,11 @@ FEWEST_STEPS = 2
 def rank_records(result: PhaseResult) -> list[RankRecord]:
     """A record of every rank of the phase, even if it wrote nothing."""
     behind = _behind(result)
-    return [_record(rank, rank.rank in behind) for rank in result.ranks]
+    steps = {rank.rank: own_s for rank, own_s in gpu_past.own_steps(result).values()}
+    return [_record(rank, rank.rank in behind, steps.get(rank.rank)) for rank in result.ranks]
 
 
-def _record(rank: RankResult, behind: bool) -> RankRecord:
+def _record(rank: RankResult, behind: bool, own_step_s: float | None) -> RankRecord:
     return RankRecord(
         rank=rank.rank,
         node_rank=rank.node_rank,
@@ -36,6 +38,8 @@ def _record(rank: RankResult, behind: bool) -> RankRecord:
         peak_memory_gib=rank.metrics().get("peak_memory_gib"),
         step_s=_spread(rank.step_times_s),
         own_s=_spread(rank.own_times_s),
+        gpu=describe_gpu(rank),
+        own_step_s=own_step_s,
         behind=behind,
     )
 

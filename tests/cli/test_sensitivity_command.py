@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.cli.sensitivity_command import (
+    GPUS_AND_RUNS,
+    NODES,
     RANKS,
+    RUN_SPREADS,
     SPREADS,
+    Cells,
+    simulate_gpus,
+    simulate_nodes,
+    simulate_pairs,
     simulate_ranks,
     wilson_interval,
 )
 
-TRIALS = 2000
+TRIALS, FEWER_TRIALS = 2000, 1000
 FEWEST_RIGHT, MOST_WRONG = 0.95, 0.005
 
 
 def test_table_has_a_row_for_each_size_and_spread(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two tables, of slow ranks that are named and of others; the same seed prints the same."""
+    """Two tables of each study, of what is slow and of anything else; the same seed prints the
+    same."""
     arguments = ["sensitivity", "--trials", "3", "--seed", "7"]
     assert main(arguments) == 0
     text = capsys.readouterr().out
-    assert len(text.splitlines()) == 2 * (len(RANKS) * len(SPREADS) + 3)
+    rows = (len(RANKS) + 2 * len(NODES)) * len(SPREADS) + len(GPUS_AND_RUNS) * len(RUN_SPREADS)
+    assert len(text.splitlines()) == 2 * (rows + 4 * 3)
     assert "100.0 (43.8-100.0)" in text  # three of three
     assert main(arguments) == 0 and capsys.readouterr().out == text
 
@@ -49,6 +60,41 @@ def test_other_ranks_are_hardly_ever_named(ranks: int, spread: float) -> None:
     """With each slow-down and with none, the upper limit of the probability is at most 0.5 %."""
     cells = simulate_ranks(ranks, spread, TRIALS, seed=0)
     assert max(wilson_interval(cell.wrong, TRIALS)[1] for cell in cells.values()) <= MOST_WRONG
+
+
+@pytest.mark.parametrize("simulate", [simulate_pairs, simulate_nodes])
+@pytest.mark.parametrize(("nodes", "spread"), [(4, 0.01), (4, 0.03), (8, 0.03)])
+def test_other_pairs_are_hardly_ever_named(
+    simulate: Callable[[int, float, int, int], Cells], nodes: int, spread: float
+) -> None:
+    """Although pairs that share a node are slow together."""
+    cells = simulate(nodes, spread, FEWER_TRIALS, 0)
+    worst = max(cell.wrong for cell in cells.values())
+    assert wilson_interval(worst, FEWER_TRIALS)[1] <= MOST_WRONG
+
+
+@pytest.mark.parametrize("simulate", [simulate_pairs, simulate_nodes])
+def test_slow_pair_and_slow_node_are_named(
+    simulate: Callable[[int, float, int, int], Cells],
+) -> None:
+    """40 % slower, among eight nodes that differ by 1 %."""
+    assert simulate(8, 0.01, 500, 0)[0.40].right == 500
+
+
+@pytest.mark.parametrize(("gpus", "runs"), [(1, 8), (8, 8), (8, 60), (512, 8)])
+def test_gpu_that_became_slower_is_named(gpus: int, runs: int) -> None:
+    """5 % against its own past, with the noise that passes of 1 % leave; and no other GPU."""
+    cells = simulate_gpus(gpus, runs, 0.003, FEWER_TRIALS, seed=0)
+    assert wilson_interval(cells[0.05].right, FEWER_TRIALS)[0] >= FEWEST_RIGHT
+    worst = max(cell.wrong for cell in cells.values())
+    assert wilson_interval(worst, FEWER_TRIALS)[1] <= MOST_WRONG
+
+
+@pytest.mark.parametrize("spread", RUN_SPREADS)
+def test_noise_from_run_to_run_names_no_gpu(spread: float) -> None:
+    """Of 64 healthy GPUs."""
+    cell = simulate_gpus(64, 8, spread, FEWER_TRIALS, seed=0)[0.0]
+    assert wilson_interval(cell.wrong, FEWER_TRIALS)[1] <= MOST_WRONG
 
 
 def test_wilson_interval_is_the_published_one() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pytest_clustersmoke.criteria.peer_judge import (
     FLOOR,
-    _student_quantile,
     judge_by_factor,
     judge_peers,
+    student_quantile,
     typical_s,
 )
 
@@ -30,7 +30,7 @@ def ranks(count: int, spread: float, slow: dict[int, float] | None = None) -> di
 )
 def test_quantiles_are_those_of_the_tables(chance: float, freedom: int, value: float) -> None:
     """Student's t, as printed in tables."""
-    assert _student_quantile(chance, freedom) == pytest.approx(value, abs=6e-4)
+    assert student_quantile(chance, freedom) == pytest.approx(value, abs=6e-4)
 
 
 def test_slow_rank_is_named_by_the_spread_of_its_peers() -> None:

@@ -136,6 +136,8 @@ def rank(number: int, ranks_per_node: int, step_s: float = 0.1) -> Record:
             )
         ),
         "own_s": None,
+        "gpu": f"GPU-{number:08x}-0000-4000-8000-000000000000",
+        "own_step_s": 0.08 + number / 100_000,
         "behind": False,
     }
 

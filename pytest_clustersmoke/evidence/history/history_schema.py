@@ -104,9 +104,22 @@ _ACCEPTED_LEVELS = (
     reason TEXT NOT NULL
 )""",
 )
+# Each GPU's own step: a night of 512 GPUs and eight phases takes 100 KB.
+_GPUS = (
+    """CREATE TABLE gpus (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE      -- its UUID; on CPU host/node:local rank
+)""",
+    """CREATE TABLE gpu_steps (
+    phase INTEGER NOT NULL REFERENCES phases (id) ON DELETE CASCADE,
+    gpu INTEGER NOT NULL REFERENCES gpus (id),
+    own_step_s REAL NOT NULL,      -- on CPU the CPU time
+    PRIMARY KEY (phase, gpu)
+) WITHOUT ROWID""",
+)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_TABLES, _INDEXES, _ACCEPTED_LEVELS)
-WITH_ACCEPTED_LEVELS = 3
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_TABLES, _INDEXES, _ACCEPTED_LEVELS, _GPUS)
+WITH_ACCEPTED_LEVELS, WITH_GPUS = 3, 4
 VERSION = len(MIGRATIONS)
 
 

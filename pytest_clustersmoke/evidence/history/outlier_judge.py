@@ -69,7 +69,7 @@ class PastLevel:
         return f"{share} {side} the {name} {show(self.median)}"
 
 
-def measure_level(values: Iterable[float]) -> PastLevel | None:
+def measure_level(values: Iterable[float], least_spread: float = LEAST_SPREAD) -> PastLevel | None:
     """The level of the newest values, which come first; None if there are too few."""
     from statistics import fmean, median
 
@@ -78,7 +78,7 @@ def measure_level(values: Iterable[float]) -> PastLevel | None:
         return None
     middle = median(finite)
     distances = [abs(value - middle) for value in finite]
-    mad, least = SCALE * median(distances), LEAST_SPREAD * abs(middle)
+    mad, least = SCALE * median(distances), least_spread * abs(middle)
     far = FAR_MADS * max(mad, least)
     mean = fmean(min(distance, far) for distance in distances)
     return PastLevel(len(finite), middle, mad, max(MEAN_SCALE * mean, least))

@@ -46,7 +46,7 @@ def test_document_lists_all_tables(tmp_path: Path) -> None:
     documented = {
         table: set(re.findall(r"`(\w+)`", columns)) - {"nan", "inf"}
         for table, columns in re.findall(r"^\| `(\w+)` \| (.*) \|$", TEXT, re.MULTILINE)
-        if table in ("runs", "phases", "setups", "metrics", "accepted_levels")
+        if table in ("runs", "phases", "setups", "metrics", "accepted_levels", "gpus", "gpu_steps")
     }
     with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as connection:
         tables = connection.execute(
