@@ -68,9 +68,9 @@ def test_other_pairs_are_hardly_ever_named(
     simulate: Callable[[int, float, int, int], Cells], nodes: int, spread: float
 ) -> None:
     """Although pairs that share a node are slow together."""
-    cells = simulate(nodes, spread, FEWER_TRIALS, 0)
+    cells = simulate(nodes, spread, TRIALS, 0)
     worst = max(cell.wrong for cell in cells.values())
-    assert wilson_interval(worst, FEWER_TRIALS)[1] <= MOST_WRONG
+    assert wilson_interval(worst, TRIALS)[1] <= MOST_WRONG
 
 
 @pytest.mark.parametrize("simulate", [simulate_pairs, simulate_nodes])
