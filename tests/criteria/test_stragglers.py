@@ -158,7 +158,7 @@ def test_passing_criterion_says_what_it_could_have_seen(
     """By the spread, or by the fixed factor that replaces it."""
     own = [own_step(1 + rank / 1000) for rank in range(ranks)]
     result = measured_alone(tmp_path, *own, device=device)
-    check(result)
+    check_stragglers(result)
     assert result.sensitivity == [f"would have named a rank whose own step takes {words}"]
 
 
