@@ -19,7 +19,7 @@ import pytest
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from ..evidence.telemetry import parse_finite, parse_numbers
+from ..evidence.telemetry import parse_finite, parse_numbers, parse_text
 from ..text import ranges
 from .finite_values import find_first_step
 
@@ -46,12 +46,14 @@ def check_gradients(phase: PhaseResult) -> None:
     """Fail unless the gradients that each rank applied matched an all-reduce of its own, in every
     pass that was compared."""
     __tracebackhide__ = True
-    proofs, alone = _proofs(phase), phase.events("gradients")
+    proofs, alone = list_proofs(phase), phase.events("gradients")
     if not proofs:
         require_all_ranks(phase, alone, "the gradient probe")
     comparisons = [*_compare_steps(phase, proofs), *([_Comparison(0, alone)] if alone else [])]
     for comparison in comparisons:
         _check_comparison(phase, comparison)
+    if reason := _find_reason(proofs):
+        raise Unmeasured("gradients", reason)
     if not comparisons:
         raise Unmeasured("gradients", "no proven step is left whose numbers are sound")
     sensitive = [
@@ -68,13 +70,15 @@ def check_gradients(phase: PhaseResult) -> None:
 def _compare_steps(
     phase: PhaseResult, proofs: Mapping[int, Mapping[int, Mapping[str, Any]]]
 ) -> Iterator[_Comparison]:
-    """The proven steps, without those in which a rank disagrees with itself, and without those
-    after a number that is not finite: these are wrong for all ranks, and have criteria that name
-    the rank."""
+    """The proven steps, without those that could not be repeated or in which a rank disagrees with
+    itself, and without those after a number that is not finite: these are wrong for all ranks, and
+    have criteria that name the rank."""
     finite_before = find_first_step(phase)
     for step, records in proofs.items():
         require_all_ranks(phase, records, f"the proof of step {step}")
-        repeated = not any(record.get("differing_count") for record in records.values())
+        repeated = not any(
+            record.get("differing_count") or _reason_of(record) for record in records.values()
+        )
         if repeated and step < finite_before:
             gradients = {rank: record.get("gradients") for rank, record in records.items()}
             yield _Comparison(
@@ -116,13 +120,15 @@ def check_replay(phase: PhaseResult) -> None:
     """Fail, naming each rank whose own pass gave other bits when it was repeated; unmeasured if the
     program gave no proof, or if its kernels add in any order."""
     __tracebackhide__ = True
-    proofs = _proofs(phase)
+    proofs = list_proofs(phase)
     if not proofs:
         raise Unmeasured("replay", NO_PROOF)
     first: dict[int, tuple[int, Mapping[str, Any]]] = {}
     for step, records in proofs.items():
         require_all_ranks(phase, records, f"the proof of step {step}")
         for rank, record in records.items():
+            if _reason_of(record):
+                continue
             if not record.get("replayed"):
                 fail(f"{phase.ranks[rank]} repeated no gradient at step {step}; expected all")
             if record.get("differing_count") != 0:
@@ -132,6 +138,18 @@ def check_replay(phase: PhaseResult) -> None:
         raise Unmeasured("replay", f"not deterministic: {kernels[0]}")
     if first:
         fail("\n".join(_describe_disagreement(phase, rank, *first[rank]) for rank in sorted(first)))
+    if reason := _find_reason(proofs):
+        raise Unmeasured("replay", reason)
+
+
+def _reason_of(record: Mapping[str, Any]) -> str:
+    """Why a rank could not repeat its step; empty if it could."""
+    return parse_text(record.get("not_measured")) or ""
+
+
+def _find_reason(proofs: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> str:
+    reasons = (_reason_of(record) for records in proofs.values() for record in records.values())
+    return next(filter(None, reasons), "")
 
 
 def _describe_disagreement(
@@ -140,15 +158,15 @@ def _describe_disagreement(
     differing = record.get("differing")
     names = ", ".join(map(str, differing)) if isinstance(differing, list) else "unknown"
     return (
-        f"{_identify(phase.ranks[rank])} disagrees with itself: repeated from the same state, "
-        f"step {step} gave other gradients for {record.get('differing_count')} of "
-        f"{record.get('replayed')} parameters ({names}); expected the same "
-        "bits. Its device or its memory computes wrongly: take it out of service and test it "
-        "(dcgmi diag -r 3)"
+        f"{identify_device(phase.ranks[rank])} disagrees with itself: repeated from the same "
+        f"state, step {step} gave other gradients for {record.get('differing_count')} of "
+        f"{record.get('replayed')} parameters ({names}); expected the same bits. Its device or its "
+        "memory computes wrongly: take it out of service and test it (dcgmi diag -r 3)"
     )
 
 
-def _identify(rank: RankResult) -> str:
+def identify_device(rank: RankResult) -> str:
+    """The rank with its host, and the UUID of its GPU."""
     device = f", {rank.gpu_uuid}" if rank.gpu_uuid else ""
     return f"{rank} on {rank.host}{device}"
 
@@ -255,7 +273,7 @@ def _alike(losses: Sequence[float]) -> bool:
 def check_precision(phase: PhaseResult) -> None:
     """Fail if no linear layer computed in the precision that the proof names."""
     __tracebackhide__ = True
-    records = [(rank, r) for ranks in _proofs(phase).values() for rank, r in ranks.items()]
+    records = [(rank, r) for ranks in list_proofs(phase).values() for rank, r in ranks.items()]
     if not records:
         raise Unmeasured("precision", NO_PROOF)
     for rank, record in records:
@@ -276,7 +294,7 @@ def check_precision(phase: PhaseResult) -> None:
 def check_samples(phase: PhaseResult) -> None:
     """Fail if the model saw another number of samples in a step than the throughput counts."""
     __tracebackhide__ = True
-    records = [(rank, r) for ranks in _proofs(phase).values() for rank, r in ranks.items()]
+    records = [(rank, r) for ranks in list_proofs(phase).values() for rank, r in ranks.items()]
     if not records:
         raise Unmeasured("samples", NO_PROOF)
     if all(record.get("samples") is None for _, record in records):
@@ -298,7 +316,7 @@ def require_all_ranks(phase: PhaseResult, records: Mapping[int, Any], subject: s
         fail(f"rank {missing[0] if missing else '?'} reported no result of {subject}")
 
 
-def _proofs(phase: PhaseResult) -> dict[int, dict[int, dict[str, Any]]]:
+def list_proofs(phase: PhaseResult) -> dict[int, dict[int, dict[str, Any]]]:
     """step -> rank -> its `proof` event, in the order of the steps."""
     by_step: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
     for rank in phase.ranks:

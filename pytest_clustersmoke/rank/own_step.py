@@ -17,7 +17,7 @@ from typing import Any
 
 from . import process_group
 from .proof import Proof
-from .replay import Randomness, Replay
+from .replay import Randomness, Replay, Unrepeatable, differentiate
 
 PASSES = 5
 # What the optimizer steps on: elements, at most. The time counts for all that it steps on.
@@ -58,8 +58,8 @@ class PartTimes:
 class OwnStep:
     """Call `measure` on all ranks between two steps, as often as wanted, and `fields` at the end.
 
-    Every pass needs a proof that can be replayed. An optimizer whose class cannot be built from the
-    settings of its first group is left out.
+    A step that cannot be repeated is not measured. An optimizer whose class cannot be built from
+    the settings of its first group is left out.
     """
 
     def __init__(self, proof: Proof, device: Any) -> None:
@@ -67,13 +67,11 @@ class OwnStep:
         self._device = device
         self._parameters = [p for p in proof.model.parameters() if p.requires_grad]
         self._parts: dict[str, PartTimes] = {}
+        self._reason = ""  # why it cannot be measured
 
     def measure(self, index: int, progress: Callable[[], None]) -> None:
         """Repeat step `index` (from 0), the last that was done; `progress` is called after each
         pass."""
-        import torch
-
-        bucket = self._fill_bucket()
         replay = Replay(
             self._proof.model,
             self._parameters,
@@ -81,6 +79,15 @@ class OwnStep:
             Randomness(),
         )
         process_group.barrier(self._device)
+        try:
+            self._run_passes(replay, progress)
+        except Unrepeatable as error:
+            self._reason = str(error)
+
+    def _run_passes(self, replay: Replay, progress: Callable[[], None]) -> None:
+        import torch
+
+        bucket = self._fill_bucket()
         with replay.as_before(), torch.enable_grad():
             for number in range(PASSES + 1):
                 spans = self._run_pass(replay, bucket)
@@ -91,13 +98,15 @@ class OwnStep:
                 progress()
 
     @property
-    def typical_s(self) -> float:
-        """The median of all passes, in seconds."""
-        return statistics.median(self._totals("seconds"))
+    def typical_s(self) -> float | None:
+        """The median of all passes, in seconds; None if it cannot be measured."""
+        return None if self._reason else statistics.median(self._totals("seconds"))
 
     def fields(self) -> dict[str, Any]:
         """The fields of the `own_steps` event: wall (on CUDA device) and CPU seconds of each pass,
-        and of its parts."""
+        and of its parts; or why there are none."""
+        if self._reason:
+            return {"not_measured": self._reason}
         return {
             "seconds": self._totals("seconds"),
             "cpu_seconds": self._totals("cpu_seconds"),
@@ -112,13 +121,12 @@ class OwnStep:
         self, replay: Replay, bucket: Bucket | None
     ) -> dict[str, list[tuple[Instant, Instant]]]:
         """One pass over all micro batches; where each part began and ended."""
-        import torch
 
         spans: dict[str, list[tuple[Instant, Instant]]] = {FORWARD: [], BACKWARD: []}
         begin = self._mark()
         for loss in replay.losses():
             forward_done = self._mark()
-            torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            differentiate(loss, self._parameters)
             backward_done = self._mark()
             spans[FORWARD].append((begin, forward_done))
             spans[BACKWARD].append((forward_done, backward_done))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .gradients import Probe
 from .rank_environment import RankMisuse
-from .replay import MOST_NAMES, EnginePass, Replay
+from .replay import MOST_NAMES, EnginePass, Randomness, Replay, Unrepeatable
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +93,8 @@ class StepProver:
             self._pass = EnginePass(self._proof.model, self._parameters, self._proof.batch_dim)
 
     def prove(self, index: int) -> dict[str, Any]:
-        """Prove the step; the fields of the `proof` event.
+        """Prove the step; the fields of the `proof` event, with the reason in `not_measured` if it
+        cannot be repeated.
 
         Raises RankMisuse if the model did not run in the step.
         """
@@ -108,24 +109,29 @@ class StepProver:
                 f"Proof.model did not run in step {index + 1}; expected the bare model that the "
                 "engine wraps, and step.backward_done() after the backward pass"
             )
-        replay = Replay(
-            self._proof.model,
-            self._parameters,
-            lambda: self._proof.local_loss(index),
-            engine.randomness,
-        )
-        local, own = replay.gradients()
-        differing, kernels = replay.find_differences(prints, own)
-        gradients = self._probe.compare(local)
+        try:
+            fields = self._repeat(index, engine.randomness, prints)
+        except Unrepeatable as error:
+            fields = {"not_measured": str(error), "gradients": {"precision": self._probe.precision}}
         self.seconds[index] = time.perf_counter() - began
         return {
             "step": index + 1,
             "seconds": self.seconds[index],
             "samples": engine.samples,
             "dtypes": sorted(engine.dtypes),
+            **fields,
+        }
+
+    def _repeat(self, index: int, randomness: Randomness, engine: list[int]) -> dict[str, Any]:
+        """Repeat the pass of which these are the engine's fingerprints; what that shows."""
+        model, local_loss = self._proof.model, self._proof.local_loss
+        replay = Replay(model, self._parameters, lambda: local_loss(index), randomness)
+        local, own = replay.gradients()
+        differing, kernels = replay.find_differences(engine, own)
+        return {
             "replayed": len(own),
             "differing": [self._names[at] for at in differing[:MOST_NAMES]],
             "differing_count": len(differing),
             "nondeterministic": kernels,
-            "gradients": gradients,
+            "gradients": self._probe.compare(local),
         }

@@ -58,6 +58,8 @@ def _format_line(name: str, fields: dict[str, Any]) -> str:
         return f"loss, mean over all ranks: {fields['mean'][0]:.4f} -> {fields['mean'][-1]:.4f}"
     if name == "gradients":
         return f"gradients {_describe_comparison(fields)}"
+    if name == "proof" and "not_measured" in fields:
+        return f"gradients at step {fields['step']} not measured: {fields['not_measured']}"
     if name == "proof":
         names = ", ".join(fields["differing"])
         again = f"DIFFERENT when repeated: {names}" if names else "the same when repeated"

@@ -24,6 +24,51 @@ if TYPE_CHECKING:
 MOST_NAMES = 10
 # torch's warning for a kernel that may add in any order.
 NOT_DETERMINISTIC = "does not have a deterministic implementation|non-deterministic"
+# What torch and DeepSpeed raise if activations are recomputed by reentrant checkpointing, and the
+# node of the graph that would have recomputed them.
+REENTRANT = re.compile(r"checkpoint\w* is (in|not )compatible with \.grad\(\)", re.IGNORECASE)
+REENTRANT_NODE = "CheckpointFunctionBackward"
+
+
+class Unrepeatable(Exception):
+    """A pass that no second one can repeat; says why."""
+
+
+def differentiate(
+    loss: torch.Tensor, parameters: Sequence[torch.nn.Parameter]
+) -> Sequence[torch.Tensor | None]:
+    """The gradients of a loss, None for a parameter that takes no part. No hook of an engine runs,
+    and the engine's gradients stay as they are.
+
+    Raises Unrepeatable if the model recomputes activations by reentrant checkpointing: its
+    parameters are then no part of the graph, and torch raises an error or leaves them out.
+    """
+    import torch
+
+    reason = "reentrant checkpointing cannot be replayed (use_reentrant=False can)"
+    try:
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    except RuntimeError as error:
+        if REENTRANT.search(str(error)):
+            raise Unrepeatable(reason) from error
+        raise
+    if any(part is None for part in gradients) and _is_reentrant(loss):
+        raise Unrepeatable(reason)
+    return gradients
+
+
+def _is_reentrant(loss: torch.Tensor) -> bool:
+    """Whether a node of the loss's graph recomputes activations."""
+    nodes, seen = [loss.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == REENTRANT_NODE:
+            return True
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+    return False
 
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,8 +146,7 @@ class Replay:
     """Passes of one step by the bare model, from the random state of the engine's pass.
 
     Buffers, such as the running mean of a batch norm, and the random state are as before at the
-    end. With reentrant activation checkpointing `torch.autograd.grad` raises RuntimeError, and the
-    step cannot be replayed.
+    end. Each pass raises Unrepeatable where `differentiate` does.
     """
 
     def __init__(
@@ -120,19 +164,29 @@ class Replay:
     def gradients(self) -> tuple[list[torch.Tensor | None], list[int]]:
         """The local gradients of the step, summed over its micro batches (None for a parameter that
         takes no part), and their fingerprints."""
+        total: list[torch.Tensor | None] = [None] * len(self._parameters)
+
+        def add(index: int, part: torch.Tensor) -> None:
+            so_far = total[index]
+            total[index] = part if so_far is None else so_far + part
+
+        return total, self.prints(add)
+
+    def prints(self, use: Callable[[int, torch.Tensor], None] = lambda *_: None) -> list[int]:
+        """The fingerprint of each parameter's local gradient, summed over the micro batches;
+        `use(index, gradient)` gets the gradients as they come."""
         import torch
 
-        total: list[torch.Tensor | None] = [None] * len(self._parameters)
-        prints = torch.zeros(len(total), dtype=torch.int64, device=self._parameters[0].device)
+        device = self._parameters[0].device
+        prints = torch.zeros(len(self._parameters), dtype=torch.int64, device=device)
         with self.as_before():
             for loss in self.losses():
-                parts = torch.autograd.grad(loss, list(self._parameters), allow_unused=True)
-                for index, part in enumerate(parts):
+                for index, part in enumerate(differentiate(loss, self._parameters)):
                     if part is not None:
                         prints[index] += fingerprint(part)
-                        so_far = total[index]
-                        total[index] = part if so_far is None else so_far + part
-        return total, prints.tolist()
+                        use(index, part)
+        whole: list[int] = prints.tolist()
+        return whole
 
     def find_differences(self, engine: list[int], own: list[int]) -> tuple[list[int], list[str]]:
         """The parameters whose gradients differ in two passes, and the kernels that may add in any
@@ -144,10 +198,11 @@ class Replay:
         differing = _differing(engine, own)
         if not differing:
             return [], []
-        kernels = self._find_kernels()
+        with deterministic_kernels() as kernels:
+            first = self.prints()
         if kernels:
-            with _deterministic(warn_only=True):
-                differing = _differing(self.gradients()[1], self.gradients()[1])
+            with deterministic_kernels():
+                differing = _differing(first, self.prints())
         return differing, kernels
 
     def losses(self) -> Iterator[torch.Tensor]:
@@ -166,14 +221,6 @@ class Replay:
             for buffer, value in buffers:
                 buffer.data.copy_(value)
 
-    def _find_kernels(self) -> list[str]:
-        """The warnings of torch about kernels without a deterministic order, one line each."""
-        with warnings.catch_warnings(record=True) as caught, _deterministic(warn_only=True):
-            warnings.simplefilter("always")
-            self.gradients()
-        texts = [str(warning.message).splitlines()[0][:200] for warning in caught]
-        return sorted({text for text in texts if re.search(NOT_DETERMINISTIC, text)})[:MOST_NAMES]
-
 
 def _differing(first: Sequence[int], second: Sequence[int]) -> list[int]:
     pairs = zip(first, second, strict=True)
@@ -181,15 +228,22 @@ def _differing(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 @contextmanager
-def _deterministic(warn_only: bool) -> Iterator[None]:
+def deterministic_kernels() -> Iterator[list[str]]:
+    """Use kernels that add in a fixed order. At the end, the list has torch's warnings about those
+    that know none, one line each."""
     import torch
 
+    kernels: list[str] = []
     mode = torch.get_deterministic_debug_mode()
-    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        yield
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield kernels
     finally:
         torch.set_deterministic_debug_mode(mode)
+    texts = [str(warning.message).splitlines()[0][:200] for warning in caught]
+    kernels += sorted({text for text in texts if re.search(NOT_DETERMINISTIC, text)})[:MOST_NAMES]
 
 
 class Randomness:

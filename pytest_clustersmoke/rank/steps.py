@@ -280,8 +280,9 @@ class StepLog:
         if means:
             values |= {"first_loss": means[0], "train_loss": statistics.fmean(means)}
             values["final_loss"] = means[-1]
-        if self._own_step is not None:
-            values["own_step_s"] = self._own_step.typical_s
+        own_step_s = self._own_step.typical_s if self._own_step is not None else None
+        if own_step_s is not None:
+            values["own_step_s"] = own_step_s
         return values | self._memory.metrics()
 
     @property

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_clustersmoke.criteria.training_proofs import (
     check_data,
+    check_gradients,
     check_precision,
     check_replay,
     check_replicas,
@@ -178,6 +179,36 @@ def test_kernels_in_any_order_are_unmeasured(pair: Evidence) -> None:
     pair.each("proof", **{**PROOF, **WRONG, "step": 2})
     with pytest.raises(Unmeasured, match="not deterministic"):
         check_replay(pair.result())
+
+
+def test_step_that_cannot_be_repeated_is_unmeasured(pair: Evidence) -> None:
+    """Neither gradients nor repetition are judged there, and the reason is given; a fault that
+    another step shows is named nevertheless. What the model computed in is judged."""
+    reason = "reentrant checkpointing cannot be replayed"
+    record = {"step": 1, "not_measured": reason, "gradients": {"precision": "fp32"}}
+    pair.each("proof", **record, dtypes=["float32"], samples=32, samples_per_rank=32)
+    for check in (check_replay, check_gradients):
+        with pytest.raises(Unmeasured, match=reason):
+            check(pair.result())
+    check_precision(pair.result())
+    check_samples(pair.result())
+    unsynced = {**GRADIENTS, "synced": False}
+    pair.each("proof", **{**PROOF, **WRONG, "step": 2})
+    pair.each("proof", **{**PROOF, "step": 3, "gradients": unsynced})
+    with pytest.raises(AssertionError, match="disagrees with itself"):
+        check_replay(pair.result())
+    with pytest.raises(AssertionError, match="not in sync on all ranks at step 3"):
+        check_gradients(pair.result())
+
+
+@pytest.mark.parametrize("reason", [1, True, ["x"], None, ""])
+def test_reason_of_another_type_excuses_nothing(pair: Evidence, reason: Any) -> None:
+    """A proof without results fails unless it says in words why it could not be made."""
+    pair.each("proof", step=1, not_measured=reason)
+    with pytest.raises(AssertionError, match="repeated no gradient at step 1"):
+        check_replay(pair.result())
+    with pytest.raises(AssertionError, match="compared the gradients of None"):
+        check_gradients(pair.result())
 
 
 def test_single_rank_can_disagree_with_itself(tmp_path: Path) -> None:

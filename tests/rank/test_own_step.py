@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from pytest_clustersmoke.rank import process_group
 from pytest_clustersmoke.rank.own_step import PASSES, OwnStep
@@ -41,7 +42,7 @@ def measure(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
     proof = Proof(model, lambda index: model(batch(index)).square().mean(), optimizer=optimizer)
     own_step = OwnStep(proof, CPU)
     own_step.measure(3, lambda: None)
-    assert own_step.typical_s > 0
+    assert own_step.typical_s is not None and own_step.typical_s > 0
     return own_step.fields()
 
 
@@ -149,6 +150,22 @@ def test_micro_batches_are_one_pass() -> None:
     own_step.measure(0, lambda: None)
     assert calls == [0, 1, 2] * (PASSES + 1)
     assert len(own_step.fields()["seconds"]) == PASSES
+
+
+def test_reentrant_checkpointing_is_not_measured() -> None:
+    """It cannot be repeated, so there are no times, and the reason is recorded."""
+    model = build()
+
+    def loss(index: int) -> Any:
+        inputs = batch(index).requires_grad_()
+        return checkpoint(model, inputs, use_reentrant=True).square().mean()
+
+    own_step = OwnStep(Proof(model, loss, optimizer=torch.optim.SGD(model.parameters())), CPU)
+    for index in (0, 1):
+        own_step.measure(index, lambda: None)
+    assert own_step.typical_s is None
+    assert list(own_step.fields()) == ["not_measured"]
+    assert "reentrant" in own_step.fields()["not_measured"]
 
 
 def test_large_parameters_are_copied_in_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from pytest_clustersmoke.rank.proof import Proof, StepProver, draw_steps
 from pytest_clustersmoke.rank.replay import fingerprint
@@ -57,6 +58,54 @@ def test_training_is_the_same_bit_for_bit(single_rank: None) -> None:
     torch.testing.assert_close(with_it, without, rtol=0, atol=0)
     assert [proof["differing_count"] for proof in proofs] == [0, 0, 0]
     assert all(proof["gradients"]["synced"] and proof["samples"] == 16 for proof in proofs)
+
+
+class Recomputed(torch.nn.Module):
+    """A model that recomputes its activations in the backward pass."""
+
+    def __init__(self, use_reentrant: bool, frozen: bool) -> None:
+        super().__init__()
+        self.outer = torch.nn.Linear(WIDTH, WIDTH).requires_grad_(not frozen)
+        self.inner, self.use_reentrant = torch.nn.Linear(WIDTH, WIDTH), use_reentrant
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        inputs = self.outer(inputs)
+        if not inputs.requires_grad:  # as adapters on a frozen embedding need it
+            inputs.requires_grad_()
+        return checkpoint(self.inner, inputs, use_reentrant=self.use_reentrant)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_reentrant_checkpointing_is_not_measured(
+    single_rank: None, use_reentrant: bool, frozen: bool
+) -> None:
+    """The reason is recorded, whether torch raises an error or leaves the parameters out; the
+    gradients that the engine applies stay as they are."""
+    model = Recomputed(use_reentrant, frozen)
+    batch = torch.randn(16, WIDTH)
+    prover = StepProver(Proof(model, lambda _: model(batch).square().mean()), {0}, 1, lambda: None)
+    prover.begin(0)
+    model(batch).square().mean().backward()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    before = [torch.clone(parameter.grad) for parameter in trained if parameter.grad is not None]
+    fields = prover.prove(0)
+    after = [parameter.grad for parameter in trained]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert (fields["samples"], fields["gradients"]["precision"]) == (16, "fp32")
+    reason = "reentrant checkpointing cannot be replayed (use_reentrant=False can)"
+    assert fields.get("not_measured") == (reason if use_reentrant else None)
+    assert ("replayed" in fields) is not use_reentrant
+
+
+def test_other_errors_of_a_pass_are_raised(single_rank: None) -> None:
+    """Only reentrant checkpointing makes a step unrepeatable; a mistake ends the rank."""
+    model = torch.nn.Linear(WIDTH, WIDTH)
+    prover = StepProver(Proof(model, lambda _: torch.zeros(1)), {0}, 1, lambda: None)
+    prover.begin(0)
+    model(torch.randn(4, WIDTH)).sum().backward()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        prover.prove(0)
 
 
 @pytest.mark.parametrize(
