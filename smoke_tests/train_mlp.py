@@ -69,9 +69,10 @@ def main() -> None:
     args = parse_args()
     with Rank.start(init="torch") as rank:
         # Data. Each rank draws its own share.
-        data = rank.stage(
-            "data", lambda: Teacher(args.hidden_size, args.batch_size, rank.rank, rank.device)
-        )
+        def draw(share: int) -> Teacher:
+            return Teacher(args.hidden_size, args.batch_size, share, rank.device)
+
+        data = rank.stage("data", lambda: draw(rank.rank))
 
         # Model. `engine` is what trains: the model itself, or DDP around it.
         model, optimizer = rank.stage("model", lambda: build(args, args.seed, rank.device))
@@ -90,6 +91,7 @@ def main() -> None:
             model,
             local_loss=lambda index: loss_of(model, data.batch(index)),
             optimizer=optimizer,
+            peer_loss=lambda index, other: loss_of(model, draw(other).batch(index)),
         )
         for step in rank.steps(args.steps, samples_per_rank=args.batch_size, proof=proof):
             optimizer.zero_grad(set_to_none=True)

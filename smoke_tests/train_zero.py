@@ -150,25 +150,29 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
     from deepspeed.utils import safe_get_full_grad
 
     # Data. Each rank draws its own share.
-    sizes = (args.hidden_size, args.micro_batch)
-    data = rank.stage("data", lambda: Teacher(*sizes, rank.rank, rank.device, torch.bfloat16))
+    def draw(share: int) -> Teacher:
+        sizes = (args.hidden_size, args.micro_batch)
+        return Teacher(*sizes, share, rank.device, torch.bfloat16)
+
+    data = rank.stage("data", lambda: draw(rank.rank))
 
     # Model.
     engine = rank.stage("model", lambda: build(args, config, args.seed))
     facts = read_back(engine)
     rank.fact(**facts)
 
-    def local_losses(index: int) -> Iterator[torch.Tensor]:
+    def losses(index: int, share: Teacher = data) -> Iterator[torch.Tensor]:
         for _ in range(args.accumulation):
-            yield loss_of(engine.module, data.batch(index)) / args.accumulation
+            yield loss_of(engine.module, share.batch(index)) / args.accumulation
 
     # Loop. The rank draws steps and proves them, with the bare model: no hook of the engine runs.
     proof = Proof(
         engine.module,
-        local_losses,
+        losses,
         applied=safe_get_full_grad,  # the gradient that engine.step() will clip and apply
         precision=facts["precision"],
         optimizer=engine.optimizer,
+        peer_loss=lambda index, other: losses(index, draw(other)),
     )
     samples = args.micro_batch * args.accumulation
     for step in rank.steps(args.steps, samples_per_rank=samples, proof=proof):

@@ -26,7 +26,7 @@ from ..evidence.gpu_model import ANY_GPU, is_gpu_model
 from ..evidence.interfaces import find_unmatched_interfaces
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from . import finite_values, gpu_past, stragglers, training_proofs
+from . import finite_values, gpu_past, outvoted_ranks, stragglers, training_proofs
 from .transport_sides import Transports
 
 # The loss must fall by this share from its first steps to its last: the programs' data is
@@ -185,6 +185,10 @@ class Trained(Started):
     def test_repeated_steps_give_the_same_gradients(self, phase: PhaseView) -> None:
         """Each rank, repeating its own pass from the same state, gets the same bits."""
         training_proofs.check_replay(phase)
+
+    def test_other_ranks_compute_the_same_gradients(self, phase: PhaseView) -> None:
+        """Two other ranks, repeating a rank's pass from the same state, get the same bits."""
+        outvoted_ranks.check_cross_replay(phase)
 
     def test_replicas_stay_equal(self, phase: PhaseView) -> None:
         """All ranks hold the same parameters throughout the training."""

@@ -10,6 +10,7 @@ FINITE = "test_loss_is_finite_on_every_rank"
 FALLS = "test_loss_over_all_ranks_falls"
 GRADIENTS = "test_gradients_are_in_sync"
 REPEATED = "test_repeated_steps_give_the_same_gradients"
+OTHERS = "test_other_ranks_compute_the_same_gradients"
 REPLICAS = "test_replicas_stay_equal"
 RELOAD = "test_reloaded_checkpoint_equals_the_saved"
 THROUGHPUT = "test_throughput_meets_the_reference"
@@ -104,11 +105,22 @@ TRAINING = (
         "one number of a gradient is wrong in every second pass on one rank, before any reduction",
         "rank",
         frozenset({REPEATED}),
-        follows=frozenset({GRADIENTS}),  # it leaves out steps that a rank cannot repeat
+        # It leaves out steps that a rank cannot repeat; with three ranks, others repeat them too.
+        follows=frozenset({GRADIENTS, OTHERS}),
         blames=ALONE,
         ranks=2,
         trains=True,
         mark="ddp",
+    ),
+    Fault(
+        "always-wrong",
+        "one number of each linear layer's output is wrong on one rank, each time in the same way",
+        "rank",
+        frozenset({OTHERS}),
+        blames=ALONE,
+        ranks=3,
+        trains=True,
+        mark="deepspeed",
     ),
     Fault(
         "weight-flipped",

@@ -16,6 +16,7 @@
 | `peak_memory.py` | the peak memory of the loop, without proven steps |
 | `proof.py` | which steps of a loop are proven, and how |
 | `replay.py` | whether a rank's pass gives the same bits again |
+| `cross_replay.py` | whether other ranks get the same bits from a rank's pass |
 | `gradients.py` | whether gradients are the mean over all ranks |
 | `watches.py` | the first gradient that is not finite, the first step with unequal parameters |
 | `stopwatch.py` | times a call on all ranks together |

@@ -189,6 +189,7 @@ class Rank:
 
     def _make_prover(self, proof: Proof, count: int) -> StepProver:
         self._hook.parameters = [p for p in proof.model.parameters() if p.requires_grad]
+        self._hook.has_peer_loss = proof.peer_loss is not None
         seed = process_group.broadcast_object(secrets.token_hex(8))
         steps = draw_steps(count, self._environment.proof_steps, seed)
         self._events.event("proof_plan", seed=seed, steps=[step + 1 for step in steps])

@@ -73,9 +73,16 @@ def start_facts(environment: RankEnvironment, device: torch.device) -> dict[str,
         "cudnn": _cudnn_version() if on_cuda else None,
         "nccl": _nccl_version(),
         "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
+        "device_name": name_device(device),
         "gpu_uuid": _gpu_uuid(device) if on_cuda else None,
     }
+
+
+def name_device(device: torch.device) -> str:
+    """The model of the GPU, or of the CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
 
 
 def _gpu_uuid(device: torch.device) -> str | None:

@@ -19,6 +19,7 @@ class RankHook:
     """A hook that does nothing. A staged fault overrides the methods that it needs."""
 
     parameters: Sequence[torch.nn.Parameter] = ()  # those of the proof, or of `verify_gradients`
+    has_peer_loss = False  # whether the proof lets other ranks repeat a rank's pass
 
     def introduced(self) -> None:
         """The rank has recorded its `start` event; no process group is open yet."""

@@ -1,9 +1,10 @@
 """Proves single steps of a training loop while it runs, at steps that the program cannot foresee.
 
-At a proven step each rank repeats its own pass (`replay.py`), and the gradients that the engine is
-about to apply are compared with the mean of the ranks' local ones (`gradients.py`). Proven steps
-are the first, the last, and some between them that are drawn from a seed: a program that behaves
-well in its first step alone is found as well.
+At a proven step each rank repeats its own pass (`replay.py`), the gradients that the engine is
+about to apply are compared with the mean of the ranks' local ones (`gradients.py`), and two other
+ranks repeat the pass as well (`cross_replay.py`). Proven steps are the first, the last, and some
+between them that are drawn from a seed: a program that behaves well in its first step alone is
+found as well.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .cross_replay import RANKS, CrossReplay
 from .gradients import Probe
 from .rank_environment import RankMisuse
 from .replay import MOST_NAMES, EnginePass, Randomness, Replay, Unrepeatable
@@ -35,6 +37,8 @@ class Proof:
     `applied`, `precision` and `scale` are those of `Rank.verify_gradients`; so a program in fp16
     can give no proof. `batch_dim` is the dimension of the model's first tensor argument that counts
     samples; None if there is none.
+    `peer_loss(index, rank)` computes here, with the bare model, what `local_loss(index)` computes
+    on that rank; with three ranks or more, each then also repeats the passes of two others.
     `optimizer`, or a function that returns it, is measured as part of the rank's own step: a new
     one of its class steps on copies; the optimizer itself is never called. Of an optimizer that
     wraps another (DeepSpeed, accelerate) the inner one is taken.
@@ -47,6 +51,7 @@ class Proof:
     scale: float = 1.0
     batch_dim: int | None = 0
     optimizer: torch.optim.Optimizer | Callable[[], Any] | None = None
+    peer_loss: Callable[[int, int], torch.Tensor | Iterable[torch.Tensor]] | None = None
 
 
 def draw_steps(count: int, drawn: int, seed: str) -> list[int]:
@@ -81,6 +86,12 @@ class StepProver:
             scale=proof.scale,
             world_size=world_size,
         )
+        proven = sorted(self.steps)
+        # Two more passes each: the first of the proven steps, a drawn one and the last are enough.
+        self._crossed = {proven[at] for at in (0, len(proven) // 2, -1) if proven}
+        self._cross: CrossReplay | None = None
+        if proof.peer_loss is not None and world_size >= RANKS:
+            self._cross = CrossReplay(proof.model, named, proof.peer_loss)
         self._pass: EnginePass | None = None
 
     @property
@@ -128,10 +139,13 @@ class StepProver:
         replay = Replay(model, self._parameters, lambda: local_loss(index), randomness)
         local, own = replay.gradients()
         differing, kernels = replay.find_differences(engine, own)
-        return {
+        fields = {
             "replayed": len(own),
             "differing": [self._names[at] for at in differing[:MOST_NAMES]],
             "differing_count": len(differing),
             "nondeterministic": kernels,
             "gradients": self._probe.compare(local),
         }
+        if self._cross is not None and index in self._crossed:
+            fields["cross"] = self._cross.compare(index, randomness, own)
+        return fields

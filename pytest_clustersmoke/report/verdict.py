@@ -26,7 +26,15 @@ from ..evidence.run_record import PhaseRecord, ProofRecord, RunRecord
 # requires: the proofs that training is correct, and the result itself. The sentence names those of
 # OF_PROGRAM that could not be judged.
 ALWAYS_REQUIRED = frozenset({"gradients", "data", "checkpoint", RESULT})
-OF_PROGRAM = ("replay", "replicas", "samples", "precision", "data", "gradients")
+OF_PROGRAM = (
+    "replay",
+    "cross_replay",
+    "replicas",
+    "samples",
+    "precision",
+    "data",
+    "gradients",
+)
 EXIT_INCONCLUSIVE = 6  # pytest itself uses 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
 PROVEN, NOT_PROVEN = "PROVEN", "NOT PROVEN"  # verdicts on gates, of --cluster-prove

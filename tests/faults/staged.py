@@ -9,7 +9,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.table import BEHIND, CRITERIA, UNMEASURED, Fault
-from tests.faults.table.model import DATA, REPLICAS, STEP_LIMIT_S
+from tests.faults.table.model import DATA, OTHERS, REPLICAS, STEP_LIMIT_S
 from tests.support.harness import PROGRAMS, Outcome, Suite
 from tests.support.waiting import PATIENCE_S
 
@@ -73,8 +73,9 @@ def _check_criteria(fault: Fault, outcome: Outcome, record: Recorder) -> None:
     """Exactly the row's criteria failed, and name its rank."""
     assert outcome.ret == 1, outcome.output
     assert outcome.record()["verdict"] == "UNFIT"
-    single = {BEHIND, REPLICAS, DATA} if fault.nodes * fault.ranks_per_node == 1 else set()
-    skipped = (UNMEASURED | fault.skipped | single) - fault.failed
+    ranks = fault.nodes * fault.ranks_per_node
+    few = ({BEHIND, REPLICAS, DATA} if ranks == 1 else set()) | ({OTHERS} if ranks < 3 else set())
+    skipped = (UNMEASURED | fault.skipped | few) - fault.failed
     green = CRITERIA - fault.failed - skipped
     assert _criteria_by_result(fault, outcome) == {
         "passed": green,

@@ -93,6 +93,33 @@ class CorruptedGradient(Staging):
         self.parameters[0].register_hook(corrupt)
 
 
+class AlwaysWrong(Staging):
+    """Makes the first number of each linear layer's output half as large again, in every pass.
+
+    The other ranks do the same work with a factor of one, so that the rank is not slower than they.
+    """
+
+    def before_step(self, index: int, count: int) -> None:
+        if index:
+            return
+        if not self.has_peer_loss:
+            raise cannot_stage("the program gave rank.steps no proof with a peer_loss")
+        import torch
+
+        factor = 1.5 if self.chosen else 1.0
+
+        def spoil(module: Any, _inputs: Any, output: Any) -> Any:
+            if not isinstance(module, torch.nn.Linear):
+                return None
+            if self.chosen:
+                self.stage()
+            scaled = output.clone()
+            scaled.view(-1)[0] *= factor
+            return scaled
+
+        torch.nn.modules.module.register_module_forward_hook(spoil)
+
+
 class FlippedWeight(Staging):
     """Flips the highest bit of the mantissa of one weight, as an error of the memory would."""
 
@@ -186,6 +213,7 @@ STAGINGS: dict[str, type[Staging]] = {
     "no-gradient-sync-zero": NoSyncZero,
     "gradient-flipped": Flipped,
     "gradient-corrupted": CorruptedGradient,
+    "always-wrong": AlwaysWrong,
     "weight-flipped": FlippedWeight,
     "loss-nan": NanInput,
     "loss-flat": Flat,

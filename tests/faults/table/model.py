@@ -35,6 +35,7 @@ RELOAD = "test_reloaded_checkpoint_equals_the_saved"
 FINITE = "test_loss_is_finite_on_every_rank"
 FALLS = "test_loss_over_all_ranks_falls"
 REPEATED = "test_repeated_steps_give_the_same_gradients"
+OTHERS = "test_other_ranks_compute_the_same_gradients"  # skips with fewer than three ranks
 REPLICAS = "test_replicas_stay_equal"
 DATA = "test_ranks_train_on_their_own_data"
 PRECISION = "test_precision_is_the_one_declared"
@@ -56,6 +57,7 @@ CRITERIA = UNMEASURED | {
     FALLS,
     GRADIENTS,
     REPEATED,
+    OTHERS,
     REPLICAS,
     DATA,
     PRECISION,

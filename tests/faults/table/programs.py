@@ -13,6 +13,7 @@ from tests.faults.table.model import (
     FINITE,
     GRADIENTS,
     HANG_WITHIN_S,
+    OTHERS,
     RELOAD,
     REPEATED,
     REPLICAS,
@@ -134,6 +135,17 @@ PROGRAMS = (
         skipped=frozenset({GRADIENTS}),
         words=("rank 1 (local0) on ", "disagrees with itself: repeated from the same state"),
         rank=1,
+    ),
+    # It agrees with itself; two of four ranks that repeat its pass do not agree with it.
+    Fault(
+        "same_wrong_answer_each_time",
+        "always_wrong.py",
+        "gradients",
+        frozenset({OTHERS}),
+        words=("rank 1 (local0) on ", "is outvoted by ranks", "in the same way each time"),
+        rank=1,
+        nodes=2,
+        slow=True,
     ),
     Fault(
         "samples_overstated",

@@ -1,0 +1,154 @@
+"""Lets two other ranks repeat each rank's pass: one that is always wrong in the same way shows.
+
+A device that gives the same wrong answer each time agrees with itself. So each rank also repeats
+the passes of the next two ranks, from their batches and random states. Three ranks then have the
+same pass, and two that agree outvote the third. All ranks hold the same parameters and compute with
+the same kernels; where they do not, nothing is compared, and the reason is recorded.
+
+A difference counts only if it is there again with kernels that add in a fixed order, and with the
+buffers of rank 0: buffers such as the running mean of a batch norm differ between healthy ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..text import plural
+from .device import name_device
+from .replay import MOST_NAMES, Randomness, Replay, deterministic_kernels, fingerprint
+
+CHECKERS = 2  # how many other ranks repeat a rank's pass
+RANKS = CHECKERS + 1
+MOST_WORDS = 200
+
+
+class CrossReplay:
+    """Call `compare` on all ranks at the same steps.
+
+    `named` are the trained parameters of `model`. `loss_of(index, rank)` computes, with the bare
+    model, the loss of that rank's batch of step `index`, or yields those of its micro batches.
+    """
+
+    def __init__(
+        self, model: Any, named: list[tuple[str, Any]], loss_of: Callable[[int, int], Any]
+    ) -> None:
+        self._model = model
+        self._names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self._loss_of = loss_of
+
+    def compare(self, index: int, randomness: Randomness, own: list[int]) -> dict[str, Any]:
+        """Compare the three results for each rank's pass of step `index`; for the `proof` event,
+        those for this rank's: who had them, who is alone with another one, and which parameters
+        differ.
+
+        `own` are the fingerprints of this rank's repeated pass, `randomness` its random state.
+        """
+        import torch.distributed as dist
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if reason := self._find_obstacle():
+            return {"not_measured": reason}
+        states: list[Any] = [None] * size
+        dist.all_gather_object(states, randomness)
+        passes = [
+            Replay(
+                self._model,
+                self._parameters,
+                lambda other=other: self._loss_of(index, other),  # type: ignore[misc]
+                states[other],
+            )
+            for other in ((rank + by) % size for by in range(RANKS))
+        ]
+        kernels: list[str] = []
+        results = self._gather([own, *(other.prints() for other in passes[1:])])
+        if bool((results != results[:, :1]).any()):
+            with passes[0].as_before(), deterministic_kernels() as kernels:
+                self._take_buffers()
+                results = self._gather([repeated.prints() for repeated in passes])
+        differing = (results[rank] != results[rank, :1]).any(dim=0).nonzero().flatten().tolist()
+        members = [(rank - by) % size for by in range(RANKS)]
+        alone = find_alone(results[rank].tolist())
+        return {
+            "checkers": members[1:],
+            "compared": len(self._names),
+            "alone": None if alone is None else members[alone],
+            "differing": [self._names[at] for at in differing[:MOST_NAMES]],
+            "differing_count": len(differing),
+            "nondeterministic": kernels,
+        }
+
+    def _find_obstacle(self) -> str:
+        """Why the results of healthy ranks need not be equal; the same on all ranks."""
+        import torch
+        import torch.distributed as dist
+
+        described: list[Any] = [None] * dist.get_world_size()
+        device = self._parameters[0].device
+        dist.all_gather_object(
+            described, (describe_kernels(device), describe_choice(self._model, device))
+        )
+        kinds = sorted({kernels for kernels, _ in described})
+        if len(kinds) > 1:
+            return f"the ranks compute with {' and with '.join(kinds)}"[:MOST_WORDS]
+        if choice := next((choice for _, choice in described if choice), ""):
+            return f"{choice}, so each rank may compute with kernels of its own"
+        prints = torch.stack([fingerprint(parameter) for parameter in self._parameters])
+        # ~ reverses the order, so one reduction gives the largest and the smallest.
+        bounds = torch.stack([prints, ~prints])
+        dist.all_reduce(bounds, dist.ReduceOp.MAX)
+        equal = torch.equal(bounds[0], ~bounds[1])
+        return "" if equal else "the ranks hold different parameters"
+
+    def _gather(self, prints: list[list[int]]) -> Any:
+        """`prints` of the passes of this rank and of the next two -> the three results for each
+        rank's pass: its own, that of the rank before it, that of the one before that; of shape
+        (ranks, 3, parameters)."""
+        import torch
+        import torch.distributed as dist
+
+        table = torch.tensor(prints, dtype=torch.int64, device=self._parameters[0].device)
+        everyone = [torch.zeros_like(table) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, table)
+        tables = torch.stack(everyone)
+        return torch.stack([tables[:, by].roll(by, 0) for by in range(RANKS)], dim=1)
+
+    def _take_buffers(self) -> None:
+        """Take the buffers of rank 0; the caller restores this rank's own."""
+        import torch.distributed as dist
+
+        for buffer in self._model.buffers():
+            value = buffer.detach().clone().contiguous()
+            dist.broadcast(value, 0)
+            buffer.data.copy_(value)
+
+
+def describe_kernels(device: Any) -> str:
+    """The hardware and the libraries that decide which kernels compute."""
+    import torch
+
+    parts = [name_device(device), f"torch {torch.__version__}"]
+    if device.type == "cuda":
+        return ", ".join([*parts, f"cuDNN {torch.backends.cudnn.version()}"])
+    return ", ".join([*parts, plural(torch.get_num_threads(), "thread")])
+
+
+def describe_choice(model: Any, device: Any) -> str:
+    """What chooses kernels by timing them; empty if nothing does."""
+    import torch
+
+    if device.type == "cuda" and torch.backends.cudnn.benchmark:
+        return "torch.backends.cudnn.benchmark is on"
+    compiled = ("_orig_mod", "_compiled_call_impl")
+    if any(getattr(module, name, None) for module in model.modules() for name in compiled):
+        return "the model is compiled"
+    return ""
+
+
+def find_alone(results: list[Any]) -> int | None:
+    """Which of three results differs from the two others, which are equal; None if all are equal or
+    all differ."""
+    first, second, third = results
+    equal = (second == third, first == third, first == second)
+    return equal.index(True) if sum(equal) == 1 else None
