@@ -3,9 +3,11 @@
 Trains a small MLP under DistributedDataParallel again and again. In each trial one rank's matrix
 products go wrong from a random step on, each with a given probability; nothing else is touched.
 Counts the trials that corruption really hit, those found, and those in which exactly that rank was
-named; and clean trials in which anything was found.
+named; and clean trials in which anything was found. With three ranks or more, another kind of trial
+makes one rank's products wrong in the same way each time, which only the other ranks can see.
 
     torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py
+    torchrun --standalone --nproc_per_node=4 benchmarks/corruption.py --trials 0 --same 40
     torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py --trials 100 --clean 300
 """
 
@@ -24,6 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_clustersmoke.criteria.outvoted_ranks import Vote, find_outvoted, read_vote
 from pytest_clustersmoke.rank import Proof, Rank
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "smoke_tests"))
@@ -60,19 +63,27 @@ CLASSES: dict[str, Callable[[torch.Tensor, random.Random], None]] = {
 }
 
 
+# Not by chance: 32 values side by side, at a place and by a factor that the shape decides.
+SAME = "same-each-time"
+
+
 class Corruption(TorchDispatchMode):
     """Spoils the result of a matrix product with probability `share`, once `active`."""
 
     def __init__(self, kind: str, share: float, seed: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.active, self.hits, self.calls = False, 0, 0
-        self._kind, self._share, self._draw = kind, share, random.Random(seed)
+        self._kind, self._share, self._seed, self._draw = kind, share, seed, random.Random(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if self.active and func in PRODUCTS:
             self.calls += 1
-            if self._draw.random() < self._share:
+            if self._kind == SAME:
+                self.hits += 1
+                place = f"{self._seed} {func} {tuple(output.shape)}"
+                spoil_neighbours(output, random.Random(place))
+            elif self._draw.random() < self._share:
                 self.hits += 1
                 names = sorted(CLASSES)
                 kind = self._draw.choice(names) if self._kind == "mixed" else self._kind
@@ -100,7 +111,13 @@ def train(rank: Rank, seed: int, corruption: Corruption | None, begins: int) -> 
     model: nn.Module = build_model(WIDTH)
     engine, data = DistributedDataParallel(model), Teacher(WIDTH, BATCH, rank.rank, rank.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    proof = Proof(model, local_loss=lambda index: loss_of(model, data.batch(index)))
+
+    def loss_on(index: int, other: int) -> torch.Tensor:
+        return loss_of(model, Teacher(WIDTH, BATCH, other, rank.device).batch(index))
+
+    proof = Proof(
+        model, local_loss=lambda index: loss_of(model, data.batch(index)), peer_loss=loss_on
+    )
     for step in rank.steps(STEPS, samples_per_rank=BATCH, proof=proof):
         if corruption is not None and step.index == begins:
             corruption.active = True
@@ -121,10 +138,25 @@ def find(recorder: Recorder) -> tuple[bool, bool, bool]:
     replicas = [fields for name, fields in recorder.events if name == "replicas"]
     apart = any(not fields["equal"] for fields in replicas)
     unsynced = any(not fields["gradients"]["synced"] for fields in proofs)
+    crossed = any(fields.get("cross", {}).get("differing_count") for fields in proofs)
     watch = next(fields for name, fields in recorder.events if name == "gradient_watch")
     losses = next(fields for name, fields in recorder.events if name == "losses")
     finite = watch["not_finite_at"] is None and losses["local_finite"]
-    return own, own or apart or unsynced, not finite
+    return own, own or apart or unsynced or crossed, not finite
+
+
+def read_votes(rank: Rank, recorder: Recorder) -> list[Vote]:
+    """The votes on the passes of all ranks."""
+    proofs = [fields for name, fields in recorder.events if name == "proof"]
+    everyone = gather(
+        rank, [(fields["step"], fields["cross"]) for fields in proofs if "cross" in fields]
+    )
+    votes = [
+        read_vote(rank.world_size, owner, step, cross)
+        for owner, records in enumerate(everyone)
+        for step, cross in records
+    ]
+    return [vote for vote in votes if vote is not None]
 
 
 def gather(rank: Rank, value: Any) -> list[Any]:
@@ -158,6 +190,31 @@ def run_trials(rank: Rank, kind: str, share: float, trials: int) -> str:
     )
 
 
+def run_same(rank: Rank, trials: int) -> str:
+    """Trials in which a rank is always wrong in the same way: the guilty one agrees with itself,
+    is among those outvoted, or is the only one of these."""
+    hit = itself = found = named = 0
+    for trial in range(trials):
+        draw = random.Random(f"{SAME} {trial}")
+        guilty, begins = draw.randrange(rank.world_size), draw.randrange(STEPS)
+        corruption = Corruption(SAME, 1.0, f"{SAME} {trial}")
+        if rank.rank == guilty:
+            with corruption:
+                recorder = train(rank, trial, corruption, begins)
+        else:
+            recorder = train(rank, trial, None, begins)
+        outvoted = sorted(find_outvoted(read_votes(rank, recorder)))
+        results = gather(rank, (find(recorder)[0], corruption.hits))
+        hit += any(hits for _, hits in results)
+        itself += not any(own for own, _ in results)
+        found += bool(outvoted)
+        named += outvoted == [guilty]
+    low, high = wilson(named, hit)
+    return (
+        f"| {SAME} | {hit} of {trials} | {itself} | {found} | {named} ({low:.0%} to {high:.0%}) |"
+    )
+
+
 def wilson(count: int, total: int) -> tuple[float, float]:
     """The 95 % interval of a share (Wilson, 1927)."""
     if not total:
@@ -172,6 +229,9 @@ def wilson(count: int, total: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=20, help="per class and probability")
+    parser.add_argument(
+        "--same", type=int, default=0, help=f"trials of {SAME}, three ranks or more"
+    )
     parser.add_argument("--clean", type=int, default=60, help="trials without corruption")
     parser.add_argument("--shares", type=float, nargs="+", default=[1.0, 0.1, 0.01])
     args = parser.parse_args()
@@ -184,9 +244,13 @@ def main() -> None:
             results = gather(rank, find(train(rank, trial, None, 0)))
             alarms += any(anything for _, anything, _ in results)
         print_once(f"clean: something was found in {alarms} of {args.clean} trials\n", flush=True)
-        print_once("| class | share of products | hit | found | right rank named | NaN |")
-        print_once("|---|---|---|---|---|---|")
-        for share in args.shares:
+        if args.same:
+            print_once("| class | hit | agreed with itself | outvoted | right rank named |")
+            print_once(f"|---|---|---|---|---|\n{run_same(rank, args.same)}", flush=True)
+        if args.trials:
+            print_once("| class | share of products | hit | found | right rank named | NaN |")
+            print_once("|---|---|---|---|---|---|")
+        for share in args.shares if args.trials else ():
             for kind in [*CLASSES, "mixed"]:
                 line = run_trials(rank, kind, share, args.trials)
                 print_once(line, flush=True)
