@@ -7,7 +7,7 @@ named; and clean trials in which anything was found. With three ranks or more, a
 makes one rank's products wrong in the same way each time, which only the other ranks can see.
 
     torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py
-    torchrun --standalone --nproc_per_node=4 benchmarks/corruption.py --trials 0 --same 40
+    torchrun --standalone --nproc_per_node=4 benchmarks/corruption.py --trials 0 --same 100
     torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py --trials 100 --clean 300
 """
 
