@@ -40,8 +40,8 @@ class CrossReplay:
 
     def compare(self, index: int, randomness: Randomness, own: list[int]) -> dict[str, Any]:
         """Compare the three results for each rank's pass of step `index`; for the `proof` event,
-        those for this rank's: who had them, who is alone with another one, and which parameters
-        differ.
+        those for this rank's: who had them, who is alone with another one, which parameters differ,
+        and whether the ranks had to compute them `again`, with deterministic kernels.
 
         `own` are the fingerprints of this rank's repeated pass, `randomness` its random state.
         """
@@ -63,7 +63,8 @@ class CrossReplay:
         ]
         kernels: list[str] = []
         results = self._gather([own, *(other.prints() for other in passes[1:])])
-        if bool((results != results[:, :1]).any()):
+        again = bool((results != results[:, :1]).any())
+        if again:
             with passes[0].as_before(), deterministic_kernels() as kernels:
                 self._take_buffers()
                 results = self._gather([repeated.prints() for repeated in passes])
@@ -77,6 +78,7 @@ class CrossReplay:
             "differing": [self._names[at] for at in differing[:MOST_NAMES]],
             "differing_count": len(differing),
             "nondeterministic": kernels,
+            "again": again,
         }
 
     def _find_obstacle(self) -> str:
