@@ -43,6 +43,7 @@ class SftTrainer(transformers.Trainer):
     """Trainer that records each step: its loss, its rows, and the end of this rank's own work."""
 
     step_log: StepLog
+    train_dataset: Any
     model: Any  # the bare one; `model_wrapped` is under DDP
 
     def __init__(self, **options: Any) -> None:
@@ -67,6 +68,14 @@ class SftTrainer(transformers.Trainer):
     def local_loss(self, index: int) -> torch.Tensor:
         """The loss of this step's batch with the bare model, so that DDP does not run."""
         return self.loss_of(self.batch)
+
+    def peer_loss(self, index: int, rank: int) -> torch.Tensor:
+        """The loss of another rank's batch of this step; all ranks call it together."""
+        rows: list[Any] = [None] * self.args.world_size
+        torch.distributed.all_gather_object(rows, self.rows[-1].tolist())
+        batch = self.data_collator([self.train_dataset[row] for row in rows[rank]])
+        batch.pop("row")
+        return self.loss_of(self._prepare_inputs(batch))
 
     def loss_of(self, batch: Batch) -> torch.Tensor:
         with self.accelerator.autocast():

@@ -96,6 +96,7 @@ def train(args: argparse.Namespace, rank: Rank, model: Any, trainer: Any) -> dic
             local_loss=trainer.local_loss,
             precision=args.precision,
             optimizer=lambda: trainer.optimizer,
+            peer_loss=trainer.peer_loss,
         ),
     )
     log.start()

@@ -25,7 +25,7 @@ PHASES = {
 NODES = {"zero1_4node": 4, "lora_sft_2node": 2, "allreduce_multinode": 4}
 # Judged where the program gives `peer_loss`, with three ranks or more: two give no majority.
 OTHER_RANKS = "test_other_ranks_compute_the_same_gradients"
-WITH_MAJORITY = {"zero1_4node"}
+WITH_MAJORITY = {"zero1_4node", "lora_sft_2node"}
 # The only criteria that may be skipped without a GPU and without references.
 SKIPPABLE = {
     "test_throughput_meets_the_reference",
