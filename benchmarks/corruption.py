@@ -1,23 +1,30 @@
-"""How often proven steps find a rank that computes wrongly, and name it.
+"""How often proven steps, or a twin run, find a rank that computes wrongly, and name it.
 
 Trains a small MLP under DistributedDataParallel again and again. In each trial one rank's matrix
 products go wrong from a random step on, each with a given probability; nothing else is touched.
-Counts the trials that corruption really hit, those found, and those in which exactly that rank was
-named; and clean trials in which anything was found. With three ranks or more, another kind of trial
-makes one rank's products wrong in the same way each time, which only the other ranks can see.
+With `--proof twin` one product of step 10 goes wrong as well, or one bit of a weight or of a moment
+is flipped, all in the first of the two passes or from there on. Counts the trials that corruption
+really hit, those found, and those in which exactly that rank was named; and clean trials in which
+anything was found. With three ranks or more, another kind of trial makes one rank's products wrong
+in the same way each time, which only the other ranks can see.
 
     torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py
     torchrun --standalone --nproc_per_node=4 benchmarks/corruption.py --trials 0 --same 100
     torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py --trials 100 --clean 300
+    torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py --proof twin \\
+        --shares 0.1 0.01 0.001
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import random
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_clustersmoke.criteria.outvoted_ranks import Vote, find_outvoted, read_vote
+from pytest_clustersmoke.criteria.twin_run import find_first, find_guilty
 from pytest_clustersmoke.rank import Proof, Rank
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "smoke_tests"))
@@ -68,10 +76,12 @@ SAME = "same-each-time"
 
 
 class Corruption(TorchDispatchMode):
-    """Spoils the result of a matrix product with probability `share`, once `active`."""
+    """Spoils the result of a matrix product with probability `share`, once `active`, and `most`
+    products in all."""
 
-    def __init__(self, kind: str, share: float, seed: str) -> None:
+    def __init__(self, kind: str, share: float, seed: str, most: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._most = most
         self.active, self.hits, self.calls = False, 0, 0
         self._kind, self._share, self._seed, self._draw = kind, share, seed, random.Random(seed)
 
@@ -83,12 +93,29 @@ class Corruption(TorchDispatchMode):
                 self.hits += 1
                 place = f"{self._seed} {func} {tuple(output.shape)}"
                 spoil_neighbours(output, random.Random(place))
-            elif self._draw.random() < self._share:
+            elif self.hits != self._most and self._draw.random() < self._share:
                 self.hits += 1
                 names = sorted(CLASSES)
                 kind = self._draw.choice(names) if self._kind == "mixed" else self._kind
                 CLASSES[kind](output, self._draw)
         return output
+
+
+class Flip:
+    """Flips one bit of a weight or of a moment before a step of the first pass."""
+
+    def __init__(self, kind: str, seed: str) -> None:
+        self.kind, self.hits = kind, 0
+        self._draw = random.Random(seed)
+
+    def strike(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        weight = self._draw.choice(list(model.parameters()))
+        moment = self._draw.choice(["exp_avg", "exp_avg_sq"])
+        tensor = weight.data if self.kind == "weight" else optimizer.state[weight][moment]
+        at, bit = self._draw.randrange(tensor.numel()), self._draw.randrange(32)
+        # int32 has no bit 31 of its own to shift to: it is the sign.
+        tensor.view(-1).view(torch.int32)[at] ^= 1 << bit if bit < 31 else -(1 << 31)
+        self.hits += 1
 
 
 class Recorder:
@@ -101,7 +128,7 @@ class Recorder:
         self.events.append((name, fields))
 
 
-def train(rank: Rank, seed: int, corruption: Corruption | None, begins: int) -> Recorder:
+def train(rank: Rank, seed: int, fault: Corruption | Flip | None, begins: int) -> Recorder:
     from teacher import Teacher
     from train_mlp import build_model, loss_of
 
@@ -111,16 +138,22 @@ def train(rank: Rank, seed: int, corruption: Corruption | None, begins: int) -> 
     model: nn.Module = build_model(WIDTH)
     engine, data = DistributedDataParallel(model), Teacher(WIDTH, BATCH, rank.rank, rank.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    twin = rank._environment.proof == "twin"
 
     def loss_on(index: int, other: int) -> torch.Tensor:
         return loss_of(model, Teacher(WIDTH, BATCH, other, rank.device).batch(index))
 
     proof = Proof(
-        model, local_loss=lambda index: loss_of(model, data.batch(index)), peer_loss=loss_on
+        model,
+        local_loss=lambda index: loss_of(model, data.batch(index)),
+        peer_loss=loss_on,
+        optimizer=optimizer if twin else None,
     )
     for step in rank.steps(STEPS, samples_per_rank=BATCH, proof=proof):
-        if corruption is not None and step.index == begins:
-            corruption.active = True
+        if isinstance(fault, Corruption) and step.index >= begins:
+            fault.active = True
+        elif isinstance(fault, Flip) and step.index == begins and not fault.hits:
+            fault.strike(model, optimizer)
         optimizer.zero_grad(set_to_none=True)
         loss = loss_of(engine, data.batch(step.index))
         loss.backward()
@@ -157,6 +190,15 @@ def read_votes(rank: Rank, recorder: Recorder) -> list[Vote]:
         for step, cross in records
     ]
     return [vote for vote in votes if vote is not None]
+
+
+def find_in_twin(rank: Rank, recorder: Recorder) -> tuple[bool, list[int]]:
+    """Whether the twin run found anything, and the ranks that the criterion names."""
+    record = next(fields for name, fields in recorder.events if name == "twin")
+    firsts = dict(enumerate(gather(rank, find_first(record))))
+    differing = {at: first for at, first in firsts.items() if first is not None}
+    guilty = find_guilty(differing) if differing else []
+    return bool(differing), guilty if len(guilty) <= rank.world_size / 2 else []
 
 
 def gather(rank: Rank, value: Any) -> list[Any]:
@@ -215,6 +257,41 @@ def run_same(rank: Rank, trials: int) -> str:
     )
 
 
+def run_twins(rank: Rank, kind: str, make: Callable[[str], Corruption | Flip], trials: int) -> str:
+    """Trials of one kind in which the loop is trained twice."""
+    hit = found = named = 0
+    for trial in range(trials):
+        draw = random.Random(f"{kind} {trial}")
+        guilty, fault = draw.randrange(rank.world_size), make(f"{kind} {trial}")
+        begins = 9 if kind == "once" else draw.randrange(1, STEPS)
+        is_guilty = rank.rank == guilty
+        with fault if is_guilty and isinstance(fault, Corruption) else nullcontext():
+            recorder = train(rank, trial, fault if is_guilty else None, begins)
+        anything, names = find_in_twin(rank, recorder)
+        if not sum(gather(rank, fault.hits)):
+            continue
+        hit += 1
+        found += anything
+        named += names == [guilty]
+    low, high = wilson(named, hit)
+    return f"| {kind} | {hit} of {trials} | {found} | {named} ({low:.0%} to {high:.0%}) |"
+
+
+def compare_twins(rank: Rank, args: argparse.Namespace, tell: Callable[..., Any]) -> None:
+    """The table of `--proof twin`."""
+    rank._environment = dataclasses.replace(rank._environment, proof="twin")
+    alarms = sum(find_in_twin(rank, train(rank, trial, None, 0))[0] for trial in range(args.clean))
+    tell(f"clean: something was found in {alarms} of {args.clean} trials\n", flush=True)
+    tell("| what goes wrong | hit | found | right rank named |\n|---|---|---|---|")
+    kinds: dict[str, Callable[[str], Corruption | Flip]] = {
+        f"{share:g} of all products": partial(Corruption, "mixed", share) for share in args.shares
+    }
+    kinds["once"] = partial(Corruption, "mixed", 1.0, most=1)
+    kinds |= {f"bit of a {state}": partial(Flip, state) for state in ("weight", "moment")}
+    for kind, make in kinds.items():
+        tell(run_twins(rank, kind, make, args.trials), flush=True)
+
+
 def wilson(count: int, total: int) -> tuple[float, float]:
     """The 95 % interval of a share (Wilson, 1927)."""
     if not total:
@@ -234,11 +311,16 @@ def main() -> None:
     )
     parser.add_argument("--clean", type=int, default=60, help="trials without corruption")
     parser.add_argument("--shares", type=float, nargs="+", default=[1.0, 0.1, 0.01])
+    parser.add_argument("--proof", choices=("sampled", "twin"), default="sampled")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with Rank.start() as rank:
         print_once = print if rank.is_main else lambda *_, **__: None
         writer = rank._events
+        if args.proof == "twin":
+            compare_twins(rank, args, print_once)
+            rank._events = writer
+            return
         alarms = 0
         for trial in range(args.clean):
             results = gather(rank, find(train(rank, trial, None, 0)))

@@ -69,7 +69,7 @@ class Trainer:
             warmup=WARMUP,
             proof=self._proof if proof else None,
         ):
-            prover = step._log._prover
+            prover = getattr(step._log, "_prover", None)
             begin = self._now()
             self._optimizer.zero_grad(set_to_none=True)
             loss = self._loss_of(self._engine, self._data.batch(step.index))

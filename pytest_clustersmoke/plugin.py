@@ -40,8 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="PHASE.KEY=VALUE",
-        help="override one value of a phase: nodes, gpus_per_node, timeout_s, args.X, slurm.X, "
-        "env.X or stage_limits_s.X (may be repeated)",
+        help="override one value of a phase: nodes, gpus_per_node, timeout_s, proof, args.X, "
+        "slurm.X, env.X or stage_limits_s.X (may be repeated)",
     )
     group.addoption(
         "--cluster-prove",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from pytest_clustersmoke.rank import Rank, StepLog
+from pytest_clustersmoke.rank import Rank, StepLog, TwinLog
 from sft_data import Batch
 
 
@@ -42,7 +42,7 @@ def open_group(args: argparse.Namespace, rank: Rank) -> transformers.TrainingArg
 class SftTrainer(transformers.Trainer):
     """Trainer that records each step: its loss, its rows, and the end of this rank's own work."""
 
-    step_log: StepLog
+    step_log: StepLog | TwinLog
     train_dataset: Any
     model: Any  # the bare one; `model_wrapped` is under DDP
 
@@ -51,6 +51,13 @@ class SftTrainer(transformers.Trainer):
         self.add_callback(StepEnd(self))
         self.model_accepts_loss_kwargs = False  # newer versions would scale our loss, a mean
         self.rows: list[torch.Tensor] = []
+
+    def train_anew(self) -> None:
+        """Train with an optimizer, a scheduler and a DDP of this pass."""
+        self.rows.clear()
+        self.optimizer = self.lr_scheduler = None
+        self.model_wrapped = self.model
+        self.train()
 
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
         self.rows.append(inputs.pop("row"))

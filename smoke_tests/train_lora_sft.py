@@ -87,7 +87,7 @@ def state_of(model: Any, rank: Rank) -> dict[str, Any]:
 
 def train(args: argparse.Namespace, rank: Rank, model: Any, trainer: Any) -> dict[str, float]:
     """Train and record each step; returns this rank's metrics."""
-    log = trainer.step_log = rank.step_log(
+    log = rank.step_log(
         args.max_steps,
         samples_per_rank=args.micro_batch,
         tokens_per_rank=args.micro_batch * args.seq_len,  # padding included
@@ -99,9 +99,9 @@ def train(args: argparse.Namespace, rank: Rank, model: Any, trainer: Any) -> dic
             peer_loss=trainer.peer_loss,
         ),
     )
-    log.start()
-    trainer.train()
-    return log.finish()
+    for trainer.step_log in log.passes():  # one, or two in a twin run
+        trainer.train_anew()
+    return log.metrics
 
 
 def write_results(

@@ -27,8 +27,9 @@ OWN_FILE = re.compile(
     r"(?<![\w/-])((?:benchmarks|pytest_clustersmoke|smoke_tests|tests)/[\w./-]*\w)"
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-# Criteria that need a GPU, references, a past, or other ranks.
+# Criteria that need a GPU, references, a past, other ranks, or `proof: twin`.
 SKIPPABLE = {
+    "test_twin_run_gives_the_same_bits",
     "test_metrics_are_as_in_the_past",
     "test_each_gpu_is_as_fast_as_it_was",
     "test_other_references_are_met",

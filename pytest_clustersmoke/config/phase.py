@@ -18,7 +18,16 @@ from .marker import Marked, size_mark
 from .profile import EnvBlock, Profile
 
 DEFAULT = "default"  # the source of a value that no file states
-SET_KEYS = ("nodes", "gpus_per_node", "timeout_s", "args.X", "slurm.X", "env.X", "stage_limits_s.X")
+SET_KEYS = (
+    "nodes",
+    "gpus_per_node",
+    "timeout_s",
+    "proof",
+    "args.X",
+    "slurm.X",
+    "env.X",
+    "stage_limits_s.X",
+)
 COMMAND_LINE = "--cluster-set"
 # Time for a job to take dumps, end its ranks and write its results, with a margin.
 WIND_UP_S = 60.0
@@ -70,6 +79,7 @@ class Phase:
     env_unset: Mapping[str, Sourced] = field(default_factory=dict)
     stage_limits_s: Mapping[str, Sourced] = field(default_factory=dict)
     small: Mapping[str, Sourced] = field(default_factory=dict)  # arguments that train in seconds
+    proof: Sourced = Sourced("sampled", DEFAULT)
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
     writes_gib: float = 0.0  # its checkpoint
     staged: Staged | None = None  # set only by --cluster-prove
@@ -184,7 +194,7 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
         slurm=_with_sources(profile, ("slurm",), profile.slurm),
         stage_limits_s=_with_sources(profile, ("stage_limits_s",), dict(profile.stage_limits_s)),
     )
-    for key in ("nodes", "gpus_per_node", "timeout_s", "proof_steps"):
+    for key in ("nodes", "gpus_per_node", "timeout_s", "proof", "proof_steps"):
         value = getattr(chosen, key)
         if value is not None:
             phase = _replace_value(phase, key, Sourced(value, profile.where(*here, key)))

@@ -170,6 +170,11 @@ class PhaseSettings(f.Section):
     nodes: f.Count | None = Field(default=None, description="nodes of the job")
     gpus_per_node: f.Count | None = Field(default=None, description="GPUs, and so ranks, per node")
     timeout_s: f.Seconds | None = Field(default=None, description="how long the phase may run")
+    proof: Literal["sampled", "twin"] | None = Field(
+        default=None,
+        description="what is proven of the training: some steps (`sampled`), or also all again "
+        "(`twin`), in twice the time",
+    )
     proof_steps: f.Count | None = Field(
         default=None,
         description="steps to be proven besides the first and the last, drawn at random (3)",

@@ -26,7 +26,7 @@ from ..evidence.gpu_model import ANY_GPU, is_gpu_model
 from ..evidence.interfaces import find_unmatched_interfaces
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from . import finite_values, gpu_past, outvoted_ranks, stragglers, training_proofs
+from . import finite_values, gpu_past, outvoted_ranks, stragglers, training_proofs, twin_run
 from .transport_sides import Transports
 
 # The loss must fall by this share from its first steps to its last: the programs' data is
@@ -189,6 +189,10 @@ class Trained(Started):
     def test_other_ranks_compute_the_same_gradients(self, phase: PhaseView) -> None:
         """Two other ranks, repeating a rank's pass from the same state, get the same bits."""
         outvoted_ranks.check_cross_replay(phase)
+
+    def test_twin_run_gives_the_same_bits(self, phase: PhaseView) -> None:
+        """Under `proof: twin`, the loop trained again from the same state gives the same bits."""
+        twin_run.check_twin(phase)
 
     def test_replicas_stay_equal(self, phase: PhaseView) -> None:
         """All ranks hold the same parameters throughout the training."""

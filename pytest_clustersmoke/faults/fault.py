@@ -49,6 +49,7 @@ class Fault:
     slurm: Mapping[str, Any] = field(default_factory=dict)
     stage_limits_s: Mapping[str, float] = field(default_factory=dict)
     timeout_s: float | None = None
+    proof: str = ""  # in place of the phase's
     setup: tuple[str, ...] = ()
     python_flags: str = ""
     slower_than_baseline: bool = False  # its reference is the throughput without the fault

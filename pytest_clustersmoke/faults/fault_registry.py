@@ -11,6 +11,7 @@ FALLS = "test_loss_over_all_ranks_falls"
 GRADIENTS = "test_gradients_are_in_sync"
 REPEATED = "test_repeated_steps_give_the_same_gradients"
 OTHERS = "test_other_ranks_compute_the_same_gradients"
+TWIN = "test_twin_run_gives_the_same_bits"
 REPLICAS = "test_replicas_stay_equal"
 RELOAD = "test_reloaded_checkpoint_equals_the_saved"
 THROUGHPUT = "test_throughput_meets_the_reference"
@@ -94,7 +95,7 @@ TRAINING = (
         "the sign of one parameter's gradient is flipped on one rank after the reduction",
         "rank",
         frozenset({GRADIENTS}),
-        follows=frozenset({REPLICAS, RELOAD}),
+        follows=frozenset({REPLICAS, RELOAD, TWIN}),
         blames=ALONE,
         ranks=2,
         trains=True,
@@ -106,7 +107,7 @@ TRAINING = (
         "rank",
         frozenset({REPEATED}),
         # It leaves out steps that a rank cannot repeat; with three ranks, others repeat them too.
-        follows=frozenset({GRADIENTS, OTHERS}),
+        follows=frozenset({GRADIENTS, OTHERS, TWIN}),
         blames=ALONE,
         ranks=2,
         trains=True,
@@ -127,10 +128,30 @@ TRAINING = (
         "one bit of a weight is flipped on one rank at the third step",
         "rank",
         frozenset({REPLICAS}),
-        follows=frozenset({RELOAD}),
+        follows=frozenset({RELOAD, TWIN}),
         ranks=2,
         trains=True,
         mark="ddp",
+    ),
+    Fault(
+        "weights-flipped",
+        "the same bit of a weight is flipped on every rank at the third step, under `proof: twin`",
+        "ranks",
+        frozenset({TWIN}),
+        trains=True,
+        proof="twin",
+    ),
+    Fault(
+        "master-flipped",
+        "one bit of ZeRO's master weights is flipped on one rank at the third step, under `proof: "
+        "twin`",
+        "rank",
+        frozenset({TWIN}),
+        blames=ALONE,
+        ranks=2,
+        trains=True,
+        mark="deepspeed",
+        proof="twin",
     ),
     Fault(
         "loss-nan",
@@ -138,7 +159,7 @@ TRAINING = (
         "rank",
         frozenset({FINITE}),
         # The mean of the last losses is NaN, and the batch is whole when the step is repeated.
-        follows=frozenset({FALLS, REPEATED}),
+        follows=frozenset({FALLS, REPEATED, TWIN}),
         blames=ALONE,
         ranks=2,
         trains=True,

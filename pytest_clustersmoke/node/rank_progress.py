@@ -184,7 +184,8 @@ class RankWatch:
         return Trouble("stalled", why, rank.rank, {"stage": "exit", "step": 0})
 
     def _limit_s(self, rank: _Rank) -> float:
-        key = ("train_step" if rank.step else "first_step") if rank.stage == "train" else rank.stage
+        steps = "train_step" if rank.step else "first_step"
+        key = {"train": steps, "twin": steps}.get(rank.stage, rank.stage)
         return float(self._limits.get(key, DEFAULT_LIMIT_S))
 
     def wait(self, seconds: float) -> None:
@@ -282,7 +283,7 @@ def _apply_event(rank: _Rank, record: dict[str, Any]) -> None:
     event = record.get("event")
     if event == "stage":
         rank.stage, rank.step, rank.steps = str(record.get("name")), 0, 0
-    elif event == "step":
+    elif event in ("step", "twin_step"):
         step, steps = record.get("step"), record.get("steps")
         if type(step) is int and type(steps) is int and step > 0:  # not isinstance: bools are ints
             rank.step, rank.steps = step, steps

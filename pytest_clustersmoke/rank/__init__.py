@@ -13,12 +13,15 @@
 | `process_group.py` | opens the process group with a timeout, by torch or by DeepSpeed |
 | `rank_events.py` | events to the rank's file, a readable line on rank 0's stdout |
 | `steps.py` | timing, losses and memory of a training loop |
+| `step_clock.py` | when each step began and ended, without waiting for the device |
 | `peak_memory.py` | the peak memory of the loop, without proven steps |
 | `proof.py` | which steps of a loop are proven, and how |
 | `replay.py` | whether a rank's pass gives the same bits again |
 | `cross_replay.py` | whether other ranks get the same bits from a rank's pass |
 | `gradients.py` | whether gradients are the mean over all ranks |
 | `watches.py` | the first gradient that is not finite, the first step with unequal parameters |
+| `pass_watch.py` | all that a rank watches in one pass over its loop |
+| `twin.py` | trains again from the same state, and compares the two passes bit by bit |
 | `stopwatch.py` | times a call on all ranks together |
 | `checkpoint.py` | digests of nested state, files of a checkpoint |
 | `rank_dumps.py` | writes stacks and the flight recorder of a rank that hangs or fails |
@@ -31,5 +34,6 @@ from .core import Rank
 from .proof import Proof
 from .steps import Step, StepLog
 from .stopwatch import Stopwatch
+from .twin import TwinLog
 
-__all__ = ["Proof", "Rank", "Step", "StepLog", "Stopwatch"]
+__all__ = ["Proof", "Rank", "Step", "StepLog", "Stopwatch", "TwinLog"]

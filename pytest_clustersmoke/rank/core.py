@@ -21,9 +21,10 @@ from .hook import RankHook, load_hook
 from .own_step import OwnStep
 from .proof import Proof, StepProver, draw_steps
 from .rank_dumps import RankDumps, limit_exit_time
-from .rank_environment import RankEnvironment, RankMisuse, read_rank_environment
+from .rank_environment import TWIN, RankEnvironment, RankMisuse, read_rank_environment
 from .rank_events import RankEventWriter
 from .steps import Step, StepLog
+from .twin import Twin
 
 if TYPE_CHECKING:
     import torch
@@ -184,12 +185,14 @@ class Rank:
             gradients_of=gradients_of,
             prover=None if proof is None else self._make_prover(proof, count),
             own_step=None if proof is None else OwnStep(proof, self.device),
+            twin=Twin(proof) if proof is not None and self._environment.proof == TWIN else None,
             before_step=self._hook.before_step,
         )
 
     def _make_prover(self, proof: Proof, count: int) -> StepProver:
         self._hook.parameters = [p for p in proof.model.parameters() if p.requires_grad]
         self._hook.has_peer_loss = proof.peer_loss is not None
+        self._hook.proof = proof
         seed = process_group.broadcast_object(secrets.token_hex(8))
         steps = draw_steps(count, self._environment.proof_steps, seed)
         self._events.event("proof_plan", seed=seed, steps=[step + 1 for step in steps])
@@ -223,15 +226,14 @@ class Rank:
             gradients_of=gradients_of,
             proof=proof,
         )
-        log.start()
-        for index in range(count):
-            yield Step(index, log)
-            if log.recorded != index + 1:
-                raise RankMisuse(
-                    f"step {index + 1} was recorded {log.recorded - index} times; expected one "
-                    "step.record(loss=...) at the end of each step"
-                )
-        log.finish()
+        for each in log.passes(first=1):
+            for index in range(each.recorded, count):
+                yield Step(index, each)
+                if each.recorded != index + 1:
+                    raise RankMisuse(
+                        f"step {index + 1} was recorded {each.recorded - index} times; expected "
+                        "one step.record(loss=...) at the end of each step"
+                    )
 
     def verify_gradients(
         self,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from .core import Rank
+    from .proof import Proof
 
 
 class RankHook:
@@ -20,6 +21,7 @@ class RankHook:
 
     parameters: Sequence[torch.nn.Parameter] = ()  # those of the proof, or of `verify_gradients`
     has_peer_loss = False  # whether the proof lets other ranks repeat a rank's pass
+    proof: Proof | None = None  # of `steps` or `step_log`
 
     def introduced(self) -> None:
         """The rank has recorded its `start` event; no process group is open yet."""

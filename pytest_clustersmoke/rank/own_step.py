@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import process_group
-from .proof import Proof
+from .proof import Proof, find_optimizer
 from .replay import Randomness, Replay, Unrepeatable, differentiate
 
 PASSES = 5
@@ -154,19 +154,10 @@ class OwnStep:
         event.record()
         return Instant(event, time.process_time())
 
-    def _find_optimizer(self) -> Any:
-        """The innermost of the optimizer that the proof gives; None if it gives none."""
-        optimizer: Any = self._proof.optimizer
-        if callable(optimizer):
-            optimizer = optimizer()
-        while hasattr(optimizer, "optimizer"):
-            optimizer = optimizer.optimizer
-        return optimizer
-
     def _fill_bucket(self) -> Bucket | None:
         """A new optimizer of the given one's class on copies of some of its parameters; None
         without one, or if the class cannot be built anew."""
-        optimizer = self._find_optimizer()
+        optimizer = find_optimizer(self._proof)
         if optimizer is None:
             return None
         group = optimizer.param_groups[0]

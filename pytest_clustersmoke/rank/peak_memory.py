@@ -16,12 +16,16 @@ CLEAR_REFS, RESET_PEAK = Path("/proc/self/clear_refs"), "5"
 
 
 class PeakMemory:
-    """`pause` before a proven step, `resume` after it; `metrics` at the end of the loop."""
+    """`pause` before a proven step, `resume` after it; `metrics` at the end of the loop.
+
+    `held` are the bytes on the host that are not the training's, and count from the next `resume`.
+    """
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._highest = 0  # bytes, before the last pause
         self._reserved = 0
+        self.held = 0
 
     def pause(self) -> None:
         self._highest = max(self._highest, self._peak())
@@ -51,7 +55,7 @@ class PeakMemory:
     def _peak(self) -> int:
         if not self._device.startswith("cuda"):
             # Linux reports KiB.
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - self.held
         import torch
 
         return int(torch.cuda.max_memory_allocated(self._device))

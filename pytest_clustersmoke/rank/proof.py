@@ -54,6 +54,16 @@ class Proof:
     peer_loss: Callable[[int, int], torch.Tensor | Iterable[torch.Tensor]] | None = None
 
 
+def find_optimizer(proof: Proof) -> Any:
+    """The innermost optimizer; None if there is none yet."""
+    optimizer: Any = proof.optimizer
+    if callable(optimizer):
+        optimizer = optimizer()
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
 def draw_steps(count: int, drawn: int, seed: str) -> list[int]:
     """The steps (from 0) to be proven: the first, the last, and up to `drawn` others."""
     between = range(1, count - 1)

@@ -13,6 +13,7 @@ from ..evidence.run_directory import PhaseDir, job_name, read_json
 
 DEFAULT_TIMEOUT_S = 600.0
 PROOF_STEPS = 3  # drawn between the first step and the last
+SAMPLED, TWIN = "sampled", "twin"  # what is proven of a training loop: some steps, or all again
 FAULT, NONCE = "CLUSTERSMOKE_FAULT", "CLUSTERSMOKE_NONCE"
 
 
@@ -39,6 +40,7 @@ class RankEnvironment:
     fault: dict[str, Any] | None = None
     nonce: str = ""  # the word of the node that started this rank
     proof_steps: int = PROOF_STEPS
+    proof: str = SAMPLED
 
 
 def read_rank_environment() -> RankEnvironment:
@@ -62,6 +64,7 @@ def read_rank_environment() -> RankEnvironment:
         fault=_read_fault(spec, phase_dir) if phase_dir else None,
         nonce=os.environ.get(NONCE, ""),
         proof_steps=int(spec.get("proof_steps", PROOF_STEPS)),
+        proof=str(spec.get("proof", SAMPLED)),
     )
 
 

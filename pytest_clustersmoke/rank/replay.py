@@ -9,7 +9,9 @@ hook of DDP or DeepSpeed fires and the engine's gradients stay as they are.
 
 from __future__ import annotations
 
+import random
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -247,13 +249,15 @@ def deterministic_kernels() -> Iterator[list[str]]:
 
 
 class Randomness:
-    """The state of the random generators that dropout uses, when this was made."""
+    """The state of the random generators of torch, Python and numpy, when this was made."""
 
     def __init__(self) -> None:
         import torch
 
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        self._python = random.getstate()
+        self._numpy = _numpy_random().get_state() if _numpy_random() else None
 
     def restore(self) -> None:
         import torch
@@ -261,3 +265,11 @@ class Randomness:
         torch.set_rng_state(self._cpu)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            _numpy_random().set_state(self._numpy)
+
+
+def _numpy_random() -> Any:
+    """numpy's generators, if the program uses numpy."""
+    return sys.modules.get("numpy.random")

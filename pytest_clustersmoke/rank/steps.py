@@ -11,18 +11,20 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ..evidence.telemetry import MARK_EVERY_S
 from ..text import plural
 from .own_step import OwnStep
+from .pass_watch import PassWatch
 from .peak_memory import PeakMemory
 from .proof import StepProver
 from .rank_environment import RankMisuse
 from .rank_events import RankEventWriter
-from .watches import GradientWatch, ReplicaWatch
+from .step_clock import CpuClock, CudaClock
+from .twin import NO_PASSES, Twin, TwinLog
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +39,7 @@ MOST_LOCAL_LOSSES = 100
 class Step:
     """One step of `Rank.steps`; its `index` counts from 0."""
 
-    def __init__(self, index: int, log: StepLog) -> None:
+    def __init__(self, index: int, log: StepLog | TwinLog) -> None:
         self.index = index
         self._log = log
 
@@ -58,13 +60,14 @@ class Step:
 
 
 class StepLog:
-    """Call start(), then record() at the end of each step, then finish() on all ranks.
+    """Call record() at the end of each step, and local_done() and backward_done() within it, in a
+    loop of all steps for each of `passes`; or start() before a single loop and finish() after it.
 
     The steady figures (`steady_steps_per_s`, percentiles of the step time) leave out the first
     `warmup` steps, by default min(5, count // 5); `steps_per_s` counts all steps but the proven
     ones. `gradients_of` is the argument of `Rank.steps`; `prover` proves steps, if the program gave
-    a proof, and `own_step` then measures the rank's own step after warm-up and at the end;
-    `before_step(index, count)` is called as each step begins.
+    a proof, and `own_step` then measures the rank's own step after warm-up and at the end; `twin`
+    makes `passes` yield a second time. `before_step(index, count)` is called as each step begins.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class StepLog:
         gradients_of: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         prover: StepProver | None = None,
         own_step: OwnStep | None = None,
+        twin: Twin | None = None,
         before_step: Callable[[int, int], None] | None = None,
     ) -> None:
         if count < 1:
@@ -96,57 +100,79 @@ class StepLog:
         self._world_size = world_size
         self._samples_per_rank = samples_per_rank
         self._tokens_per_rank = tokens_per_rank
-        self._clock: _CpuClock
-        self._losses: torch.Tensor
-        self._has_loss = True
+        self._clock: CpuClock
+        self.metrics: dict[str, float] = {}
         self._watched = None if gradients_of is None else list(gradients_of)
-        self._watch: GradientWatch | None = None
-        self._replicas: ReplicaWatch | None = None
+        self._watch: PassWatch
         self._prover = prover
         self._own_step = own_step
-        self._own_step_s = 0.0  # how long the measurement took, between steps
+        self._twin = twin
+        self._untimed_s = 0.0  # how long measurements took, between steps
         self._memory = PeakMemory(str(device))
         self._before_step = before_step or (lambda index, count: None)
         self._marked = 0
         self._marked_at = -math.inf
+
+    def passes(self, first: int = 0) -> Iterator[StepLog | TwinLog]:
+        """What records the steps of each pass over the loop: this log, and in a twin run another
+        one, before whose pass the state is put back to that before step `first` (from 0). All that
+        the program makes in a loop that begins with step 0 it must make anew."""
+        if self._twin is not None:
+            self._twin.first = min(first, self.count - 1)
+        self.start()
+        yield self
+        self.metrics = self.finish()
+        if self._twin is not None:
+            yield from self._train_twin(self._twin)
+
+    def _train_twin(self, twin: Twin) -> Iterator[TwinLog]:
+        if twin.reason:
+            self._events.event("twin", reason=twin.reason)
+            return
+        first, began = twin.first or 0, time.perf_counter()
+        self._events.event("stage", name="twin", state="begin")
+        twin.restore()
+        watch = self._make_watch(first)
+        log = TwinLog(self._events, watch, self.count, first)
+        yield log
+        if log.recorded != self.count:
+            raise RankMisuse(
+                f"{plural(log.recorded, 'step')} recorded in the second pass; expected {self.count}"
+            )
+        watch.close()
+        fields = twin.compare(self._watch, watch)
+        seconds = time.perf_counter() - began
+        self._events.event("twin", **fields, seconds=seconds)
+        self._events.event("stage", name="twin", state="end", seconds=seconds)
+
+    def _make_watch(self, first: int) -> PassWatch:
+        proof = None if self._twin is None else self._twin.proof
+        return PassWatch(
+            self._watched, self.count, self._world_size, self._device, twin=proof, first=first
+        )
 
     def start(self) -> None:
         import torch
 
         on_cuda = self._device.type == "cuda"
         self._events.event("stage", name="train", state="begin")
-        self._losses = torch.zeros(self.count, dtype=torch.float64, pin_memory=on_cuda)
         if on_cuda:
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()  # otherwise earlier allocations count as reserved
             torch.cuda.reset_peak_memory_stats(self._device)
-        if self._watched is not None:
-            self._watch = GradientWatch(self._watched, self.count, self._device)
-            self._replicas = ReplicaWatch(self._watched, self.count, self._world_size, self._device)
+        self._watch = self._make_watch(0)
         self._began = time.perf_counter()
-        self._clock = _CudaClock() if on_cuda else _CpuClock()
+        self._clock = CudaClock() if on_cuda else CpuClock()
         self._clock.tick()
         self._begin_step()
 
     def record(self, loss: torch.Tensor | float | None = None) -> None:
-        import torch
-
         if self.recorded == self.count:
             raise RankMisuse(
                 f"a step was recorded after the last; expected {plural(self.count, 'step')}"
             )
-        if loss is None:
-            self._has_loss = False
-        elif isinstance(loss, torch.Tensor):
-            slot = self._losses[self.recorded]
-            slot.copy_(loss.detach().to(torch.float64).reshape(()), non_blocking=True)
-        else:
-            self._losses[self.recorded] = loss
         self.recorded += 1
-        if self._watch is not None:
-            self._watch.step_done()
-        if self._replicas is not None:
-            self._replicas.step_done(self.recorded)
+        self._watch.step_done(self.recorded, loss)
         self._end_proof()
         self._clock.tick()
         now = time.perf_counter()
@@ -161,11 +187,14 @@ class StepLog:
         """Prove the current step, if it is one of those drawn."""
         if self._prover is None or not self._prover.is_open:
             return
-        with self._watch.paused() if self._watch is not None else nullcontext():
+        with self._watch.paused():
             fields = self._prover.prove(self.recorded)
         self._events.event("proof", **fields, samples_per_rank=self._samples_per_rank)
 
     def _begin_step(self) -> None:
+        if self._twin is not None and self.recorded == self._twin.first:
+            with self._untimed():
+                self._memory.held = self._twin.take_snapshot()
         if self._prover is not None and self.recorded in self._prover.steps:
             self._memory.pause()
             self._prover.begin(self.recorded)
@@ -183,17 +212,21 @@ class StepLog:
         self._memory.resume()
 
     def _measure_own_step(self) -> None:
-        """Measure the rank's own step, between two steps and outside all rates and peaks."""
-        if self._own_step is None:
-            return
+        if self._own_step is not None:
+            with self._untimed():
+                self._own_step.measure(self.recorded - 1, self._mark_again)
+
+    @contextmanager
+    def _untimed(self) -> Iterator[None]:
+        """Leave what happens between two steps out of all rates and peaks, and out of the watch."""
         self._clock.wait()
         began = time.perf_counter()
         self._memory.pause()
-        with self._watch.paused() if self._watch is not None else nullcontext():
-            self._own_step.measure(self.recorded - 1, self._mark_again)
+        with self._watch.paused():
+            yield
         self._memory.resume()
         self._clock.restart()
-        self._own_step_s += time.perf_counter() - began
+        self._untimed_s += time.perf_counter() - began
 
     def local_done(self) -> None:
         """Mark the end of the rank's own work in the current step."""
@@ -208,12 +241,12 @@ class StepLog:
             )
         self._clock.wait()
         ended = time.perf_counter()
-        wall_s = ended - self._began - self._own_step_s
+        wall_s = ended - self._began - self._untimed_s
         if self._marked == 0:
             self._mark(1, ended)
         self._mark(self.count, ended)
         self._measure_own_step()
-        means = self._average_losses() if self._has_loss else []
+        means = self._average_losses() if self._watch.has_loss else []
         self._events.event("stage", name="train", state="end", seconds=wall_s)
         seconds = self._clock.step_seconds()
         values = self._metrics(wall_s, seconds, means)
@@ -228,12 +261,15 @@ class StepLog:
             proven=sorted(self._proven),
             proof_seconds=sum(self._prover.seconds.values()) if self._prover else 0.0,
         )
-        if self._watch is not None:
-            self._events.event("gradient_watch", **self._watch.close())
-        if self._replicas is not None and (replicas := self._replicas.close()) is not None:
-            self._events.event("replicas", **replicas)
+        if (gradients := self._watch.close()) is not None:
+            self._events.event("gradient_watch", **gradients)
+        compared = self._watch.replicas.close() if self._watch.replicas is not None else None
+        if compared is not None:
+            self._events.event("replicas", **compared)
+        if self._twin is not None and self._twin.first is None:
+            self._events.event("twin", reason=NO_PASSES)
         if means:
-            local = self._losses.tolist()
+            local = self._watch.losses.tolist()
             self._events.event(
                 "losses",
                 mean=means,
@@ -252,8 +288,8 @@ class StepLog:
             return
         self._marked, self._marked_at = passed, now
         fields: dict[str, float] = {"steps_per_s": passed / (now - self._began)}
-        if self._has_loss:
-            fields["loss"] = float(self._losses[passed - 1])
+        if self._watch.has_loss:
+            fields["loss"] = float(self._watch.losses[passed - 1])
         self._events.event("step", step=passed, steps=self.count, **fields)
 
     def _mark_again(self) -> None:
@@ -295,86 +331,14 @@ class StepLog:
         """The mean over all ranks at each step; NaN if any rank had NaN."""
         import torch.distributed as dist
 
-        losses = self._losses.to(self._device, copy=True)  # the local losses are recorded as well
+        losses = self._watch.losses.to(
+            self._device, copy=True
+        )  # the local losses are recorded as well
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(losses)
             losses /= self._world_size
         means: list[float] = losses.tolist()
         return means
-
-
-class _CpuClock:
-    """When each step began and ended. It begins as the one before ends, unless restarted."""
-
-    def __init__(self) -> None:
-        self._begins: list[Any] = []
-        self._ends: list[Any] = []
-        self._locals: list[Any] = []
-
-    def tick(self) -> None:
-        """End the current step, if there is one, and begin the next."""
-        now = self._now()
-        if self._begins:
-            self._ends.append(now)
-        self._begins.append(now)
-
-    def restart(self) -> None:
-        """Begin the current step now: nothing of it was done before."""
-        self._begins[-1] = self._now()
-
-    def local_done(self) -> None:
-        if len(self._locals) < len(self._begins):  # the first of several micro batches counts
-            self._locals.append(self._now())
-
-    def passed_steps(self) -> int:
-        return len(self._ends)
-
-    def wait(self) -> None:
-        pass
-
-    def step_seconds(self) -> list[float]:
-        return self._seconds_until(self._ends)
-
-    def local_seconds(self) -> list[float]:
-        """Seconds from the beginning of each step to its mark; empty if a step had no mark."""
-        return self._seconds_until(self._locals) if len(self._locals) == len(self._ends) else []
-
-    def _seconds_until(self, moments: list[Any]) -> list[float]:
-        pairs = zip(self._begins, moments, strict=False)
-        return [self._between(begin, end) for begin, end in pairs]
-
-    def _now(self) -> Any:
-        return time.perf_counter()
-
-    def _between(self, begin: Any, end: Any) -> float:
-        return float(end - begin)
-
-
-class _CudaClock(_CpuClock):
-    """The same with events on the device's stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._passed = 0
-
-    def passed_steps(self) -> int:
-        """Steps the device has finished; it does so in order, so no event is queried twice."""
-        while self._passed < len(self._ends) and self._ends[self._passed].query():
-            self._passed += 1
-        return self._passed
-
-    def wait(self) -> None:
-        self._begins[-1].synchronize()
-
-    def _now(self) -> Any:
-        import torch
-
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _between(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end)) / 1000
 
 
 def _percentile(values: list[float], percent: int) -> float:

@@ -14,8 +14,9 @@ All sums and fingerprints stay on the device, so nothing waits for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +34,26 @@ EVERY = 10
 MOST_PRINTS = 100
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Numbers on the host, one row for each of `steps` (from 1), one column for each name."""
+
+    steps: Sequence[int]
+    names: Sequence[str]
+    values: torch.Tensor  # int64
+
+
 class GradientWatch:
-    """Call `step_done` after each step, `close` at the end. It reads each gradient once a step."""
+    """Call `step_done` after each step, `close` at the end. It reads each gradient once a step.
+    With `keeps` it reads it again, for a fingerprint: the last bits of a few numbers do not show in
+    a sum. Those of all steps are left for `rows`, on the host."""
 
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
         count: int,
         device: torch.device,
+        keeps: bool = False,
     ) -> None:
         import torch
 
@@ -52,6 +65,8 @@ class GradientWatch:
         self._sums = torch.zeros(shape, dtype=torch.float32, device=device)
         self._row = 0
         self._is_paused = False
+        self._prints = torch.zeros(shape, dtype=torch.int64, device=device) if keeps else None
+        self._kept: list[torch.Tensor] = []
         self._folded: list[torch.Tensor] = []
         self._handles = [
             parameter.register_hook(partial(self._add_sum, index))
@@ -80,6 +95,14 @@ class GradientWatch:
             "not_finite_in": self._names[int(parameters[bad_steps[0]])] if bad_steps else None,
         }
 
+    def rows(self, first: int) -> Rows:
+        """The fingerprints of all steps, the first of which is step `first` (from 0); after
+        `close`."""
+        import torch
+
+        prints = torch.cat(self._kept)
+        return Rows(range(first + 1, first + 1 + len(prints)), self._names, prints)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out the gradients of a pass that is not the engine's own."""
@@ -96,6 +119,8 @@ class GradientWatch:
             return
         # Add, because a step may have several backward passes.
         self._sums[self._row, index].add_(gradient.detach().sum(dtype=torch.float32))
+        if self._prints is not None:
+            self._prints[self._row, index].add_(fingerprint(gradient))
 
     def _fold(self) -> None:
         import torch
@@ -104,12 +129,16 @@ class GradientWatch:
         # The last parameter of the model: a NaN propagates from the loss to the first layers.
         last = bad.shape[1] - 1 - bad.flip(1).to(torch.int32).argmax(dim=1)
         self._folded.append(torch.where(bad.any(dim=1), last, -1).to(torch.int32))
+        if self._prints is not None:
+            self._kept.append(self._prints[: self._row].to("cpu", copy=True))
+            self._prints.zero_()
         self._sums.zero_()
         self._row = 0
 
 
 class ReplicaWatch:
-    """Call `step_done` after each step, and `close` on all ranks at the end."""
+    """Call `step_done` after each step, and `close` on all ranks at the end. A single rank has
+    nothing to compare, and takes fingerprints only if it `keeps` them for `rows`."""
 
     def __init__(
         self,
@@ -117,6 +146,7 @@ class ReplicaWatch:
         count: int,
         world_size: int,
         device: torch.device,
+        keeps: bool = False,
     ) -> None:
         import torch
 
@@ -126,6 +156,7 @@ class ReplicaWatch:
         self._every = max(EVERY, -(-count // MOST_PRINTS))
         self._count = count
         self._world_size = world_size
+        self._keeps = keeps
         self._steps: list[int] = []  # from 1, the steps after which a row was taken
         rows = -(-count // self._every)
         self._rows = torch.zeros((rows, len(named)), dtype=torch.int64, device=device)
@@ -134,10 +165,18 @@ class ReplicaWatch:
         """`step` (from 1) is done, with its update of the parameters."""
         import torch
 
-        if self._world_size > 1 and (step % self._every == 0 or step == self._count):
+        if (self._world_size > 1 or self._keeps) and self.is_due(step):
             prints = [fingerprint(parameter) for parameter in self._parameters]
             self._rows[len(self._steps)] = torch.stack(prints)
             self._steps.append(step)
+
+    def is_due(self, step: int) -> bool:
+        """Whether a fingerprint is taken after `step` (from 1)."""
+        return step % self._every == 0 or step == self._count
+
+    def rows(self) -> Rows:
+        """The fingerprints taken so far, on the host."""
+        return Rows(self._steps, self._names, self._rows[: len(self._steps)].cpu())
 
     def close(self) -> dict[str, Any] | None:
         """The fields of the `replicas` event, the same on all ranks: the steps compared, the first

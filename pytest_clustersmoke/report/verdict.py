@@ -23,12 +23,13 @@ from ..evidence.run_counts import (
 from ..evidence.run_record import PhaseRecord, ProofRecord, RunRecord
 
 # A phase is FIT only if these could be judged where they were looked at, whatever its cluster
-# requires: the proofs that training is correct, and the result itself. The sentence names those of
-# OF_PROGRAM that could not be judged.
-ALWAYS_REQUIRED = frozenset({"gradients", "data", "checkpoint", RESULT})
+# requires: the proofs that training is correct, and the result itself (`twin` only where the phase
+# asks for it). The sentence names those of OF_PROGRAM that could not be judged.
+ALWAYS_REQUIRED = frozenset({"gradients", "twin", "data", "checkpoint", RESULT})
 OF_PROGRAM = (
     "replay",
     "cross_replay",
+    "twin",
     "replicas",
     "samples",
     "precision",

@@ -120,6 +120,7 @@ def with_fault(fault: Fault, candidate: Candidate) -> Phase:
     return replace(
         phase,
         timeout_s=timeout_s,
+        proof=Sourced(fault.proof, source) if fault.proof else phase.proof,
         slurm={**phase.slurm, **_sourced(fault.slurm, source)},
         env_set={**phase.env_set, **_sourced(fault.env, source)},
         env_unset={name: value for name, value in phase.env_unset.items() if name not in fault.env},

@@ -72,7 +72,7 @@ def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> I
 
 def _source_lines(phase: Phase) -> Iterator[str]:
     rows: list[tuple[str, Any, str]] = [("script", phase.script, phase.where)]
-    for name in ("nodes", "gpus_per_node", "timeout_s", "proof_steps"):
+    for name in ("nodes", "gpus_per_node", "timeout_s", "proof", "proof_steps"):
         setting: Sourced = getattr(phase, name)
         if setting.source == DEFAULT:  # many phases prove no step
             continue

@@ -103,6 +103,15 @@ def test_sizes_changed_on_the_command_line_are_known(tmp_path: Path) -> None:
     assert make_phase(profile, settings=settings).resized == ("gpus_per_node", "args.steps")
 
 
+def test_twin_run_is_asked_for_by_phase(tmp_path: Path) -> None:
+    """In the profile or for one run; the rank reads it in its spec. It changes no size."""
+    listed = make_profile(tmp_path, phases={"small": {"proof": "twin"}})
+    chosen = make_phase(make_profile(tmp_path), settings=setting("small.proof=twin"))
+    assert make_phase(make_profile(tmp_path)).proof == Sourced("sampled", "default")
+    assert make_phase(listed).proof.value == chosen.proof.value == "twin"
+    assert chosen.resized == ()
+
+
 def test_settings_of_other_phases_change_nothing(tmp_path: Path) -> None:
     """--cluster-set of one phase leaves the others alone."""
     profile = make_profile(tmp_path)
@@ -184,6 +193,7 @@ def test_size_marks(nodes: int, gpus: int, mark: str) -> None:
         ("a.slurm.time=01:00:00", ("a", "slurm", "time", "01:00:00")),
         ("a.args.word=yes", ("a", "args", "word", "yes")),
         ("a.env.X=true", ("a", "env", "X", "true")),
+        ("a.proof=twin", ("a", "proof", "", "twin")),
         ("a.stage_limits_s.init=0.5", ("a", "stage_limits_s", "init", 0.5)),
     ],
 )

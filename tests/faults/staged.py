@@ -9,7 +9,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.table import BEHIND, CRITERIA, UNMEASURED, Fault
-from tests.faults.table.model import DATA, OTHERS, REPLICAS, STEP_LIMIT_S
+from tests.faults.table.model import DATA, OTHERS, REPLICAS, STEP_LIMIT_S, TWIN
 from tests.support.harness import PROGRAMS, Outcome, Suite
 from tests.support.waiting import PATIENCE_S
 
@@ -75,7 +75,8 @@ def _check_criteria(fault: Fault, outcome: Outcome, record: Recorder) -> None:
     assert outcome.record()["verdict"] == "UNFIT"
     ranks = fault.nodes * fault.ranks_per_node
     few = ({BEHIND, REPLICAS, DATA} if ranks == 1 else set()) | ({OTHERS} if ranks < 3 else set())
-    skipped = (UNMEASURED | fault.skipped | few) - fault.failed
+    sampled = set() if fault.settings.get("proof") == "twin" else {TWIN}
+    skipped = (UNMEASURED | fault.skipped | few | sampled) - fault.failed
     green = CRITERIA - fault.failed - skipped
     assert _criteria_by_result(fault, outcome) == {
         "passed": green,

@@ -129,6 +129,26 @@ def test_ranks_that_torchrun_ends_after_the_first_count_as_alive(
     assert [rank for rank, _, _ in watch.live()] == []
 
 
+@pytest.mark.parametrize(("marks", "limit"), [(0, "first_step"), (1, "train_step")])
+def test_second_pass_has_the_limits_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marks: int, limit: str
+) -> None:
+    """Its marks are events of their own, so that no reader takes them for the timed pass."""
+    job = watch_rank(tmp_path, THIS, TRAIN)._job
+    job.spec["stage_limits_s"] = {"first_step": 50.0, "train_step": 20.0, "twin": 1.0}
+    events: list[dict[str, Any]] = [{"event": "stage", "name": "twin", "state": "begin"}]
+    events += [{"event": "twin_step", "step": 7, "steps": 9}] * marks
+    watch = watch_rank(tmp_path / "again", THIS, *events)
+    watch._limits = job.spec["stage_limits_s"]
+    assert watch.trouble() is None
+    now = time.monotonic()
+    clock = "pytest_clustersmoke.node.rank_progress.time.monotonic"
+    monkeypatch.setattr(clock, lambda: now + watch._limits[limit] + 1)
+    trouble = watch.trouble()
+    assert trouble is not None and trouble.reason == "stalled"
+    assert ("stage twin, after step 7 of 9" in trouble.why) is (marks == 1)
+
+
 class StoppedJob:
     """A watch over a training rank; a test sets the clock, and how long the job was stopped."""
 

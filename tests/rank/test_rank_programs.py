@@ -98,6 +98,24 @@ def test_train_mlp_trains_in_sync_on_two_ranks(torchrun: Callable[..., Run]) -> 
     assert [file["name"] for file in run.only("checkpoint")["files"]] == ["ddp.pt"]
 
 
+@pytest.mark.parametrize(
+    ("script", "args", "ranks"), [("train_mlp.py", MLP, 3), ("train_zero.py", (*SMALL, *ZERO), 2)]
+)
+def test_twin_gives_the_same_bits(
+    torchrun: Callable[..., Run], script: str, args: tuple[str, ...], ranks: int
+) -> None:
+    """With three ranks the order of an addition shows. All else is as without a twin run."""
+    run = torchrun(script, *args, ranks=ranks, proof="twin")
+    check_healthy_run(run, ranks)
+    for rank in range(ranks):
+        twin = run.only("twin", rank)
+        assert (twin["differing"], twin["rate_differs_at"]) == ({}, None)
+        compared = twin["compared"]
+        assert (compared["loss"], compared["gradient"], compared["batch"]) == (29, 29, 29)
+        assert (compared["parameter"], compared["moment"]) == (3, 3)
+        assert compared["partition"] == (29 if "zero" in script else 0)
+
+
 def test_train_zero_trains_and_saves_a_shard_for_each_rank(torchrun: Callable[..., Run]) -> None:
     """Two ranks train in bf16 under ZeRO-1; the checkpoint has one optimizer file for each."""
     run = torchrun("train_zero.py", *SMALL, *ZERO, ranks=2)

@@ -382,13 +382,14 @@ def test_path_that_sbatch_would_misread_is_refused(suite: Suite, char: str, word
         (
             "steps=3",
             "cannot read 'steps=3'; expected PHASE.KEY=VALUE with KEY one of nodes, "
-            "gpus_per_node, timeout_s, args.X, slurm.X, env.X, stage_limits_s.X",
+            "gpus_per_node, timeout_s, proof, args.X, slurm.X, env.X, stage_limits_s.X",
         ),
         ("small.steps=3", "unknown key `steps` in 'small.steps=3'; "),
         ("small.steps=3", "write an option of its program as small.args.steps=3"),
         ("small.node=3", "did you mean `nodes`?"),
         ("small.nodes=many", "small.nodes is `many`; expected a whole number"),
         ("small.nodes=0", "small.nodes is `0`; expected a number above 0"),
+        ("small.proof=twice", "small.proof is `twice`; expected one of `sampled`, `twin`"),
         ("small.nodes.x=3", "cannot read 'small.nodes.x=3'; expected PHASE.KEY=VALUE"),
         ("small.args=3", "cannot read 'small.args=3'; expected PHASE.KEY=VALUE"),
         ("small.timeout_s=soon", "small.timeout_s is `soon`; expected a number"),

@@ -71,12 +71,14 @@ def run(
     ranks_per_node: int = 2,
     program: Path = PROGRAM,
     environment: dict[str, str] | None = None,
+    spec: dict[str, Any] | None = None,
 ) -> Outcome:
     """Run the program with one torchrun per node, as the launcher does; no process is left."""
     phase = PhaseDir(directory / "phase")
     home = directory / "home"
     for folder in (phase.root, home):
         folder.mkdir(parents=True)
+    write_json(phase.spec, spec or {})
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -158,6 +160,18 @@ def check_training(outcome: Outcome) -> None:
     assert watched == [28] * len(facts)  # every adapter, on every rank
     assert all(len(event["mean"]) == 10 for event in outcome.events("losses"))
     assert len(outcome.events("losses")) == len(outcome.events("done")) == len(facts)
+
+
+def test_twin_trains_adapters_to_the_same_bits(tmp_path: Path) -> None:
+    """Three ranks, since the order of an addition shows with three; each pass makes an optimizer, a
+    scheduler and a DDP, and the facts are those of one pass."""
+    outcome = run(tmp_path, [*TINY, *QUICK], ranks_per_node=3, spec={"proof": "twin"})
+    assert outcome.statuses == [0], outcome.output
+    twins = outcome.events("twin")
+    assert [(twin["differing"], twin["rate_differs_at"]) for twin in twins] == [({}, None)] * 3
+    assert [twin["compared"]["gradient"] for twin in twins] == [10] * 3
+    check_data(outcome, examples=256)
+    check_training(outcome)
 
 
 def test_two_ranks_train_adapters_without_a_hub(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 from unittest import mock
 
+from ...rank.proof import find_optimizer
 from .staging import AT_STEP, Staging, cannot_stage, wrap_attribute
 
 
@@ -124,16 +125,40 @@ class FlippedWeight(Staging):
     """Flips the highest bit of the mantissa of one weight, as an error of the memory would."""
 
     def before_step(self, index: int, count: int) -> None:
-        if not self.chosen or index != min(AT_STEP, count - 1):
+        if self.is_spared or index != min(AT_STEP, count - 1):
             return
         if not self.parameters:
             raise cannot_stage("the program gave rank.steps no proof")
         import torch
 
+        weight = self.find_weight().data.view(-1)
         self.stage()
         integers = {2: (torch.int16, 6), 4: (torch.int32, 22)}  # type, bit: bf16 and fp32
-        dtype, bit = integers[self.parameters[0].element_size()]
-        self.parameters[0].data.view(dtype).view(-1)[0] ^= 1 << bit
+        dtype, bit = integers[weight.element_size()]
+        weight.view(dtype)[weight.abs().argmax()] ^= 1 << bit
+
+    @property
+    def is_spared(self) -> bool:
+        return not self.chosen
+
+    def find_weight(self) -> Any:
+        return self.parameters[0]
+
+
+class FlippedWeights(FlippedWeight):
+    """The same on every rank, so that the replicas stay equal; a single rank has none."""
+
+    is_spared = False
+
+
+class FlippedMaster(FlippedWeight):
+    """The same in the rank's own partition of ZeRO's master weights in fp32."""
+
+    def find_weight(self) -> Any:
+        optimizer = None if self.proof is None else find_optimizer(self.proof)
+        if optimizer is None:
+            raise cannot_stage("the program's proof names no optimizer")
+        return optimizer.param_groups[0]["params"][0]
 
 
 class NanInput(Staging):
@@ -215,6 +240,8 @@ STAGINGS: dict[str, type[Staging]] = {
     "gradient-corrupted": CorruptedGradient,
     "always-wrong": AlwaysWrong,
     "weight-flipped": FlippedWeight,
+    "weights-flipped": FlippedWeights,
+    "master-flipped": FlippedMaster,
     "loss-nan": NanInput,
     "loss-flat": Flat,
     "result-corrupted": CorruptedResult,

@@ -37,6 +37,7 @@ FALLS = "test_loss_over_all_ranks_falls"
 REPEATED = "test_repeated_steps_give_the_same_gradients"
 OTHERS = "test_other_ranks_compute_the_same_gradients"  # skips with fewer than three ranks
 REPLICAS = "test_replicas_stay_equal"
+TWIN = "test_twin_run_gives_the_same_bits"  # skips unless the phase has `proof: twin`
 DATA = "test_ranks_train_on_their_own_data"
 PRECISION = "test_precision_is_the_one_declared"
 SAMPLES = "test_samples_are_those_that_the_model_saw"
@@ -58,6 +59,7 @@ CRITERIA = UNMEASURED | {
     GRADIENTS,
     REPEATED,
     OTHERS,
+    TWIN,
     REPLICAS,
     DATA,
     PRECISION,

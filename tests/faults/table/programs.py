@@ -19,6 +19,7 @@ from tests.faults.table.model import (
     REPLICAS,
     SAMPLES,
     SMALL,
+    TWIN,
     Fault,
 )
 
@@ -126,6 +127,32 @@ PROGRAMS = (
         words=("ranks 0-1 differ in the parameters from step 10 on", "0.weight"),
         of_nobody=True,
         args={**SMALL, "steps": 30},
+    ),
+    # A second pass shows it, and the rank disagrees with itself.
+    Fault(
+        "weight_flipped_without_replica",
+        "weight_flipped.py",
+        "gradients",
+        frozenset({TWIN}),
+        words=("rank 0 (local0) on ", "disagrees with itself: trained again from the same state"),
+        rank=0,
+        ranks_per_node=1,
+        args={**SMALL, "steps": 30},
+        settings={"proof": "twin"},
+    ),
+    # The all-gather passes it to all ranks within the step.
+    Fault(
+        "master_flipped_under_zero",
+        "master_flipped.py",
+        "gradients",
+        frozenset({TWIN}),
+        words=(
+            "rank 1 (local0) on ",
+            "first partition (own partition 0) at step 6; expected the same bits",
+        ),
+        rank=1,
+        args=SMALL_ZERO,
+        settings={"proof": "twin"},
     ),
     Fault(
         "gradient_corrupted_before_reduction",

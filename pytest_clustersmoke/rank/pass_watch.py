@@ -1,0 +1,196 @@
+"""What a rank watches in one pass over its training loop; a twin run (`twin.py`) compares two.
+
+The gradients and the parameters have watches of their own (`watches.py`). A twin run also compares
+the batches that the model sees, the optimizer's moments, and under ZeRO the rank's own partition of
+the master weights in every step: its all-gather passes a wrong partition on to all ranks within the
+step, and only the partition shows whose it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from .proof import Proof, find_optimizer
+from .replay import fingerprint
+from .watches import GradientWatch, ReplicaWatch, Rows
+
+
+class PassWatch:
+    """Call `step_done` after each step, and `close` at the end; the pass begins with step `first`
+    (from 0).
+
+    `losses` are this rank's own, on the host, there once the device has passed them. With `twin`
+    the numbers of every step are kept for `rows`.
+    """
+
+    def __init__(
+        self,
+        watched: list[tuple[str, Any]] | None,
+        count: int,
+        world_size: int,
+        device: Any,
+        twin: Proof | None = None,
+        first: int = 0,
+    ) -> None:
+        import torch
+
+        self.losses = torch.zeros(count, dtype=torch.float64, pin_memory=device.type == "cuda")
+        self.has_loss = True
+        self.gradients: GradientWatch | None = None
+        self.replicas: ReplicaWatch | None = None
+        keeps = twin is not None
+        if watched is not None:
+            self.gradients = GradientWatch(watched, count - first, device, keeps)
+            self.replicas = ReplicaWatch(watched, count, world_size, device, keeps)
+        self.states = None if twin is None else StateWatch(twin, device)
+        self._first = first
+
+    def step_done(self, step: int, loss: Any) -> None:
+        """`step` (from 1) is done, with its update of the parameters."""
+        import torch
+
+        if loss is None:
+            self.has_loss = False
+        elif isinstance(loss, torch.Tensor):
+            slot = self.losses[step - 1]
+            slot.copy_(loss.detach().to(torch.float64).reshape(()), non_blocking=True)
+        else:
+            self.losses[step - 1] = loss
+        if self.gradients is not None:
+            self.gradients.step_done()
+        if self.replicas is not None:
+            self.replicas.step_done(step)
+            if self.states is not None:
+                self.states.step_done(step, self.replicas.is_due(step))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what is not the loop's own pass."""
+        with ExitStack() as stack:
+            for watch in (self.gradients, self.states):
+                if watch is not None:
+                    stack.enter_context(watch.paused())
+            yield
+
+    def close(self) -> dict[str, Any] | None:
+        """Remove all hooks; the fields of the `gradient_watch` event, None without that watch."""
+        if self.states is not None:
+            self.states.close()
+        return None if self.gradients is None else self.gradients.close()
+
+    def rates(self) -> dict[int, tuple[Any, ...]]:
+        """The optimizer's learning rates after each step (from 1)."""
+        return {} if self.states is None else self.states.rates
+
+    def rows(self, first: int) -> dict[str, Rows]:
+        """All that a twin run compares, from step `first` (from 0) on, in the order in which a step
+        makes it; after `close`."""
+        import torch
+
+        assert self.gradients is not None and self.replicas is not None and self.states is not None
+        steps = range(self._first + 1, len(self.losses) + 1)
+        losses = self.losses[self._first :].view(torch.int64).view(-1, 1)
+        rows = {
+            "batch": self.states.batches.rows(),
+            "loss": Rows(steps, ["loss"], losses),
+            "gradient": self.gradients.rows(self._first),
+            "partition": self.states.partitions.rows(),
+            "parameter": self.replicas.rows(),
+            "moment": self.states.moments.rows(),
+        }
+        return {kind: _from_step(first, each) for kind, each in rows.items()}
+
+
+def _from_step(first: int, rows: Rows) -> Rows:
+    at = next((row for row, step in enumerate(rows.steps) if step > first), len(rows.steps))
+    return Rows(rows.steps[at:], rows.names, rows.values[at:])
+
+
+class Prints:
+    """Fingerprints of some tensors, after some steps; they stay on the device until `rows`."""
+
+    def __init__(self) -> None:
+        self._steps: list[int] = []
+        self._names: list[str] = []
+        self._rows: list[Any] = []
+
+    def add(self, step: int, named: dict[str, Any]) -> None:
+        """`named` are scalars (int64), the same names at each step."""
+        import torch
+
+        if named:
+            self._steps.append(step)
+            self._names = list(named)
+            self._rows.append(torch.stack(list(named.values())))
+
+    def rows(self) -> Rows:
+        import torch
+
+        if not self._rows:
+            return Rows([], [], torch.zeros((0, 0), dtype=torch.int64))
+        return Rows(self._steps, self._names, torch.stack(self._rows).cpu())
+
+
+class StateWatch:
+    """Takes fingerprints of what else changes on a rank, and the learning rates."""
+
+    def __init__(self, proof: Proof, device: Any) -> None:
+        import torch
+
+        self.batches, self.partitions, self.moments = Prints(), Prints(), Prints()
+        self.rates: dict[int, tuple[Any, ...]] = {}
+        self._proof = proof
+        self._names = {id(p): name for name, p in proof.model.named_parameters()}
+        self._batch = torch.zeros((), dtype=torch.int64, device=device)
+        self._is_paused = False
+        self._handle = proof.model.register_forward_pre_hook(self._see_batch, with_kwargs=True)
+
+    def step_done(self, step: int, with_moments: bool) -> None:
+        self.batches.add(step, {"batch": self._batch.clone()})
+        self._batch.zero_()
+        optimizer = find_optimizer(self._proof)
+        if not hasattr(optimizer, "param_groups"):
+            return
+        own = dict(self._own_tensors(optimizer))
+        self.partitions.add(
+            step, {name: fingerprint(p) for name, p in own.items() if id(p) not in self._names}
+        )
+        self.rates[step] = tuple(group.get("lr") for group in optimizer.param_groups)
+        if with_moments:
+            self.moments.add(
+                step,
+                {
+                    f"{key} of {name}": fingerprint(value)
+                    for name, parameter in own.items()
+                    for key, value in optimizer.state.get(parameter, {}).items()
+                    if isinstance(value, type(self._batch)) and value.numel() > 1
+                },
+            )
+
+    def close(self) -> None:
+        self._handle.remove()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def _own_tensors(self, optimizer: Any) -> Iterator[tuple[str, Any]]:
+        """What the optimizer steps on: parameters of the model, or under ZeRO this rank's part of
+        the master weights."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for number, parameter in enumerate(parameters):
+            yield self._names.get(id(parameter), f"own partition {number}"), parameter
+
+    def _see_batch(self, _module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        import torch
+
+        if not self._is_paused:
+            for value in (*inputs, *named.values()):
+                if isinstance(value, torch.Tensor):
+                    self._batch += fingerprint(value)

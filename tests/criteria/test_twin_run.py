@@ -1,0 +1,132 @@
+"""The twin run: which rank is named, and what is not measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.twin_run import check_twin
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.run_directory import read_json, write_json
+from tests.support.evidence import Evidence
+
+EQUAL: dict[str, Any] = {
+    "first_step": 2,
+    "compared": {"loss": 29},
+    "differing": {},
+    "rate_differs_at": None,
+    "nondeterministic": [],
+    "seconds": 3.0,
+}
+
+
+def differs(*names: str, **steps: int) -> dict[str, Any]:
+    """A record in which these kinds differ first at these steps."""
+    name = names[0] if names else "0.weight"
+    return EQUAL | {"differing": {kind: {"step": at, "name": name} for kind, at in steps.items()}}
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Evidence:
+    """A job of one node and four ranks under `proof: twin` that is done."""
+    evidence = Evidence(tmp_path, 1, 4).done()
+    write_json(evidence.dir.spec, {**(read_json(evidence.dir.spec) or {}), "proof": "twin"})
+    return evidence
+
+
+def test_equal_passes_pass(four: Evidence) -> None:
+    """Every rank compared its steps, and nothing differs."""
+    check_twin(four.each("twin", **EQUAL).result())
+
+
+def test_sampled_phase_is_skipped(tmp_path: Path) -> None:
+    """The twin run is asked for; nothing is missing without it."""
+    result = Evidence(tmp_path, 1, 1).done().result()
+    with pytest.raises(pytest.skip.Exception, match="`proof` is not `twin`") as skipped:
+        check_twin(result)
+    assert not isinstance(skipped.value, Unmeasured)
+
+
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        # A wrong product, or a weight: its own loss or gradient, and the others one step later.
+        ({"loss": 10, "gradient": 10, "parameter": 10}, {"loss": 11, "parameter": 10}),
+        ({"gradient": 10, "loss": 11}, {"loss": 11, "gradient": 11, "parameter": 10}),
+        # A master weight under ZeRO: all ranks get it within the step.
+        ({"partition": 10, "loss": 11}, {"parameter": 10, "loss": 11, "partition": 11}),
+        # A moment that never shows in a weight.
+        ({"moment": 20}, {}),
+    ],
+)
+def test_rank_that_differs_before_the_others_is_named(
+    four: Evidence, own: dict[str, int], others: dict[str, int]
+) -> None:
+    """With its host; the others got its error."""
+    for rank in range(4):
+        four.rank(rank, ("twin", differs(**(own if rank == 2 else others))))
+    with pytest.raises(AssertionError) as failed:
+        check_twin(four.result())
+    text = str(failed.value)
+    assert text.startswith("rank 2 (n0) on h disagrees with itself: trained again from the same")
+    assert f"at step {min(own.values())}; expected the same bits" in text
+    assert not any(f"rank {rank} " in text for rank in (0, 1, 3))
+
+
+def test_single_rank_is_named(tmp_path: Path) -> None:
+    """It has no other to compare with, and needs none."""
+    evidence = Evidence(tmp_path, 1, 1).done()
+    write_json(evidence.dir.spec, {**(read_json(evidence.dir.spec) or {}), "proof": "twin"})
+    evidence.each("twin", **differs(parameter=10))
+    with pytest.raises(AssertionError, match=r"differ, first parameter \(0.weight\) at step 10"):
+        check_twin(evidence.result())
+
+
+def test_reduction_is_blamed_if_most_ranks_differ_at_once(four: Evidence) -> None:
+    """Their loss or their gradients, whichever shows it; nobody is named."""
+    for rank, kinds in enumerate(({"loss": 7}, {"gradient": 7}, {"loss": 7}, {"gradient": 8})):
+        four.rank(rank, ("twin", differs(**kinds)))
+    with pytest.raises(AssertionError, match=r"on 0-2 of 4 ranks at once.*step 6 or 7") as failed:
+        check_twin(four.result())
+    assert "disagrees with itself" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"reason": "names no optimizer"}, "names no optimizer"),
+        (EQUAL | {"compared": {"loss": 0}}, r"rank 0 \(n0\) compared no step"),
+        (EQUAL | {"compared": "x"}, r"rank 0 \(n0\) compared no step"),
+        (EQUAL | {"rate_differs_at": 9}, "learning rate.*from step 9 on"),
+        (differs(batch=2, loss=2), "saw other data in step 2"),
+        (differs(loss=3) | {"nondeterministic": ["index_add"]}, "not deterministic: .*index_add"),
+    ],
+)
+def test_passes_that_need_not_be_equal_are_unmeasured(
+    four: Evidence, record: dict[str, Any], words: str
+) -> None:
+    """The phase is then not FIT, and nobody is accused."""
+    with pytest.raises(Unmeasured, match=words) as skipped:
+        check_twin(four.each("twin", **record).result())
+    assert skipped.value.kind == "twin"
+
+
+def test_missing_event_is_unmeasured(four: Evidence) -> None:
+    """A program without a Proof trains once."""
+    with pytest.raises(Unmeasured, match="no `proof`"):
+        check_twin(four.result())
+
+
+@pytest.mark.parametrize("differing", [None, "x", {"loss": 3}, {"other": {"step": 3}}])
+def test_record_that_is_not_sound_fails(four: Evidence, differing: Any) -> None:
+    """It does not say that nothing differs."""
+    with pytest.raises(AssertionError, match="on 0-3 of 4 ranks at once"):
+        check_twin(four.each("twin", **(EQUAL | {"differing": differing})).result())
+
+
+def test_missing_rank_fails(four: Evidence) -> None:
+    """A rank that reported nothing is named."""
+    with pytest.raises(AssertionError, match="rank 1 reported no result of the twin run"):
+        check_twin(four.rank(0, ("twin", EQUAL)).result())

@@ -1,0 +1,200 @@
+"""The twin run: a healthy loop gives the same bits again, and a wrong one is found and placed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_clustersmoke.rank.proof import Proof
+from pytest_clustersmoke.rank.steps import StepLog
+from pytest_clustersmoke.rank.twin import Twin
+
+WIDTH, STEPS = 8, 30
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine make a step of this size take a second."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+Fault = Callable[[torch.nn.Module, torch.optim.Optimizer], None]
+
+
+class Recorder:
+    """Keeps the rank's events in memory."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def event(self, name: str, /, **fields: Any) -> None:
+        self.events.append((name, fields))
+
+    def only(self, name: str) -> dict[str, Any]:
+        (fields,) = [fields for each, fields in self.events if each == name]
+        return fields
+
+
+class Loop:
+    """A loop of one rank; `fault` strikes once, before step `at` (from 1) of the timed pass."""
+
+    def __init__(self, fault: Fault | None = None, at: int = 12, twin: bool = True) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, WIDTH), torch.nn.BatchNorm1d(WIDTH), torch.nn.Dropout(0.2)
+        )
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.schedule: Callable[[], None] = lambda: None
+        self.batches = [
+            torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(seed))
+            for seed in range(STEPS)
+        ]
+        self.recorder = Recorder()
+        self._fault, self._at, self._twin = fault, at, twin
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Everything that training leaves behind."""
+        optimizer = self.optimizer.state_dict() if self.optimizer is not None else {}
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer,
+            "random": torch.get_rng_state(),
+        }
+
+    def loss(self, index: int) -> torch.Tensor:
+        loss: torch.Tensor = self.model(self.batches[index]).square().mean()
+        return loss
+
+    def make_log(self, proof: Proof) -> StepLog:
+        return StepLog(
+            events=self.recorder,  # type: ignore[arg-type]
+            device=torch.device("cpu"),
+            world_size=1,
+            count=STEPS,
+            samples_per_rank=16,
+            gradients_of=self.model.named_parameters(),
+            twin=Twin(proof) if self._twin else None,
+        )
+
+    def run(self, draw: Callable[[int], int] = lambda index: index) -> dict[str, Any]:
+        """The fields of the twin event."""
+        optimizer = self.optimizer
+        proof = Proof(self.model, self.loss, optimizer=optimizer)
+        for log in self.make_log(proof).passes(first=1):
+            for index in range(log.recorded, STEPS):
+                if self._fault is not None and index == self._at - 1:
+                    self._fault(self.model, optimizer)
+                    self._fault = None
+                optimizer.zero_grad()
+                loss = self.loss(draw(index))
+                loss.backward()
+                optimizer.step()
+                self.schedule()
+                log.record(loss)
+        return self.recorder.only("twin") if self._twin else {}
+
+
+def flip(tensor: torch.Tensor, bit: int) -> None:
+    tensor.data.view(torch.int32).view(-1)[3] ^= 1 << bit
+
+
+def first_step(fields: dict[str, Any]) -> int:
+    return min(int(place["step"]) for place in fields["differing"].values())
+
+
+def test_healthy_loop_gives_the_same_bits_and_ends_as_without_a_twin() -> None:
+    """Dropout, batch norm and the moments are put back before the second pass, and it ends where
+    the first ended."""
+    loop = Loop()
+    fields = loop.run()
+    assert fields["differing"] == {} and fields["rate_differs_at"] is None
+    assert (fields["first_step"], fields["compared"]["loss"]) == (2, STEPS - 1)
+    assert fields["compared"]["parameter"] == fields["compared"]["moment"] == 3
+    state = loop.state
+    alone = Loop(twin=False)
+    alone.run()
+    torch.testing.assert_close(state, alone.state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("key", "bit"), [("weight", 0), ("weight", 30), ("exp_avg", 12), ("exp_avg_sq", 22)]
+)
+def test_flipped_bit_of_the_state_is_found(key: str, bit: int) -> None:
+    """In a weight or a moment; at the latest where the next fingerprints are taken."""
+
+    def fault(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        weight = model[0].weight
+        flip(weight if key == "weight" else optimizer.state[weight][key], bit)
+
+    fields = Loop(fault).run()
+    assert 12 <= first_step(fields) <= 20
+    assert fields["nondeterministic"] == []
+
+
+def test_second_pass_is_in_no_figure() -> None:
+    """Marks, losses, times and metrics are those of the timed pass; the twin has a stage."""
+    loop = Loop()
+    loop.run()
+    events = loop.recorder
+    assert len(events.only("step_times")["seconds"]) == STEPS
+    assert len(events.only("losses")["mean"]) == STEPS
+    steps = [fields["step"] for name, fields in events.events if name == "step"]
+    assert steps == sorted(set(steps)) and steps[-1] == STEPS
+    stages = [(f["name"], f["state"]) for name, f in events.events if name == "stage"]
+    assert stages == [(name, state) for name in ("train", "twin") for state in ("begin", "end")]
+    assert events.only("twin")["seconds"] > 0
+
+
+def test_data_that_is_drawn_anew_is_told_from_a_wrong_result() -> None:
+    """A loader that goes on where it was gives other batches; that is no fault of a device."""
+    drawn = iter(range(1000))
+    fields = Loop().run(draw=lambda _: next(drawn) % STEPS)
+    assert fields["differing"]["batch"]["step"] == 2
+
+
+def test_learning_rate_of_a_scheduler_outside_is_reported() -> None:
+    """The optimizer's own settings are put back; the scheduler's count is not."""
+    loop = Loop()
+    loop.schedule = torch.optim.lr_scheduler.StepLR(loop.optimizer, step_size=10).step
+    assert loop.run()["rate_differs_at"] == 2 + 8
+
+
+class Unknown:
+    """An optimizer that is none of torch's."""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [(None, "names no optimizer"), (Unknown(), "the state of Unknown is not known")],
+)
+def test_state_that_cannot_be_restored_is_the_reason(optimizer: Any, words: str) -> None:
+    """There is no second pass then, and the event says why."""
+    loop = Loop()
+    proof = Proof(loop.model, loop.loss, optimizer=optimizer)
+    passes = 0
+    for log in loop.make_log(proof).passes():
+        passes += 1
+        for _ in range(STEPS):
+            loop.loss(0).backward()
+            log.record(1.0)
+    assert passes == 1
+    assert words in loop.recorder.only("twin")["reason"]
+
+
+def test_loop_that_runs_once_is_the_reason() -> None:
+    """A program that calls start() and finish() is not asked to train again."""
+    loop = Loop()
+    log = loop.make_log(Proof(loop.model, loop.loss, optimizer=loop.optimizer))
+    log.start()
+    for _ in range(STEPS):
+        loop.loss(0).backward()
+        log.record(1.0)
+    log.finish()
+    assert "log.passes()" in loop.recorder.only("twin")["reason"]
