@@ -92,7 +92,7 @@ bench: slurm
 	$(BIN)/python benchmarks/drift.py --short
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 \
 	  benchmarks/proof_cost.py --blocks 40
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 -m benchmarks.corruption
 
 faults: slurm
 	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"

@@ -1,17 +1,17 @@
 """How often proven steps, or a twin run, find a rank that computes wrongly, and name it.
 
-Trains a small MLP under DistributedDataParallel again and again. In each trial one rank's matrix
-products go wrong from a random step on, each with a given probability; nothing else is touched.
-With `--proof twin` one product of step 10 goes wrong as well, or one bit of a weight or of a moment
-is flipped, all in the first of the two passes or from there on. Counts the trials that corruption
-really hit, those found, and those in which exactly that rank was named; and clean trials in which
-anything was found. With three ranks or more, another kind of trial makes one rank's products wrong
-in the same way each time, which only the other ranks can see.
+Trains one of the suite's programs again and again, at sizes of a second. In each trial one rank's
+matrix products go wrong from a random step on, each with a given probability; nothing else is
+touched. With `--proof twin` one product of step 10 goes wrong as well, or one bit of a weight, of a
+moment or of ZeRO's master weights is flipped, all in the first of the two passes or from there on.
+Counts the trials that corruption really hit, those found, and those in which exactly that rank was
+named; and clean trials in which anything was found. With three ranks or more, another kind of trial
+makes one rank's products wrong in the same way each time, which only the other ranks can see.
 
-    torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py
-    torchrun --standalone --nproc_per_node=4 benchmarks/corruption.py --trials 0 --same 100
-    torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py --trials 100 --clean 300
-    torchrun --standalone --nproc_per_node=2 benchmarks/corruption.py --proof twin \\
+    torchrun --standalone --nproc_per_node=2 -m benchmarks.corruption
+    torchrun --standalone --nproc_per_node=4 -m benchmarks.corruption --trials 0 --same 100
+    torchrun --standalone --nproc_per_node=2 -m benchmarks.corruption --program zero --trials 100
+    torchrun --standalone --nproc_per_node=2 -m benchmarks.corruption --program lora --proof twin \\
         --shares 0.1 0.01 0.001
 """
 
@@ -21,34 +21,30 @@ import argparse
 import dataclasses
 import math
 import random
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.trained_programs import PROGRAMS
 from pytest_clustersmoke.criteria.outvoted_ranks import Vote, find_outvoted, read_vote
 from pytest_clustersmoke.criteria.twin_run import find_first, find_guilty
 from pytest_clustersmoke.rank import Proof, Rank
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "smoke_tests"))
+from pytest_clustersmoke.rank.proof import find_optimizer
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
-WIDTH, BATCH, STEPS = 64, 16, 30
 NEIGHBOURS = 32
+INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 def flip_bits(output: torch.Tensor, draw: random.Random) -> None:
-    """Several bits of one number."""
-    at = draw.randrange(output.numel())
-    mask = sum(1 << bit for bit in draw.sample(range(10, 31), 4))
-    output.view(-1).view(torch.int32)[at] ^= mask
+    """Several bits of one number; of fp32 not the ten lowest."""
+    at, size = draw.randrange(output.numel()), output.element_size()
+    bits = range(10, 31) if size == 4 else range(15)
+    output.view(-1).view(INTEGERS[size])[at] ^= sum(1 << bit for bit in draw.sample(bits, 4))
 
 
 def spoil_neighbours(output: torch.Tensor, draw: random.Random) -> None:
@@ -102,20 +98,35 @@ class Corruption(TorchDispatchMode):
 
 
 class Flip:
-    """Flips one bit of a weight or of a moment before a step of the first pass."""
+    """Flips one bit of the state, once."""
 
     def __init__(self, kind: str, seed: str) -> None:
         self.kind, self.hits = kind, 0
         self._draw = random.Random(seed)
 
-    def strike(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        weight = self._draw.choice(list(model.parameters()))
-        moment = self._draw.choice(["exp_avg", "exp_avg_sq"])
-        tensor = weight.data if self.kind == "weight" else optimizer.state[weight][moment]
-        at, bit = self._draw.randrange(tensor.numel()), self._draw.randrange(32)
-        # int32 has no bit 31 of its own to shift to: it is the sign.
-        tensor.view(-1).view(torch.int32)[at] ^= 1 << bit if bit < 31 else -(1 << 31)
+    def strike(self, proof: Proof) -> None:
+        tensor = self._choose(proof)
+        at, bits = self._draw.randrange(tensor.numel()), tensor.element_size() * 8
+        bit = self._draw.randrange(bits)
+        # The highest bit of a signed integer is its sign.
+        mask = 1 << bit if bit < bits - 1 else -(1 << bit)
+        tensor.view(-1).view(INTEGERS[bits // 8])[at] ^= mask
         self.hits += 1
+
+    def _choose(self, proof: Proof) -> torch.Tensor:
+        """A weight of the model, or one of the tensors that the optimizer keeps."""
+        if self.kind == "weight":
+            weights = [p for p in proof.model.parameters() if p.requires_grad]
+            return self._draw.choice(weights).data
+        optimizer = find_optimizer(proof)
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        parameter: torch.Tensor = self._draw.choice(stepped)
+        if self.kind == "master":
+            return parameter.data
+        moment: torch.Tensor = optimizer.state[parameter][
+            self._draw.choice(["exp_avg", "exp_avg_sq"])
+        ]
+        return moment
 
 
 class Recorder:
@@ -128,39 +139,26 @@ class Recorder:
         self.events.append((name, fields))
 
 
-def train(rank: Rank, seed: int, fault: Corruption | Flip | None, begins: int) -> Recorder:
-    from teacher import Teacher
-    from train_mlp import build_model, loss_of
+class Trials:
+    """Trainings of one program, with or without a fault."""
 
-    torch.manual_seed(seed)
-    recorder = Recorder()
-    rank._events = recorder  # type: ignore[assignment]
-    model: nn.Module = build_model(WIDTH)
-    engine, data = DistributedDataParallel(model), Teacher(WIDTH, BATCH, rank.rank, rank.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    twin = rank._environment.proof == "twin"
+    def __init__(self, rank: Rank, program: str) -> None:
+        self.rank = rank
+        self.program = program
+        _, self._train, self.steps = PROGRAMS[program]
 
-    def loss_on(index: int, other: int) -> torch.Tensor:
-        return loss_of(model, Teacher(WIDTH, BATCH, other, rank.device).batch(index))
+    def train(self, seed: int, fault: Corruption | Flip | None, begins: int) -> Recorder:
+        recorder = Recorder()
+        self.rank._events = recorder  # type: ignore[assignment]
 
-    proof = Proof(
-        model,
-        local_loss=lambda index: loss_of(model, data.batch(index)),
-        peer_loss=loss_on,
-        optimizer=optimizer if twin else None,
-    )
-    for step in rank.steps(STEPS, samples_per_rank=BATCH, proof=proof):
-        if isinstance(fault, Corruption) and step.index >= begins:
-            fault.active = True
-        elif isinstance(fault, Flip) and step.index == begins and not fault.hits:
-            fault.strike(model, optimizer)
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(engine, data.batch(step.index))
-        loss.backward()
-        step.backward_done()
-        optimizer.step()
-        step.record(loss=loss)
-    return recorder
+        def strike(index: int, proof: Proof) -> None:
+            if isinstance(fault, Corruption) and index >= begins:
+                fault.active = True
+            elif isinstance(fault, Flip) and index == begins and not fault.hits:
+                fault.strike(proof)
+
+        self._train(self.rank, seed, strike)
+        return recorder
 
 
 def find(recorder: Recorder) -> tuple[bool, bool, bool]:
@@ -207,17 +205,18 @@ def gather(rank: Rank, value: Any) -> list[Any]:
     return values
 
 
-def run_trials(rank: Rank, kind: str, share: float, trials: int) -> str:
+def run_trials(runs: Trials, kind: str, share: float, trials: int) -> str:
+    rank = runs.rank
     hit = found = named = nan = 0
     for trial in range(trials):
         draw = random.Random(f"{kind} {share} {trial}")
-        guilty, begins = draw.randrange(rank.world_size), draw.randrange(STEPS)
+        guilty, begins = draw.randrange(rank.world_size), draw.randrange(runs.steps)
         corruption = Corruption(kind, share, f"{kind} {trial}")
         if rank.rank == guilty:
             with corruption:
-                recorder = train(rank, trial, corruption, begins)
+                recorder = runs.train(trial, corruption, begins)
         else:
-            recorder = train(rank, trial, None, begins)
+            recorder = runs.train(trial, None, begins)
         results = gather(rank, (*find(recorder), corruption.hits))
         if not sum(hits for *_, hits in results):
             continue
@@ -232,19 +231,20 @@ def run_trials(rank: Rank, kind: str, share: float, trials: int) -> str:
     )
 
 
-def run_same(rank: Rank, trials: int) -> str:
+def run_same(runs: Trials, trials: int) -> str:
     """Trials in which a rank is always wrong in the same way: the guilty one agrees with itself,
     is among those outvoted, or is the only one of these."""
+    rank = runs.rank
     hit = itself = found = named = 0
     for trial in range(trials):
         draw = random.Random(f"{SAME} {trial}")
-        guilty, begins = draw.randrange(rank.world_size), draw.randrange(STEPS)
+        guilty, begins = draw.randrange(rank.world_size), draw.randrange(runs.steps)
         corruption = Corruption(SAME, 1.0, f"{SAME} {trial}")
         if rank.rank == guilty:
             with corruption:
-                recorder = train(rank, trial, corruption, begins)
+                recorder = runs.train(trial, corruption, begins)
         else:
-            recorder = train(rank, trial, None, begins)
+            recorder = runs.train(trial, None, begins)
         outvoted = sorted(find_outvoted(read_votes(rank, recorder)))
         results = gather(rank, (find(recorder)[0], corruption.hits))
         hit += any(hits for _, hits in results)
@@ -257,16 +257,19 @@ def run_same(rank: Rank, trials: int) -> str:
     )
 
 
-def run_twins(rank: Rank, kind: str, make: Callable[[str], Corruption | Flip], trials: int) -> str:
+def run_twins(
+    runs: Trials, kind: str, make: Callable[[str], Corruption | Flip], trials: int
+) -> str:
     """Trials of one kind in which the loop is trained twice."""
+    rank = runs.rank
     hit = found = named = 0
     for trial in range(trials):
         draw = random.Random(f"{kind} {trial}")
         guilty, fault = draw.randrange(rank.world_size), make(f"{kind} {trial}")
-        begins = 9 if kind == "once" else draw.randrange(1, STEPS)
+        begins = 9 if kind == "once" else draw.randrange(1, runs.steps)
         is_guilty = rank.rank == guilty
         with fault if is_guilty and isinstance(fault, Corruption) else nullcontext():
-            recorder = train(rank, trial, fault if is_guilty else None, begins)
+            recorder = runs.train(trial, fault if is_guilty else None, begins)
         anything, names = find_in_twin(rank, recorder)
         if not sum(gather(rank, fault.hits)):
             continue
@@ -277,19 +280,21 @@ def run_twins(rank: Rank, kind: str, make: Callable[[str], Corruption | Flip], t
     return f"| {kind} | {hit} of {trials} | {found} | {named} ({low:.0%} to {high:.0%}) |"
 
 
-def compare_twins(rank: Rank, args: argparse.Namespace, tell: Callable[..., Any]) -> None:
+def compare_twins(runs: Trials, args: argparse.Namespace, tell: Callable[..., Any]) -> None:
     """The table of `--proof twin`."""
+    rank = runs.rank
     rank._environment = dataclasses.replace(rank._environment, proof="twin")
-    alarms = sum(find_in_twin(rank, train(rank, trial, None, 0))[0] for trial in range(args.clean))
+    alarms = sum(find_in_twin(rank, runs.train(trial, None, 0))[0] for trial in range(args.clean))
     tell(f"clean: something was found in {alarms} of {args.clean} trials\n", flush=True)
     tell("| what goes wrong | hit | found | right rank named |\n|---|---|---|---|")
     kinds: dict[str, Callable[[str], Corruption | Flip]] = {
         f"{share:g} of all products": partial(Corruption, "mixed", share) for share in args.shares
     }
+    states = ("weight", "moment", *(["master"] if runs.program == "zero" else []))
     kinds["once"] = partial(Corruption, "mixed", 1.0, most=1)
-    kinds |= {f"bit of a {state}": partial(Flip, state) for state in ("weight", "moment")}
+    kinds |= {f"bit of a {state}": partial(Flip, state) for state in states}
     for kind, make in kinds.items():
-        tell(run_twins(rank, kind, make, args.trials), flush=True)
+        tell(run_twins(runs, kind, make, args.trials), flush=True)
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
@@ -305,6 +310,7 @@ def wilson(count: int, total: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--program", choices=PROGRAMS, default="mlp")
     parser.add_argument("--trials", type=int, default=20, help="per class and probability")
     parser.add_argument(
         "--same", type=int, default=0, help=f"trials of {SAME}, three ranks or more"
@@ -314,27 +320,28 @@ def main() -> None:
     parser.add_argument("--proof", choices=("sampled", "twin"), default="sampled")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    with Rank.start() as rank:
+    with Rank.start(init=PROGRAMS[args.program][0]) as rank:
+        runs = Trials(rank, args.program)
         print_once = print if rank.is_main else lambda *_, **__: None
         writer = rank._events
         if args.proof == "twin":
-            compare_twins(rank, args, print_once)
+            compare_twins(runs, args, print_once)
             rank._events = writer
             return
         alarms = 0
         for trial in range(args.clean):
-            results = gather(rank, find(train(rank, trial, None, 0)))
+            results = gather(rank, find(runs.train(trial, None, 0)))
             alarms += any(anything for _, anything, _ in results)
         print_once(f"clean: something was found in {alarms} of {args.clean} trials\n", flush=True)
         if args.same:
             print_once("| class | hit | agreed with itself | outvoted | right rank named |")
-            print_once(f"|---|---|---|---|---|\n{run_same(rank, args.same)}", flush=True)
+            print_once(f"|---|---|---|---|---|\n{run_same(runs, args.same)}", flush=True)
         if args.trials:
             print_once("| class | share of products | hit | found | right rank named | NaN |")
             print_once("|---|---|---|---|---|---|")
         for share in args.shares if args.trials else ():
             for kind in [*CLASSES, "mixed"]:
-                line = run_trials(rank, kind, share, args.trials)
+                line = run_trials(runs, kind, share, args.trials)
                 print_once(line, flush=True)
         rank._events = writer
 
