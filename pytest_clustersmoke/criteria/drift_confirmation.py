@@ -33,6 +33,7 @@ def confirm_drift(
         name: record["drift"]
         for name, record in past.items()
         if "drift" in record and record["drift"]["status"] == "fail"
+        if not _is_beyond(name, result.metric(name).value, record["fail"])
     }
     hardware, number = fingerprint_of(result).hardware, 0
     while number < MAX_RERUNS and not all(_is_decided(name, drifts[name]) for name in drifts):

@@ -1,9 +1,9 @@
 """The criterion: no GPU takes longer for its own step than it did in good runs of the past.
 
 Peers hide a small loss, since healthy GPUs of one model differ by several percent. A GPU's own past
-does not have that spread, only the noise from run to run. It is estimated from the GPU's own runs
-and from those of the others (a moderated t-test: G. K. Smyth, Stat. Appl. Genet. Mol. Biol. 3
-(2004) 3, doi:10.2202/1544-6115.1027), since eight runs alone show it badly. The chance of a false
+does not have that spread, only the noise from run to run. Eight runs are too few to estimate it
+well, so the noise of the job's other GPUs is pooled in (a moderated t-test: G. K. Smyth, Stat.
+Appl. Genet. Mol. Biol. 3 (2004) 3, doi:10.2202/1544-6115.1027). The chance of a false
 name is shared among all GPUs of the job. On CPU a fixed factor decides, as among ranks.
 """
 
@@ -72,7 +72,7 @@ def judge_gpus(
     return verdicts
 
 
-def check(phase: PhaseResult) -> None:
+def check_gpus(phase: PhaseResult) -> None:
     """Fail, naming the GPUs that became slower; unmeasured without history, or if the profile only
     warns."""
     __tracebackhide__ = True

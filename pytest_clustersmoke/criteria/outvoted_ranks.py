@@ -68,7 +68,7 @@ def check_cross_replay(phase: PhaseResult) -> None:
 
 
 def find_outvoted(votes: Sequence[Vote]) -> dict[int, list[Vote]]:
-    """The ranks that nothing but themselves explains, with the votes that show it."""
+    """The ranks that were outvoted by two ranks that never were, with the votes against them."""
     alone = {vote.alone for vote in votes}
     outvoted: dict[int, list[Vote]] = defaultdict(list)
     for vote in votes:

@@ -54,9 +54,12 @@ class PeerVerdict:
 
 def typical_s(samples: Sequence[float]) -> float:
     """The mean of the middle three fifths: nearly as exact as the mean, and a pass that was
-    disturbed does not count."""
+    disturbed does not count. Infinite if the times are too long to add."""
     cut = len(samples) // 5
-    return statistics.fmean(sorted(samples)[cut : len(samples) - cut])
+    try:
+        return statistics.fmean(sorted(samples)[cut : len(samples) - cut])
+    except OverflowError:
+        return math.inf
 
 
 def judge_peers(times: Mapping[int, float]) -> PeerVerdict:

@@ -214,7 +214,7 @@ class Trained(Started):
 
     def test_each_gpu_is_as_fast_as_it_was(self, phase: PhaseView) -> None:
         """No GPU takes longer for its own step than in good runs of the past."""
-        gpu_past.check(phase)
+        gpu_past.check_gpus(phase)
 
     def test_throughput_meets_the_reference(self, phase: PhaseView) -> None:
         self.check_metrics(phase, *self.throughput)

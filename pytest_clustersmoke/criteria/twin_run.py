@@ -16,13 +16,14 @@ import pytest
 
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from ..evidence.telemetry import parse_int
+from ..evidence.telemetry import parse_int, parse_texts
 from ..text import ranges
-from .training_proofs import NO_PROOF, identify_device, require_all_ranks
+from .training_proofs import NO_PROOF, add_in_any_order, identify_device, require_all_ranks
 
 KIND = "twin"
 # In the order in which a step makes them; a rank's loss and its local gradients show the same pass.
 ORDER = {"batch": 0, "loss": 1, "gradient": 1, "partition": 2, "parameter": 3, "moment": 3}
+UPDATED = ("partition", "parameter", "moment")  # by the reduced gradients, which came over links
 
 
 @dataclass(frozen=True, order=True)
@@ -40,8 +41,8 @@ class Difference:
 
 
 def check_twin(phase: PhaseResult) -> None:
-    """Fail if a rank's second pass gave other bits, with the ranks that differed first; unmeasured
-    if there is no second pass, or if it was not to give the same bits."""
+    """Fail, naming the ranks that differed first; unmeasured without a second pass, and if equal
+    bits could not be expected of it."""
     __tracebackhide__ = True
     if phase.spec.get("proof") != "twin":
         pytest.skip("the phase's `proof` is not `twin`")
@@ -93,20 +94,26 @@ def _name_first(
     guilty = find_guilty(firsts)
     first = firsts[guilty[0]]
     kernels = [records[rank].get("nondeterministic") for rank in guilty]
-    if all(kernels):
-        raise Unmeasured(KIND, f"not deterministic: {kernels[0]}")
-    if first.kind == "batch" and len(guilty) == phase.world_size:
+    if first.kind == "batch":
         raise Unmeasured(
             KIND,
-            f"the model saw other data in step {first.step} of the second pass; a program that "
-            "draws its data by step.index sees the same",
+            f"the model saw other data in step {first.step} of the second pass on rank"
+            f"{'s' if len(guilty) > 1 else ''} {ranges(guilty)}; a program that draws its data by "
+            "step.index sees the same",
         )
+    everywhere = [records[rank].get("nondeterministic") for rank in firsts]
+    if add_in_any_order(kernels, phase.world_size) or add_in_any_order(
+        everywhere, phase.world_size
+    ):
+        raise Unmeasured(KIND, f"not deterministic: {', '.join(parse_texts(kernels[0]))}")
     if phase.world_size > 1 and len(guilty) > phase.world_size / 2:
         fail(
             f"the second pass gave other bits on {ranges(guilty)} of {phase.world_size} ranks at "
             f"once, first {first}; no rank differed before the others, so a reduction between "
             f"them gave another result in step {max(1, first.step - 1)} or {first.step}"
         )
+    if first.kind in UPDATED and phase.world_size > 1:
+        fail("\n".join(_describe_update(phase, rank, firsts[rank]) for rank in guilty))
     fail("\n".join(_accuse(phase, rank, firsts[rank]) for rank in guilty))
 
 
@@ -114,6 +121,15 @@ def find_guilty(firsts: Mapping[int, Difference]) -> list[int]:
     """The ranks that differ before all others."""
     earliest = min((first.step, first.order) for first in firsts.values())
     return [rank for rank, first in sorted(firsts.items()) if (first.step, first.order) == earliest]
+
+
+def _describe_update(phase: PhaseResult, rank: int, first: Difference) -> str:
+    return (
+        f"the second pass gave other bits on {identify_device(phase.ranks[rank])} before the other "
+        f"ranks, first {first}, after the same local gradients; expected the same bits. Its own "
+        "update or memory was wrong in one of the two passes, or the reduced gradient that it "
+        "received: test the device (dcgmi diag -r 3) and the links to it (the all-reduce phases)"
+    )
 
 
 def _accuse(phase: PhaseResult, rank: int, first: Difference) -> str:

@@ -138,6 +138,9 @@ class RankError:
         return f"{self.type}: {self.message}"
 
 
+FASTER_LATER = 4  # a loop's steps against its average rate, at most
+
+
 @dataclass(frozen=True)
 class StageMark:
     """The beginning of a stage, or its end, with the seconds that it took."""
@@ -233,9 +236,9 @@ class RankResult:
     @property
     def steps_since_mark(self) -> int:
         """How many steps more than it marked it may have done, since marks are MARK_EVERY_S
-        apart."""
+        apart. The rate is that since the loop began, which a slow first step lowers."""
         rate = parse_finite((self.events.last("step") or {}).get("steps_per_s")) or 0.0
-        return 1 + math.ceil(max(0.0, rate) * MARK_EVERY_S)
+        return 1 + math.ceil(max(0.0, rate) * MARK_EVERY_S * FASTER_LATER)
 
     @property
     def steps_planned(self) -> int | None:
@@ -261,11 +264,11 @@ class RankResult:
         parts = (self.events.last("own_steps") or {}).get("parts")
         passes: dict[str, tuple[float, ...]] = {}
         for name, record in parts.items() if isinstance(parts, dict) else ():
-            seconds = record.get("cpu_seconds" if cpu else "seconds") if record else None
-            passes[str(name)] = tuple(parse_numbers(seconds))
+            times = record.get("cpu_seconds" if cpu else "seconds") if type(record) is dict else ()
+            passes[str(name)] = tuple(parse_numbers(times))
         counts = {len(times) for times in passes.values()}
         times_only = all(0 <= time < math.inf for times in passes.values() for time in times)
-        return passes if len(counts) == 1 and times_only else {}
+        return passes if len(counts) == 1 and counts != {0} and times_only else {}
 
     def _times_s(self, name: str, left_out: Collection[float] = ()) -> tuple[float, ...]:
         record = self.events.last("step_times") or {}

@@ -45,7 +45,10 @@ class CriterionRecord(RecordModel):
     """The result of one criterion."""
 
     result: Result
-    text: str = Field(description="why; of one that passed: how small a fault it could have seen")
+    text: str = Field(
+        description="the reason for the result; of one that passed, how small a fault it would "
+        "have seen"
+    )
     known: KnownRecord | SkipJsonSchema[None] = Field(
         default=None, description="the entry of `known` that covers it, if there is one"
     )
@@ -83,6 +86,9 @@ class PhaseCounts(RecordModel):
         default=None, description="all criteria of its class; null: not known"
     )
     selected: list[str] = Field(default=[], description="those that were to run")
+    require: list[str] = Field(
+        default=[], description="kinds of criteria that its own settings require"
+    )
     judged: list[str] = Field(default=[], description="the kinds that its criteria judged")
     sides: list[str] = Field(
         default=[], description="where its ranks communicate: inside nodes, between nodes"

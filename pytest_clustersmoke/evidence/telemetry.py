@@ -26,6 +26,8 @@ MAX_FILE_BYTES = 256 * 2**20
 MARK, MAX_MARKS, MAX_OTHER_BYTES = "step", 20_000, 64 * 2**20
 # Steps may be shorter, so the last mark of a rank that was killed is not always its last step.
 MARK_EVERY_S = 0.5
+# In the place of a kernel's name: torch replaces some that add in any order without naming them.
+UNNAMED_KERNELS = "passes of one step differ, and those with deterministic kernels do not"
 # How EventWriter begins a mark, and how many of the last ones are tried: a killed rank may leave
 # a torn one.
 MARK_BEGINS, LAST_MARKS = f'{{"event": "{MARK}", '.encode(), 8

@@ -226,8 +226,9 @@ class Rank:
             gradients_of=gradients_of,
             proof=proof,
         )
-        for each in log.passes(first=1):
+        for each in log.passes(first=1, calls_begin=True):
             for index in range(each.recorded, count):
+                each.begin()
                 yield Step(index, each)
                 if each.recorded != index + 1:
                     raise RankMisuse(
@@ -350,7 +351,7 @@ class Rank:
 
     def _record_start(self, init: str) -> None:
         self.device = choose_device(self._environment)
-        process_group.prepare(init, self.device)
+        process_group.prepare(init, self.device, repeats=self._environment.proof == TWIN)
         self._events.event("start", **start_facts(self._environment, self.device), init=init)
         self._hook.introduced()
 

@@ -39,9 +39,9 @@ class CrossReplay:
         self._loss_of = loss_of
 
     def compare(self, index: int, randomness: Randomness, own: list[int]) -> dict[str, Any]:
-        """Compare the three results for each rank's pass of step `index`; for the `proof` event,
-        those for this rank's: who had them, who is alone with another one, which parameters differ,
-        and whether the ranks had to compute them `again`, with deterministic kernels.
+        """Compare the three results of each rank's pass of step `index`. Returns, for this rank's
+        own pass: who repeated it, which rank disagrees with the other two, which parameters differ,
+        and whether it had to be repeated with deterministic kernels.
 
         `own` are the fingerprints of this rank's repeated pass, `randomness` its random state.
         """

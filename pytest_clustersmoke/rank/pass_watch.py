@@ -113,24 +113,32 @@ class Prints:
 
     def __init__(self) -> None:
         self._steps: list[int] = []
-        self._names: list[str] = []
-        self._rows: list[Any] = []
+        self._rows: list[dict[str, Any]] = []
 
     def add(self, step: int, named: dict[str, Any]) -> None:
-        """`named` are scalars (int64), the same names at each step."""
-        import torch
-
+        """`named` are scalars (int64)."""
         if named:
             self._steps.append(step)
-            self._names = list(named)
-            self._rows.append(torch.stack(list(named.values())))
+            self._rows.append(named)
 
     def rows(self) -> Rows:
+        """The names that every step has: an optimizer makes its state when it is first needed."""
         import torch
 
-        if not self._rows:
+        names = (
+            [name for name in self._rows[0] if all(name in row for row in self._rows)]
+            if (self._rows)
+            else []
+        )
+        if not names:
             return Rows([], [], torch.zeros((0, 0), dtype=torch.int64))
-        return Rows(self._steps, self._names, torch.stack(self._rows).cpu())
+        values = torch.stack([torch.stack([row[name] for name in names]) for row in self._rows])
+        return Rows(self._steps, names, values.cpu())
+
+
+def _copy_rate(rate: Any) -> Any:
+    """A rate that a scheduler cannot change afterwards, as it does with a tensor."""
+    return rate.detach().clone() if hasattr(rate, "detach") else rate
 
 
 class StateWatch:
@@ -157,7 +165,7 @@ class StateWatch:
         self.partitions.add(
             step, {name: fingerprint(p) for name, p in own.items() if id(p) not in self._names}
         )
-        self.rates[step] = tuple(group.get("lr") for group in optimizer.param_groups)
+        self.rates[step] = tuple(_copy_rate(group.get("lr")) for group in optimizer.param_groups)
         if with_moments:
             self.moments.add(
                 step,

@@ -18,7 +18,8 @@ CLEAR_REFS, RESET_PEAK = Path("/proc/self/clear_refs"), "5"
 class PeakMemory:
     """`pause` before a proven step, `resume` after it; `metrics` at the end of the loop.
 
-    `held` are the bytes on the host that are not the training's, and count from the next `resume`.
+    `held` are bytes of the host that are not the training's, such as a snapshot of its state; they
+    are subtracted from the peak after the next `resume`.
     """
 
     def __init__(self, device: str) -> None:

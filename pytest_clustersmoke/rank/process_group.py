@@ -74,8 +74,12 @@ def backend_of(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def prepare(init: str, device: torch.device) -> None:
-    """Set the variables that must be set before libraries are imported or the group is opened."""
+def prepare(init: str, device: torch.device, repeats: bool) -> None:
+    """Set the variables that must be set before libraries are imported or the group is opened;
+    `repeats` if reductions must give the same bits again."""
+    if repeats:
+        # NVLink SHARP adds in another order in each call (github.com/NVIDIA/nccl/issues/1497).
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     # With this workspace cuBLAS gives the same bits again, so that a pass can be repeated.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # The number of entries the flight recorder keeps. torch before 2.9 knows only the old name;

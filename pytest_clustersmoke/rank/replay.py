@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..evidence.telemetry import UNNAMED_KERNELS
+
 if TYPE_CHECKING:
     import torch
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 MOST_NAMES = 10
 # torch's warning for a kernel that may add in any order.
 NOT_DETERMINISTIC = "does not have a deterministic implementation|non-deterministic"
+# A device that is wrong now and then seldom gives equal passes so many times.
+DETERMINISTIC_PASSES = 3
 # What torch and DeepSpeed raise if activations are recomputed by reentrant checkpointing, and the
 # node of the graph that would have recomputed them.
 REENTRANT = re.compile(r"checkpoint\w* is (in|not )compatible with \.grad\(\)", re.IGNORECASE)
@@ -192,7 +196,7 @@ class Replay:
 
     def find_differences(self, engine: list[int], own: list[int]) -> tuple[list[int], list[str]]:
         """The parameters whose gradients differ in two passes, and the kernels that may add in any
-        order, if that is why.
+        order, if that is why; `[UNNAMED_KERNELS]` if some seem to.
 
         If a kernel of the model is not deterministic, the engine's pass cannot be compared with
         another one; then two passes with deterministic kernels are compared instead.
@@ -200,12 +204,24 @@ class Replay:
         differing = _differing(engine, own)
         if not differing:
             return [], []
-        with deterministic_kernels() as kernels:
-            first = self.prints()
+        passes, kernels = self._repeat_deterministically()
         if kernels:
-            with deterministic_kernels():
-                differing = _differing(first, self.prints())
-        return differing, kernels
+            return _differing(passes[0], passes[1]), kernels
+        return differing, [UNNAMED_KERNELS] if passes.count(passes[0]) == len(passes) else []
+
+    def find_kernels(self) -> list[str]:
+        """The kernels that may add in any order; `[UNNAMED_KERNELS]` if some seem to."""
+        differing = _differing(self.prints(), self.prints())
+        passes, kernels = self._repeat_deterministically()
+        settled = passes.count(passes[0]) == len(passes)
+        return kernels or ([UNNAMED_KERNELS] if differing and settled else [])
+
+    def _repeat_deterministically(self) -> tuple[list[list[int]], list[str]]:
+        """The fingerprints of some passes with deterministic kernels, and the kernels that are
+        not."""
+        with deterministic_kernels() as kernels:
+            passes = [self.prints() for _ in range(DETERMINISTIC_PASSES)]
+        return passes, kernels
 
     def losses(self) -> Iterator[torch.Tensor]:
         losses = self._local_losses()
@@ -236,14 +252,16 @@ def deterministic_kernels() -> Iterator[list[str]]:
     import torch
 
     kernels: list[str] = []
-    mode = torch.get_deterministic_debug_mode()
+    mode, warns_always = torch.get_deterministic_debug_mode(), torch.is_warn_always_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_warn_always(True)  # attention kernels otherwise warn once in a process
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield kernels
     finally:
         torch.set_deterministic_debug_mode(mode)
+        torch.set_warn_always(warns_always)
     texts = [str(warning.message).splitlines()[0][:200] for warning in caught]
     kernels += sorted({text for text in texts if re.search(NOT_DETERMINISTIC, text)})[:MOST_NAMES]
 
@@ -267,7 +285,9 @@ class Randomness:
             torch.cuda.set_rng_state(self._cuda)
         random.setstate(self._python)
         if self._numpy is not None:
-            _numpy_random().set_state(self._numpy)
+            import numpy.random  # another rank's state may come here first
+
+            numpy.random.set_state(self._numpy)
 
 
 def _numpy_random() -> Any:

@@ -110,13 +110,17 @@ class StepLog:
         self._untimed_s = 0.0  # how long measurements took, between steps
         self._memory = PeakMemory(str(device))
         self._before_step = before_step or (lambda index, count: None)
+        self._begins_itself = True
         self._marked = 0
         self._marked_at = -math.inf
 
-    def passes(self, first: int = 0) -> Iterator[StepLog | TwinLog]:
-        """What records the steps of each pass over the loop: this log, and in a twin run another
-        one, before whose pass the state is put back to that before step `first` (from 0). All that
-        the program makes in a loop that begins with step 0 it must make anew."""
+    def passes(self, first: int = 0, calls_begin: bool = False) -> Iterator[StepLog | TwinLog]:
+        """Yield the log for each pass over the loop: this one, then, in a twin run, a `TwinLog`.
+        Before the second pass the state is restored to what it was before step `first` (from 0).
+        If that is the first step, the program must build its optimizer and engine anew. With
+        `calls_begin` the caller calls `begin` before each step; otherwise `record` begins the next.
+        """
+        self._begins_itself = not calls_begin
         if self._twin is not None:
             self._twin.first = min(first, self.count - 1)
         self.start()
@@ -164,7 +168,8 @@ class StepLog:
         self._began = time.perf_counter()
         self._clock = CudaClock() if on_cuda else CpuClock()
         self._clock.tick()
-        self._begin_step()
+        if self._begins_itself:
+            self.begin()
 
     def record(self, loss: torch.Tensor | float | None = None) -> None:
         if self.recorded == self.count:
@@ -181,7 +186,8 @@ class StepLog:
         if self.recorded < self.count:
             if self.recorded == max(1, self.warmup):
                 self._measure_own_step()
-            self._begin_step()
+            if self._begins_itself:
+                self.begin()
 
     def backward_done(self) -> None:
         """Prove the current step, if it is one of those drawn."""
@@ -191,7 +197,8 @@ class StepLog:
             fields = self._prover.prove(self.recorded)
         self._events.event("proof", **fields, samples_per_rank=self._samples_per_rank)
 
-    def _begin_step(self) -> None:
+    def begin(self) -> None:
+        """Begin a step: what the program did after the step before is no part of it."""
         if self._twin is not None and self.recorded == self._twin.first:
             with self._untimed():
                 self._memory.held = self._twin.take_snapshot()

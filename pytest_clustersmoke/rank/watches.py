@@ -32,6 +32,7 @@ SUM_ROWS = 1000
 # it is a quarter of a percent. Of a long run at most MOST_PRINTS are taken.
 EVERY = 10
 MOST_PRINTS = 100
+MOST_KEPT = 2**22  # fingerprints of a twin run, which takes them after every step: 32 MiB
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,8 @@ class ReplicaWatch:
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self._every = max(EVERY, -(-count // MOST_PRINTS))
+        if keeps and count * len(named) <= MOST_KEPT:
+            self._every = 1
         self._count = count
         self._world_size = world_size
         self._keeps = keeps

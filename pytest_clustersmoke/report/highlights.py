@@ -140,13 +140,19 @@ def _stragglers(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
 
 
 def _lateness(rank: RankRecord, ranks: list[RankRecord]) -> str:
-    """How the rank's own part of a step compares with that of the others, by medians."""
-    others = [other.own_s.p50 for other in ranks if other.own_s and other is not rank]
-    if not rank.own_s or not others:
+    """How the rank compares with the median of the others: by the part of its steps until it waits
+    for others, or by the step that it repeated alone, whichever shows more."""
+    others = [other for other in ranks if other is not rank]
+    times = []
+    if rank.own_s and (own := [other.own_s.p50 for other in others if other.own_s]):
+        times.append(("own part of a step", rank.own_s.p50, statistics.median(own)))
+    if rank.own_step_s and (alone := [other.own_step_s for other in others if other.own_step_s]):
+        times.append(("own step, repeated alone,", rank.own_step_s, statistics.median(alone)))
+    if not times:
         return "it is slower than the others"
+    words, seconds, usual = max(times, key=lambda time: time[1] / time[2] if time[2] else math.inf)
     step = f"; a whole step takes {_ms(rank.step_s.p50)}" if rank.step_s else ""
-    times = f"{_ms(rank.own_s.p50)}, that of the others {_ms(statistics.median(others))}"
-    return f"its own part of a step takes {times}{step}"
+    return f"its {words} takes {_ms(seconds)}, that of the others {_ms(usual)}{step}"
 
 
 def _ms(seconds: float) -> str:

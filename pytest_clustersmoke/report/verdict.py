@@ -2,8 +2,9 @@
 
 It depends on the outcomes of the jobs, on the results of their criteria, and on `counts`; never on
 what was measured. UNFIT: something failed. INCONCLUSIVE: nothing failed, but something required was
-not measured, or a failure is known, or an xfail has no entry of `known`. UNFIT beats INCONCLUSIVE;
-a verdict is never better than its evidence. A proof has a verdict of its own.
+not measured, or a failure is known, or a test is marked xfail and no entry under `known` covers it.
+UNFIT beats INCONCLUSIVE; a verdict is never better than its evidence. A proof of gates has
+a verdict of its own.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from ..evidence.run_counts import (
 )
 from ..evidence.run_record import PhaseRecord, ProofRecord, RunRecord
 
-# A phase is FIT only if these could be judged where they were looked at, whatever its cluster
-# requires: the proofs that training is correct, and the result itself (`twin` only where the phase
-# asks for it). The sentence names those of OF_PROGRAM that could not be judged.
+# A phase that checks one of these and cannot judge it is never FIT, whatever its cluster requires:
+# the proofs that training is correct, and the result itself (`twin` only where the phase asks for
+# it). The verdict's line names those of OF_PROGRAM that could not be judged.
 ALWAYS_REQUIRED = frozenset({"gradients", "twin", "data", "checkpoint", RESULT})
 OF_PROGRAM = (
     "replay",
@@ -287,7 +288,7 @@ def _find_unjudged_kinds(phase: PhaseRecord, record: RunRecord) -> Iterator[Miss
     A phase with only some of its criteria selected is not checked."""
     if phase.counts.is_cut or _failed_criteria(phase):
         return
-    for kind in sorted({*record.counts.require} - {*phase.not_measured}):
+    for kind in sorted({*record.counts.require, *phase.counts.require} - {*phase.not_measured}):
         for part in phase.counts.sides if kind == "transports" else [kind]:
             if part not in phase.counts.judged:
                 yield _missing(phase, f"no criterion judged {part}", kind)

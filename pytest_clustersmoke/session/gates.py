@@ -192,7 +192,10 @@ def read_detections(cls: PhaseClass) -> tuple[Detections, Detections]:
         for mark in item.iter_markers("detects"):
             if unknown := [name for name in mark.args if name not in list(FAULTS)]:
                 hint = near(str(unknown[0]), FAULTS)
-                text = f"{item.nodeid} is marked detects({unknown[0]!r}), which is no known fault"
+                text = (
+                    f"{item.nodeid} is marked detects({unknown[0]!r}), which is not a fault that "
+                    "can be staged"
+                )
                 raise cls.CollectError("; ".join(filter(None, [text, hint])))
             detections = must if mark.kwargs.get("required", True) else may
             for name in mark.args:

@@ -207,7 +207,7 @@ class Suite:
         results = self.session.results if self.session is not None else {}
         return {
             name: self.views.by_name.get(name) or with_bounds(result, self.profile)
-            for name, result in results.items()
+            for name, result in dict(results).items()  # the watch thread may add a rerun
         }
 
     def wait(self, name: str) -> PhaseResult:

@@ -171,6 +171,8 @@ def count_selection(
     for phase in chosen:
         counts = tally.phase(phase.name).counts
         counts.sides = _list_sides(phase)
+        if phase.proof.value == "twin":
+            counts.require = ["twin"]
         if phase.name in defined:
             counts.defined = sorted(defined[phase.name])
             counts.selected = sorted(selected.get(phase.name, ()))

@@ -108,10 +108,10 @@ def test_loss_that_no_rerun_measured_still_fails(tmp_path: Path) -> None:
 
 
 def test_value_that_fails_by_itself_fails_without_confirmation(tmp_path: Path) -> None:
-    """Tonight's outlier is judged on its own."""
+    """Tonight's outlier is judged on its own, and no job runs again for it."""
     record = losing(9.5)
-    confirmed(tmp_path, record, (10.0, 10.0), tonight=8.9)
-    assert (record["status"], record["drift"]["status"]) == ("fail", "not confirmed")
+    assert confirmed(tmp_path, record, (10.0, 10.0), tonight=8.9) == 0
+    assert record["status"] == "fail" and "reruns" not in record["drift"]
 
 
 def test_more_memory_is_confirmed_by_higher_values(tmp_path: Path) -> None:

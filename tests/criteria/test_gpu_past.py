@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.criteria.gpu_past import check, judge_gpus, own_steps
+from pytest_clustersmoke.criteria.gpu_past import check_gpus, judge_gpus, own_steps
 from pytest_clustersmoke.evidence.fingerprint import fingerprint_of
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.phase_result import PastRuns, PhaseResult
@@ -64,7 +64,7 @@ def test_gpu_that_became_slower_is_named(tmp_path: Path) -> None:
     result = ran(tmp_path, (0.080, 0.083, 0.079 * 1.05, 0.082))
     good_nights(result, 8, UUIDS, noise=0.002)
     with pytest.raises(AssertionError) as failure:
-        check(result)
+        check_gpus(result)
     first, second = str(failure.value).splitlines()
     assert first == (
         "GPU-2 of rank 2 (n0, GPU 0) on h0 became slower: its own step takes 83 ms, 5.0% more than "
@@ -78,7 +78,7 @@ def test_gpu_as_fast_as_it_was_passes(tmp_path: Path) -> None:
     """The criterion says what it could have seen."""
     result = ran(tmp_path)
     good_nights(result, 8, UUIDS, noise=0.002)
-    check(result)
+    check_gpus(result)
     words = "would have named a GPU whose own step takes 4% more time than it did"
     assert result.sensitivity == [words]
 
@@ -89,7 +89,7 @@ def test_too_few_runs_are_unmeasured(count: int, tmp_path: Path) -> None:
     result = ran(tmp_path)
     good_nights(result, count, UUIDS)
     with pytest.raises(Unmeasured, match=f"{count} of 8 runs") as raised:
-        check(result)
+        check_gpus(result)
     assert raised.value.kind == "gpu past"
 
 
@@ -97,7 +97,7 @@ def test_new_gpu_is_left_out(tmp_path: Path) -> None:
     """The others are judged, and the message says how many."""
     result = ran(tmp_path, uuids=("GPU-0", "GPU-1", "GPU-2", "new"))
     good_nights(result, 8, UUIDS)
-    check(result)
+    check_gpus(result)
     assert result.sensitivity[0].endswith("than it did (3 of 4 have 8 good runs)")
 
 
@@ -106,7 +106,7 @@ def test_profile_that_only_warns_fails_nothing(tmp_path: Path) -> None:
     result = ran(tmp_path, (0.080, 0.083, 0.095, 0.082), fails=False)
     good_nights(result, 8, UUIDS)
     with pytest.raises(Unmeasured, match=r"(?s)GPU-2 of rank 2 .* \(history_check: warn\)"):
-        check(result)
+        check_gpus(result)
 
 
 def test_cpu_is_judged_by_a_factor(tmp_path: Path) -> None:
@@ -116,18 +116,18 @@ def test_cpu_is_judged_by_a_factor(tmp_path: Path) -> None:
         result = ran(tmp_path / str(factor), (0.080 * factor, 0.083, 0.079, 0.082), device="cpu")
         good_nights(result, 8, names)
         if factor < 2:
-            check(result)
+            check_gpus(result)
             assert "takes 100% more CPU time than it did" in result.sensitivity[0]
         else:
             with pytest.raises(AssertionError, match=r"h0/n0:0 of rank 0 \(n0\) on h0 became"):
-                check(result)
+                check_gpus(result)
 
 
 @pytest.mark.parametrize("uuid", [None, 7, ""])
 def test_gpu_without_a_uuid_is_unmeasured(uuid: str | None, tmp_path: Path) -> None:
     """Its past cannot be found."""
     with pytest.raises(Unmeasured, match="no rank measured its own step"):
-        check(ran(tmp_path, uuids=(uuid,) * 4))
+        check_gpus(ran(tmp_path, uuids=(uuid,) * 4))
 
 
 def test_shared_gpu_is_left_out(tmp_path: Path) -> None:
@@ -148,4 +148,4 @@ def test_noise_of_the_past_widens_the_bound() -> None:
 def test_without_a_history_it_is_unmeasured(tmp_path: Path) -> None:
     """For example in a proof of the gates."""
     with pytest.raises(Unmeasured, match="there is no history to compare with"):
-        check(replace(ran(tmp_path), past=None))
+        check_gpus(replace(ran(tmp_path), past=None))

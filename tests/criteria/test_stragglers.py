@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -128,6 +129,14 @@ def own_step(times: float = 1.0, **slow: float) -> Parts:
         part: [s * times * slow.get(part, 1) * (1 + n / 1000) for n in range(10)]
         for part, s in usual.items()
     }
+
+
+@pytest.mark.parametrize("parts", ["x", {"forward": "x"}, {"forward": {"seconds": []}}, [1], 3])
+def test_own_steps_of_another_type_count_as_none(tmp_path: Path, parts: Any) -> None:
+    """What a rank wrote is never trusted: neither a criterion nor the report raises."""
+    evidence = Evidence(tmp_path).rank(0, ("own_steps", {"parts": parts}))
+    (rank,) = evidence.result().ranks
+    assert rank.own_passes_s(cpu=False) == rank.own_passes_s(cpu=True) == {}
 
 
 def test_gpu_is_named_by_the_spread_of_the_others(tmp_path: Path) -> None:

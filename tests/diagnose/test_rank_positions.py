@@ -174,11 +174,11 @@ def test_ranks_outside_a_collective_that_others_wait_in(
 @pytest.mark.parametrize(
     ("steps", "steps_per_s", "least"),
     [
-        ([7, 4, 7], 2.0, [1]),
-        ([7, 5, 7], 2.0, []),  # it may have done two steps since its last mark
+        ([17, 4, 17], 2.0, [1]),
+        ([7, 4, 7], 2.0, []),  # it may have done five steps since its last mark
         ([90, 40, 95], 20.0, [1]),
         ([90, 80, 91], 20.0, []),
-        ([90, 80, 95], 20.0, [0, 1]),
+        ([120, 80, 125], 20.0, [0, 1]),
         ([40, 41, 90], 20.0, [0, 1]),
         ([3, 3, 3], 2.0, []),
         ([9, 2, 9], "fast", [1]),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
+from pytest_clustersmoke.evidence.telemetry import UNNAMED_KERNELS
 from pytest_clustersmoke.rank.proof import Proof, StepProver, draw_steps
-from pytest_clustersmoke.rank.replay import fingerprint
+from pytest_clustersmoke.rank.replay import Randomness, Replay, deterministic_kernels, fingerprint
 
 WIDTH, STEPS = 8, 6
 
@@ -133,3 +135,41 @@ def test_fingerprint_depends_on_the_values_alone(dtype: torch.dtype) -> None:
     flipped = view.clone()
     flipped.view(torch.uint8)[0] ^= 1
     assert int(fingerprint(view)) != int(fingerprint(flipped))
+
+
+def replay_of(loss: Callable[[], torch.Tensor], model: torch.nn.Module) -> Replay:
+    return Replay(model, list(model.parameters()), loss, Randomness())
+
+
+def test_kernels_that_torch_replaces_without_a_warning_are_no_defect() -> None:
+    """Passes differ, and those with deterministic kernels do not."""
+    model, noise = torch.nn.Linear(4, 4), itertools.count()
+
+    def loss() -> torch.Tensor:
+        wobble = 0 if torch.are_deterministic_algorithms_enabled() else next(noise)
+        result: torch.Tensor = model(torch.ones(2, 4) + wobble).square().mean()
+        return result
+
+    replay = replay_of(loss, model)
+    differing, kernels = replay.find_differences(replay.prints(), replay.prints())
+    assert differing == [0, 1] and kernels == replay.find_kernels() == [UNNAMED_KERNELS]
+
+
+def test_device_that_is_wrong_now_and_then_has_no_such_excuse() -> None:
+    """Its passes differ with deterministic kernels as well."""
+    model, noise = torch.nn.Linear(4, 4), itertools.count()
+
+    def loss() -> torch.Tensor:
+        result: torch.Tensor = model(torch.ones(2, 4) + next(noise)).square().mean()
+        return result
+
+    replay = replay_of(loss, model)
+    assert replay.find_differences(replay.prints(), replay.prints()) == ([0, 1], [])
+    assert replay.find_kernels() == []
+
+
+def test_warnings_that_torch_gives_once_are_seen_each_time() -> None:
+    """Kernels of attention warn once in a process otherwise."""
+    with deterministic_kernels() as kernels:
+        assert torch.is_warn_always_enabled()
+    assert kernels == [] and not torch.is_warn_always_enabled()

@@ -83,12 +83,18 @@ class Loop:
             twin=Twin(proof) if self._twin else None,
         )
 
-    def run(self, draw: Callable[[int], int] = lambda index: index) -> dict[str, Any]:
-        """The fields of the twin event."""
+    def run(
+        self,
+        draw: Callable[[int], int] = lambda index: index,
+        after_step: Callable[[int], None] = lambda index: None,
+    ) -> dict[str, Any]:
+        """The fields of the twin event. As in `Rank.steps`, a step begins after what the program
+        did after the step before."""
         optimizer = self.optimizer
         proof = Proof(self.model, self.loss, optimizer=optimizer)
-        for log in self.make_log(proof).passes(first=1):
+        for log in self.make_log(proof).passes(first=1, calls_begin=True):
             for index in range(log.recorded, STEPS):
+                log.begin()
                 if self._fault is not None and index == self._at - 1:
                     self._fault(self.model, optimizer)
                     self._fault = None
@@ -98,6 +104,7 @@ class Loop:
                 optimizer.step()
                 self.schedule()
                 log.record(loss)
+                after_step(index)
         return self.recorder.only("twin") if self._twin else {}
 
 
@@ -116,7 +123,7 @@ def test_healthy_loop_gives_the_same_bits_and_ends_as_without_a_twin() -> None:
     fields = loop.run()
     assert fields["differing"] == {} and fields["rate_differs_at"] is None
     assert (fields["first_step"], fields["compared"]["loss"]) == (2, STEPS - 1)
-    assert fields["compared"]["parameter"] == fields["compared"]["moment"] == 3
+    assert fields["compared"]["parameter"] == fields["compared"]["moment"] == STEPS - 1
     state = loop.state
     alone = Loop(twin=False)
     alone.run()
@@ -198,3 +205,26 @@ def test_loop_that_runs_once_is_the_reason() -> None:
         log.record(1.0)
     log.finish()
     assert "log.passes()" in loop.recorder.only("twin")["reason"]
+
+
+def test_what_follows_a_step_belongs_to_both_passes() -> None:
+    """An evaluation after `record` draws random numbers; the second pass begins after it."""
+    fields = Loop().run(after_step=lambda index: torch.rand(3) if index == 0 else None)  # type: ignore[arg-type]
+    assert fields["differing"] == {}
+
+
+def test_state_that_an_optimizer_makes_later_is_left_out() -> None:
+    """A layer that is first used in step 15 has moments from then on."""
+    loop = Loop()
+    late = torch.nn.Linear(WIDTH, WIDTH)
+    loop.model.add_module("late", late)
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=0.01)
+    early = torch.nn.Sequential(*list(loop.model)[:3])
+
+    def loss(index: int) -> torch.Tensor:
+        hidden = early(loop.batches[index])
+        out: torch.Tensor = (late(hidden) if index >= 14 else hidden).square().mean()
+        return out
+
+    loop.loss = loss  # type: ignore[method-assign]
+    assert loop.run()["differing"] == {}

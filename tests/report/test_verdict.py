@@ -230,6 +230,15 @@ def test_required_kind_must_be_judged() -> None:
     assert judge(made).name == FIT
 
 
+def test_twin_run_that_no_criterion_judges_is_missing() -> None:
+    """A phase that asks for a twin run, with a class that has no criterion for it, is not FIT."""
+    made = tally(report(phase="a"), a="passed")
+    made.phase("a").counts.require = ["twin"]
+    assert judge(made).not_measured == ["a: no criterion judged twin"]
+    count_report(made, report("test_b", phase="a", judged="twin"))
+    assert judge(made).name == FIT
+
+
 def expected_to_fail(name: str, **changes: str) -> pytest.TestReport:
     made = report(name, "skipped", phase="a", **changes)
     made.wasxfail = "later"
