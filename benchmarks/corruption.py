@@ -168,7 +168,7 @@ class Trials:
             if isinstance(fault, Corruption):
                 fault.active = was_active
 
-        OwnStep.measure = measure  # type: ignore[method-assign]
+        OwnStep.measure = measure  # type: ignore[method-assign, assignment]
         self._train(self.rank, seed, strike)
         return recorder
 
