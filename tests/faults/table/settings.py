@@ -68,7 +68,7 @@ SETTINGS = (
         within_s=8 + 15,
     ),
     _shard("shard-cut", True, finding="rank-error", signature="checkpoint_damaged", rank=1),
-    _shard("shard-gone", True, finding="rank-error", signature="file_missing", rank=1),
+    _shard("shard-gone", True, finding="rank-error", signature="checkpoint_shard_missing", rank=1),
     # torch does not pass on the kernel's error, only that fewer bytes were written than requested.
     Fault(
         "disk_full",
