@@ -162,6 +162,7 @@ def check_training(outcome: Outcome) -> None:
     assert len(outcome.events("losses")) == len(outcome.events("done")) == len(facts)
 
 
+@pytest.mark.slow
 def test_twin_trains_adapters_to_the_same_bits(tmp_path: Path) -> None:
     """Three ranks, since the order of an addition shows with three; each pass makes an optimizer, a
     scheduler and a DDP, and the facts are those of one pass."""
@@ -353,6 +354,7 @@ program.main()
             "test_only_adapters_are_trained",
             "trainable besides the adapters: ['base_model.model.model.layers.0.input_layernorm",
             id="base_weight_trainable",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "import contextlib, sft_trainer\n"
@@ -364,6 +366,7 @@ program.main()
             "test_precision_is_the_one_declared",
             "the linear layers computed in float32",
             id="trained_in_fp32",
+            marks=pytest.mark.slow,
         ),
     ],
 )

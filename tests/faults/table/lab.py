@@ -106,6 +106,7 @@ MEMORY = Fault(
     ranks_per_node=1,
     args={"mib": 1600},
     settings=_on(7, 8, mem="700M"),
+    slow=True,
 )
 
 

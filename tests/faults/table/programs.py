@@ -102,7 +102,6 @@ PROGRAMS = (
         "ddp_unsynced_from_step_5",
         "ranks 0-1 differ in the parameters from step 10 on (not known to be equal before)",
         drifts=True,
-        slow=False,
         args={**SMALL, "steps": 30},
     ),
     _gradients(
@@ -114,7 +113,6 @@ PROGRAMS = (
     _gradients(
         "zero_without_reductions",
         "gradients are not in sync on all ranks at step 1: ",
-        slow=False,
         args=SMALL_ZERO,
     ),
     # Nothing shows which of two ranks is right, unless the rank disagrees with itself.
@@ -139,6 +137,7 @@ PROGRAMS = (
         ranks_per_node=1,
         args={**SMALL, "steps": 30},
         settings={"proof": "twin"},
+        slow=True,
     ),
     # The all-gather passes it to all ranks within the step.
     Fault(
@@ -148,7 +147,7 @@ PROGRAMS = (
         frozenset({TWIN}),
         words=(
             "rank 1 (local0) on ",
-            "first partition (own partition 0) at step 6; expected the same bits",
+            "first partition (own partition 0) at step 6, after the same local gradients",
         ),
         rank=1,
         args=SMALL_ZERO,
@@ -162,6 +161,7 @@ PROGRAMS = (
         skipped=frozenset({GRADIENTS}),
         words=("rank 1 (local0) on ", "disagrees with itself: repeated from the same state"),
         rank=1,
+        slow=True,
     ),
     # It agrees with itself; two of four ranks that repeat its pass do not agree with it.
     Fault(
@@ -226,14 +226,14 @@ PROGRAMS = (
             frozenset({BEHIND}),
             rank=1,
             args={**SMALL, "hidden_size": 128, "batch_size": 64},
-            slow=name == "slow_optimizer",
+            slow=True,
         )
         for name in ("slow_backward", "slow_optimizer")
     ),
     _ends("killed", when="init"),
     _ends("killed", when="model"),
     _ends("killed", when="step", slow=False),
-    _ends("killed", when="collective", slow=False),
+    _ends("killed", when="collective"),
     _ends("exits-0", when="step"),
     _ends("exits-0", when="collective"),
     _ends("exits-3", when="init"),
@@ -293,6 +293,7 @@ PROGRAMS = (
         signature="hf_datasets_cache_race",
         rank=1,
         args={"steps": 8},
+        slow=True,
     ),
     Fault(
         "rank_for_local_rank",

@@ -57,6 +57,7 @@ SETTINGS = (
         "checkpoint",
         finding="rank-error",
         signature="checkpoint_damaged",
+        slow=True,
     ),
     _shard(
         "rank-0-only",
