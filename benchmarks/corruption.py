@@ -5,8 +5,10 @@ matrix products go wrong from a random step on, each with a given probability; n
 touched. With `--proof twin` one product of step 10 goes wrong as well, or one bit of a weight, of a
 moment or of ZeRO's master weights is flipped, all in the first of the two passes or from there on.
 Counts the trials that corruption really hit, those found, and those in which exactly that rank was
-named; and clean trials in which anything was found. With three ranks or more, another kind of trial
-makes one rank's products wrong in the same way each time, which only the other ranks can see.
+named; and clean trials in which anything was found. "Expected" is the chance that any of the
+products in proven steps goes wrong, in the loop or in its repetition. With three ranks or more,
+another kind of trial makes one rank's products wrong in the same way each time, which only the
+other ranks can see.
 
     torchrun --standalone --nproc_per_node=2 -m benchmarks.corruption
     torchrun --standalone --nproc_per_node=4 -m benchmarks.corruption --trials 0 --same 100
@@ -21,6 +23,7 @@ import argparse
 import dataclasses
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -80,13 +83,14 @@ class Corruption(TorchDispatchMode):
     def __init__(self, kind: str, share: float, seed: str, most: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._most = most
-        self.active, self.hits, self.calls = False, 0, 0
+        self.active, self.hits = False, 0
+        self.step, self.calls = 0, Counter[int]()  # products in each step, once active
         self._kind, self._share, self._seed, self._draw = kind, share, seed, random.Random(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if self.active and func in PRODUCTS:
-            self.calls += 1
+            self.calls[self.step] += 1
             if self._kind == SAME:
                 self.hits += 1
                 place = f"{self._seed} {func} {tuple(output.shape)}"
@@ -155,7 +159,7 @@ class Trials:
 
         def strike(index: int, proof: Proof) -> None:
             if isinstance(fault, Corruption) and index >= begins:
-                fault.active = True
+                fault.active, fault.step = True, index
             elif isinstance(fault, Flip) and index == begins and not fault.hits:
                 fault.strike(proof)
 
@@ -186,6 +190,11 @@ def find(recorder: Recorder) -> tuple[bool, bool, bool]:
     losses = next(fields for name, fields in recorder.events if name == "losses")
     finite = watch["not_finite_at"] is None and losses["local_finite"]
     return own, own or apart or unsynced or crossed, not finite
+
+
+def proven_steps(recorder: Recorder) -> list[int]:
+    """From 0."""
+    return [fields["step"] - 1 for name, fields in recorder.events if name == "proof"]
 
 
 def read_votes(rank: Rank, recorder: Recorder) -> list[Vote]:
@@ -220,6 +229,7 @@ def gather(rank: Rank, value: Any) -> list[Any]:
 def run_trials(runs: Trials, kind: str, share: float, trials: int) -> str:
     rank = runs.rank
     hit = found = named = nan = 0
+    expected = compared = 0.0
     for trial in range(trials):
         draw = random.Random(f"{kind} {share} {trial}")
         guilty, begins = draw.randrange(rank.world_size), draw.randrange(runs.steps)
@@ -229,17 +239,21 @@ def run_trials(runs: Trials, kind: str, share: float, trials: int) -> str:
                 recorder = runs.train(trial, corruption, begins)
         else:
             recorder = runs.train(trial, None, begins)
-        results = gather(rank, (*find(recorder), corruption.hits))
-        if not sum(hits for *_, hits in results):
+        calls = sum(corruption.calls[index] for index in proven_steps(recorder))
+        results = gather(rank, (*find(recorder), corruption.hits, calls))
+        if not sum(hits for *_, hits, _ in results):
             continue
         hit += 1
         found += any(anything for _, anything, *_ in results)
         named += [at for at, (own, *_) in enumerate(results) if own] == [guilty]
-        nan += any(not_finite for _, _, not_finite, _ in results)
+        nan += any(not_finite for _, _, not_finite, *_ in results)
+        compared += results[guilty][-1]
+        expected += 1 - (1 - share) ** results[guilty][-1]
     low, high = wilson(named, hit)
     return (
         f"| {kind} | {share:g} | {hit} of {trials} | {found} | {named} "
-        f"({low:.0%} to {high:.0%}) | {nan} |"
+        f"({low:.0%} to {high:.0%}) | {expected / max(1, hit):.0%} of {compared / max(1, hit):.0f} "
+        f"| {nan} |"
     )
 
 
@@ -353,8 +367,9 @@ def main() -> None:
             print_once("| class | hit | agreed with itself | outvoted | right rank named |")
             print_once(f"|---|---|---|---|---|\n{run_same(runs, args.same)}", flush=True)
         if args.trials:
-            print_once("| class | share of products | hit | found | right rank named | NaN |")
-            print_once("|---|---|---|---|---|---|")
+            titles = ("class", "share of products", "hit", "found", "right rank named")
+            print_once(f"| {' | '.join(titles)} | expected, of products | NaN |")
+            print_once("|---|---|---|---|---|---|---|")
         for share in args.shares if args.trials else ():
             for kind in [*CLASSES, "mixed"]:
                 line = run_trials(runs, kind, share, args.trials)

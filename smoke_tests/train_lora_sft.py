@@ -140,7 +140,6 @@ def main() -> None:
         fixed = {name: column[:FIXED_BATCH].to(rank.device) for name, column in examples.items()}
         rank.fact(
             tokenised_by=tokenised_by,
-            tokenised_here=tokenised_by == rank.rank,
             examples=len(examples["input_ids"]),
             dataset_digest=rank.digest(examples).hex,
             tokenizer_digest=rank.digest(vocabulary).hex,

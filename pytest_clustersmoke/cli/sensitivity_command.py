@@ -129,7 +129,8 @@ def _run_studies(trials: int, seed: int) -> Iterator[Study]:
 def simulate_ranks(size: int, spread: float, trials: int, seed: int) -> Cells:
     """What was named among `size` ranks whose healthy times differ by `spread`. The same healthy
     ranks are judged with each slow-down."""
-    from ..criteria.peer_judge import judge_peers, typical_s  # late: it loads pytest
+    from ..criteria.peer_judge import judge_peers  # late: it loads pytest
+    from ..evidence.telemetry import typical_s
 
     cells = {slow_down: Cell() for slow_down in SLOW_DOWNS}
     normal = random.Random(f"{seed}/{size}/{spread}").gauss

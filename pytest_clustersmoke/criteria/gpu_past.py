@@ -21,7 +21,8 @@ from ..evidence.history.outlier_judge import MIN_RUNS, PastLevel, measure_level
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from .peer_judge import CPU_FACTOR, FLOOR, student_quantile, typical_s
+from ..evidence.telemetry import typical_s
+from .peer_judge import CPU_FACTOR, FLOOR, student_quantile
 
 KIND = "gpu past"
 # How many runs the noise of the other GPUs counts for, beside the GPU's own runs.

@@ -30,8 +30,9 @@ from dataclasses import dataclass
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
+from ..evidence.telemetry import typical_s
 from ..text import plural
-from .peer_judge import CPU_FACTOR, PeerVerdict, judge_by_factor, judge_peers, typical_s
+from .peer_judge import CPU_FACTOR, PeerVerdict, judge_by_factor, judge_peers
 
 LEAST_SCORE = 0.75
 MOST_SHARE = 0.1

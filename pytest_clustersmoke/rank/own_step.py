@@ -9,12 +9,12 @@ copies of a few parameters. Weights, gradients, moments, random state and buffer
 from __future__ import annotations
 
 import inspect
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..evidence.telemetry import typical_s
 from . import process_group
 from .proof import Proof, find_optimizer
 from .replay import Randomness, Replay, Unrepeatable, differentiate
@@ -99,8 +99,10 @@ class OwnStep:
 
     @property
     def typical_s(self) -> float | None:
-        """The median of all passes, in seconds; None if it cannot be measured."""
-        return None if self._reason else statistics.median(self._totals("seconds"))
+        """The typical pass, in seconds of the device; on CPU of CPU time, since the wall's depend
+        on what else runs there. None if it cannot be measured."""
+        clock = "seconds" if self._device.type == "cuda" else "cpu_seconds"
+        return None if self._reason else typical_s(self._totals(clock))
 
     def fields(self) -> dict[str, Any]:
         """The fields of the `own_steps` event: wall (on CUDA device) and CPU seconds of each pass,

@@ -9,7 +9,7 @@ step, and only the partition shows whose it was.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from .proof import Proof, find_optimizer
@@ -68,11 +68,14 @@ class PassWatch:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out what is not the loop's own pass."""
-        with ExitStack() as stack:
-            for watch in (self.gradients, self.states):
-                if watch is not None:
-                    stack.enter_context(watch.paused())
+        watches = [watch for watch in (self.gradients, self.states) if watch is not None]
+        try:
+            for watch in watches:
+                watch.is_paused = True
             yield
+        finally:
+            for watch in watches:
+                watch.is_paused = False
 
     def close(self) -> dict[str, Any] | None:
         """Remove all hooks; the fields of the `gradient_watch` event, None without that watch."""
@@ -152,7 +155,7 @@ class StateWatch:
         self._proof = proof
         self._names = {id(p): name for name, p in proof.model.named_parameters()}
         self._batch = torch.zeros((), dtype=torch.int64, device=device)
-        self._is_paused = False
+        self.is_paused = False
         self._handle = proof.model.register_forward_pre_hook(self._see_batch, with_kwargs=True)
 
     def step_done(self, step: int, with_moments: bool) -> None:
@@ -180,14 +183,6 @@ class StateWatch:
     def close(self) -> None:
         self._handle.remove()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
-
     def _own_tensors(self, optimizer: Any) -> Iterator[tuple[str, Any]]:
         """What the optimizer steps on: parameters of the model, or under ZeRO this rank's part of
         the master weights."""
@@ -198,7 +193,7 @@ class StateWatch:
     def _see_batch(self, _module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         import torch
 
-        if not self._is_paused:
+        if not self.is_paused:
             for value in (*inputs, *named.values()):
                 if isinstance(value, torch.Tensor):
                     self._batch += fingerprint(value)

@@ -14,8 +14,7 @@ All sums and fingerprints stay on the device, so nothing waits for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -65,7 +64,7 @@ class GradientWatch:
         shape = (min(count, SUM_ROWS), len(trained))
         self._sums = torch.zeros(shape, dtype=torch.float32, device=device)
         self._row = 0
-        self._is_paused = False
+        self.is_paused = False  # in a pass that is not the engine's own
         self._prints = torch.zeros(shape, dtype=torch.int64, device=device) if keeps else None
         self._kept: list[torch.Tensor] = []
         self._folded: list[torch.Tensor] = []
@@ -104,19 +103,10 @@ class GradientWatch:
         prints = torch.cat(self._kept)
         return Rows(range(first + 1, first + 1 + len(prints)), self._names, prints)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave out the gradients of a pass that is not the engine's own."""
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
-
     def _add_sum(self, index: int, gradient: torch.Tensor) -> None:
         import torch
 
-        if self._is_paused:
+        if self.is_paused:
             return
         # Add, because a step may have several backward passes.
         self._sums[self._row, index].add_(gradient.detach().sum(dtype=torch.float32))

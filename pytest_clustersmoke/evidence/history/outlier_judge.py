@@ -28,7 +28,7 @@ TOO_NOISY: Literal["too noisy"] = "too noisy"
 WINDOW, MIN_RUNS = 60, 8  # the newest good runs that are used, and how many are needed
 # In spreads, times `widening_factor`. Chosen so that an unchanged metric fails in at most about 1
 # of 10,000 nights, given 8 to 60 runs with normal noise of 2 to 10 %.
-# `pytest tests/evidence/history/test_noise.py -s` computes the rates; docs/reference/history.md
+# `pytest tests/evidence/history/test_noise.py -s` computes the rates; docs/explanation/past-runs.md
 # lists them.
 WARN_SPREADS, FAIL_SPREADS = 3.0, 4.0
 LEAST_SPREAD = 0.015  # of the median: eight quiet nights do not prove a quiet machine

@@ -1,4 +1,4 @@
-"""docs/reference/history.md matches the code."""
+"""docs/reference/history.md and docs/explanation/past-runs.md match the code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ from pytest_clustersmoke.evidence.history.outlier_judge import (
 from tests.evidence.history.made import DAY_S, night, nights
 from tests.support.records import BEGUN, annotate
 
-TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "history.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = "".join(
+    (DOCS / page).read_text() for page in ("reference/history.md", "explanation/past-runs.md")
+)
 
 
 def test_document_lists_all_tables(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Histories are drawn at random. The chance that the next night lies beyond a bound is then the tail
 of the normal distribution, so a few thousand histories are enough to measure small chances. With
-DRAWN_HISTORIES=100000 and `-s` the tests print the figures of docs/reference/history.md.
+DRAWN_HISTORIES=100000 and `-s` the tests print the figures of docs/explanation/past-runs.md.
 """
 
 from __future__ import annotations
