@@ -17,6 +17,12 @@ from tests.support.leftovers import none_left  # noqa: E402
 pytest_plugins = ["pytester", "tests.faults.measures"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The ladder takes longest, so it comes first: as the last file it would keep one worker busy
+    while the other has nothing left to do."""
+    items.sort(key=lambda item: item.path.name != "test_ladder.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Put HOME and the XDG directories in a directory of this session's own."""

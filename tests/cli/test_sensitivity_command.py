@@ -81,7 +81,9 @@ def test_slow_pair_and_slow_node_are_named(
     assert simulate(8, 0.01, 500, 0)[0.40].right == 500
 
 
-@pytest.mark.parametrize(("gpus", "runs"), [(1, 8), (8, 8), (8, 60), (512, 8)])
+@pytest.mark.parametrize(
+    ("gpus", "runs"), [(1, 8), (8, 8), (8, 60), pytest.param(512, 8, marks=pytest.mark.slow)]
+)
 def test_gpu_that_became_slower_is_named(gpus: int, runs: int) -> None:
     """5 % against its own past, with the noise that passes of 1 % leave; and no other GPU."""
     cells = simulate_gpus(gpus, runs, 0.003, FEWER_TRIALS, seed=0)

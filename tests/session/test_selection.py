@@ -39,7 +39,7 @@ def test_criterion_of_takes_the_name_from_a_node_id(nodeid: str, name: str) -> N
     assert criterion_of(nodeid) == name
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("words", "sentence", "selection"),
     [

@@ -293,6 +293,7 @@ def test_two_nodes_train_a_model_by_name_in_bf16(tmp_path: Path) -> None:
     assert all(proof["dtypes"] == ["bfloat16"] for proof in proofs)
 
 
+@pytest.mark.slow
 def test_missing_gradient_reduction_is_detected(tmp_path: Path) -> None:
     """Without DDP's reduction the proofs fail, adapters differ, and rank 1's reload differs.
 
