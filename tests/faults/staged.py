@@ -87,10 +87,10 @@ def _check_criteria(fault: Fault, outcome: Outcome, record: Recorder) -> None:
     record("finding", "criterion")
     messages = outcome.failures(fault.name)
     for words in fault.words:
-        assert words in messages, (words, messages)
+        assert _name_nodes(words, fault, outcome) in messages, (words, messages)
     record("named", bool(messages) and "unknown cause" not in messages)
     if fault.rank is not None:
-        node = f"local{fault.rank // fault.ranks_per_node}"
+        node = outcome.phase(fault.name)["nodes"][fault.rank // fault.ranks_per_node]
         assert f"rank {fault.rank} ({node})" in messages, messages
         record("ranks", [fault.rank])
         record("hosts", [node])
@@ -110,7 +110,7 @@ def _check_finding(fault: Fault, outcome: Outcome, record: Recorder, struck: flo
     signature = finding["detail"].get("signature", "")
     assert signature in {fault.signature, fault.maybe or fault.signature}, finding
     for words in fault.words:
-        assert words in finding["cause"], finding
+        assert _name_nodes(words, fault, outcome) in finding["cause"], finding
     named = "unknown cause" not in finding["cause"]
     assert named is not fault.unknown, finding
     record("red", "job")
@@ -132,14 +132,21 @@ def _check_place(fault: Fault, outcome: Outcome, finding: Mapping[str, Any]) -> 
     if fault.rank is not None:
         assert finding["ranks"] == [fault.rank], finding
     if fault.host:
-        assert finding["hosts"] == [fault.host], finding
+        assert finding["hosts"] == [_name_nodes(fault.host, fault, outcome)], finding
     if fault.of != "nobody":
         assert finding["hosts"], finding
     if fault.of == "rank":
         assert finding["ranks"], finding
-    if finding["ranks"] and outcome.record()["backend"] == "local":
-        hosts = {f"local{rank // fault.ranks_per_node}" for rank in finding["ranks"]}
-        assert set(finding["hosts"]) == hosts, finding
+    if nodes := outcome.phase(fault.name)["nodes"]:
+        hosts = {nodes[rank // fault.ranks_per_node] for rank in finding["ranks"]}
+        assert not hosts or set(finding["hosts"]) == hosts, finding
+
+
+def _name_nodes(words: str, fault: Fault, outcome: Outcome) -> str:
+    """The row's words with the names of this run's nodes, which on Slurm are not local0, local1."""
+    for number, node in enumerate(outcome.phase(fault.name)["nodes"]):
+        words = words.replace(f"local{number}", node)
+    return words
 
 
 def _criteria_by_result(fault: Fault, outcome: Outcome) -> dict[str, set[str]]:
