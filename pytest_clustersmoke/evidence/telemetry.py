@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -179,8 +178,9 @@ def typical_s(times_s: Sequence[float]) -> float:
     """The mean of the middle three fifths: nearly as exact as the mean, and a pass that was
     disturbed does not count. Infinite if the times are too long to add."""
     cut = len(times_s) // 5
+    middle = sorted(times_s)[cut : len(times_s) - cut]
     try:
-        return statistics.fmean(sorted(times_s)[cut : len(times_s) - cut])
+        return math.fsum(middle) / len(middle)
     except OverflowError:
         return math.inf
 

@@ -51,7 +51,7 @@ def kill_on_node(suite: Suite, pid_of: str, node: int) -> tuple[Outcome, PhaseDi
     return outcome, suite.run_dir().phase("idle"), phase.struck
 
 
-@pytest.mark.parametrize("how", ["exits-3", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("exits-3", marks=pytest.mark.slow), "killed"])
 def test_rank_that_dies_is_named_and_its_victim_is_not(how: str, torch_suite: Suite) -> None:
     """Both nodes end within 10 s of the death; the finding and the reason name the dead rank."""
     args = {**SMALL, "how": how, "at_rank": 1}
@@ -90,6 +90,7 @@ def test_surviving_ranks_are_dumped_before_they_are_ended(torch_suite: Suite) ->
     assert reasons == {0: "aborted", 1: "rank_died"}
 
 
+@pytest.mark.slow
 def test_killed_torchrun_ends_its_phase(torch_suite: Suite) -> None:
     """Its ranks, which have sessions of their own, are ended, too; the node is named."""
     outcome, phase, killed = kill_on_node(torch_suite, "torchrun_start", node=1)
@@ -110,6 +111,7 @@ def test_killed_launcher_ends_its_phase(torch_suite: Suite) -> None:
     assert (finding["id"], finding["hosts"]) == ("launcher-failed", ["local1"])
 
 
+@pytest.mark.slow
 def test_waiting_node_ends_when_the_other_cannot_start(torch_suite: Suite) -> None:
     """The setup of one virtual node fails: the other, which waits for its facts, ends at once."""
     torch_suite.profile["setup"] = ['test "$SUBMITIT_LOCAL_JOB_ID" != idle.1']

@@ -84,7 +84,9 @@ def send_to_pytest(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("words", [(), WORKERS], ids=["plain", "xdist"])
+@pytest.mark.parametrize(
+    "words", [pytest.param((), marks=pytest.mark.slow), WORKERS], ids=["plain", "xdist"]
+)
 @pytest.mark.parametrize("send", [send_to_group, send_to_pytest], ids=["ctrl_c", "sigterm"])
 def test_interrupt_ends_every_process_of_the_run(
     send: Callable[[int], None], words: tuple[str, ...], torch_suite: Suite
@@ -111,7 +113,9 @@ def log_calls(directory: Path, command: str) -> Path:
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("words", [(), WORKERS], ids=["plain", "xdist"])
+@pytest.mark.parametrize(
+    "words", [pytest.param((), marks=pytest.mark.slow), WORKERS], ids=["plain", "xdist"]
+)
 def test_interrupt_cancels_all_slurm_jobs_with_one_scancel(
     words: tuple[str, ...],
     lab_suite: Suite,

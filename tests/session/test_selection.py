@@ -102,7 +102,10 @@ def test_run_stopped_at_a_failure_counts_its_criteria(
     assert not (suite.reports / "metrics-one.prom").exists()
 
 
-@pytest.mark.parametrize(("word", "named"), [("--lf", "--last-failed"), ("--sw", "--stepwise")])
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [("--lf", "--last-failed"), pytest.param("--sw", "--stepwise", marks=pytest.mark.slow)],
+)
 def test_run_of_last_failures_is_not_the_whole_phase(suite: Suite, word: str, named: str) -> None:
     """It counts as a whole run only if nothing was left out."""
     cached = ("-p", "cacheprovider", "-p", "stepwise", word)
@@ -115,7 +118,13 @@ def test_run_of_last_failures_is_not_the_whole_phase(suite: Suite, word: str, na
 
 
 @pytest.mark.parametrize(
-    ("word", "workers"), [("--lf", ()), ("--ff", ()), ("--sw", ()), ("--lf", ("-n", "2"))]
+    ("word", "workers"),
+    [
+        pytest.param("--lf", (), marks=pytest.mark.slow),
+        pytest.param("--ff", (), marks=pytest.mark.slow),
+        pytest.param("--sw", (), marks=pytest.mark.slow),
+        ("--lf", ("-n", "2")),
+    ],
 )
 def test_criteria_of_a_failed_job_run_again_with_it(
     suite: Suite, word: str, workers: tuple[str, ...]

@@ -385,12 +385,10 @@ def test_criterion_reads_what_was_trained(
         getattr(criteria.FineTuned(), check)(view_phase(collect_phase(outcome.phase)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "words"),
-    [
-        (0, "the base weights are not trained: the first loss is "),
-        pytest.param(20, "", marks=pytest.mark.slow),
-    ],
+    [(0, "the base weights are not trained: the first loss is "), (20, "")],
 )
 def test_base_of_random_weights_is_detected(tmp_path: Path, steps: int, words: str) -> None:
     """A base of this path whose weights were not loaded guesses; one that was trained does not."""
@@ -406,6 +404,7 @@ def test_base_of_random_weights_is_detected(tmp_path: Path, steps: int, words: s
         criteria.FineTuned().test_base_weights_are_trained(view)
 
 
+@pytest.mark.slow
 def test_failing_data_preparation_ends_the_run(tmp_path: Path) -> None:
     """Rank 0 records the error, and torchrun ends the ranks that wait for its data."""
     outcome = run(tmp_path, [*TINY, *QUICK, "--subset-size", "9999"])

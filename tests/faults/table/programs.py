@@ -152,6 +152,7 @@ PROGRAMS = (
         rank=1,
         args=SMALL_ZERO,
         settings={"proof": "twin"},
+        slow=True,
     ),
     Fault(
         "gradient_corrupted_before_reduction",

@@ -166,7 +166,9 @@ def test_typing_and_resizing_leave_nothing(waiting: Suite) -> None:
         assert "test_wide.py .. [100%]" in squeezed(terminal.text())
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "words", [pytest.param((), marks=pytest.mark.slow), ("-n", "2")], ids=["alone", "xdist"]
+)
 def test_ctrl_c_cancels_jobs_and_erases_the_view(waiting: Suite, words: tuple[str, ...]) -> None:
     """The jobs are cancelled at once, and the terminal is clean."""
     with Terminal([*PYTEST, *words], waiting.path) as terminal:

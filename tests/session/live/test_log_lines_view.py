@@ -113,7 +113,9 @@ def test_log_of_a_run(suite: Suite) -> None:
     assert "\x1b" not in result.stdout.str()
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "words", [pytest.param((), marks=pytest.mark.slow), ("-n", "1")], ids=["alone", "xdist"]
+)
 def test_dumb_terminal_gets_lines(suite: Suite, words: tuple[str, ...]) -> None:
     """TERM=dumb, or CI with a terminal: one line per change, no escape sequences."""
     suite.phase()
@@ -178,7 +180,9 @@ def on_slurm(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
     return fake
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "words", [pytest.param((), marks=pytest.mark.slow), ("-n", "1")], ids=["alone", "xdist"]
+)
 def test_queue_on_a_terminal(suite: Suite, on_slurm: FakeSlurm, words: tuple[str, ...]) -> None:
     """Preflight's lines stay. The view shows why the job waits and Slurm's estimate of its start,
     then its nodes and its stage, sanitised."""
