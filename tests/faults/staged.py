@@ -90,7 +90,7 @@ def _check_criteria(fault: Fault, outcome: Outcome, record: Recorder) -> None:
         assert _name_nodes(words, fault, outcome) in messages, (words, messages)
     record("named", bool(messages) and "unknown cause" not in messages)
     if fault.rank is not None:
-        node = outcome.phase(fault.name)["nodes"][fault.rank // fault.ranks_per_node]
+        node = _list_nodes(fault, outcome)[fault.rank // fault.ranks_per_node]
         assert f"rank {fault.rank} ({node})" in messages, messages
         record("ranks", [fault.rank])
         record("hosts", [node])
@@ -137,16 +137,21 @@ def _check_place(fault: Fault, outcome: Outcome, finding: Mapping[str, Any]) -> 
         assert finding["hosts"], finding
     if fault.of == "rank":
         assert finding["ranks"], finding
-    if nodes := outcome.phase(fault.name)["nodes"]:
+    if nodes := _list_nodes(fault, outcome):
         hosts = {nodes[rank // fault.ranks_per_node] for rank in finding["ranks"]}
         assert not hosts or set(finding["hosts"]) == hosts, finding
 
 
 def _name_nodes(words: str, fault: Fault, outcome: Outcome) -> str:
     """The row's words with the names of this run's nodes, which on Slurm are not local0, local1."""
-    for number, node in enumerate(outcome.phase(fault.name)["nodes"]):
+    for number, node in enumerate(_list_nodes(fault, outcome)):
         words = words.replace(f"local{number}", node)
     return words
+
+
+def _list_nodes(fault: Fault, outcome: Outcome) -> list[str]:
+    """The names of the phase's nodes, by node rank."""
+    return [node["node"] for node in outcome.phase(fault.name)["nodes"]]
 
 
 def _criteria_by_result(fault: Fault, outcome: Outcome) -> dict[str, set[str]]:
