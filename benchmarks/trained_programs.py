@@ -106,8 +106,8 @@ def train_lora(rank: Rank, seed: int, strike: Strike) -> None:
     import transformers
     from torch.utils.data import StackDataset
 
+    from sft_model import add_adapters, build_base
     from sft_trainer import SftTrainer
-    from train_lora_sft import add_adapters, build_base
 
     args, settings, examples, vocabulary = _prepare_lora(rank)
     args.seed = settings.seed = seed
@@ -134,8 +134,8 @@ def train_lora(rank: Rank, seed: int, strike: Strike) -> None:
 @cache
 def _prepare_lora(rank: Rank) -> tuple[argparse.Namespace, Any, dict[str, torch.Tensor], int]:
     """The arguments, the settings of Trainer, the examples, and the size of the vocabulary."""
+    from sft_data import prepare_data
     from sft_trainer import open_group
-    from train_lora_sft import prepare_data
 
     args = argparse.Namespace(
         model="tiny",

@@ -1,17 +1,29 @@
-"""The instruction data of train_lora_sft.py: loaded, formatted as prompts, and tokenised."""
+"""The instruction data of train_lora_sft.py and train_fsdp.py: loaded, formatted as prompts, and
+tokenised."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset, load_dataset
+from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer, ByT5Tokenizer
 
 SHIPPED = Path(__file__).parent / "data" / "instructions.jsonl"
 Batch = dict[str, torch.Tensor]  # input_ids, attention_mask, labels: each (examples, seq_len)
+
+
+def prepare_data(args: argparse.Namespace) -> tuple[Batch, dict[str, int]]:
+    """All examples, tokenised, and the vocabulary; fills the caches of `datasets` and the hub."""
+    tokenizer = load_tokenizer(args.model)
+    texts = [format_prompt(example) for example in load_examples(args.dataset, args.subset_size)]
+    if args.model != "tiny" and not Path(args.model).is_dir():
+        snapshot_download(args.model, allow_patterns=["*.json", "model*.safetensors"])
+    return tokenise(texts, tokenizer, args.seq_len), tokenizer.get_vocab()
 
 
 def format_prompt(example: dict[str, Any]) -> str:

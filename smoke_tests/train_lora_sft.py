@@ -13,28 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from huggingface_hub import snapshot_download
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from torch.utils.data import StackDataset
 
 from pytest_clustersmoke.rank import Proof, Rank
-from sft_data import Batch, format_prompt, load_examples, load_tokenizer, tokenise
+from sft_data import prepare_data
+from sft_model import add_adapters, build_base, describe_trained
 from sft_trainer import SftTrainer, open_group
 
 FIXED_BATCH = 8  # examples whose loss is measured before and after training
-PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-TINY: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 
 
 def parse_args() -> argparse.Namespace:
@@ -49,34 +39,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
-
-
-def prepare_data(args: argparse.Namespace) -> tuple[Batch, dict[str, int]]:
-    """All examples, tokenised, and the vocabulary; fills the caches of `datasets` and the hub."""
-    tokenizer = load_tokenizer(args.model)
-    texts = [format_prompt(example) for example in load_examples(args.dataset, args.subset_size)]
-    if args.model != "tiny" and not Path(args.model).is_dir():
-        snapshot_download(args.model, allow_patterns=["*.json", "model*.safetensors"])
-    return tokenise(texts, tokenizer, args.seq_len), tokenizer.get_vocab()
-
-
-def build_base(args: argparse.Namespace, vocabulary: int) -> Any:
-    """The model under the adapters, equal on all ranks: loaded, or a small one from the seed."""
-    transformers.set_seed(args.seed)
-    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
-    auto: Any = transformers.AutoModelForCausalLM
-    if args.model != "tiny":
-        return auto.from_pretrained(args.model, torch_dtype=dtype, use_cache=False)
-    config = transformers.MistralConfig(vocab_size=vocabulary, use_cache=False, **TINY)
-    return auto.from_config(config).to(dtype)
-
-
-def add_adapters(base: Any) -> Any:
-    """LoRA on the seven projections; everything else is frozen."""
-    config = LoraConfig(
-        r=8, lora_alpha=16, lora_dropout=0.05, target_modules=PROJECTIONS, task_type="CAUSAL_LM"
-    )
-    return get_peft_model(base, config)
 
 
 def state_of(model: Any, rank: Rank) -> dict[str, Any]:
@@ -148,18 +110,7 @@ def main() -> None:
         # Model.
         build = partial(build_base, args, max(vocabulary.values()) + 1)
         model = rank.stage("model", lambda: add_adapters(build())).to(rank.device)
-        trainable, parameters = model.get_nb_trainable_parameters()
-        names = [name for name, value in model.named_parameters() if value.requires_grad]
-        rank.fact(
-            parameters=parameters,
-            trainable_parameters=trainable,
-            trainable_share=trainable / parameters,
-            trainable_adapters={p: sum(f".{p}.lora_" in n for n in names) for p in PROJECTIONS},
-            trainable_besides=sorted(name for name in names if ".lora_" not in name),
-            vocabulary=model.config.vocab_size,
-            layers=model.config.num_hidden_layers,
-            precision=args.precision,
-        )
+        rank.fact(**describe_trained(model), precision=args.precision)
 
         # Loop. It must change all adapters, and nothing else.
         columns: Any = {"row": torch.arange(args.subset_size), **examples}

@@ -196,6 +196,8 @@ def check_replicas(phase: PhaseResult) -> None:
         raise Unmeasured("replicas", f"{NO_PROOF}, and no `gradients_of`")
     require_all_ranks(phase, records, "the comparison of parameters")
     record = records[0]
+    if record.get("sharded") is True:
+        raise Unmeasured("replicas", "the parameters are sharded: no two ranks hold the same part")
     if record.get("equal") is True and record.get("compared"):
         return
     until, at = record.get("equal_until"), record.get("differ_at")
@@ -227,7 +229,8 @@ def _describe_groups(phase: PhaseResult, record: Mapping[str, Any]) -> str:
 
 def replicas_differ(phase: PhaseResult) -> bool:
     """Whether ranks recorded that their parameters differ."""
-    return any(record.get("equal") is not True for record in phase.events("replicas").values())
+    records = phase.events("replicas").values()
+    return any(record.get("equal") is not True and not record.get("sharded") for record in records)
 
 
 def check_reload(phase: PhaseResult) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .leaves import gather_whole
+
 if TYPE_CHECKING:
     import torch
 
@@ -30,7 +32,8 @@ class Digest(dict[str, str]):
 def digest(state: Any) -> Digest:
     """Hash a nested state of dicts, lists, tensors and plain values.
 
-    A NaN equals another NaN with the same bits.
+    A NaN equals another NaN with the same bits. Sharded tensors are gathered one by one, so all
+    ranks must call this, and the hash does not depend on how many ranks there are.
     """
     import torch
 
@@ -38,7 +41,7 @@ def digest(state: Any) -> Digest:
     for path, value in _walk(state, "", ()):
         if isinstance(value, torch.Tensor):
             result.tensors += 1
-            result[path] = _tensor_digest(value)
+            result[path] = _tensor_digest(gather_whole(value))
         else:
             result[path] = f"{type(value).__name__} {value!r}"
     return result

@@ -18,6 +18,7 @@ from . import checkpoint, process_group
 from .device import choose_device, start_facts
 from .gradients import Probe
 from .hook import RankHook, load_hook
+from .leaves import free_whole
 from .own_step import OwnStep
 from .proof import Proof, StepProver, draw_steps
 from .rank_dumps import RankDumps, limit_exit_time
@@ -172,6 +173,8 @@ class Rank:
         proof: Proof | None = None,
     ) -> StepLog:
         """The timing behind `steps`, for loops that a library runs (a Trainer's callbacks)."""
+        if proof is not None:
+            free_whole(proof.model)
         if gradients_of is None and proof is not None:
             gradients_of = proof.model.named_parameters()
         return StepLog(
@@ -245,15 +248,18 @@ class Rank:
         applied: Callable[[torch.nn.Parameter], torch.Tensor | None] | None = None,
         precision: str = "fp32",
         scale: float = 1.0,
+        model: torch.nn.Module | None = None,
     ) -> bool:
         """Compare the gradients the engine would apply with the mean of the ranks' local ones.
 
         `local_loss` computes the loss of this rank's batch with the bare model, so that no hook of
         the engine runs. `backward` runs the engine's own forward and backward on the same batch.
         `applied` returns a parameter's gradient afterwards (default: `p.grad`); `scale` is the
-        factor that undoes the engine's scaling. All ranks call this before the optimizer's step; it
-        leaves the engine's gradients in place. Raises ValueError if `precision` is neither "fp32"
-        nor "bf16": there is no tolerance for fp16. See `gradients.py`.
+        factor that undoes the engine's scaling. `model` is needed if FSDP2 shards the parameters;
+        `local_loss` then computes with it, and gathers them as the engine does. All ranks call this
+        before the optimizer's step; it leaves the engine's gradients in place. Raises ValueError if
+        `precision` is neither "fp32" nor "bf16": there is no tolerance for fp16. See
+        `gradients.py`.
         """
         named = list(named_parameters)
         self._hook.parameters = [parameter for _, parameter in named]
@@ -268,6 +274,7 @@ class Rank:
             precision=precision,
             scale=scale,
             world_size=self.world_size,
+            model=model,
         )
         result = self.stage("probe", lambda: probe.run(local_loss, backward_with_hook))
         self._events.event("gradients", **result)

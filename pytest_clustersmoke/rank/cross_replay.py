@@ -16,6 +16,7 @@ from typing import Any
 
 from ..text import plural
 from .device import name_device
+from .leaves import is_sharded
 from .replay import MOST_NAMES, Randomness, Replay, deterministic_kernels, fingerprint
 
 CHECKERS = 2  # how many other ranks repeat a rank's pass
@@ -96,7 +97,11 @@ class CrossReplay:
             return f"the ranks compute with {' and with '.join(kinds)}"[:MOST_WORDS]
         if choice := next((choice for _, choice in described if choice), ""):
             return f"{choice}, so each rank may compute with kernels of its own"
-        prints = torch.stack([fingerprint(parameter) for parameter in self._parameters])
+        # All ranks compute with the same gathered tensors, whichever parts they hold.
+        replicated = [p for p in self._parameters if not is_sharded(p)]
+        if not replicated:
+            return ""
+        prints = torch.stack([fingerprint(parameter) for parameter in replicated])
         # ~ reverses the order, so one reduction gives the largest and the smallest.
         bounds = torch.stack([prints, ~prints])
         dist.all_reduce(bounds, dist.ReduceOp.MAX)

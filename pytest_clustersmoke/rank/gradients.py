@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .leaves import Leaves, gather_whole
 from .rank_environment import RankMisuse
 from .replay import Randomness
 
@@ -41,6 +43,7 @@ class Probe:
     precision: str
     scale: float
     world_size: int
+    model: Any = None  # needed if the parameters are sharded
 
     def __post_init__(self) -> None:
         if not self.parameters:
@@ -58,9 +61,12 @@ class Probe:
 
         randomness = Randomness()
         parameters = [parameter for _, parameter in self.parameters]
+        leaves = Leaves(self.model, parameters)
+        loss = local_loss()
         local: list[torch.Tensor | None] = list(
-            torch.autograd.grad(local_loss(), parameters, allow_unused=True)
+            torch.autograd.grad(loss, leaves.tensors, allow_unused=True)
         )
+        leaves.close()
         randomness.restore()  # dropout must be the same in both passes
         backward()
         return self.compare(local)
@@ -111,13 +117,15 @@ class Probe:
         import torch
         import torch.distributed as dist
 
-        local = torch.zeros_like(parameter, dtype=torch.float32) if own is None else own.float()
+        # A sharded parameter has the whole tensor's shape, and its gradient is gathered.
+        zeros = partial(torch.zeros, parameter.shape, dtype=torch.float32, device=parameter.device)
+        local = zeros() if own is None else own.float()
         mean = local / self.world_size
         typical = local.square().sum(dtype=torch.float64) / self.world_size
         dist.all_reduce(mean)
         dist.all_reduce(typical)
         gradient = self.applied(parameter)
-        applied = torch.zeros_like(mean) if gradient is None else gradient.float() * self.scale
+        applied = zeros() if gradient is None else gather_whole(gradient).float() * self.scale
         error = (applied - mean).square().sum(dtype=torch.float64)
         spread = (local - mean).square().sum(dtype=torch.float64)
         pairs = ((applied, applied), (mean, mean), (applied, mean))

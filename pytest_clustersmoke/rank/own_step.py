@@ -16,8 +16,9 @@ from typing import Any
 
 from ..evidence.telemetry import typical_s
 from . import process_group
+from .leaves import is_sharded
 from .proof import Proof, find_optimizer
-from .replay import Randomness, Replay, Unrepeatable, differentiate
+from .replay import Randomness, Replay, Unrepeatable
 
 PASSES = 5
 # What the optimizer steps on: elements, at most. The time counts for all that it steps on.
@@ -67,11 +68,15 @@ class OwnStep:
         self._device = device
         self._parameters = [p for p in proof.model.parameters() if p.requires_grad]
         self._parts: dict[str, PartTimes] = {}
-        self._reason = ""  # why it cannot be measured
+        # Why it cannot be measured.
+        sharded = any(map(is_sharded, self._parameters))
+        self._reason = "the forward pass gathers parameters from other ranks" if sharded else ""
 
     def measure(self, index: int, progress: Callable[[], None]) -> None:
         """Repeat step `index` (from 0), the last that was done; `progress` is called after each
         pass."""
+        if self._reason:
+            return
         replay = Replay(
             self._proof.model,
             self._parameters,
@@ -128,7 +133,7 @@ class OwnStep:
         begin = self._mark()
         for loss in replay.losses():
             forward_done = self._mark()
-            differentiate(loss, self._parameters)
+            replay.differentiate(loss)
             backward_done = self._mark()
             spans[FORWARD].append((begin, forward_done))
             spans[BACKWARD].append((forward_done, backward_done))

@@ -33,6 +33,7 @@ class PassWatch:
         device: Any,
         twin: Proof | None = None,
         first: int = 0,
+        model: Any = None,
     ) -> None:
         import torch
 
@@ -42,7 +43,7 @@ class PassWatch:
         self.replicas: ReplicaWatch | None = None
         keeps = twin is not None
         if watched is not None:
-            self.gradients = GradientWatch(watched, count - first, device, keeps)
+            self.gradients = GradientWatch(watched, count - first, device, keeps, model)
             self.replicas = ReplicaWatch(watched, count, world_size, device, keeps)
         self.states = None if twin is None else StateWatch(twin, device)
         self._first = first

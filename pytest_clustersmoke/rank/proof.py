@@ -105,6 +105,10 @@ class StepProver:
         self._pass: EnginePass | None = None
 
     @property
+    def model(self) -> torch.nn.Module:
+        return self._proof.model
+
+    @property
     def is_open(self) -> bool:
         """Whether a step that must be proven has begun and is not proven yet."""
         return self._pass is not None

@@ -65,7 +65,7 @@ def _format_line(name: str, fields: dict[str, Any]) -> str:
         again = f"DIFFERENT when repeated: {names}" if names else "the same when repeated"
         compared = _describe_comparison(fields["gradients"])
         return f"gradients at step {fields['step']} {again}; {compared}"
-    if name == "replicas":
+    if name == "replicas" and "equal" in fields:
         differ = f"NOT equal from step {fields.get('differ_at')} on: {fields.get('parameter')}"
         return f"parameters of all ranks: {'equal' if fields['equal'] else differ}"
     if name == "checkpoint":

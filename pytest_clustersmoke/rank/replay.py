@@ -15,10 +15,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..evidence.telemetry import UNNAMED_KERNELS
+from .leaves import Leaves, is_sharded
 
 if TYPE_CHECKING:
     import torch
@@ -112,11 +112,9 @@ class EnginePass:
         self.randomness: Randomness | None = None
         self._batch_dim = batch_dim
         self._prints = torch.zeros(len(parameters), dtype=torch.int64, device=device)
-        self._handles: list[Any] = [
-            parameter.register_hook(partial(self._add_print, index))
-            for index, parameter in enumerate(parameters)
-        ]
-        self._handles.append(model.register_forward_pre_hook(self._enter, with_kwargs=True))
+        self._leaves = Leaves(model, parameters)
+        self._leaves.watch(self._add_print)
+        self._handles: list[Any] = [model.register_forward_pre_hook(self._enter, with_kwargs=True)]
         self._handles += [
             module.register_forward_hook(self._note_dtype)
             for module in model.modules()
@@ -126,6 +124,7 @@ class EnginePass:
     def close(self) -> list[int]:
         """Remove the hooks; the fingerprint of each parameter's local gradient, summed over the
         micro batches."""
+        self._leaves.close()
         for handle in self._handles:
             handle.remove()
         prints: list[int] = self._prints.tolist()
@@ -187,7 +186,7 @@ class Replay:
         prints = torch.zeros(len(self._parameters), dtype=torch.int64, device=device)
         with self.as_before():
             for loss in self.losses():
-                for index, part in enumerate(differentiate(loss, self._parameters)):
+                for index, part in enumerate(self.differentiate(loss)):
                     if part is not None:
                         prints[index] += fingerprint(part)
                         use(index, part)
@@ -202,12 +201,26 @@ class Replay:
         another one; then two passes with deterministic kernels are compared instead.
         """
         differing = _differing(engine, own)
-        if not differing:
+        if not self._any_rank(bool(differing)):
             return [], []
         passes, kernels = self._repeat_deterministically()
+        if not differing:  # it only took part in the passes of another rank
+            return [], []
         if kernels:
             return _differing(passes[0], passes[1]), kernels
         return differing, [UNNAMED_KERNELS] if passes.count(passes[0]) == len(passes) else []
+
+    def _any_rank(self, differs: bool) -> bool:
+        """Whether a pass must be repeated here. Ranks that gather parameters from each other repeat
+        it together, or those that do would wait for the others."""
+        import torch
+        import torch.distributed as dist
+
+        if not any(map(is_sharded, self._parameters)):
+            return differs
+        flag = torch.tensor(int(differs), device=self._parameters[0].device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag)
 
     def find_kernels(self) -> list[str]:
         """The kernels that may add in any order; `[UNNAMED_KERNELS]` if some seem to."""
@@ -223,6 +236,10 @@ class Replay:
             passes = [self.prints() for _ in range(DETERMINISTIC_PASSES)]
         return passes, kernels
 
+    def differentiate(self, loss: torch.Tensor) -> Sequence[torch.Tensor | None]:
+        """The local gradients of one of `losses`, within `as_before`."""
+        return differentiate(loss, self._leaves.tensors)
+
     def losses(self) -> Iterator[torch.Tensor]:
         losses = self._local_losses()
         yield from [losses] if hasattr(losses, "backward") else losses  # type: ignore[misc]
@@ -232,9 +249,11 @@ class Replay:
         now = Randomness()
         buffers = [(buffer, buffer.detach().clone()) for buffer in self._model.buffers()]
         self._randomness.restore()
+        self._leaves = Leaves(self._model, self._parameters)
         try:
             yield
         finally:
+            self._leaves.close()
             now.restore()
             for buffer, value in buffers:
                 buffer.data.copy_(value)

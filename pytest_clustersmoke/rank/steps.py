@@ -152,7 +152,13 @@ class StepLog:
     def _make_watch(self, first: int) -> PassWatch:
         proof = None if self._twin is None else self._twin.proof
         return PassWatch(
-            self._watched, self.count, self._world_size, self._device, twin=proof, first=first
+            self._watched,
+            self.count,
+            self._world_size,
+            self._device,
+            twin=proof,
+            first=first,
+            model=None if self._prover is None else self._prover.model,
         )
 
     def start(self) -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..evidence.telemetry import MARK_EVERY_S
+from .leaves import is_sharded
 from .pass_watch import PassWatch
 from .proof import Proof, find_optimizer
 from .rank_environment import RankMisuse
@@ -23,6 +24,7 @@ from .replay import Randomness, Replay, Unrepeatable
 from .watches import Rows
 
 NO_OPTIMIZER = "the program's Proof names no optimizer, so its state cannot be restored"
+SHARDED = "the parameters are sharded; a twin run keeps and compares whole ones"
 NO_PASSES = "the program calls log.start(); a twin run needs `for log in log.passes()`"
 
 
@@ -97,7 +99,10 @@ class Twin:
     def __init__(self, proof: Proof) -> None:
         self.proof = proof
         self.first: int | None = None
-        self.reason = NO_OPTIMIZER if proof.optimizer is None else ""  # why there is no second pass
+        # Why there is no second pass.
+        self.reason = NO_OPTIMIZER if proof.optimizer is None else ""
+        if any(map(is_sharded, proof.model.parameters())):
+            self.reason = SHARDED
         self._snapshot: Snapshot | None = None
 
     def take_snapshot(self) -> int:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .leaves import Leaves, find_part, local_part
 from .rank_environment import RankMisuse
 from .replay import fingerprint
 
@@ -54,7 +54,9 @@ class GradientWatch:
         count: int,
         device: torch.device,
         keeps: bool = False,
+        model: Any = None,
     ) -> None:
+        """`model` is needed if the parameters are sharded."""
         import torch
 
         trained = [(name, p) for name, p in named_parameters if p.requires_grad]
@@ -68,10 +70,8 @@ class GradientWatch:
         self._prints = torch.zeros(shape, dtype=torch.int64, device=device) if keeps else None
         self._kept: list[torch.Tensor] = []
         self._folded: list[torch.Tensor] = []
-        self._handles = [
-            parameter.register_hook(partial(self._add_sum, index))
-            for index, (_, parameter) in enumerate(trained)
-        ]
+        self._leaves = Leaves(model, [parameter for _, parameter in trained])
+        self._leaves.watch(self._add_sum)
 
     def step_done(self) -> None:
         self._row += 1
@@ -84,8 +84,7 @@ class GradientWatch:
         the loss; None if all were finite."""
         import torch
 
-        for handle in self._handles:
-            handle.remove()
+        self._leaves.close()
         self._fold()
         parameters = torch.cat(self._folded)  # one index for each step, -1 where all were finite
         bad_steps = (parameters >= 0).nonzero().flatten().tolist()
@@ -159,7 +158,7 @@ class ReplicaWatch:
         import torch
 
         if (self._world_size > 1 or self._keeps) and self.is_due(step):
-            prints = [fingerprint(parameter) for parameter in self._parameters]
+            prints = [fingerprint(local_part(parameter)) for parameter in self._parameters]
             self._rows[len(self._steps)] = torch.stack(prints)
             self._steps.append(step)
 
@@ -174,26 +173,36 @@ class ReplicaWatch:
     def close(self) -> dict[str, Any] | None:
         """The fields of the `replicas` event, the same on all ranks: the steps compared, the first
         at which ranks differ, the last before it, the parameter that differs, and the ranks in
-        groups that hold the same values. None where there is no other rank."""
+        groups that hold the same values. Only ranks that hold the same part of each parameter are
+        compared. None where there is no other rank."""
         import torch
         import torch.distributed as dist
 
         if self._world_size < 2 or not self._parameters:
             return None
+        fields: dict[str, Any] = {"every": self._every, "compared": len(self._steps)}
+        parts: list[Any] = [None] * self._world_size
+        dist.all_gather_object(parts, find_part(self._parameters[0]))
+        if len(set(parts)) == self._world_size:
+            return fields | {"compared": 0, "sharded": True}
         rows = self._rows[: len(self._steps)]
-        lowest, highest = rows.clone(), rows.clone()
-        dist.all_reduce(lowest, dist.ReduceOp.MIN)
-        dist.all_reduce(highest, dist.ReduceOp.MAX)
-        differing = (lowest != highest).nonzero()
-        fields: dict[str, Any] = {"every": self._every, "compared": len(rows)}
-        if not len(differing):
+        differing = torch.zeros_like(rows, dtype=torch.bool)
+        for part in sorted(set(parts)):
+            is_own = parts[dist.get_rank()] == part
+            limits = torch.iinfo(rows.dtype)
+            lowest = rows.clone() if is_own else torch.full_like(rows, limits.max)
+            highest = rows.clone() if is_own else torch.full_like(rows, limits.min)
+            dist.all_reduce(lowest, dist.ReduceOp.MIN)
+            dist.all_reduce(highest, dist.ReduceOp.MAX)
+            differing |= lowest != highest
+        if not differing.any():
             return fields | {"equal": True}
-        row, column = differing[0].tolist()
+        row, column = differing.nonzero()[0].tolist()
         everyone = [torch.zeros_like(rows[row, column]) for _ in range(self._world_size)]
         dist.all_gather(everyone, rows[row, column].contiguous())
-        groups: dict[int, list[int]] = {}
-        for rank, value in enumerate(everyone):
-            groups.setdefault(int(value), []).append(rank)
+        groups: dict[tuple[Any, int], list[int]] = {}
+        for rank, (part, value) in enumerate(zip(parts, everyone, strict=True)):
+            groups.setdefault((part, int(value)), []).append(rank)
         return fields | {
             "equal": False,
             "differ_at": self._steps[row],

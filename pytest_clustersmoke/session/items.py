@@ -24,6 +24,7 @@ MARKERS = (
     "multinode: phases on several nodes (derived)",
     "ddp: phases that train under DistributedDataParallel",
     "deepspeed: phases that train with DeepSpeed",
+    "fsdp: phases that shard parameters with FSDP2",
     "lora: phases that fine-tune adapters",
 )
 SUITE = "clustersmoke-suite"  # the plugin's name

@@ -27,6 +27,7 @@ from pytest_clustersmoke.config.profile import (
 ROOT = Path(__file__).parents[2]
 LADDER = ("mlp_1gpu", "ddp_2gpu", "zero1_2gpu", "zero1_4node")
 LORA = ("lora_sft_ddp", "lora_sft_2node")
+FSDP = ("fsdp_1node", "fsdp_lora_2node")
 SWEEP = ("allreduce_1node", "allreduce_multinode")
 
 
@@ -49,8 +50,8 @@ def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> No
 @pytest.mark.parametrize(
     ("name", "phases"),
     [
-        ("local", LADDER + LORA + SWEEP),
-        ("lab", LADDER + LORA + SWEEP),
+        ("local", LADDER + LORA + FSDP + SWEEP),
+        ("lab", LADDER + LORA + FSDP + SWEEP),
         ("gilbreth", LADDER + SWEEP),
         ("nebius", LORA + SWEEP),
     ],

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-import sys
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,62 +12,25 @@ import collective_criteria
 from collective_sizes import PEAKS
 from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.criteria import node_pairs
-from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
+from pytest_clustersmoke.criteria.phase_criteria import PhaseView
 from pytest_clustersmoke.evidence.metric import Unmeasured
-from pytest_clustersmoke.evidence.phase_result import collect_phase
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import read_events
-from tests.rank.conftest import RUN_WITHIN_S, SMOKE_TESTS, rank_environment, started
+from tests.rank.conftest import SMOKE_TESTS
+from tests.smoke.agents import Outcome, run_program
 
 PROGRAM = SMOKE_TESTS / "train_allreduce.py"
 BROKEN = Path(__file__).parent / "programs" / "broken_collective.py"
 SMALL = {"max_bytes": 2**20, "factor": 2, "iterations": 2, "warmup": 1, "repeats": 2}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A finished run: the agents' exit statuses, their output, the phase's evidence."""
-
-    statuses: list[int]
-    output: str
-    phase: PhaseView
-
-
 def run(
     directory: Path,
     *words: str,
-    nodes: int = 1,
-    per_node: int = 2,
     program: Path = PROGRAM,
-    args: dict[str, int] = SMALL,
-    **environment: str,
+    args: Mapping[str, int] = SMALL,
+    **options: Any,
 ) -> Outcome:
-    """Run the program with one torchrun per node, as the launcher does; no process is left."""
-    phase = PhaseDir(directory / "small")
-    spec = {"phase": "small", "nodes": nodes, "ranks_per_node": per_node, "args": args}
-    write_json(phase.spec, spec)
-    arguments = [word for key, value in args.items() for word in (_flag(key), str(value))]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with ExitStack() as stack:
-        agents = []
-        for node in range(nodes):
-            line = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"]
-            line += [f"--nproc_per_node={per_node}", f"--node_rank={node}"]
-            line += ["--master_addr=127.0.0.1", f"--master_port={port}"]
-            env = {**rank_environment(phase), "CLUSTERSMOKE_NODE_RANK": str(node)}
-            env |= {"CLUSTERSMOKE_NODE_NAME": f"n{node}", "GLOO_SOCKET_IFNAME": "lo"} | environment
-            agents.append(
-                stack.enter_context(started([*line, str(program), *words, *arguments], env))
-            )
-        outputs = [agent.communicate(timeout=RUN_WITHIN_S)[0] for agent in agents]
-        statuses = [agent.returncode for agent in agents]
-    return Outcome(statuses, "\n".join(outputs), view_phase(collect_phase(phase)))
-
-
-def _flag(key: str) -> str:
-    return "--" + key.replace("_", "-")
+    return run_program(program, directory, args, *words, **options)
 
 
 def check_measured(phase: PhaseView) -> set[str]:

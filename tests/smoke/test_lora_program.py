@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
 import sft_data
-import train_lora_sft
+import sft_model
 
 criteria: Any = importlib.import_module("test_lora_sft")
 
@@ -417,7 +417,7 @@ def test_failing_data_preparation_ends_the_run(tmp_path: Path) -> None:
 def test_mistral_7b_has_the_documented_number_of_trainable_parameters() -> None:
     """LoRA of rank 8 on seven projections trains 20,971,520 parameters; none is allocated."""
     with torch.device("meta"):
-        model = train_lora_sft.add_adapters(MistralForCausalLM(MistralConfig()))
+        model = sft_model.add_adapters(MistralForCausalLM(MistralConfig()))
     trainable, parameters = model.get_nb_trainable_parameters()
     assert (trainable, parameters - trainable) == (20_971_520, 7_241_732_096)
     assert all(parameter.is_meta for parameter in model.parameters())

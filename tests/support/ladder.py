@@ -19,13 +19,15 @@ PHASES = {
     "zero1_4node",
     "lora_sft_ddp",
     "lora_sft_2node",
+    "fsdp_1node",
+    "fsdp_lora_2node",
     "allreduce_1node",
     "allreduce_multinode",
 }
-NODES = {"zero1_4node": 4, "lora_sft_2node": 2, "allreduce_multinode": 4}
+NODES = {"zero1_4node": 4, "lora_sft_2node": 2, "fsdp_lora_2node": 2, "allreduce_multinode": 4}
 # Judged where the program gives `peer_loss`, with three ranks or more: two give no majority.
 OTHER_RANKS = "test_other_ranks_compute_the_same_gradients"
-WITH_MAJORITY = {"zero1_4node", "lora_sft_2node"}
+WITH_MAJORITY = {"zero1_4node", "lora_sft_2node", "fsdp_lora_2node"}
 # The only criteria that may be skipped without a GPU and without references.
 SKIPPABLE = {
     "test_throughput_meets_the_reference",
@@ -46,7 +48,8 @@ SKIPPABLE = {
     "test_each_gpu_is_as_fast_as_it_was",
     # Only under `proof: twin`.
     "test_twin_run_gives_the_same_bits",
-    # A single rank has no other to compare with.
+    # A single rank has no other to compare with, and ranks that gather parameters from each other
+    # have no step of their own.
     "test_no_rank_falls_behind",
     "test_replicas_stay_equal",
     "test_ranks_train_on_their_own_data",

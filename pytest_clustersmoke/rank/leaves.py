@@ -1,0 +1,99 @@
+"""The tensors by which a pass is differentiated: parameters, or what FSDP2 puts in their place.
+
+`fully_shard` makes each parameter a DTensor, of which a rank holds a part. For each forward pass of
+a unit it gathers whole tensors and puts them in the module in place of the parts. Autograd computes
+the local gradients of these whole tensors; hooks of the parts never fire. FSDP2 keeps the whole
+tensors from step to step, and only frees their memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from .rank_environment import RankMisuse
+
+# The index of a parameter, and its local gradient.
+Watcher = Callable[[int, Any], None]
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether it is a DTensor, of which this rank holds a part."""
+    return hasattr(tensor, "full_tensor")
+
+
+def gather_whole(tensor: Any) -> Any:
+    """The whole tensor; of a sharded one all ranks must call this, since it is gathered."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def local_part(tensor: Any) -> Any:
+    """The part of a sharded tensor that this rank holds; any other tensor as it is."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def find_part(tensor: Any) -> tuple[int, ...]:
+    """Which part of a sharded tensor this rank holds: its place in the dimensions of the mesh over
+    which the tensor is split. Ranks with equal places hold replicas; () if it is not split."""
+    if not is_sharded(tensor):
+        return ()
+    places = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
+    return tuple(place for place, placement in places if not placement.is_replicate())
+
+
+def free_whole(model: Any) -> None:
+    """Let FSDP2 put the sharded parameters back in place: after a forward pass without a backward
+    pass, units may keep the whole ones, whose memory the next backward pass frees."""
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
+
+
+class Leaves:
+    """The leaves of a model's passes, in the order of `parameters`.
+
+    Under FSDP2 `tensors` has them once a pass has begun. `close` removes all hooks.
+    """
+
+    def __init__(self, model: Any, parameters: Iterable[Any]) -> None:
+        """`model` is only needed if parameters are sharded; raises RankMisuse if it is missing."""
+        self.tensors = list(parameters)
+        self._watchers: list[Watcher] = []
+        self._handles: list[Any] = []
+        indices = {id(p): index for index, p in enumerate(self.tensors) if is_sharded(p)}
+        if indices and model is None:
+            raise RankMisuse("the parameters are sharded; expected the model, which gathers them")
+        self._sharded: dict[str, int] = {}
+        if indices:
+            named = ((name, indices.get(id(p))) for name, p in model.named_parameters())
+            self._sharded = {name: index for name, index in named if index is not None}
+            # These hooks come after FSDP2's own, which puts the whole tensors in place.
+            self._handles += [
+                module.register_forward_pre_hook(partial(self._take, prefix))
+                for prefix, module in model.named_modules()
+                if hasattr(module, "unshard")
+            ]
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher` with each local gradient, before any reduction, until `close`."""
+        self._watchers.append(watcher)
+        for index, tensor in enumerate(self.tensors):
+            if not is_sharded(tensor):
+                self._handles.append(tensor.register_hook(partial(watcher, index)))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _take(self, prefix: str, module: Any, _inputs: Any) -> None:
+        """Take the whole tensors of one unit; those of units within it come later."""
+        for name, tensor in module.named_parameters(prefix=prefix):
+            index = self._sharded.get(name)
+            if index is None or is_sharded(tensor) or tensor is self.tensors[index]:
+                continue
+            self.tensors[index] = tensor
+            self._handles += [
+                tensor.register_hook(partial(watcher, index)) for watcher in self._watchers
+            ]

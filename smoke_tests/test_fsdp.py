@@ -1,0 +1,125 @@
+"""LoRA fine-tuning under FSDP2, sharded over the ranks of a node, and within each of two nodes
+(Multi-Node Training Setup Guide)."""
+
+import pytest
+
+from pytest_clustersmoke.criteria import PhaseView, TalkedBetweenNodes, TalkedInsideNodes, Trained
+
+SIZES = {
+    "model": "zai-org/GLM-4.5-Air",
+    "dataset": "yahma/alpaca-cleaned",
+    "subset_size": 2048,
+    "seq_len": 512,
+    "max_steps": 20,
+    "micro_batch": 1,
+}
+# A model with random weights, and the data shipped with the suite.
+SMALL = {
+    "model": "tiny",
+    "dataset": "shipped",
+    "subset_size": 64,
+    "seq_len": 64,
+    "max_steps": 10,
+    "learning_rate": 0.005,
+}
+NEEDS = {"bf16": True, "downloads": "GLM-4.5-Air"}
+# A shard is a part of the first dimension, so ranks hold a little more or less where it does not
+# divide evenly.
+UNEVEN = 0.1
+
+
+class TrainedWithFsdp(Trained, TalkedInsideNodes):
+    """The criteria of an FSDP phase, in addition to those of any training."""
+
+    throughput = ("tokens_per_s_per_rank", "steps_per_s")
+
+    def test_each_layer_is_a_unit(self, phase: PhaseView) -> None:
+        """A model that is wrapped as one unit is gathered as a whole, which saves no memory."""
+        units, layers = phase.fact("units"), phase.fact("layers")
+        largest = phase.fact("largest_unit_share")
+        assert units == layers + 1, (
+            f"{units} FSDP units for {layers} layers, the largest with {largest:.0%} of all "
+            "parameters; expected one for each layer, and the root"
+        )
+
+    def test_each_rank_holds_its_share(self, phase: PhaseView) -> None:
+        ranks = (
+            int(phase.spec["ranks_per_node"])
+            if phase.args["sharding"] == "hybrid"
+            else phase.world_size
+        )
+        shares = phase.facts("held_share")
+        wrong = {r: share for r, share in shares.items() if abs(share * ranks - 1) > UNEVEN}
+        assert len(shares) == phase.world_size and not wrong, (
+            f"shares of the parameters by rank: {wrong}; expected 1/{ranks} each with "
+            f"{phase.args['sharding']} sharding"
+        )
+
+    def test_parameters_are_freed_as_asked(self, phase: PhaseView) -> None:
+        """After the forward pass; with grad_op sharding they stay until the backward pass."""
+        assert phase.fact("whole_after_forward") is (phase.args["sharding"] == "grad_op")
+
+    def test_each_class_of_tensors_has_its_precision(self, phase: PhaseView) -> None:
+        """Masters, reductions and buffers are in fp32, whatever the layers compute in."""
+        for kind in ("master_dtypes", "reduce_dtypes", "buffer_dtypes"):
+            assert phase.fact(kind) == ["torch.float32"], (kind, phase.fact(kind))
+
+    def test_only_adapters_are_trained(self, phase: PhaseView) -> None:
+        assert not phase.fact("trainable_besides")
+        expected = 2 * phase.fact("layers")  # A and B of each layer
+        adapters = phase.fact("trainable_adapters")
+        assert len(adapters) == 7 and set(adapters.values()) == {expected}, adapters
+        assert phase.fact("base_unchanged") is True
+        assert phase.fact("adapters_changed") is True
+
+    def test_loss_over_all_ranks_falls(self, phase: PhaseView) -> None:
+        """On the examples evaluated. The losses of the steps are not compared: the steps are few,
+        and each sees other examples."""
+        assert phase.fact("eval_loss") < phase.fact("eval_loss_before")
+
+    def test_evaluation_covers_all_ranks(self, phase: PhaseView) -> None:
+        """The mean that each rank reports is that of the losses that all ranks report."""
+        own = phase.facts("eval_loss_own")
+        assert len(own) == phase.world_size and None not in own.values()
+        mean = sum(own.values()) / phase.world_size
+        assert phase.fact("eval_loss") == pytest.approx(mean, rel=1e-6)
+
+    def test_checkpoint_has_one_file_a_rank(self, phase: PhaseView) -> None:
+        files = {n for n in phase.checkpoint_files() if n.startswith("sharded/")}
+        shards = {f"sharded/__{rank}_0.distcp" for rank in range(phase.world_size)}
+        assert files == {"sharded/.metadata", *shards}
+
+    def test_adapter_is_written_by_rank_0_alone(self, phase: PhaseView) -> None:
+        writers = phase.facts("adapter_written_by")
+        assert writers == {rank: 0 if rank == 0 else None for rank in range(phase.world_size)}
+        assert phase.facts("adapter_is_equal")[0] is True
+        assert "adapter/adapter_model.safetensors" in phase.checkpoint_files()
+
+
+@pytest.mark.fsdp
+@pytest.mark.lora
+@pytest.mark.phase(
+    "fsdp_1node",
+    script="train_fsdp.py",
+    gpus_per_node=8,
+    args={**SIZES, "sharding": "full"},
+    small=SMALL,
+    needs=NEEDS,
+)
+class TestFsdpOnOneNode(TrainedWithFsdp):
+    """Eight GPUs of one node share all parameters."""
+
+
+@pytest.mark.fsdp
+@pytest.mark.lora
+@pytest.mark.phase(
+    "fsdp_lora_2node",
+    script="train_fsdp.py",
+    nodes=2,
+    gpus_per_node=8,
+    args={**SIZES, "sharding": "hybrid"},
+    small=SMALL,
+    needs=NEEDS,
+)
+class TestFsdpOnTwoNodes(TrainedWithFsdp, TalkedBetweenNodes):
+    """Each node's GPUs share all parameters, and the nodes hold replicas."""

@@ -1,0 +1,230 @@
+"""Fine-tune a causal language model with LoRA under FSDP2, sharded within nodes or over all ranks.
+
+    torchrun --standalone --nproc_per_node=2 smoke_tests/train_fsdp.py \\
+        --model tiny --dataset shipped --subset-size 64 --seq-len 64 \\
+        --max-steps 10 --micro-batch 1 --sharding full --learning-rate 5e-3
+    torchrun --nnodes=2 --nproc_per_node=8 ... smoke_tests/train_fsdp.py \\
+        --model zai-org/GLM-4.5-Air --dataset yahma/alpaca-cleaned --subset-size 2048 \\
+        --seq-len 512 --max-steps 20 --micro-batch 1 --sharding hybrid
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from pytest_clustersmoke.rank import Proof, Rank
+from sft_data import Batch, prepare_data
+from sft_model import add_adapters, build_base, describe_trained
+
+SHARDINGS = ("full", "grad_op", "hybrid")
+SHARDS = "sharded"
+EVALUATED = 8  # examples that each rank evaluates after training, its own
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="name on the hub, path, or tiny")
+    parser.add_argument("--dataset", required=True, help="name on the hub, directory, or shipped")
+    parser.add_argument("--subset-size", type=int, required=True, help="number of examples used")
+    parser.add_argument("--seq-len", type=int, required=True, help="tokens per padded example")
+    parser.add_argument("--max-steps", type=int, required=True)
+    parser.add_argument("--micro-batch", type=int, required=True, help="examples per rank and step")
+    parser.add_argument("--sharding", choices=SHARDINGS, required=True)
+    parser.add_argument("--learning-rate", type=float, default=5e-5)
+    parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def shard(model: Any, args: argparse.Namespace, rank: Rank) -> Any:
+    """Shard each layer, and what is left as the root unit: parameters, gradients and the optimizer.
+
+    Masters and reductions are in fp32, the computation in `args.precision`.
+    """
+    ranks, local = rank.world_size, rank.local_world_size
+    shape = (ranks // local, local) if args.sharding == "hybrid" else (ranks,)
+    names = ("replicate", "shard")[-len(shape) :]
+    mesh = init_device_mesh(rank.device.type, shape, mesh_dim_names=names)
+    compute = torch.bfloat16 if args.precision == "bf16" else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    layers = [m for m in model.modules() if type(m).__name__ in model._no_split_modules]
+    for unit in (*layers, model):
+        fully_shard(
+            unit, mesh=mesh, mp_policy=policy, reshard_after_forward=args.sharding != "grad_op"
+        )
+    return model
+
+
+def build(args: argparse.Namespace, rank: Rank, vocabulary: int, seed: int) -> tuple[Any, Any]:
+    """The sharded model and its optimizer, which steps on this rank's shards."""
+    own = argparse.Namespace(**{**vars(args), "precision": "fp32", "seed": seed})
+    model = shard(add_adapters(build_base(own, vocabulary)).to(rank.device), args, rank)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return model, torch.optim.AdamW(trained, lr=args.learning_rate)
+
+
+def describe_units(model: Any) -> dict[str, Any]:
+    """Facts of the units, the shards and their types, as the sharded model itself shows them."""
+    units = [module for module in model.modules() if hasattr(module, "unshard")]
+    innermost = {id(p): unit for unit in units for p in unit.parameters()}  # it comes last
+    parameters = list(model.parameters())
+    total = sum(p.numel() for p in parameters)
+    sizes = [sum(p.numel() for p in parameters if innermost[id(p)] is unit) for unit in units]
+    groups = [unit._get_fsdp_state()._fsdp_param_group for unit in units]
+    return {
+        "units": len(units),
+        "largest_unit_share": max(sizes) / total,
+        "held_share": sum(p.to_local().numel() for p in parameters) / total,
+        "mesh": list(parameters[0].device_mesh.mesh.shape),
+        "master_dtypes": sorted({str(p.dtype) for p in parameters}),
+        "reduce_dtypes": sorted({str(group.mp_policy.reduce_dtype) for group in groups}),
+        "buffer_dtypes": sorted({str(b.dtype) for b in model.buffers()}),
+    }
+
+
+def draw(examples: Batch, args: argparse.Namespace, rank: Rank, index: int, other: int) -> Batch:
+    """The batch of rank `other` in step `index`; no two ranks or steps share an example."""
+    first = (index * rank.world_size + other) * args.micro_batch
+    rows = torch.arange(first, first + args.micro_batch) % args.subset_size
+    return {name: column[rows].to(rank.device) for name, column in examples.items()}
+
+
+@torch.no_grad()
+def evaluate(model: Any, examples: Batch, rank: Rank) -> dict[str, float]:
+    """All ranks evaluate, each its own examples; the criterion computes the mean again. Also
+    whether units keep their whole parameters after the forward pass."""
+    model.eval()
+    first = rank.rank * EVALUATED
+    rows = torch.arange(first, first + EVALUATED) % len(examples["input_ids"])
+    own = model(**{name: column[rows].to(rank.device) for name, column in examples.items()}).loss
+    kept = any(type(p) is torch.nn.Parameter for p in model.parameters())
+    mean = own.double() / rank.world_size
+    dist.all_reduce(mean)
+    model.train()
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()  # the next update would not reach the parameters kept
+    return {
+        "eval_loss_own": float(own),
+        "eval_loss": float(mean),
+        "whole_after_forward": kept,
+    }
+
+
+def state_of(model: Any, optimizer: Any) -> dict[str, Any]:
+    weights, states = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": states}
+
+
+def load(path: str, model: Any, optimizer: Any) -> dict[str, Any]:
+    state = state_of(model, optimizer)
+    load_shards(state, checkpoint_id=path)
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+    return state_of(model, optimizer)
+
+
+def sum_shards(model: Any, rank: Rank) -> dict[str, int]:
+    """A checksum of each of this rank's shards."""
+    return rank.checksums((name, p.to_local()) for name, p in model.named_parameters())
+
+
+def save(model: Any, optimizer: Any, rank: Rank) -> None:
+    """All ranks save, each its shards; rank 0 also writes the gathered adapters as one file."""
+    save_shards(state_of(model, optimizer), checkpoint_id=str(rank.output_dir / SHARDS))
+    adapters = {n: p.full_tensor().cpu() for n, p in model.named_parameters() if p.requires_grad}
+    if rank.is_main:
+        path = rank.output_dir / "adapter"
+        model.save_pretrained(str(path), state_dict=adapters, save_embedding_layers=False)
+        saved = load_file(path / "adapter_model.safetensors")
+        plain = {name.replace(".default.", "."): value for name, value in adapters.items()}
+        rank.fact(
+            adapter_written_by=rank.rank,
+            adapter_is_equal=saved.keys() == plain.keys()
+            and all(torch.equal(saved[name], plain[name]) for name in plain),
+        )
+
+
+def train(args: argparse.Namespace, rank: Rank, examples: Batch, vocabulary: int) -> Any:
+    """Train, evaluate and save; returns a digest of the state. Frees the model: two might not
+    fit."""
+    # Model.
+    model, optimizer = rank.stage("model", lambda: build(args, rank, vocabulary, args.seed))
+    rank.fact(**describe_trained(model), **describe_units(model), precision=args.precision)
+
+    def loss_on(index: int, other: int) -> torch.Tensor:
+        loss: torch.Tensor = model(**draw(examples, args, rank, index, other)).loss
+        return loss
+
+    # Loop. The passes that prove a step gather the parameters as the engine's do.
+    before, untrained = sum_shards(model, rank), evaluate(model, examples, rank)
+    proof = Proof(
+        model,
+        local_loss=lambda index: loss_on(index, rank.rank),
+        precision=args.precision,
+        optimizer=optimizer,
+        peer_loss=loss_on,
+    )
+    for step in rank.steps(
+        args.max_steps,
+        samples_per_rank=args.micro_batch,
+        tokens_per_rank=args.micro_batch * args.seq_len,  # padding included
+        proof=proof,
+    ):
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_on(step.index, rank.rank)
+        loss.backward()
+        step.backward_done()
+        optimizer.step()
+        step.record(loss=loss)
+    after = sum_shards(model, rank)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    changed = {name for name in after if after[name] != before[name]}
+    rank.fact(
+        **evaluate(model, examples, rank),
+        eval_loss_before=untrained["eval_loss"],
+        base_unchanged=not changed - trained,
+        adapters_changed=trained <= changed,
+    )
+
+    # Checkpoint. Each rank saves its shards, rank 0 the adapters as well.
+    rank.save_checkpoint(lambda: save(model, optimizer, rank))
+    return rank.digest(state_of(model, optimizer))
+
+
+def main() -> None:
+    args = parse_args()
+    with Rank.start(init="torch") as rank:
+        if args.precision == "auto":
+            args.precision = "bf16" if rank.device.type == "cuda" else "fp32"
+
+        # Data. Rank 0 alone prepares them, or the ranks would race for files in the caches.
+        examples, names = rank.stage("data", lambda: rank.run_on_main(partial(prepare_data, args)))
+        vocabulary = max(names.values()) + 1
+        rank.fact(examples=len(examples["input_ids"]), dataset_digest=rank.digest(examples).hex)
+
+        trained = train(args, rank, examples, vocabulary)
+        gc.collect()
+        path = str(rank.output_dir / SHARDS)
+        seed = args.seed + 1
+        rank.verify_reload(trained, lambda: load(path, *build(args, rank, vocabulary, seed)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Proofs of models that FSDP2 shards: local gradients, digests, replicas, and what breaks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_clustersmoke.rank.leaves import Leaves, find_part, gather_whole, local_part
+from pytest_clustersmoke.rank.rank_environment import RankMisuse
+from tests.rank.conftest import Run
+
+RANKS, LAST = 4, 6
+
+
+class Sharded:
+    """What `Leaves` sees of a DTensor."""
+
+    full_tensor = None
+
+
+def test_plain_tensors_are_their_own_leaves() -> None:
+    """Nothing is gathered, and a watcher sees each gradient once until the end."""
+    model = torch.nn.Linear(3, 2)
+    parameters = list(model.parameters())
+    assert [gather_whole(p) for p in parameters] == parameters == [*map(local_part, parameters)]
+    assert find_part(parameters[0]) == ()
+    leaves = Leaves(None, parameters)
+    assert leaves.tensors == parameters
+    seen: list[int] = []
+    leaves.watch(lambda index, gradient: seen.append(index))
+    model(torch.ones(3)).sum().backward()
+    leaves.close()
+    model(torch.ones(3)).sum().backward()
+    assert sorted(seen) == [0, 1]
+
+
+def test_sharded_parameters_need_their_model() -> None:
+    """Only the model gathers them."""
+    with pytest.raises(RankMisuse, match="the parameters are sharded; expected the model"):
+        Leaves(None, [Sharded()])
+
+
+def test_sharded_model_is_proven_like_a_plain_one(torchrun: Callable[..., Run]) -> None:
+    """Over all ranks, and within two groups that hold replicas: local gradients and digests are
+    those of a plain model, training is left as it was, and a missing reduction, a replica that
+    drifted and a rank that disagrees with itself are found."""
+    pytest.importorskip("torch", "2.6")  # its first `fully_shard`
+    run = torchrun("sharded.py", ranks=RANKS)
+    assert run.status == 0, run.output
+    for rank in range(RANKS):
+        cases = split_cases(run.events(rank).records)
+        equal = {name: facts["equal"] for name, (facts, _) in cases.items() if "equal" in facts}
+        names = ("gradients", "digest", "left as it was 0", "left as it was 1")
+        assert equal == dict.fromkeys(names, True)
+        for name in ("healthy 0", "healthy 1", "bf16"):
+            first, last = proofs_of(cases[name])
+            for proof in (first, last):
+                assert proof["gradients"]["synced"] and proof["gradients"]["sensitive"]
+                assert (proof["replayed"], proof["differing_count"]) == (8, 0)
+                assert (proof["cross"]["compared"], proof["cross"]["alone"]) == (8, None)
+        assert only(cases["healthy 0"], "replicas")["sharded"] is True
+        assert only(cases["healthy 1"], "replicas")["equal"] is True
+        assert [p["gradients"]["synced"] for p in proofs_of(cases["without reduction"])] == [
+            True,
+            False,
+        ]
+        drifted = only(cases["drifted replica"], "replicas")
+        assert (drifted["equal"], drifted["differ_at"]) == (False, LAST)
+        assert drifted["groups"] == [[0, 2], [1], [3]]
+        wrong = [proof["differing_count"] for proof in proofs_of(cases["wrong pass"])]
+        assert wrong[0] == 0 and (wrong[1] > 0) is (rank == 1)
+
+
+Case = tuple[dict[str, Any], list[dict[str, Any]]]
+
+
+def split_cases(records: list[dict[str, Any]]) -> dict[str, Case]:
+    """Name of a case -> its facts and the events that follow; equal names are numbered."""
+    cases: list[Case] = []
+    for record in records:
+        if record["event"] == "fact":
+            cases.append((record["values"], []))
+        elif cases:
+            cases[-1][1].append(record)
+    names = [facts["case"] for facts, _ in cases]
+    numbered = [
+        f"{name} {names[:at].count(name)}" if names.count(name) > 1 else name
+        for at, name in enumerate(names)
+    ]
+    return dict(zip(numbered, cases, strict=True))
+
+
+def proofs_of(case: Case) -> list[dict[str, Any]]:
+    """Those of the first and of the last step."""
+    proofs = [record for record in case[1] if record["event"] == "proof"]
+    assert [proof["step"] for proof in (proofs[0], proofs[-1])] == [1, LAST]
+    return [proofs[0], proofs[-1]]
+
+
+def only(case: Case, event: str) -> dict[str, Any]:
+    (record,) = (record for record in case[1] if record["event"] == event)
+    return record

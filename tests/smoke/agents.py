@@ -1,0 +1,62 @@
+"""A rank program of the suite under real torchrun, with one agent for each node."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
+from pytest_clustersmoke.evidence.phase_result import collect_phase
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from tests.rank.conftest import RUN_WITHIN_S, rank_environment, started
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: the agents' exit statuses, their output, the phase's evidence."""
+
+    statuses: list[int]
+    output: str
+    phase: PhaseView
+
+
+def run_program(
+    program: Path,
+    directory: Path,
+    args: Mapping[str, Any],
+    *words: str,
+    nodes: int = 1,
+    per_node: int = 2,
+    **environment: str,
+) -> Outcome:
+    """Run the program with one torchrun per node, as the launcher does; no process is left."""
+    phase = PhaseDir(directory / "small")
+    spec = {"phase": "small", "nodes": nodes, "ranks_per_node": per_node, "args": dict(args)}
+    write_json(phase.spec, spec)
+    arguments = [word for key, value in args.items() for word in (_name_option(key), str(value))]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with ExitStack() as stack:
+        agents = []
+        for node in range(nodes):
+            line = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"]
+            line += [f"--nproc_per_node={per_node}", f"--node_rank={node}"]
+            line += ["--master_addr=127.0.0.1", f"--master_port={port}"]
+            env = {**rank_environment(phase), "CLUSTERSMOKE_NODE_RANK": str(node)}
+            env |= {"CLUSTERSMOKE_NODE_NAME": f"n{node}", "GLOO_SOCKET_IFNAME": "lo"} | environment
+            agents.append(
+                stack.enter_context(started([*line, str(program), *words, *arguments], env))
+            )
+        outputs = [agent.communicate(timeout=RUN_WITHIN_S)[0] for agent in agents]
+        statuses = [agent.returncode for agent in agents]
+    return Outcome(statuses, "\n".join(outputs), view_phase(collect_phase(phase)))
+
+
+def _name_option(key: str) -> str:
+    return "--" + key.replace("_", "-")
