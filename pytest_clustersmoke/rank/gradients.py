@@ -30,6 +30,8 @@ TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 # A gradient smaller than this share of what is typical for its size is judged against that share:
 # the rounding error of a gradient close to zero says nothing.
 FLOOR = 1e-3
+# Whether all gradients are off by the same factor shows in this many elements of each.
+SAMPLED = 2**16
 # An unreduced gradient must exceed the tolerance by this factor; otherwise the probe cannot fail.
 SENSITIVE_BY = 10.0
 
@@ -78,15 +80,18 @@ class Probe:
         All ranks call this, and visit the parameters in the same order: each needs collectives.
         """
         import torch
+        import torch.distributed as dist
 
         rows = []
         for index, (_, parameter) in enumerate(self.parameters):
             rows.append(self._distances(parameter, local[index]))
             local[index] = None  # free the gradients of a large model one by one
-        # Columns: squared norms of (local, mean over ranks), (applied - mean), (local - mean),
-        # applied and mean, and the product of these two.
+        # Columns: squared norms of local, (applied - mean), (local - mean), and
+        # of samples of applied and mean, and the product of these two.
         table = torch.stack(rows)
-        typical, error, spread, *products = table.unbind(dim=1)
+        _, error, spread, *products = table.unbind(dim=1)
+        typical = table[:, 0].clone() / self.world_size
+        dist.all_reduce(typical)
         sizes = torch.tensor([p.numel() for _, p in self.parameters], device=table.device)
         expected = sizes * (typical.sum() / sizes.sum())
         scale = torch.maximum(typical, FLOOR**2 * expected)
@@ -121,24 +126,29 @@ class Probe:
         zeros = partial(torch.zeros, parameter.shape, dtype=torch.float32, device=parameter.device)
         local = zeros() if own is None else own.float()
         mean = local / self.world_size
-        typical = local.square().sum(dtype=torch.float64) / self.world_size
         dist.all_reduce(mean)
-        dist.all_reduce(typical)
         gradient = self.applied(parameter)
         applied = zeros() if gradient is None else gather_whole(gradient).float() * self.scale
-        error = (applied - mean).square().sum(dtype=torch.float64)
-        spread = (local - mean).square().sum(dtype=torch.float64)
-        pairs = ((applied, applied), (mean, mean), (applied, mean))
-        products = [(first * second).sum(dtype=torch.float64) for first, second in pairs]
-        return torch.stack([typical, error, spread, *products])
+        error, spread = _square(applied - mean), _square(local - mean)
+        every = max(1, mean.numel() // SAMPLED)
+        ours, theirs = (t.reshape(-1)[::every].double() for t in (applied, mean))
+        products = [ours.dot(ours), theirs.dot(theirs), ours.dot(theirs)]
+        return torch.stack([_square(local), error, spread, *products])
+
+
+def _square(tensor: torch.Tensor) -> torch.Tensor:
+    """The squared norm, added in float64."""
+    import torch
+
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
 
 
 def _common_factor(products: Sequence[float], tolerance: float) -> float | None:
     """The factor between the applied gradients and the mean; None if it is not the same for all.
 
     `products`: over all parameters, the squared norms of the applied gradients and of the mean, and
-    the product of the two. The part of the applied gradients that is not a multiple of the mean
-    has the squared norm applied - product**2 / mean.
+    the product of the two, of every n-th element. The part of the applied gradients that is not a
+    multiple of the mean has the squared norm applied - product**2 / mean.
     """
     applied, mean, product = products
     if not (0 < applied < math.inf and 0 < mean < math.inf):
