@@ -140,7 +140,8 @@ def _square(tensor: torch.Tensor) -> torch.Tensor:
     """The squared norm, added in float64."""
     import torch
 
-    return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
+    norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
+    return norm.square()
 
 
 def _common_factor(products: Sequence[float], tolerance: float) -> float | None:
