@@ -43,7 +43,10 @@ def check_page(ladder: RunFiles) -> None:
 
 def check_phase_on_page(opened: Opened, phase: dict[str, Any]) -> None:
     section = f'section[data-phase="{phase["phase"]}"]'
-    drawing = opened.page.locator(f'{section} figure[data-chart="topology"] svg')
+    figure = opened.page.locator(f'{section} figure[data-chart="topology"]')
+    figure.scroll_into_view_if_needed()  # a page of many charts draws those that are near
+    drawing = figure.locator("svg")
+    drawing.wait_for()
     assert drawing.locator("rect.box").count() == NODES.get(phase["phase"], 1)
     assert drawing.locator("rect.gpu").count() == phase["world_size"]
     for name, metric in phase["metrics"].items():
