@@ -9,7 +9,8 @@
 #                   how often a rank that computes wrongly is named, which slow ranks would be,
 #                   false alarms and power of the history check (simulated)
 # make faults       stages every fault and writes the results to docs/reference/staged-faults.md
-# make soak         all phases 20 times on the lab
+# make soak         on the lab, all phases 20 times, and eight ranks of which one is slow; goes on
+#                   where it stopped
 # TORCH=cuda        with any target: the newest torch instead of the one in constraints-cpu.txt
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu   with any target: torch's CPU build
 

@@ -1,5 +1,7 @@
-"""The instruction data of train_lora_sft.py and train_fsdp.py: loaded, formatted as prompts, and
-tokenised."""
+"""The settings and the instruction data of train_lora_sft.py and train_fsdp.py.
+
+Examples are loaded, formatted as prompts, and tokenised.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,21 @@ from transformers import AutoTokenizer, ByT5Tokenizer
 
 SHIPPED = Path(__file__).parent / "data" / "instructions.jsonl"
 Batch = dict[str, torch.Tensor]  # input_ids, attention_mask, labels: each (examples, seq_len)
+
+
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """The arguments that both programs have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", required=True, help="name on the hub, path, or tiny")
+    parser.add_argument("--dataset", required=True, help="name on the hub, directory, or shipped")
+    parser.add_argument("--subset-size", type=int, required=True, help="number of examples used")
+    parser.add_argument("--seq-len", type=int, required=True, help="tokens per padded example")
+    parser.add_argument("--max-steps", type=int, required=True)
+    parser.add_argument("--micro-batch", type=int, required=True, help="examples per rank and step")
+    parser.add_argument("--learning-rate", type=float, default=5e-5)
+    parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
 
 
 def prepare_data(args: argparse.Namespace) -> tuple[Batch, dict[str, int]]:

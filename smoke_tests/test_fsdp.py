@@ -1,12 +1,12 @@
 """LoRA fine-tuning under FSDP2, sharded over the ranks of a node, and within each of two nodes
-(Multi-Node Training Setup Guide)."""
+(Multi-Node Training Setup Guide, with a model that fits one device before it is sharded)."""
 
 import pytest
 
 from pytest_clustersmoke.criteria import PhaseView, TalkedBetweenNodes, TalkedInsideNodes, Trained
 
 SIZES = {
-    "model": "zai-org/GLM-4.5-Air",
+    "model": "mistralai/Mistral-7B-v0.1",
     "dataset": "yahma/alpaca-cleaned",
     "subset_size": 2048,
     "seq_len": 512,
@@ -22,7 +22,7 @@ SMALL = {
     "max_steps": 10,
     "learning_rate": 0.005,
 }
-NEEDS = {"bf16": True, "downloads": "GLM-4.5-Air"}
+NEEDS = {"bf16": True, "downloads": "Mistral-7B"}
 # A shard is a part of the first dimension, so ranks hold a little more or less where it does not
 # divide evenly.
 UNEVEN = 0.1

@@ -4,7 +4,7 @@
         --model tiny --dataset shipped --subset-size 64 --seq-len 64 \\
         --max-steps 10 --micro-batch 1 --sharding full --learning-rate 5e-3
     torchrun --nnodes=2 --nproc_per_node=8 ... smoke_tests/train_fsdp.py \\
-        --model zai-org/GLM-4.5-Air --dataset yahma/alpaca-cleaned --subset-size 2048 \\
+        --model mistralai/Mistral-7B-v0.1 --dataset yahma/alpaca-cleaned --subset-size 2048 \\
         --seq-len 512 --max-steps 20 --micro-batch 1 --sharding hybrid
 """
 
@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from pytest_clustersmoke.rank import Proof, Rank
-from sft_data import Batch, prepare_data
+from sft_data import Batch, make_parser, prepare_data
 from sft_model import add_adapters, build_base, describe_trained
 
 SHARDINGS = ("full", "grad_op", "hybrid")
@@ -34,17 +34,8 @@ EVALUATED = 8  # examples that each rank evaluates after training, its own
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="name on the hub, path, or tiny")
-    parser.add_argument("--dataset", required=True, help="name on the hub, directory, or shipped")
-    parser.add_argument("--subset-size", type=int, required=True, help="number of examples used")
-    parser.add_argument("--seq-len", type=int, required=True, help="tokens per padded example")
-    parser.add_argument("--max-steps", type=int, required=True)
-    parser.add_argument("--micro-batch", type=int, required=True, help="examples per rank and step")
+    parser = make_parser(__doc__.splitlines()[0])
     parser.add_argument("--sharding", choices=SHARDINGS, required=True)
-    parser.add_argument("--learning-rate", type=float, default=5e-5)
-    parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
-    parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 
 
@@ -68,7 +59,8 @@ def shard(model: Any, args: argparse.Namespace, rank: Rank) -> Any:
 
 
 def build(args: argparse.Namespace, rank: Rank, vocabulary: int, seed: int) -> tuple[Any, Any]:
-    """The sharded model and its optimizer, which steps on this rank's shards."""
+    """The sharded model and its optimizer, which steps on this rank's shards. The whole base is
+    built on each device first, so it must fit there."""
     own = argparse.Namespace(**{**vars(args), "precision": "fp32", "seed": seed})
     model = shard(add_adapters(build_base(own, vocabulary)).to(rank.device), args, rank)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -95,7 +87,8 @@ def describe_units(model: Any) -> dict[str, Any]:
 
 
 def draw(examples: Batch, args: argparse.Namespace, rank: Rank, index: int, other: int) -> Batch:
-    """The batch of rank `other` in step `index`; no two ranks or steps share an example."""
+    """The batch of rank `other` in step `index`; no two share an example until
+    all examples have been used."""
     first = (index * rank.world_size + other) * args.micro_batch
     rows = torch.arange(first, first + args.micro_batch) % args.subset_size
     return {name: column[rows].to(rank.device) for name, column in examples.items()}

@@ -20,7 +20,7 @@ from peft import PeftModel
 from torch.utils.data import StackDataset
 
 from pytest_clustersmoke.rank import Proof, Rank
-from sft_data import prepare_data
+from sft_data import make_parser, prepare_data
 from sft_model import add_adapters, build_base, describe_trained
 from sft_trainer import SftTrainer, open_group
 
@@ -28,17 +28,7 @@ FIXED_BATCH = 8  # examples whose loss is measured before and after training
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="name on the hub, path, or tiny")
-    parser.add_argument("--dataset", required=True, help="name on the hub, directory, or shipped")
-    parser.add_argument("--subset-size", type=int, required=True, help="number of examples used")
-    parser.add_argument("--seq-len", type=int, required=True, help="tokens per padded example")
-    parser.add_argument("--max-steps", type=int, required=True)
-    parser.add_argument("--micro-batch", type=int, required=True, help="examples per rank and step")
-    parser.add_argument("--learning-rate", type=float, default=5e-5)
-    parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
-    parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args()
+    return make_parser(__doc__.splitlines()[0]).parse_args()
 
 
 def state_of(model: Any, rank: Rank) -> dict[str, Any]:
