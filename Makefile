@@ -19,7 +19,8 @@ VENV ?= .venv
 OLDEST ?= .venv-oldest
 PYTHON ?= python3
 TORCH ?= cpu
-WORKERS ?= 2
+# Much of a run waits, so three keep two cores busy.
+WORKERS ?= 3
 SOAK ?= 20
 BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(filter cuda,$(TORCH)),,-c constraints-cpu.txt)

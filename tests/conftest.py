@@ -25,7 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Put HOME and the XDG directories in a directory of this session's own."""
+    """Put HOME, the XDG directories and the directories of inner pytests in one of this session's
+    own. An inner pytest deletes those of earlier runs as it ends, which may take a minute."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CLUSTERSMOKE_SHARED_DIR", raising=False)
@@ -34,6 +35,9 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             place = home / name.lower()
             place.mkdir(mode=0o700)
             patch.setenv(f"XDG_{name}", str(place))
+        inner = home / "tmp"
+        inner.mkdir()
+        patch.setenv("PYTEST_DEBUG_TEMPROOT", str(inner))
         yield home
 
 

@@ -178,6 +178,9 @@ def _roles(phase: PhaseResult) -> list[OwnSteps]:
 def _require_times(rank: RankResult) -> RankResult:
     """The rank, if it timed its own part of enough steps; raises Unmeasured if not."""
     own = len(rank.own_times_s)
+    reason = (rank.events.last("own_steps") or {}).get("not_measured")
+    if not own and isinstance(reason, str):
+        raise Unmeasured("stragglers", f"{rank} has no step of its own: {reason}")
     if own < FEWEST_STEPS or not rank.step_times_s:
         raise Unmeasured(
             "stragglers",

@@ -142,6 +142,13 @@ def check_replay(phase: PhaseResult) -> None:
     kernels = [record.get("nondeterministic") for _, record in first.values()]
     if add_in_any_order(kernels, phase.world_size):
         raise Unmeasured("replay", f"not deterministic: {', '.join(parse_texts(kernels[0]))}")
+    shared = any(record.get("shares_statistics") is True for _, record in first.values())
+    if shared and len(first) > 1:
+        fail(
+            f"{_name_ranks(phase, sorted(first))} disagree with themselves: repeated from the same "
+            "state, a step gave other gradients. Batch norms average over the ranks, so the error "
+            "of one of them reaches all: each may be the one that computes wrongly"
+        )
     if first:
         fail("\n".join(_describe_disagreement(phase, rank, *first[rank]) for rank in sorted(first)))
     if reason := _find_reason(proofs):

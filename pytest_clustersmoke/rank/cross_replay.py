@@ -16,7 +16,7 @@ from typing import Any
 
 from ..text import plural
 from .device import name_device
-from .leaves import is_sharded
+from .leaves import is_sharded, shares_statistics
 from .replay import MOST_NAMES, Randomness, Replay, deterministic_kernels, fingerprint
 
 CHECKERS = 2  # how many other ranks repeat a rank's pass
@@ -97,6 +97,11 @@ class CrossReplay:
             return f"the ranks compute with {' and with '.join(kinds)}"[:MOST_WORDS]
         if choice := next((choice for _, choice in described if choice), ""):
             return f"{choice}, so each rank may compute with kernels of its own"
+        if shares_statistics(self._model):
+            return (
+                "batch norms average over the ranks, and the order of that sum depends on which "
+                "rank repeats which pass"
+            )
         # All ranks compute with the same gathered tensors, whichever parts they hold.
         replicated = [p for p in self._parameters if not is_sharded(p)]
         if not replicated:

@@ -23,6 +23,22 @@ def is_sharded(tensor: Any) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
+def shares_statistics(model: Any) -> bool:
+    """Whether batch norms average over the ranks: what one rank computes then depends on all. They
+    are known by their name, since apex and programs for CPUs have classes of their own."""
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    return any("SyncBatchNorm" in kind for kind in kinds)
+
+
+def waits_in_forward(model: Any) -> str:
+    """Why the model's forward pass waits for other ranks; empty if it does not."""
+    if any(map(is_sharded, model.parameters())):
+        return "the forward pass gathers parameters from other ranks"
+    if shares_statistics(model):
+        return "the forward pass averages the statistics of batch norms over the ranks"
+    return ""
+
+
 def gather_whole(tensor: Any) -> Any:
     """The whole tensor; of a sharded one all ranks must call this, since it is gathered."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor

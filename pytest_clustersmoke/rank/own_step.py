@@ -16,7 +16,7 @@ from typing import Any
 
 from ..evidence.telemetry import typical_s
 from . import process_group
-from .leaves import is_sharded
+from .leaves import waits_in_forward
 from .proof import Proof, find_optimizer
 from .replay import Randomness, Replay, Unrepeatable
 
@@ -68,9 +68,7 @@ class OwnStep:
         self._device = device
         self._parameters = [p for p in proof.model.parameters() if p.requires_grad]
         self._parts: dict[str, PartTimes] = {}
-        # Why it cannot be measured.
-        sharded = any(map(is_sharded, self._parameters))
-        self._reason = "the forward pass gathers parameters from other ranks" if sharded else ""
+        self._reason = waits_in_forward(proof.model)  # why it cannot be measured
 
     def measure(self, index: int, progress: Callable[[], None]) -> None:
         """Repeat step `index` (from 0), the last that was done; `progress` is called after each

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cross_replay import RANKS, CrossReplay
 from .gradients import Probe
+from .leaves import shares_statistics
 from .rank_environment import RankMisuse
 from .replay import MOST_NAMES, EnginePass, Randomness, Replay, Unrepeatable
 
@@ -159,6 +160,7 @@ class StepProver:
             "differing": [self._names[at] for at in differing[:MOST_NAMES]],
             "differing_count": len(differing),
             "nondeterministic": kernels,
+            "shares_statistics": shares_statistics(model),
             "gradients": self._probe.compare(local),
         }
         if self._cross is not None and index in self._crossed:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..evidence.telemetry import UNNAMED_KERNELS
-from .leaves import Leaves, is_sharded
+from .leaves import Leaves, waits_in_forward
 
 if TYPE_CHECKING:
     import torch
@@ -211,12 +211,12 @@ class Replay:
         return differing, [UNNAMED_KERNELS] if passes.count(passes[0]) == len(passes) else []
 
     def _any_rank(self, differs: bool) -> bool:
-        """Whether a pass must be repeated here. Ranks that gather parameters from each other repeat
-        it together, or those that do would wait for the others."""
+        """Whether a pass must be repeated here. Ranks that wait for each other in it repeat it
+        together."""
         import torch
         import torch.distributed as dist
 
-        if not any(map(is_sharded, self._parameters)):
+        if not waits_in_forward(self._model):
             return differs
         flag = torch.tensor(int(differs), device=self._parameters[0].device)
         dist.all_reduce(flag, dist.ReduceOp.MAX)

@@ -13,7 +13,15 @@ from typing import Any
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
 from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
-from tests.rank.conftest import RUN_WITHIN_S, rank_environment, started
+from tests.rank.conftest import RUN_WITHIN_S, SMOKE_TESTS, rank_environment, started
+
+BROKEN = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch, {module} as program
+{change}
+program.main()
+"""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,13 @@ def run_program(
         outputs = [agent.communicate(timeout=RUN_WITHIN_S)[0] for agent in agents]
         statuses = [agent.returncode for agent in agents]
     return Outcome(statuses, "\n".join(outputs), view_phase(collect_phase(phase)))
+
+
+def break_program(folder: Path, module: str, change: str) -> Path:
+    """The suite's program with a change: statements that see it as `program`."""
+    broken = folder / "broken.py"
+    broken.write_text(BROKEN.format(folder=str(SMOKE_TESTS), module=module, change=change))
+    return broken
 
 
 def _name_option(key: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView
 from tests.rank.conftest import SMOKE_TESTS
-from tests.smoke.agents import Outcome, run_program
+from tests.smoke.agents import Outcome, break_program, run_program
 
 pytest.importorskip("peft")
 pytest.importorskip("torch", "2.6")  # its first `fully_shard`
@@ -50,15 +50,6 @@ def test_each_sharding_meets_its_criteria(
     for name in [*OWN_CRITERIA, "test_precision_is_the_one_declared", "test_gradients_are_in_sync"]:
         judge(name, outcome.phase)
     judge("test_reloaded_checkpoint_equals_the_saved", outcome.phase)
-
-
-BROKEN = """
-import sys
-sys.path.insert(0, {folder!r})
-import torch, train_fsdp as program
-{change}
-program.main()
-"""
 
 
 @pytest.mark.parametrize(
@@ -119,9 +110,7 @@ program.main()
 def test_broken_program_fails_its_criterion(
     tmp_path: Path, change: str, criterion: str, words: str
 ) -> None:
-    broken = tmp_path / "broken.py"
-    broken.write_text(BROKEN.format(folder=str(SMOKE_TESTS), change=change))
-    outcome = run(tmp_path, "full", broken)
+    outcome = run(tmp_path, "full", break_program(tmp_path, "train_fsdp", change))
     assert outcome.statuses == [0], outcome.output
     with pytest.raises((AssertionError, pytest.fail.Exception), match=re.escape(words)):
         judge(criterion, outcome.phase)
@@ -130,7 +119,6 @@ def test_broken_program_fails_its_criterion(
 @pytest.mark.slow
 def test_missing_shard_is_an_error(tmp_path: Path) -> None:
     """Every rank reads its own part; the one whose file is gone says so."""
-    broken = tmp_path / "broken.py"
     change = (
         "save = program.save\n"
         "def lose(model, optimizer, rank):\n"
@@ -139,8 +127,7 @@ def test_missing_shard_is_an_error(tmp_path: Path) -> None:
         "        (rank.output_dir / program.SHARDS / '__1_0.distcp').unlink()\n"
         "program.save = lose"
     )
-    broken.write_text(BROKEN.format(folder=str(SMOKE_TESTS), change=change))
-    outcome = run(tmp_path, "full", broken)
+    outcome = run(tmp_path, "full", break_program(tmp_path, "train_fsdp", change))
     assert outcome.statuses == [1]
     errors = [rank.error for rank in outcome.phase.ranks if rank.error]
     assert any("__1_0.distcp" in error.traceback + error.message for error in errors)

@@ -15,6 +15,7 @@ from tests.support.outcome import RunFiles
 PHASES = {
     "mlp_1gpu",
     "ddp_2gpu",
+    "ddp_epochs",
     "zero1_2gpu",
     "zero1_4node",
     "lora_sft_ddp",
@@ -48,8 +49,8 @@ SKIPPABLE = {
     "test_each_gpu_is_as_fast_as_it_was",
     # Only under `proof: twin`.
     "test_twin_run_gives_the_same_bits",
-    # A single rank has no other to compare with, and ranks that gather parameters from each other
-    # have no step of their own.
+    # A single rank has no other to compare with, and ranks that wait for each other in the
+    # forward pass have no step of their own.
     "test_no_rank_falls_behind",
     "test_replicas_stay_equal",
     "test_ranks_train_on_their_own_data",
