@@ -57,7 +57,11 @@ class TrainedWithFsdp(Trained, TalkedInsideNodes):
 
     def test_parameters_are_freed_as_asked(self, phase: PhaseView) -> None:
         """After the forward pass; with grad_op sharding they stay until the backward pass."""
-        assert phase.fact("whole_after_forward") is (phase.args["sharding"] == "grad_op")
+        sharding, kept = phase.args["sharding"], phase.fact("whole_after_forward")
+        assert kept is (sharding == "grad_op"), (
+            f"units {'kept' if kept else 'freed'} their whole parameters after the forward pass; "
+            f"expected with {sharding} sharding that they {'free' if kept else 'keep'} them"
+        )
 
     def test_each_class_of_tensors_has_its_precision(self, phase: PhaseView) -> None:
         """Masters, reductions and buffers are in fp32, whatever the layers compute in."""

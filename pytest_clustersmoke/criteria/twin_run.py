@@ -1,9 +1,9 @@
 """Judges the twin run: the second pass over the training loop gave the same bits as the first.
 
-Who is at fault is shown by what differs first. A rank's own numbers (its batch, its loss, its local
-gradients, its partition of the master weights) differ on that rank before its error reaches the
-others, at the next update at the latest. If most ranks differ at once, the error came to them with
-a reduction, and nobody is named.
+Who is at fault is shown by what differs first. A rank's own numbers (its batch, the weights that
+its forward pass reads, its loss, its local gradients, its partition of the master weights) differ
+on that rank before its error reaches the others, at the next update at the latest. If most ranks
+differ at once, the error came to them with a reduction, and nobody is named.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from .training_proofs import NO_PROOF, add_in_any_order, identify_device, requir
 
 KIND = "twin"
 # In the order in which a step makes them; a rank's loss and its local gradients show the same pass.
-ORDER = {"batch": 0, "loss": 1, "gradient": 1, "partition": 2, "parameter": 3, "moment": 3}
+ORDER = {
+    "batch": 0,
+    "weight": 1,
+    "loss": 2,
+    "gradient": 2,
+    "partition": 3,
+    "parameter": 4,
+    "moment": 4,
+}
 UPDATED = ("partition", "parameter", "moment")  # by the reduced gradients, which came over links
 
 

@@ -1,9 +1,10 @@
 """What a rank watches in one pass over its training loop; a twin run (`twin.py`) compares two.
 
 The gradients and the parameters have watches of their own (`watches.py`). A twin run also compares
-the batches that the model sees, the optimizer's moments, and under ZeRO the rank's own partition of
-the master weights in every step: its all-gather passes a wrong partition on to all ranks within the
-step, and only the partition shows whose it was.
+the batches that the model sees, the optimizer's moments, and under ZeRO two things that last for
+one step only. The all-gather passes a wrong partition of the master weights on to all ranks within
+the step, and only the rank's own partition shows whose it was; and it writes over the copies of the
+weights that the forward pass reads.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class PassWatch:
         if watched is not None:
             self.gradients = GradientWatch(watched, count - first, device, keeps, model)
             self.replicas = ReplicaWatch(watched, count, world_size, device, keeps)
-        self.states = None if twin is None else StateWatch(twin, device)
+        self.states: StateWatch | None = None
+        if twin is not None:
+            whole = self.replicas is not None and self.replicas.takes_every_step
+            self.states = StateWatch(twin, device, with_weights=whole)
         self._first = first
 
     def step_done(self, step: int, loss: Any) -> None:
@@ -98,6 +102,7 @@ class PassWatch:
         losses = self.losses[self._first :].view(torch.int64).view(-1, 1)
         rows = {
             "batch": self.states.batches.rows(),
+            "weight": self.states.weights.rows(),
             "loss": Rows(steps, ["loss"], losses),
             "gradient": self.gradients.rows(self._first),
             "partition": self.states.partitions.rows(),
@@ -146,22 +151,29 @@ def _copy_rate(rate: Any) -> Any:
 
 
 class StateWatch:
-    """Takes fingerprints of what else changes on a rank, and the learning rates."""
+    """Takes fingerprints of what else changes on a rank, and the learning rates; with
+    `with_weights` also of the weights that the first forward pass of each step reads."""
 
-    def __init__(self, proof: Proof, device: Any) -> None:
+    def __init__(self, proof: Proof, device: Any, with_weights: bool) -> None:
         import torch
 
-        self.batches, self.partitions, self.moments = Prints(), Prints(), Prints()
+        self.batches, self.weights = Prints(), Prints()
+        self.partitions, self.moments = Prints(), Prints()
         self.rates: dict[int, tuple[Any, ...]] = {}
         self._proof = proof
         self._names = {id(p): name for name, p in proof.model.named_parameters()}
         self._batch = torch.zeros((), dtype=torch.int64, device=device)
+        trained = {n: p for n, p in proof.model.named_parameters() if p.requires_grad}
+        self._trained = trained if with_weights else {}
+        self._weights: dict[str, Any] = {}
         self.is_paused = False
         self._handle = proof.model.register_forward_pre_hook(self._see_batch, with_kwargs=True)
 
     def step_done(self, step: int, with_moments: bool) -> None:
         self.batches.add(step, {"batch": self._batch.clone()})
         self._batch.zero_()
+        self.weights.add(step, self._weights)
+        self._weights = {}
         optimizer = find_optimizer(self._proof)
         if not hasattr(optimizer, "param_groups"):
             return
@@ -195,6 +207,8 @@ class StateWatch:
         import torch
 
         if not self.is_paused:
+            if not self._weights:
+                self._weights = {name: fingerprint(p) for name, p in self._trained.items()}
             for value in (*inputs, *named.values()):
                 if isinstance(value, torch.Tensor):
                     self._batch += fingerprint(value)

@@ -162,6 +162,10 @@ class ReplicaWatch:
             self._rows[len(self._steps)] = torch.stack(prints)
             self._steps.append(step)
 
+    @property
+    def takes_every_step(self) -> bool:
+        return self._every == 1
+
     def is_due(self, step: int) -> bool:
         """Whether a fingerprint is taken after `step` (from 1)."""
         return step % self._every == 0 or step == self._count

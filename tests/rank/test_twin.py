@@ -145,6 +145,23 @@ def test_flipped_bit_of_the_state_is_found(key: str, bit: int) -> None:
     assert fields["nondeterministic"] == []
 
 
+def test_flipped_copy_that_changes_no_result_is_found() -> None:
+    """It is written over before anything reads it, as ZeRO's copies are by the next all-gather."""
+
+    def fault(model: Any, _optimizer: torch.optim.Optimizer) -> None:
+        weight, right = model[0].weight, model[0].weight.detach().clone()
+        flip(weight, 0)
+
+        def write_over(*_: Any) -> None:
+            weight.data.copy_(right)
+            hook.remove()
+
+        hook = model[0].register_forward_pre_hook(write_over)
+
+    place = {"step": 12, "name": "0.weight"}
+    assert Loop(fault).run()["differing"] == {"weight": place}
+
+
 def test_second_pass_is_in_no_figure() -> None:
     """Marks, losses, times and metrics are those of the timed pass; the twin has a stage."""
     loop = Loop()

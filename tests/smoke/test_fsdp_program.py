@@ -66,6 +66,17 @@ def test_each_sharding_meets_its_criteria(
             id="whole_model_is_one_unit",
         ),
         pytest.param(
+            "shard = program.shard\n"
+            "def otherwise(model, args, rank):\n"
+            "    args = program.argparse.Namespace(**{**vars(args), 'sharding': 'grad_op'})\n"
+            "    return shard(model, args, rank)\n"
+            "program.shard = otherwise",
+            "test_parameters_are_freed_as_asked",
+            "units kept their whole parameters after the forward pass; expected with full",
+            id="sharded_otherwise",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "policy = program.MixedPrecisionPolicy\n"
             "program.MixedPrecisionPolicy = (\n"
             "    lambda **given: policy(**{**given, 'reduce_dtype': torch.bfloat16}))",
