@@ -29,6 +29,9 @@ PYTEST := $(BIN)/python -m pytest
 # All tests of a file run on one worker, so that they share what they start.
 TESTS := $(PYTEST) tests -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# The tests start hundreds of processes that import the package; each would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install smoke test test-all test-oldest lint format bench faults soak slurm browser clean
 
 help:

@@ -96,6 +96,7 @@ def test_editable_install_points_to_the_repository(tmp_path: Path) -> None:
     assert suite_files.shipped_suite() == REPOSITORY / "smoke_tests"
 
 
+@pytest.mark.slow
 def test_init_from_the_wheel_and_dry_run(installed: dict[str, str], tmp_path: Path) -> None:
     """Without Slurm: the profile `local`, and a plan of all its phases."""
     env = {**installed, "PATH": "/nowhere"}

@@ -212,6 +212,7 @@ def _stderr(evidence: Evidence) -> Path:
     return log
 
 
+@pytest.mark.slow
 def test_log_of_gigabytes_is_not_loaded(tmp_path: Path) -> None:
     """Its last line is found, the finding stands, and neither reads it into memory."""
     evidence = Evidence(tmp_path)

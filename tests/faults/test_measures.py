@@ -44,7 +44,9 @@ def test_columns_are_aligned_in_a_terminal_and_not_in_markdown() -> None:
     assert markdown(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["plain", "xdist"])
+@pytest.mark.parametrize(
+    "workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["plain", "xdist"]
+)
 def test_table_is_printed_and_read_back_from_junit(
     workers: tuple[str, ...], pytester: pytest.Pytester
 ) -> None:

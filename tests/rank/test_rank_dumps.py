@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.rank.conftest import (
@@ -91,6 +93,7 @@ def test_exception_is_recorded_and_ends_the_rank(torchrun: Callable[..., Run]) -
     assert run.events(1).last("done") is None
 
 
+@pytest.mark.slow
 def test_aborting_rank_writes_its_flight_recorder(tmp_path: Path) -> None:
     """gloo and NCCL abort from threads of their own; the rank still ends by SIGABRT, within
     seconds."""

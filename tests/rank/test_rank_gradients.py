@@ -32,7 +32,7 @@ def test_probe_detects_every_missing_reduction_under_ddp(
     assert probes[-1]["worst"] == "3.bias"  # the one parameter that was not reduced is named
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_probe_detects_wrong_reductions_under_zero(
     torchrun: Callable[..., Run], stage: int
 ) -> None:

@@ -80,6 +80,7 @@ def check_healthy_run(run: Run, ranks: int, twin: bool = False) -> None:
         assert not run.phase.rank_stack(rank).exists()
 
 
+@pytest.mark.slow
 def test_train_mlp_trains_and_reloads(torchrun: Callable[..., Run]) -> None:
     """One rank trains, its loss falls, its reloaded checkpoint equals the saved one."""
     run = torchrun("train_mlp.py", *MLP, ranks=1)
@@ -87,6 +88,7 @@ def test_train_mlp_trains_and_reloads(torchrun: Callable[..., Run]) -> None:
     assert [file["name"] for file in run.only("checkpoint")["files"]] == ["mlp.pt"]
 
 
+@pytest.mark.slow
 def test_train_mlp_trains_in_sync_on_two_ranks(torchrun: Callable[..., Run]) -> None:
     """Two ranks train in sync under DDP, rank 0 saves a checkpoint, both reload it."""
     run = torchrun("train_mlp.py", *MLP, ranks=2)
@@ -99,7 +101,11 @@ def test_train_mlp_trains_in_sync_on_two_ranks(torchrun: Callable[..., Run]) -> 
 
 
 @pytest.mark.parametrize(
-    ("script", "args", "ranks"), [("train_mlp.py", MLP, 3), ("train_zero.py", (*SMALL, *ZERO), 2)]
+    ("script", "args", "ranks"),
+    [
+        pytest.param("train_mlp.py", MLP, 3, marks=pytest.mark.slow),
+        ("train_zero.py", (*SMALL, *ZERO), 2),
+    ],
 )
 def test_twin_gives_the_same_bits(
     torchrun: Callable[..., Run], script: str, args: tuple[str, ...], ranks: int
@@ -116,6 +122,7 @@ def test_twin_gives_the_same_bits(
         assert compared["partition"] == (29 if "zero" in script else 0)
 
 
+@pytest.mark.slow
 def test_train_zero_trains_and_saves_a_shard_for_each_rank(torchrun: Callable[..., Run]) -> None:
     """Two ranks train in bf16 under ZeRO-1; the checkpoint has one optimizer file for each."""
     run = torchrun("train_zero.py", *SMALL, *ZERO, ranks=2)

@@ -503,7 +503,7 @@ def test_done(self, tidy, phase):
 """
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "2")])
+@pytest.mark.parametrize("words", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_fixture_errors_of_a_known_job_are_known(suite: Suite, words: tuple[str, ...]) -> None:
     """Fixtures may raise anything after a failed job: they have no results to work on."""
     suite.cluster(known=[{**SLOW, "criterion": "job"}])
@@ -542,7 +542,7 @@ def test_done(self, phase):
 """
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "2")])
+@pytest.mark.parametrize("words", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_xfail_without_entry_is_inconclusive(suite: Suite, words: tuple[str, ...]) -> None:
     """An xfail mark does not make a failure known; an entry of `known` does."""
     suite.cluster(known=[SLOW])
@@ -632,7 +632,7 @@ def test_unneeded_entry_end_to_end(suite: Suite) -> None:
     result.stdout.fnmatch_lines(["nothing failed that * at *cluster.yaml:* covers: remove it?"])
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "2")])
+@pytest.mark.parametrize("words", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_entry_for_unknown_criterion_is_refused(suite: Suite, words: tuple[str, ...]) -> None:
     """The message names the entry's line, and nothing is submitted."""
     suite.cluster(known=[{**SLOW, "criterion": "test_rat"}])

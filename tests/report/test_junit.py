@@ -93,7 +93,7 @@ def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
     assert read.cases["test_good.TestGood::job"].is_passed
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "2")])
+@pytest.mark.parametrize("words", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_passing_case_says_what_it_could_have_seen(suite: Suite, words: tuple[str, ...]) -> None:
     """In its own property and in its record, and in those of no other case."""
     suite.phase(
@@ -116,7 +116,7 @@ def test_passing_case_says_what_it_could_have_seen(suite: Suite, words: tuple[st
         assert "sensitivity" not in read.properties(f"test_small.TestSmall::{case}")
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "2")])
+@pytest.mark.parametrize("words", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_each_case_lists_the_kinds_it_judged(suite: Suite, words: tuple[str, ...]) -> None:
     """A case lists the kinds that it or the set-up of its fixtures judged, even if another case
     judged them too, and none that only other cases judged."""
@@ -146,7 +146,7 @@ def test_each_case_lists_the_kinds_it_judged(suite: Suite, words: tuple[str, ...
     assert recorded == [["references"], ["references"], ["of a fixture"], []]
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "2")])
+@pytest.mark.parametrize("words", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_interrupted_run_names_the_unfinished_case(suite: Suite, words: tuple[str, ...]) -> None:
     """The unfinished case has its name and an error; the suite has `interrupted`."""
     suite.phase(args={"wait_for": str(suite.path / "never")})
@@ -174,7 +174,7 @@ def test_criterion_that_ends_the_session_is_an_error(suite: Suite) -> None:
     assert read.result("test_small.TestSmall::test_a").message == CUT_OFF
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "2")])
+@pytest.mark.parametrize("words", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_junitxml_option_moves_the_file(suite: Suite, words: tuple[str, ...]) -> None:
     """--junitxml writes the same file to another path."""
     suite.phase()

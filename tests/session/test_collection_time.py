@@ -12,7 +12,7 @@ import pytest
 from tests.support.harness import BARE, TRAIN
 
 PLAIN_LIMIT_S, CLUSTER_LIMIT_S = 0.10, 0.25
-PAIRS = 9
+PAIRS = 25
 # CPU time of a plain collection on an idle machine, to which the limits apply; a slower or shared
 # machine is allowed more in proportion.
 IDLE_S = 0.25

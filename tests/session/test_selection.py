@@ -178,7 +178,7 @@ def test_criteria_of_a_nested_class_count_for_the_phase(suite: Suite) -> None:
     assert sentence == "FIT for test_c: 1 of 1 phases passed, 1 of 3 criteria reported"
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_verdict_names_changed_settings(suite: Suite, workers: tuple[str, ...]) -> None:
     """A run with --cluster-set never counts for the cluster's state."""
     suite.phase()

@@ -27,7 +27,10 @@ def mark_phase(suite: Suite, marker: str) -> None:
     path.write_text(path.read_text().replace("class Test", f"@{marker}\nclass Test"))
 
 
-@pytest.mark.parametrize("words", [[], ["--timeout-method=thread"], ["-n", "2"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--timeout-method=thread"], pytest.param(["-n", "2"], marks=pytest.mark.slow)],
+)
 def test_limit_for_tests_does_not_stop_the_wait_for_a_job(suite: Suite, words: list[str]) -> None:
     """A limit for all tests, as a project sets it, is shorter than the job."""
     add_slow_phase(suite)
