@@ -62,7 +62,8 @@ def train_zero(rank: Rank, seed: int, strike: Strike) -> None:
     from deepspeed.utils import safe_get_full_grad
 
     from teacher import Teacher
-    from train_zero import backward, build, deepspeed_config, loss_of
+    from train_zero import backward, loss_of
+    from zero_engine import build, deepspeed_config
 
     args = argparse.Namespace(
         hidden_size=WIDTH,

@@ -1,5 +1,6 @@
-"""DeepSpeed ZeRO-1 on two GPUs of a node, and on eight of four nodes (Gilbreth HPC Training Guide,
-sections 7 and 8)."""
+"""DeepSpeed ZeRO-1 on two GPUs of a node, ZeRO-1 and ZeRO-2 on eight of four nodes (Gilbreth HPC
+Training Guide, sections 7 and 8), ZeRO-3 with offload on two nodes (Distributed AI training in
+action, section 9.3)."""
 
 import pytest
 
@@ -23,18 +24,21 @@ SMALL = {
 }
 # Besides the parameters' bytes a file has names, shapes and padding.
 SLACK = 1.25
+MODEL = "model_16bit.pt"  # of ZeRO-3
+# The scaler halves its initial scale a few times; a run that skips more does not train.
+MOST_SKIPPED_SHARE = 0.3
+# ZeRO-3 pads each parameter to a multiple of the ranks.
+UNEVEN = 0.1
 
 
 class TrainedWithZero(Trained, TalkedInsideNodes):
     """The criteria of a ZeRO phase, in addition to those of any training."""
 
+    precision = "bf16"
+
     def test_engine_has_the_zero_stage_asked_for(self, phase: PhaseView) -> None:
         assert phase.fact("engine") == "DeepSpeedEngine"
         assert phase.fact("zero_stage") == phase.args["stage"]
-
-    def test_engine_trains_in_bf16(self, phase: PhaseView) -> None:
-        assert phase.fact("precision") == "bf16"
-        assert phase.fact("parameter_dtypes") == ["torch.bfloat16"]
 
     def test_engine_clips_and_buckets_as_asked(self, phase: PhaseView) -> None:
         assert phase.fact("gradient_clipping") == 1.0
@@ -45,27 +49,41 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
         assert phase.fact("train_batch_size") == phase.args["micro_batch"] * phase.world_size
 
     def test_fused_adam_is_compiled_on_cuda(self, phase: PhaseView) -> None:
-        if phase.ranks[0].start.get("device") == "cpu":
-            pytest.skip("FusedAdam needs CUDA; the ranks train on CPU")
+        require_cuda(phase, "FusedAdam")
         assert phase.fact("optimizer") == "FusedAdam"
 
     def test_checkpoint_has_one_optimizer_file_a_rank(self, phase: PhaseView) -> None:
         names = {name.rsplit("/", 1)[-1] for name in phase.checkpoint_files()}
+        ranks, prefix = range(phase.world_size), "bf16_" if self.precision == "bf16" else ""
         assert {n for n in names if n.endswith("_optim_states.pt")} == {
-            f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-            for rank in range(phase.world_size)
+            f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in ranks
         }
-        assert {"mp_rank_00_model_states.pt", "zero_to_fp32.py", "latest"} <= names
+        models = {"mp_rank_00_model_states.pt"}
+        if phase.args["stage"] == 3:
+            models = {f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in ranks}
+        assert models | {"zero_to_fp32.py", "latest"} <= names
 
     def test_checkpoint_has_the_size_its_parameters_demand(self, phase: PhaseView) -> None:
-        """bf16 weights take 2 bytes per parameter; fp32 weights and two moments take 12, split over
-        the ranks."""
+        """16-bit weights take 2 bytes per parameter; fp32 weights and two moments take 12, split
+        over the ranks."""
         files, parameters = phase.checkpoint_files(), phase.fact("parameters")
         optimizer = [size for name, size in files.items() if name.endswith("_optim_states.pt")]
-        model = [size for name, size in files.items() if name.endswith("_model_states.pt")]
+        model = [size for name, size in files.items() if name.endswith(("_model_states.pt", MODEL))]
         assert 2 * parameters <= sum(model) <= 2 * parameters * SLACK + 2**20
         share = 12 * parameters / phase.world_size
         assert all(share <= size <= share * SLACK + 2**20 for size in optimizer), optimizer
+
+
+def require_cuda(phase: PhaseView, what: str) -> None:
+    __tracebackhide__ = True
+    if phase.ranks[0].start.get("device") == "cpu":
+        pytest.skip(f"{what} needs CUDA; the ranks train on CPU")
+
+
+class TrainedWithZeroInBf16(TrainedWithZero):
+    def test_engine_trains_in_bf16(self, phase: PhaseView) -> None:
+        assert phase.fact("precision") == "bf16"
+        assert phase.fact("parameter_dtypes") == ["torch.bfloat16"]
 
 
 @pytest.mark.deepspeed
@@ -77,7 +95,7 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
     small=SMALL,
     needs={"bf16": True, "writes_gib": 10.5},  # 14 bytes for each of 805,429,248 parameters
 )
-class TestZeroOneOnTwoGpus(TrainedWithZero):
+class TestZeroOneOnTwoGpus(TrainedWithZeroInBf16):
     """805,429,248 parameters on one node."""
 
 
@@ -91,5 +109,68 @@ class TestZeroOneOnTwoGpus(TrainedWithZero):
     small=SMALL,
     needs={"bf16": True, "writes_gib": 14},  # 1,073,905,664 parameters
 )
-class TestZeroOneOnFourNodes(TrainedWithZero, TalkedBetweenNodes):
+class TestZeroOneOnFourNodes(TrainedWithZeroInBf16, TalkedBetweenNodes):
     """1,073,905,664 parameters on four nodes."""
+
+
+@pytest.mark.deepspeed
+@pytest.mark.phase(
+    "zero2_4node",
+    script="train_zero.py",
+    nodes=4,
+    gpus_per_node=2,
+    args={**SIZES, "layers": 8, "stage": 2, "precision": "fp16"},
+    small=SMALL,
+    needs={"writes_gib": 14},
+)
+class TestZeroTwoOnFourNodes(TrainedWithZero, TalkedBetweenNodes):
+    """1,073,905,664 parameters on four nodes, in fp16 with dynamic loss scaling."""
+
+    precision = "fp16"
+
+    def test_engine_trains_in_fp16(self, phase: PhaseView) -> None:
+        assert phase.fact("precision") == "fp16"
+        assert phase.fact("parameter_dtypes") == ["torch.float16"]
+
+    def test_loss_scale_is_found(self, phase: PhaseView) -> None:
+        """It is finite, and the steps that the scaler skipped on the way are few."""
+        skipped, scale = phase.fact("skipped_steps"), phase.fact("loss_scale")
+        assert 1 <= scale < float("inf"), f"the loss scale ended at {scale}"
+        most = MOST_SKIPPED_SHARE * phase.args["steps"]
+        assert skipped <= most, (
+            f"the scaler skipped {skipped} of {phase.args['steps']} steps; expected {most:g} at "
+            "most: gradients overflow at every scale"
+        )
+
+
+@pytest.mark.deepspeed
+@pytest.mark.phase(
+    "zero3_offload_2node",
+    script="train_zero.py",
+    nodes=2,
+    args={**SIZES, "layers": 6, "stage": 3, "precision": "bf16", "offload": "cpu"},
+    small=SMALL,
+    needs={"bf16": True, "writes_gib": 12},  # 805,429,248 parameters, and the whole model
+)
+class TestZeroThreeOnTwoNodes(TrainedWithZeroInBf16, TalkedBetweenNodes):
+    """805,429,248 parameters, of which each of two nodes holds half, in the host's memory."""
+
+    def test_each_rank_holds_its_share(self, phase: PhaseView) -> None:
+        shares = phase.facts("held_share")
+        wrong = {r: s for r, s in shares.items() if abs(s * phase.world_size - 1) > UNEVEN}
+        assert len(shares) == phase.world_size and not wrong, (
+            f"shares of the parameters by rank: {wrong}; expected 1/{phase.world_size} each"
+        )
+
+    def test_weights_and_optimizer_are_offloaded(self, phase: PhaseView) -> None:
+        for what in ("offload_optimizer", "offload_param"):
+            assert phase.fact(what) == phase.args["offload"], (what, phase.fact(what))
+
+    def test_fused_adam_is_compiled_on_cuda(self, phase: PhaseView) -> None:
+        """Offloaded, it is DeepSpeed's Adam for CPUs."""
+        require_cuda(phase, "DeepSpeedCPUAdam")
+        assert phase.fact("optimizer") == "DeepSpeedCPUAdam"
+
+    def test_whole_model_loads_in_plain_torch(self, phase: PhaseView) -> None:
+        assert MODEL in phase.checkpoint_files()
+        assert phase.facts("loads_in_plain_torch")[0] is True

@@ -1,4 +1,4 @@
-"""Train a deep MLP in bf16 with DeepSpeed ZeRO: 805,429,248 parameters with six layers of 4096.
+"""Train a deep MLP with DeepSpeed ZeRO: 805,429,248 parameters with six layers of 4096.
 
     torchrun --standalone --nproc_per_node=2 smoke_tests/train_zero.py --hidden-size 128 \\
         --layers 2 --micro-batch 8 --steps 30 --stage 1 --bucket-size 1000000 --learning-rate 1e-3
@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import json
 from collections.abc import Callable, Iterator
@@ -21,8 +20,18 @@ from torch import nn
 
 from pytest_clustersmoke.rank import Proof, Rank
 from teacher import Teacher
+from zero_engine import (
+    OFFLOADS,
+    PRECISIONS,
+    STAGES,
+    build,
+    build_model,
+    deepspeed_config,
+    read_back,
+    state_of,
+)
 
-TAG = "final"
+TAG, MODEL = "final", "model_16bit.pt"
 
 
 def parse_args() -> argparse.Namespace:
@@ -32,7 +41,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, required=True, help="per rank")
     parser.add_argument("--accumulation", type=int, default=1, help="micro batches per step")
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--stage", type=int, required=True, choices=(1, 2), help="ZeRO stage")
+    parser.add_argument("--stage", type=int, required=True, choices=STAGES, help="ZeRO stage")
+    parser.add_argument("--precision", choices=PRECISIONS, default="bf16")
+    parser.add_argument(
+        "--offload", choices=OFFLOADS, default="none", help="of optimizer, and at stage 3 weights"
+    )
     parser.add_argument("--bucket-size", type=int, required=True, help="elements per reduction")
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
@@ -40,81 +53,8 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def build_model(hidden_size: int, layers: int) -> nn.Module:
-    """Layers of h -> 4h, GELU, 4h -> h, one after the other."""
-    modules: list[nn.Module] = []
-    for _ in range(layers):
-        up, down = nn.Linear(hidden_size, hidden_size * 4), nn.Linear(hidden_size * 4, hidden_size)
-        # torch's default shrinks the signal to a sixth in each layer: after six layers it is lost
-        # in bf16, and the loss cannot fall. These values keep the variance (0.425 after GELU).
-        nn.init.normal_(up.weight, std=up.in_features**-0.5)
-        nn.init.normal_(down.weight, std=(0.425 * down.in_features) ** -0.5)
-        nn.init.zeros_(up.bias)
-        nn.init.zeros_(down.bias)
-        modules += [up, nn.GELU(), down]
-    return nn.Sequential(*modules)
-
-
-def deepspeed_config(args: argparse.Namespace, rank: Rank) -> dict[str, Any]:
-    adam: dict[str, Any] = {"lr": args.learning_rate, "betas": [0.9, 0.999], "eps": 1e-8}
-    adam["weight_decay"] = 0.01
-    if rank.device.type == "cpu":
-        adam["torch_adam"] = True  # DeepSpeed would compile its own: a minute of C++
-    return {
-        "train_batch_size": args.micro_batch * rank.world_size * args.accumulation,
-        "train_micro_batch_size_per_gpu": args.micro_batch,
-        "gradient_accumulation_steps": args.accumulation,
-        "optimizer": {"type": "AdamW", "params": adam},
-        "zero_optimization": {
-            "stage": args.stage,
-            "reduce_bucket_size": args.bucket_size,
-            "allgather_bucket_size": args.bucket_size,
-            "overlap_comm": True,
-            "contiguous_gradients": True,
-        },
-        "bf16": {"enabled": True},
-        "gradient_clipping": args.clip,
-        "steps_per_print": 25,
-        "wall_clock_breakdown": False,
-    }
-
-
-def read_back(engine: Any) -> dict[str, Any]:
-    """The settings in effect, as the engine reports them."""
-    optimizer = type(engine.optimizer.optimizer).__name__
-    parameters = list(engine.module.parameters())
-    return {
-        "zero_stage": int(engine.zero_optimization_stage()),
-        "precision": "bf16" if engine.bfloat16_enabled() else "fp32",
-        "parameter_dtypes": sorted({str(p.dtype) for p in parameters}),
-        "parameters": sum(p.numel() for p in parameters),
-        "engine": type(engine).__name__,
-        "zero_optimizer": type(engine.optimizer).__name__,
-        "optimizer": optimizer,
-        "fused_adam": optimizer == "FusedAdam",
-        "gradient_clipping": float(engine.gradient_clipping()),
-        "reduce_bucket_size": int(engine.zero_reduce_bucket_size()),
-        "allgather_bucket_size": int(engine.zero_allgather_bucket_size()),
-        "train_batch_size": int(engine.train_batch_size()),
-        "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
-    }
-
-
-def build(args: argparse.Namespace, config: dict[str, Any], seed: int) -> Any:
-    """DeepSpeed's engine: the model and its optimizer."""
-    from deepspeed import initialize
-
-    torch.manual_seed(seed)
-    model = build_model(args.hidden_size, args.layers)
-    return initialize(
-        model=model,
-        model_parameters=model.parameters(),
-        config=copy.deepcopy(config),  # DeepSpeed 0.14 removes torch_adam from it
-    )[0]
-
-
 def loss_of(model: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    inputs, targets = batch  # both (micro_batch, hidden_size), in bf16 like the model
+    inputs, targets = batch  # both (micro_batch, hidden_size), in the model's precision
     return nn.functional.mse_loss(model(inputs).float(), targets.float())
 
 
@@ -134,9 +74,21 @@ def backward(
     return loss
 
 
-def state_of(engine: Any) -> dict[str, Any]:
-    """The state that a checkpoint must restore on this rank, with its share of the optimizer."""
-    return {"module": engine.module.state_dict(), "optimizer": engine.optimizer.state_dict()}
+def save(engine: Any, directory: Path) -> None:
+    """The checkpoint; and the whole model in 16 bits, for programs without DeepSpeed."""
+    engine.save_checkpoint(str(directory), tag=TAG)
+    if engine.zero_optimization_stage() == 3:
+        engine.save_16bit_model(str(directory), MODEL)
+
+
+def loads_in_plain_torch(path: Path, args: argparse.Namespace) -> bool:
+    """Whether the 16-bit model is all that a model without DeepSpeed needs."""
+    if not path.exists():
+        return False
+    weights = torch.load(path, map_location="cpu", weights_only=True)
+    model = build_model(args.hidden_size, args.layers)
+    model.load_state_dict(weights)
+    return all(torch.isfinite(value).all() for value in weights.values())
 
 
 def load(directory: Path, engine: Any) -> dict[str, Any]:
@@ -151,8 +103,8 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
 
     # Data. Each rank draws its own share.
     def draw(share: int) -> Teacher:
-        sizes = (args.hidden_size, args.micro_batch)
-        return Teacher(*sizes, share, rank.device, torch.bfloat16)
+        dtype = torch.bfloat16 if args.precision == "bf16" else torch.float16
+        return Teacher(args.hidden_size, args.micro_batch, share, rank.device, dtype)
 
     data = rank.stage("data", lambda: draw(rank.rank))
 
@@ -161,9 +113,12 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
     facts = read_back(engine)
     rank.fact(**facts)
 
+    def loss_scale() -> float:
+        return float(engine.optimizer.loss_scale) if args.precision == "fp16" else 1.0
+
     def losses(index: int, share: Teacher = data) -> Iterator[torch.Tensor]:
         for _ in range(args.accumulation):
-            yield loss_of(engine.module, share.batch(index)) / args.accumulation
+            yield loss_of(engine.module, share.batch(index)) / args.accumulation * loss_scale()
 
     # Loop. The rank draws steps and proves them, with the bare model: no hook of the engine runs.
     proof = Proof(
@@ -180,9 +135,10 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
         step.backward_done()
         engine.step()
         step.record(loss=loss)
+    rank.fact(skipped_steps=engine.skipped_steps, loss_scale=loss_scale())
 
     # Checkpoint. All ranks save, each its own share of the optimizer.
-    rank.save_checkpoint(lambda: engine.save_checkpoint(str(rank.output_dir), tag=TAG))
+    rank.save_checkpoint(lambda: save(engine, rank.output_dir))
     trained = rank.digest(state_of(engine))
     engine.destroy()
     return trained
@@ -196,10 +152,13 @@ def main() -> None:
         config = deepspeed_config(args, rank)
         if rank.is_main:
             (rank.output_dir / "ds_config.json").write_text(json.dumps(config, indent=1) + "\n")
-        if rank.device.type == "cuda":  # compile FusedAdam here, to time it apart from the model
-            builder = get_accelerator().create_op_builder("FusedAdamBuilder")
+        if rank.device.type == "cuda":  # compile Adam here, to time it apart from the model
+            name = "FusedAdamBuilder" if args.offload == "none" else "CPUAdamBuilder"
+            builder = get_accelerator().create_op_builder(name)
             rank.stage("compile", builder.load)
         trained = train(args, config, rank)
+        if args.stage == 3 and rank.is_main:
+            rank.fact(loads_in_plain_torch=loads_in_plain_torch(rank.output_dir / MODEL, args))
         gc.collect()
         seed = args.seed + 1
         rank.verify_reload(trained, lambda: load(rank.output_dir, build(args, config, seed)))

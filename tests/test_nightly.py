@@ -259,6 +259,7 @@ def newest(reports: Path) -> tuple[str, int]:
     return run.name, cases
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 def test_crontab_runs_on_slurm(home: Path) -> None:
     """With cron's environment a real phase is FIT, and nothing is printed."""

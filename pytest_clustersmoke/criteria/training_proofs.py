@@ -32,7 +32,7 @@ from .finite_values import find_first_step
 # Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
 FEWEST_LOCAL_LOSSES = 5
 SAME_LOSS = 1e-6
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 NO_PROOF = "the program gave rank.steps no `proof`"
 
 
@@ -76,14 +76,16 @@ def check_gradients(phase: PhaseResult) -> None:
 def _compare_steps(
     phase: PhaseResult, proofs: Mapping[int, Mapping[int, Mapping[str, Any]]]
 ) -> Iterator[_Comparison]:
-    """The proven steps, without those that could not be repeated or in which a rank disagrees with
-    itself, and without those after a number that is not finite: these are wrong for all ranks, and
-    have criteria that name the rank."""
+    """The proven steps that can be judged. A step is left out if it could not be repeated, if a
+    rank disagrees with itself, if gradients overflowed under dynamic loss scaling, and after a
+    number that is not finite: it is wrong for all ranks, and criteria of their own name the rank.
+    """
     finite_before = find_first_step(phase)
     for step, records in proofs.items():
         require_all_ranks(phase, records, f"the proof of step {step}")
         repeated = not any(
-            record.get("differing_count") or _reason_of(record) for record in records.values()
+            record.get("differing_count") or _reason_of(record) or record.get("overflowed") is True
+            for record in records.values()
         )
         if repeated and step < finite_before:
             gradients = {rank: record.get("gradients") for rank, record in records.items()}

@@ -218,8 +218,8 @@ class Rank:
         `gradients_of` names the parameters (`model.named_parameters()`) whose gradients must be
         finite on this rank in every step, before any reduction, and which must stay equal on all
         ranks. With `proof` the first step, the last and some drawn ones are proven, and each step
-        must call `step.backward_done()`; `gradients_of` is by default `proof.model`'s parameters. A
-        program in fp16 can give neither: dynamic loss scaling overflows on purpose.
+        must call `step.backward_done()`; `gradients_of` is by default `proof.model`'s parameters.
+        In fp16 give a proof, and no `gradients_of`: gradients overflow on purpose.
         """
         log = self.step_log(
             count,
@@ -258,8 +258,7 @@ class Rank:
         factor that undoes the engine's scaling. `model` is needed if FSDP2 shards the parameters;
         `local_loss` then computes with it, and gathers them as the engine does. All ranks call this
         before the optimizer's step; it leaves the engine's gradients in place. Raises ValueError if
-        `precision` is neither "fp32" nor "bf16": there is no tolerance for fp16. See
-        `gradients.py`.
+        `precision` is not "fp32", "bf16" or "fp16". See `gradients.py`.
         """
         named = list(named_parameters)
         self._hook.parameters = [parameter for _, parameter in named]

@@ -4,6 +4,9 @@
 a unit it gathers whole tensors and puts them in the module in place of the parts. Autograd computes
 the local gradients of these whole tensors; hooks of the parts never fire. FSDP2 keeps the whole
 tensors from step to step, and only frees their memory.
+
+DeepSpeed's ZeRO-3 gathers, too, but into the parameters themselves: they are the leaves, and are
+empty between passes. What a rank holds is `ds_tensor`.
 """
 
 from __future__ import annotations
@@ -19,8 +22,21 @@ Watcher = Callable[[int, Any], None]
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether it is a DTensor, of which this rank holds a part."""
+    """Whether this rank holds a part of it: a DTensor, or a parameter under ZeRO-3."""
+    return _is_dtensor(tensor) or _is_zero3(tensor)
+
+
+def _is_dtensor(tensor: Any) -> bool:
     return hasattr(tensor, "full_tensor")
+
+
+def _is_zero3(tensor: Any) -> bool:
+    return hasattr(tensor, "ds_tensor")
+
+
+def whole_shape(parameter: Any) -> Any:
+    """The shape of the whole parameter, which is also that of its local gradient."""
+    return parameter.ds_shape if _is_zero3(parameter) else parameter.shape
 
 
 def shares_statistics(model: Any) -> bool:
@@ -40,19 +56,25 @@ def waits_in_forward(model: Any) -> str:
 
 
 def gather_whole(tensor: Any) -> Any:
-    """The whole tensor; of a sharded one all ranks must call this, since it is gathered."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
+    """The whole tensor; of a DTensor all ranks must call this, since it is gathered."""
+    return tensor.full_tensor() if _is_dtensor(tensor) else tensor
 
 
 def local_part(tensor: Any) -> Any:
     """The part of a sharded tensor that this rank holds; any other tensor as it is."""
-    return tensor.to_local() if is_sharded(tensor) else tensor
+    if _is_zero3(tensor):
+        return tensor.ds_tensor
+    return tensor.to_local() if _is_dtensor(tensor) else tensor
 
 
 def find_part(tensor: Any) -> tuple[int, ...]:
     """Which part of a sharded tensor this rank holds: its place in the dimensions of the mesh over
     which the tensor is split. Ranks with equal places hold replicas; () if it is not split."""
-    if not is_sharded(tensor):
+    if _is_zero3(tensor):
+        import torch.distributed as dist
+
+        return (dist.get_rank(),)
+    if not _is_dtensor(tensor):
         return ()
     places = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
     return tuple(place for place, placement in places if not placement.is_replicate())
@@ -77,7 +99,7 @@ class Leaves:
         self.tensors = list(parameters)
         self._watchers: list[Watcher] = []
         self._handles: list[Any] = []
-        indices = {id(p): index for index, p in enumerate(self.tensors) if is_sharded(p)}
+        indices = {id(p): index for index, p in enumerate(self.tensors) if _is_dtensor(p)}
         if indices and model is None:
             raise RankMisuse("the parameters are sharded; expected the model, which gathers them")
         self._sharded: dict[str, int] = {}
@@ -95,7 +117,7 @@ class Leaves:
         """Call `watcher` with each local gradient, before any reduction, until `close`."""
         self._watchers.append(watcher)
         for index, tensor in enumerate(self.tensors):
-            if not is_sharded(tensor):
+            if not _is_dtensor(tensor):
                 self._handles.append(tensor.register_hook(partial(watcher, index)))
 
     def close(self) -> None:
@@ -107,7 +129,7 @@ class Leaves:
         """Take the whole tensors of one unit; those of units within it come later."""
         for name, tensor in module.named_parameters(prefix=prefix):
             index = self._sharded.get(name)
-            if index is None or is_sharded(tensor) or tensor is self.tensors[index]:
+            if index is None or _is_dtensor(tensor) or tensor is self.tensors[index]:
                 continue
             self.tensors[index] = tensor
             self._handles += [

@@ -23,7 +23,8 @@ class PassWatch:
     (from 0).
 
     `losses` are this rank's own, on the host, there once the device has passed them. With `twin`
-    the numbers of every step are kept for `rows`.
+    the numbers of every step are kept for `rows`. Where gradients `may_overflow`, under dynamic
+    loss scaling, they are not watched.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class PassWatch:
         twin: Proof | None = None,
         first: int = 0,
         model: Any = None,
+        may_overflow: bool = False,
     ) -> None:
         import torch
 
@@ -44,7 +46,8 @@ class PassWatch:
         self.replicas: ReplicaWatch | None = None
         keeps = twin is not None
         if watched is not None:
-            self.gradients = GradientWatch(watched, count - first, device, keeps, model)
+            if not may_overflow:
+                self.gradients = GradientWatch(watched, count - first, device, keeps, model)
             self.replicas = ReplicaWatch(watched, count, world_size, device, keeps)
         self.states: StateWatch | None = None
         if twin is not None:

@@ -35,9 +35,12 @@ def load_deepspeed_on_cpu() -> None:
     if _deepspeed_version() < FREE_OF_INTEL:
         _import_without_intel()
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
 
     # DeepSpeed's own table of the ops that it may compile here.
     deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
+    # It asks oneDNN, which wants AVX512-FP16; torch computes in fp16 on every CPU.
+    get_accelerator().is_fp16_supported = lambda: True
 
 
 def _deepspeed_version() -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from .replay import MOST_NAMES, EnginePass, Randomness, Replay, Unrepeatable
 if TYPE_CHECKING:
     import torch
 
+FP16 = "fp16"
 # Of a short loop at most this share is drawn, so that enough steps remain for the rates.
 MOST_DRAWN_SHARE = 0.2
 
@@ -35,9 +36,10 @@ class Proof:
     `model` is the bare model that DDP or DeepSpeed wraps. `local_loss(index)` computes, with that
     bare model, the loss of this rank's own batch of step `index` (from 0), scaled as for the
     engine's backward pass; with several micro batches it yields the loss of each in turn.
-    `applied`, `precision` and `scale` are those of `Rank.verify_gradients`; so a program in fp16
-    can give no proof. `batch_dim` is the dimension of the model's first tensor argument that counts
-    samples; None if there is none.
+    `applied`, `precision` and `scale` are those of `Rank.verify_gradients`. In fp16 `local_loss` is
+    multiplied by the current loss scale, as the engine does before its backward pass; a step whose
+    gradients overflow then proves nothing, and is no failure. `batch_dim` is the dimension of the
+    model's first tensor argument that counts samples; None if there is none.
     `peer_loss(index, rank)` computes here, with the bare model, what `local_loss(index)` computes
     on that rank; with three ranks or more, each then also repeats the passes of two others.
     `optimizer`, or a function that returns it, is measured as part of the rank's own step: a new
@@ -111,6 +113,10 @@ class StepProver:
         return self._proof.model
 
     @property
+    def precision(self) -> str:
+        return self._proof.precision
+
+    @property
     def is_open(self) -> bool:
         """Whether a step that must be proven has begun and is not proven yet."""
         return self._pass is not None
@@ -154,6 +160,7 @@ class StepProver:
         model, local_loss = self._proof.model, self._proof.local_loss
         replay = Replay(model, self._parameters, lambda: local_loss(index), randomness)
         local, own = replay.gradients()
+        overflowed = self.precision == FP16 and self._any_overflowed(local)
         differing, kernels = replay.find_differences(engine, own)
         fields = {
             "replayed": len(own),
@@ -161,8 +168,21 @@ class StepProver:
             "differing_count": len(differing),
             "nondeterministic": kernels,
             "shares_statistics": shares_statistics(model),
-            "gradients": self._probe.compare(local),
+            "overflowed": overflowed,
+            "gradients": (
+                {"precision": self.precision} if overflowed else self._probe.compare(local)
+            ),
         }
         if self._cross is not None and index in self._crossed:
             fields["cross"] = self._cross.compare(index, randomness, own)
         return fields
+
+    def _any_overflowed(self, local: Iterable[torch.Tensor | None]) -> bool:
+        """Whether a local gradient of any rank is not finite, so that the engine skips the step."""
+        import torch
+        import torch.distributed as dist
+
+        norms = [part.float().norm() for part in local if part is not None]
+        flag = (~torch.isfinite(torch.stack(norms))).any().to(torch.int32)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag)

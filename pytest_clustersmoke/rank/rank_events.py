@@ -80,6 +80,8 @@ def _format_line(name: str, fields: dict[str, Any]) -> str:
 
 
 def _describe_comparison(fields: dict[str, Any]) -> str:
+    if "synced" not in fields:
+        return "not compared: they overflow at this loss scale"
     return (
         f"{'in sync' if fields['synced'] else 'NOT in sync'}: the largest relative error in "
         f"{plural(fields['compared'], 'parameter')} is {fields['max_relative_error']:.2e} "

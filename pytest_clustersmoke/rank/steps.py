@@ -20,7 +20,7 @@ from ..text import plural
 from .own_step import OwnStep
 from .pass_watch import PassWatch
 from .peak_memory import PeakMemory
-from .proof import StepProver
+from .proof import FP16, StepProver
 from .rank_environment import RankMisuse
 from .rank_events import RankEventWriter
 from .step_clock import CpuClock, CudaClock
@@ -150,15 +150,16 @@ class StepLog:
         self._events.event("stage", name="twin", state="end", seconds=seconds)
 
     def _make_watch(self, first: int) -> PassWatch:
-        proof = None if self._twin is None else self._twin.proof
+        twin = None if self._twin is None or self._twin.reason else self._twin.proof
         return PassWatch(
             self._watched,
             self.count,
             self._world_size,
             self._device,
-            twin=proof,
+            twin=twin,
             first=first,
             model=None if self._prover is None else self._prover.model,
+            may_overflow=self._prover is not None and self._prover.precision == FP16,
         )
 
     def start(self) -> None:

@@ -17,13 +17,14 @@ from typing import Any
 from ..evidence.telemetry import MARK_EVERY_S
 from .leaves import is_sharded
 from .pass_watch import PassWatch
-from .proof import Proof, find_optimizer
+from .proof import FP16, Proof, find_optimizer
 from .rank_environment import RankMisuse
 from .rank_events import RankEventWriter
 from .replay import Randomness, Replay, Unrepeatable
 from .watches import Rows
 
 NO_OPTIMIZER = "the program's Proof names no optimizer, so its state cannot be restored"
+LOSS_SCALE = "a dynamic loss scale, in fp16, is not restored"
 SHARDED = "the parameters are sharded; a twin run keeps and compares whole ones"
 NO_PASSES = "the program calls log.start(); a twin run needs `for log in log.passes()`"
 
@@ -103,6 +104,8 @@ class Twin:
         self.reason = NO_OPTIMIZER if proof.optimizer is None else ""
         if any(map(is_sharded, proof.model.parameters())):
             self.reason = SHARDED
+        elif proof.precision == FP16:
+            self.reason = LOSS_SCALE
         self._snapshot: Snapshot | None = None
 
     def take_snapshot(self) -> int:

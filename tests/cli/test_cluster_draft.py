@@ -127,7 +127,7 @@ def test_nodes_of_one_gpu(slurm: Slurm, profile: Made) -> None:
     """All-reduce between nodes is listed, and its transports are left to be written."""
     slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="gpu:a100:1") for i in range(2)))
     made, _ = profile()
-    assert set(made.phases) == {"mlp_1gpu", "allreduce_multinode"}
+    assert set(made.phases) == {"mlp_1gpu", "zero3_offload_2node", "allreduce_multinode"}
     between = made.expect["allreduce_multinode"]
     assert (between.intra_node, between.inter_node, between.forbid) == ((), (), ())
 
@@ -140,10 +140,11 @@ def test_gpus_without_bf16(slurm: Slurm, profile: Made) -> None:
         "mlp_1gpu",
         "ddp_2gpu",
         "ddp_epochs",
+        "zero2_4node",
         "allreduce_1node",
         "allreduce_multinode",
     }
-    assert text.count("compute capability 7.0") == 6
+    assert text.count("compute capability 7.0") == 7
 
 
 def test_most_common_kind_of_node_is_chosen(slurm: Slurm, init: Init, profile: Made) -> None:

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 LADDER = ("mlp_1gpu", "ddp_2gpu", "zero1_2gpu", "zero1_4node")
 LORA = ("lora_sft_ddp", "lora_sft_2node")
 FSDP = ("fsdp_1node", "fsdp_lora_2node")
+ZERO = ("zero2_4node", "zero3_offload_2node")
 EPOCHS = ("ddp_epochs",)
 SWEEP = ("allreduce_1node", "allreduce_multinode")
 
@@ -51,8 +52,8 @@ def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> No
 @pytest.mark.parametrize(
     ("name", "phases"),
     [
-        ("local", LADDER[:2] + EPOCHS + LADDER[2:] + LORA + FSDP + SWEEP),
-        ("lab", LADDER[:2] + EPOCHS + LADDER[2:] + LORA + FSDP + SWEEP),
+        ("local", LADDER[:2] + EPOCHS + LADDER[2:] + ZERO + LORA + FSDP + SWEEP),
+        ("lab", LADDER[:2] + EPOCHS + LADDER[2:] + ZERO + LORA + FSDP + SWEEP),
         ("gilbreth", LADDER + SWEEP),
         ("nebius", LORA + SWEEP),
     ],

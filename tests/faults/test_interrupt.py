@@ -87,7 +87,11 @@ def send_to_pytest(pid: int) -> None:
 @pytest.mark.parametrize(
     "words", [pytest.param((), marks=pytest.mark.slow), WORKERS], ids=["plain", "xdist"]
 )
-@pytest.mark.parametrize("send", [send_to_group, send_to_pytest], ids=["ctrl_c", "sigterm"])
+@pytest.mark.parametrize(
+    "send",
+    [send_to_group, pytest.param(send_to_pytest, marks=pytest.mark.slow)],
+    ids=["ctrl_c", "sigterm"],
+)
 def test_interrupt_ends_every_process_of_the_run(
     send: Callable[[int], None], words: tuple[str, ...], torch_suite: Suite
 ) -> None:

@@ -25,8 +25,8 @@ ZERO = ("--layers", "2", "--micro-batch", "32", "--stage", "1", "--bucket-size",
     [
         ("train_mlp", (1024,), 25_175_040),
         ("train_mlp", (2048,), 100_681_728),
-        ("train_zero", (4096, 6), 805_429_248),
-        ("train_zero", (4096, 8), 1_073_905_664),
+        ("zero_engine", (4096, 6), 805_429_248),
+        ("zero_engine", (4096, 8), 1_073_905_664),
     ],
 )
 def test_full_sizes_have_the_documented_parameters(

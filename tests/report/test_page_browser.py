@@ -177,7 +177,7 @@ def axe_violations(opened: Opened) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["sound", "staged", "without phases", "proof"])
 def test_axe_finds_nothing(browse: Browse, name: str, scheme: Any) -> None:
     """axe-core finds no violation with all parts open, in light and in dark colours."""

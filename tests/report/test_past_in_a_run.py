@@ -137,7 +137,7 @@ def test_run_with_unreadable_past_is_not_good(
     assert (len(goods), goods[-1], sum(goods)) == (14, 0, 13)
 
 
-@pytest.mark.parametrize("workers", [(), ("-n1",)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n1",), marks=pytest.mark.slow)])
 def test_all_views_agree_on_the_past(suite: Suite, workers: tuple[str, ...]) -> None:
     """Terminal, JUnit, page and report.json agree, even if other runs end between the criterion and
     the report, or began later."""

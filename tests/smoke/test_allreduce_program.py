@@ -46,6 +46,7 @@ def check_measured(phase: PhaseView) -> set[str]:
     return set(PEAKS) - left_out
 
 
+@pytest.mark.slow
 def test_two_nodes_measure_all_collectives_and_their_pair(tmp_path: Path) -> None:
     """Every collective is correct at every size on every rank; progress is marked; all ranks have
     the same metrics; both local ranks measure the pair of nodes."""
@@ -100,6 +101,7 @@ def test_wrong_bytes_from_a_peer_are_recorded(corrupt: Outcome) -> None:
         node_pairs.check_all_measured(corrupt.phase)
 
 
+@pytest.mark.slow
 def test_missing_collective_is_left_out(tmp_path: Path) -> None:
     """The others are measured; the missing one is recorded with the reason."""
     outcome = run(tmp_path, "absent", program=BROKEN)
@@ -118,6 +120,7 @@ def test_failing_collective_is_an_error(tmp_path: Path) -> None:
     assert errors and all("Connection closed" in record["message"] for record in errors.values())
 
 
+@pytest.mark.slow
 def test_debug_level_detail_is_lowered(tmp_path: Path) -> None:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL would add a second collective to each timing. The sizes end at
     --max-bytes, for pairs, too."""

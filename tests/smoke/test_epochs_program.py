@@ -40,7 +40,7 @@ def judge(name: str, phase: PhaseView) -> None:
 @pytest.mark.parametrize(
     ("nodes", "per_node", "examples"),
     [
-        pytest.param(1, 3, 150, id="what_fills_no_batch_is_left_out"),
+        pytest.param(1, 3, 150, id="what_fills_no_batch", marks=pytest.mark.slow),
         pytest.param(2, 1, 128, id="two_nodes", marks=pytest.mark.slow),
     ],
 )

@@ -174,6 +174,7 @@ def test_twin_trains_adapters_to_the_same_bits(tmp_path: Path) -> None:
     check_training(outcome)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_adapters_without_a_hub(tmp_path: Path) -> None:
     """Two ranks tokenise once, train in sync, save, reload and write their results."""
     outcome = run(tmp_path, [*TINY, *QUICK])

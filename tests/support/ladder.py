@@ -18,6 +18,8 @@ PHASES = {
     "ddp_epochs",
     "zero1_2gpu",
     "zero1_4node",
+    "zero2_4node",
+    "zero3_offload_2node",
     "lora_sft_ddp",
     "lora_sft_2node",
     "fsdp_1node",
@@ -25,10 +27,17 @@ PHASES = {
     "allreduce_1node",
     "allreduce_multinode",
 }
-NODES = {"zero1_4node": 4, "lora_sft_2node": 2, "fsdp_lora_2node": 2, "allreduce_multinode": 4}
+NODES = {
+    "zero1_4node": 4,
+    "zero2_4node": 4,
+    "zero3_offload_2node": 2,
+    "lora_sft_2node": 2,
+    "fsdp_lora_2node": 2,
+    "allreduce_multinode": 4,
+}
 # Judged where the program gives `peer_loss`, with three ranks or more: two give no majority.
 OTHER_RANKS = "test_other_ranks_compute_the_same_gradients"
-WITH_MAJORITY = {"zero1_4node", "lora_sft_2node", "fsdp_lora_2node"}
+WITH_MAJORITY = {"zero1_4node", "zero2_4node", "lora_sft_2node", "fsdp_lora_2node"}
 # The only criteria that may be skipped without a GPU and without references.
 SKIPPABLE = {
     "test_throughput_meets_the_reference",

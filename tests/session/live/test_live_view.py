@@ -54,8 +54,12 @@ def remains(terminal: Terminal) -> list[str]:
     ("words", "want"),
     [
         ((), ["collected 6 items", "test_held.py ... [ 50%]", "test_wide.py ... [100%]"]),
-        (("-s",), ["collected 6 items", "test_held.py ..said by a test", ".", "test_wide.py ..."]),
-        (("-q",), ["...... [100%]"]),
+        pytest.param(
+            ("-s",),
+            ["collected 6 items", "test_held.py ..said by a test", ".", "test_wide.py ..."],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("-q",), ["...... [100%]"], marks=pytest.mark.slow),
         (
             ("-v", "--color=no"),
             [

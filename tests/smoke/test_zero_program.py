@@ -1,0 +1,157 @@
+"""train_zero.py at each stage and precision under real torchrun, in healthy and in faulty runs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria import Unmeasured
+from tests.rank.conftest import SMOKE_TESTS
+from tests.smoke.agents import break_program, run_program
+
+pytest.importorskip("deepspeed")
+suite: Any = importlib.import_module("test_zero")
+
+PROGRAM = SMOKE_TESTS / "train_zero.py"
+ARGS = {**suite.SMALL, "layers": 1, "steps": 10}
+ZERO2 = {**ARGS, "stage": 2, "precision": "fp16"}
+ZERO3 = {**ARGS, "stage": 3, "precision": "bf16", "offload": "cpu"}
+PROVEN = (
+    "test_gradients_are_in_sync",
+    "test_repeated_steps_give_the_same_gradients",
+    "test_precision_is_the_one_declared",
+    "test_loss_is_finite_on_every_rank",
+    "test_loss_over_all_ranks_falls",
+    "test_reloaded_checkpoint_equals_the_saved",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "precision", "offload"),
+    [(2, "bf16", "none"), (2, "fp16", "cpu"), (3, "bf16", "none"), (3, "fp16", "cpu")],
+)
+def test_combinations_that_the_ladder_leaves_out(
+    tmp_path: Path, stage: int, precision: str, offload: str
+) -> None:
+    args = {**ARGS, "stage": stage, "precision": precision, "offload": offload}
+    outcome = run_program(PROGRAM, tmp_path, args, per_node=3)
+    assert outcome.statuses == [0], outcome.output
+    phase_class = suite.TestZeroThreeOnTwoNodes if stage == 3 else suite.TrainedWithZero
+    criteria = type("Criteria", (phase_class,), {"precision": precision})()
+    for name in (
+        *PROVEN,
+        "test_engine_has_the_zero_stage_asked_for",
+        "test_checkpoint_has_one_optimizer_file_a_rank",
+        "test_checkpoint_has_the_size_its_parameters_demand",
+    ):
+        getattr(criteria, name)(outcome.phase)
+    assert outcome.phase.fact("precision") == precision
+    assert outcome.phase.fact("offload_optimizer") == offload
+    if stage == 3:
+        criteria.test_each_rank_holds_its_share(outcome.phase)
+        criteria.test_whole_model_loads_in_plain_torch(outcome.phase)
+
+
+WITH_CONFIG = """
+config_of = program.deepspeed_config
+def changed(args, rank):
+    config = config_of(args, rank)
+    {change}
+    return config
+program.deepspeed_config = changed
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "change", "criterion", "words"),
+    [
+        pytest.param(
+            ZERO2,
+            "config['fp16']['initial_scale_power'] = 60",
+            "test_loss_scale_is_found",
+            "the scaler skipped 10 of 10 steps; expected 3 at most",
+            id="gradients_overflow_at_every_scale",
+        ),
+        pytest.param(
+            ZERO2,
+            "config['zero_optimization']['stage'] = 1",
+            "test_engine_has_the_zero_stage_asked_for",
+            "assert 1 == 2",
+            id="another_stage",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ZERO3,
+            "del config['zero_optimization']['offload_param']",
+            "test_weights_and_optimizer_are_offloaded",
+            "('offload_param', 'none')",
+            id="weights_not_offloaded",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ZERO3,
+            "config['zero_optimization']['stage'] = 2; "
+            "del config['zero_optimization']['offload_param']",
+            "test_each_rank_holds_its_share",
+            "shares of the parameters by rank: {0: 1.0, 1: 1.0}; expected 1/2 each",
+            id="weights_not_partitioned",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ZERO3,
+            "config['zero_optimization']['stage3_gather_16bit_weights_on_model_save'] = False",
+            "test_whole_model_loads_in_plain_torch",
+            "model_16bit.pt",
+            id="whole_model_not_gathered",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_broken_configuration_fails_its_criterion(
+    tmp_path: Path, args: Mapping[str, Any], change: str, criterion: str, words: str
+) -> None:
+    broken = break_program(tmp_path, "train_zero", WITH_CONFIG.format(change=change))
+    outcome = run_program(broken, tmp_path, args)
+    assert outcome.statuses == [0], outcome.output
+    judge(args, criterion, outcome.phase, words)
+
+
+def judge(args: Mapping[str, Any], criterion: str, phase: Any, words: str) -> None:
+    """The criterion of the phase with these arguments fails with these words."""
+    three = args["stage"] == 3
+    criteria = suite.TestZeroThreeOnTwoNodes() if three else suite.TestZeroTwoOnFourNodes()
+    with pytest.raises((AssertionError, pytest.fail.Exception), match=re.escape(words)):
+        getattr(criteria, criterion)(phase)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("args", [ZERO2], ids=["zero2_in_fp16"])
+def test_missing_reductions_are_found(tmp_path: Path, args: Mapping[str, Any]) -> None:
+    """Also where gradients are scaled."""
+    change = (
+        "read_back = program.read_back\n"
+        "def unreduced(engine):\n"
+        "    facts = read_back(engine)\n"
+        "    engine.optimizer.average_tensor = lambda *given, **named: None\n"
+        "    return facts\n"
+        "program.read_back = unreduced"
+    )
+    outcome = run_program(break_program(tmp_path, "train_zero", change), tmp_path, args)
+    assert outcome.statuses == [0], outcome.output
+    judge(args, "test_gradients_are_in_sync", outcome.phase, "gradients are not in sync on")
+
+
+@pytest.mark.slow
+def test_loss_that_is_not_scaled_is_not_the_engines(tmp_path: Path) -> None:
+    """In fp16 a proof whose loss lacks the loss scale repeats another pass than the engine's."""
+    change = "program.train.__globals__['float'] = lambda value: 1.0"
+    outcome = run_program(break_program(tmp_path, "train_zero", change), tmp_path, ZERO2)
+    assert outcome.statuses == [0], outcome.output
+    with pytest.raises(Unmeasured, match="no proven step is left"):
+        suite.TestZeroTwoOnFourNodes().test_gradients_are_in_sync(outcome.phase)
