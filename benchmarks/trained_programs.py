@@ -71,6 +71,8 @@ def train_zero(rank: Rank, seed: int, strike: Strike) -> None:
         micro_batch=BATCH,
         accumulation=1,
         stage=1,
+        precision="bf16",
+        offload="none",
         bucket_size=1_000_000,
         clip=1.0,
         learning_rate=1e-3,

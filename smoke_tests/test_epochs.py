@@ -39,20 +39,21 @@ class TestDdpInEpochs(Trained, TalkedInsideNodes):
     def test_batch_norm_averages_over_all_ranks(self, phase: PhaseView) -> None:
         """The mean that each layer used is that of an independent sum over the ranks."""
         checked = phase.facts("batch_norm")
-        assert len(checked) == phase.world_size
-        wrong = {rank: found for rank, found in checked.items() if found["error"] > SAME_MEAN}
+        assert None not in checked.values(), f"not every rank checked its batch norms: {checked}"
+        errors = {rank: float(found["error"]) for rank, found in checked.items()}
+        wrong = {rank: error for rank, error in errors.items() if not error <= SAME_MEAN}
         assert not wrong, (
-            "batch norms used other means than those over all ranks, by up to "
-            f"{max(found['error'] for found in wrong.values()):.3g} standard deviations "
-            f"({wrong}); expected {SAME_MEAN:g} at most: SyncBatchNorm.convert_sync_batchnorm"
+            "batch norms used other means than those over all ranks, by so many standard "
+            f"deviations on each rank: {wrong}; expected {SAME_MEAN:g} at most "
+            "(SyncBatchNorm.convert_sync_batchnorm)"
         )
-        if min(found["local_error"] for found in checked.values()) < OWN_MEAN:
+        if min(float(found["local_error"]) for found in checked.values()) < OWN_MEAN:
             raise Unmeasured("batch norm", "the ranks' own means are too similar to tell")
 
     def test_buffers_are_equal_on_all_ranks(self, phase: PhaseView) -> None:
         """The running statistics too, which no gradient shows."""
         digests = phase.facts("buffers")
-        assert len(digests) == phase.world_size and len(set(digests.values())) == 1, digests
+        assert None not in digests.values() and len(set(digests.values())) == 1, digests
 
     def test_learning_rate_follows_the_global_batch(self, phase: PhaseView) -> None:
         """It is scaled with the number of samples that all ranks together saw in a step."""
@@ -65,6 +66,7 @@ class TestDdpInEpochs(Trained, TalkedInsideNodes):
 
     def test_each_epoch_has_an_order_of_its_own(self, phase: PhaseView) -> None:
         for rank, orders in phase.facts("orders").items():
+            assert orders is not None, f"rank {rank} reported no orders"
             assert len(set(orders)) == len(orders) == phase.args["epochs"], (
                 f"rank {rank} saw its examples in {len(set(orders))} orders in "
                 f"{len(orders)} epochs; expected sampler.set_epoch(epoch) before each"

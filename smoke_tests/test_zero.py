@@ -134,7 +134,7 @@ class TestZeroTwoOnFourNodes(TrainedWithZero, TalkedBetweenNodes):
 
     def test_loss_scale_is_found(self, phase: PhaseView) -> None:
         """It is finite, and the steps that the scaler skipped on the way are few."""
-        skipped, scale = phase.fact("skipped_steps"), phase.fact("loss_scale")
+        skipped, scale = phase.fact("skipped_steps"), float(phase.fact("loss_scale"))
         assert 1 <= scale < float("inf"), f"the loss scale ended at {scale}"
         most = MOST_SKIPPED_SHARE * phase.args["steps"]
         assert skipped <= most, (
@@ -150,15 +150,16 @@ class TestZeroTwoOnFourNodes(TrainedWithZero, TalkedBetweenNodes):
     nodes=2,
     args={**SIZES, "layers": 6, "stage": 3, "precision": "bf16", "offload": "cpu"},
     small=SMALL,
-    needs={"bf16": True, "writes_gib": 12},  # 805,429,248 parameters, and the whole model
+    needs={"bf16": True, "writes_gib": 10.5},  # 805,429,248 parameters; the model is written once
 )
 class TestZeroThreeOnTwoNodes(TrainedWithZeroInBf16, TalkedBetweenNodes):
     """805,429,248 parameters, of which each of two nodes holds half, in the host's memory."""
 
     def test_each_rank_holds_its_share(self, phase: PhaseView) -> None:
         shares = phase.facts("held_share")
-        wrong = {r: s for r, s in shares.items() if abs(s * phase.world_size - 1) > UNEVEN}
-        assert len(shares) == phase.world_size and not wrong, (
+        ranks = phase.world_size
+        wrong = {r: s for r, s in shares.items() if s is None or abs(s * ranks - 1) > UNEVEN}
+        assert not wrong, (
             f"shares of the parameters by rank: {wrong}; expected 1/{phase.world_size} each"
         )
 
@@ -174,3 +175,4 @@ class TestZeroThreeOnTwoNodes(TrainedWithZeroInBf16, TalkedBetweenNodes):
     def test_whole_model_loads_in_plain_torch(self, phase: PhaseView) -> None:
         assert MODEL in phase.checkpoint_files()
         assert phase.facts("loads_in_plain_torch")[0] is True
+        assert phase.fact("whole_model_has_own_part") is True

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,8 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 def main() -> None:
     args = parse_args()
+    # NVLink SHARP adds in another order each time, so a repeated batch norm would give other bits.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     with Rank.start(init="torch") as rank:
         # Data.
         examples, held_out = rank.stage("data", lambda: make_data(args, rank.device))
@@ -158,7 +161,7 @@ def main() -> None:
             learning_rate=optimizer.param_groups[0]["lr"],
         )
 
-        # Loop. Batch norms wait for all ranks, so a repeated pass does as well.
+        # Loop. A repeated pass also waits for all ranks, since batch norms do.
         proof = Proof(
             model,
             local_loss=lambda index: loss_of(model, epochs.batch(index)),

@@ -85,10 +85,23 @@ def loads_in_plain_torch(path: Path, args: argparse.Namespace) -> bool:
     """Whether the 16-bit model is all that a model without DeepSpeed needs."""
     if not path.exists():
         return False
-    weights = torch.load(path, map_location="cpu", weights_only=True)
     model = build_model(args.hidden_size, args.layers)
-    model.load_state_dict(weights)
-    return all(torch.isfinite(value).all() for value in weights.values())
+    model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return True
+
+
+def holds_own_part(engine: Any, path: Path, rank: int) -> bool:
+    """Whether the 16-bit model has what this rank trained, in the place of its part."""
+    if not path.exists():
+        return False
+    weights = torch.load(path, map_location="cpu", weights_only=True)
+    for name, parameter in engine.module.named_parameters():
+        own = parameter.ds_tensor.detach().cpu()
+        first = rank * own.numel()
+        whole = weights[name].flatten()[first : first + own.numel()]  # the last part is padded
+        if not torch.equal(whole, own[: whole.numel()]):
+            return False
+    return True
 
 
 def load(directory: Path, engine: Any) -> dict[str, Any]:
@@ -140,6 +153,9 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
     # Checkpoint. All ranks save, each its own share of the optimizer.
     rank.save_checkpoint(lambda: save(engine, rank.output_dir))
     trained = rank.digest(state_of(engine))
+    if args.stage == 3:
+        path = rank.output_dir / MODEL
+        rank.fact(whole_model_has_own_part=holds_own_part(engine, path, rank.rank))
     engine.destroy()
     return trained
 

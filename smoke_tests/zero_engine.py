@@ -118,5 +118,7 @@ def state_of(engine: Any) -> dict[str, Any]:
     weights = {name: getattr(p, "ds_tensor", p).detach() for name, p in parameters}
     optimizer = engine.optimizer.state_dict()
     scaler = optimizer.pop("loss_scaler", None)  # an object of DeepSpeed's
-    numbers = {name: v for name, v in getattr(scaler, "__dict__", {}).items() if type(v) is float}
+    numbers = {
+        name: v for name, v in getattr(scaler, "__dict__", {}).items() if type(v) in (int, float)
+    }
     return {"module": weights, "optimizer": optimizer, "loss_scaler": numbers}

@@ -25,8 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Put HOME, the XDG directories and the directories of inner pytests in one of this session's
-    own. An inner pytest deletes those of earlier runs as it ends, which may take a minute."""
+    """Give this session its own HOME, XDG directories and temporary directories of inner pytests,
+    which would otherwise delete those of earlier runs as they end: that may take a minute."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CLUSTERSMOKE_SHARED_DIR", raising=False)

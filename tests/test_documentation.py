@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.faults.table import FAULTS
 from tests.support.harness import ROOT, Suite
 from tests.support.leftovers import none_left
 
@@ -276,8 +277,10 @@ def test_field_guide_has_every_entry_of_the_guides() -> None:
 
 
 def test_field_guide_names_what_exists() -> None:
-    """Each entry is found by something and staged by something, or says why not."""
+    """Each entry is found by something and staged by something, or says why not; and each staged
+    fault is found by something that the entry names."""
     faults = CONTRACT["staged_faults"]
+    expected = {fault.name: {*fault.failed, fault.finding, fault.signature} for fault in FAULTS}
     broken = "\n".join(path.read_text() for path in (ROOT / "tests" / "smoke").glob("test_*.py"))
     known = {
         "criteri": {name for names in CONTRACT["suite"].values() for name in names},
@@ -299,4 +302,8 @@ def test_field_guide_names_what_exists() -> None:
             else:
                 assert name in known[kind], (entry, kind, name)
         assert names or found.startswith(OTHERWISE), entry
+        finders = {name for _, name in guide_names(found)}
+        for kind, name in guide_names(staged):
+            if kind == "fault" and name in expected and "usage error" not in found:
+                assert expected[name] & finders, (entry, name, expected[name])
         assert staged or found.startswith("by construction: "), entry

@@ -32,16 +32,18 @@ class Digest(dict[str, str]):
 def digest(state: Any) -> Digest:
     """Hash a nested state of dicts, lists, tensors and plain values.
 
-    A NaN equals another NaN with the same bits. Sharded tensors are gathered one by one, so all
-    ranks must call this, and the hash does not depend on how many ranks there are.
+    A NaN equals another NaN with the same bits. DTensors are gathered one by one, so all ranks must
+    call this, and the hash does not depend on how many ranks there are. Of a parameter under ZeRO-3
+    this rank's part is hashed. `tensors` counts those that hold anything.
     """
     import torch
 
     result = Digest()
     for path, value in _walk(state, "", ()):
         if isinstance(value, torch.Tensor):
-            result.tensors += 1
-            result[path] = _tensor_digest(gather_whole(value))
+            whole = gather_whole(value)
+            result.tensors += bool(whole.numel())
+            result[path] = _tensor_digest(whole)
         else:
             result[path] = f"{type(value).__name__} {value!r}"
     return result

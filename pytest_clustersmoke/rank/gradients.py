@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 # The largest relative error that still counts as in sync. Healthy runs on 2 and 8 ranks gave up to
 # 4e-8 in fp32 (the order of additions) and up to 4e-3 in bf16 (DeepSpeed adds in bf16, rounding to
 # 8 bits each time; the error grows with the square root of the number of ranks). In the same runs
-# an omitted reduction put the least affected parameter off by 0.19. fp16 rounds to 11 bits.
+# an omitted reduction put the least affected parameter off by 0.19. fp16, rounded to 11 bits, gave
+# up to 3.3e-4.
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 5e-3}
 # A gradient smaller than this share of what is typical for its size is judged against that share:
 # the rounding error of a gradient close to zero says nothing.

@@ -5,8 +5,8 @@ a unit it gathers whole tensors and puts them in the module in place of the part
 the local gradients of these whole tensors; hooks of the parts never fire. FSDP2 keeps the whole
 tensors from step to step, and only frees their memory.
 
-DeepSpeed's ZeRO-3 gathers, too, but into the parameters themselves: they are the leaves, and are
-empty between passes. What a rank holds is `ds_tensor`.
+DeepSpeed's ZeRO-3 gathers, too, but into the parameters themselves: they are the leaves. Between
+passes all but the smallest are empty. What a rank holds is `ds_tensor`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ def _is_zero3(tensor: Any) -> bool:
     return hasattr(tensor, "ds_tensor")
 
 
+def is_partitioned(parameters: Iterable[Any]) -> bool:
+    """Whether no two ranks hold the same part of them, as under ZeRO-3."""
+    return any(map(_is_zero3, parameters))
+
+
 def whole_shape(parameter: Any) -> Any:
     """The shape of the whole parameter, which is also that of its local gradient."""
     return parameter.ds_shape if _is_zero3(parameter) else parameter.shape
@@ -56,7 +61,10 @@ def waits_in_forward(model: Any) -> str:
 
 
 def gather_whole(tensor: Any) -> Any:
-    """The whole tensor; of a DTensor all ranks must call this, since it is gathered."""
+    """The whole tensor; of a DTensor all ranks must call this, since it is gathered. Of a parameter
+    under ZeRO-3 the part that this rank holds."""
+    if _is_zero3(tensor):
+        return tensor.ds_tensor
     return tensor.full_tensor() if _is_dtensor(tensor) else tensor
 
 

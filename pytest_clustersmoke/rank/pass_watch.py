@@ -1,10 +1,10 @@
 """What a rank watches in one pass over its training loop; a twin run (`twin.py`) compares two.
 
 The gradients and the parameters have watches of their own (`watches.py`). A twin run also compares
-the batches that the model sees, the optimizer's moments, and under ZeRO two things that last for
-one step only. The all-gather passes a wrong partition of the master weights on to all ranks within
-the step, and only the rank's own partition shows whose it was; and it writes over the copies of the
-weights that the forward pass reads.
+the batches that the model sees, the optimizer's moments, and two things that under ZeRO last for
+one step only. A wrong partition of the master weights: the all-gather passes it on to all ranks,
+and only the rank's own partition shows whose it was. A wrong copy of a weight that the forward pass
+reads: the next all-gather overwrites it.
 """
 
 from __future__ import annotations
@@ -125,27 +125,26 @@ class Prints:
 
     def __init__(self) -> None:
         self._steps: list[int] = []
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[tuple[list[str], Any]] = []
 
     def add(self, step: int, named: dict[str, Any]) -> None:
-        """`named` are scalars (int64)."""
+        """`named` are scalars (int64). One tensor keeps them: each of them would take 512 bytes."""
+        import torch
+
         if named:
             self._steps.append(step)
-            self._rows.append(named)
+            self._rows.append((list(named), torch.stack(list(named.values()))))
 
     def rows(self) -> Rows:
         """The names that every step has: an optimizer makes its state when it is first needed."""
         import torch
 
-        names = (
-            [name for name in self._rows[0] if all(name in row for row in self._rows)]
-            if (self._rows)
-            else []
-        )
+        sets = [set(names) for names, _ in self._rows]
+        names = [n for n in self._rows[0][0] if all(n in of_row for of_row in sets)] if sets else []
         if not names:
             return Rows([], [], torch.zeros((0, 0), dtype=torch.int64))
-        values = torch.stack([torch.stack([row[name] for name in names]) for row in self._rows])
-        return Rows(self._steps, names, values.cpu())
+        values = [row[[of_row.index(name) for name in names]] for of_row, row in self._rows]
+        return Rows(self._steps, names, torch.stack(values).cpu())
 
 
 def _copy_rate(rate: Any) -> Any:

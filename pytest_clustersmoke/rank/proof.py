@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cross_replay import RANKS, CrossReplay
 from .gradients import Probe
-from .leaves import shares_statistics
+from .leaves import shares_statistics, waits_in_forward
 from .rank_environment import RankMisuse
 from .replay import MOST_NAMES, EnginePass, Randomness, Replay, Unrepeatable
 
@@ -38,7 +38,8 @@ class Proof:
     engine's backward pass; with several micro batches it yields the loss of each in turn.
     `applied`, `precision` and `scale` are those of `Rank.verify_gradients`. In fp16 `local_loss` is
     multiplied by the current loss scale, as the engine does before its backward pass; a step whose
-    gradients overflow then proves nothing, and is no failure. `batch_dim` is the dimension of the
+    gradients overflow then proves nothing, and is no failure; the engine must divide before it
+    adds them up, or their sum may overflow where they do not. `batch_dim` is the dimension of the
     model's first tensor argument that counts samples; None if there is none.
     `peer_loss(index, rank)` computes here, with the bare model, what `local_loss(index)` computes
     on that rank; with three ranks or more, each then also repeats the passes of two others.
@@ -107,6 +108,7 @@ class StepProver:
         if proof.peer_loss is not None and world_size >= RANKS:
             self._cross = CrossReplay(proof.model, named, proof.peer_loss)
         self._pass: EnginePass | None = None
+        self.waits_in_forward = bool(waits_in_forward(proof.model))
 
     @property
     def model(self) -> torch.nn.Module:

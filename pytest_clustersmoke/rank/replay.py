@@ -201,7 +201,7 @@ class Replay:
         another one; then two passes with deterministic kernels are compared instead.
         """
         differing = _differing(engine, own)
-        if not self._any_rank(bool(differing)):
+        if not must_repeat(bool(differing), self._model):
             return [], []
         passes, kernels = self._repeat_deterministically()
         if not differing:  # it only took part in the passes of another rank
@@ -209,18 +209,6 @@ class Replay:
         if kernels:
             return _differing(passes[0], passes[1]), kernels
         return differing, [UNNAMED_KERNELS] if passes.count(passes[0]) == len(passes) else []
-
-    def _any_rank(self, differs: bool) -> bool:
-        """Whether a pass must be repeated here. Ranks that wait for each other in it repeat it
-        together."""
-        import torch
-        import torch.distributed as dist
-
-        if not waits_in_forward(self._model):
-            return differs
-        flag = torch.tensor(int(differs), device=self._parameters[0].device)
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
-        return bool(flag)
 
     def find_kernels(self) -> list[str]:
         """The kernels that may add in any order; `[UNNAMED_KERNELS]` if some seem to."""
@@ -257,6 +245,19 @@ class Replay:
             now.restore()
             for buffer, value in buffers:
                 buffer.data.copy_(value)
+
+
+def must_repeat(differs: bool, model: torch.nn.Module) -> bool:
+    """Whether to repeat a pass that differs, or does not, on this rank. If its forward pass waits
+    for other ranks, all of them repeat it as soon as one must, so all call this."""
+    import torch
+    import torch.distributed as dist
+
+    if not waits_in_forward(model):
+        return differs
+    flag = torch.tensor(int(differs), device=next(model.parameters()).device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)
 
 
 def _differing(first: Sequence[int], second: Sequence[int]) -> list[int]:

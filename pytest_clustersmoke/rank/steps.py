@@ -243,8 +243,10 @@ class StepLog:
         self._untimed_s += time.perf_counter() - began
 
     def local_done(self) -> None:
-        """Mark the end of the rank's own work in the current step."""
-        self._clock.local_done()
+        """Mark the end of the rank's own work in the current step. Where the forward pass itself
+        waits for other ranks, nothing marks it."""
+        if self._prover is None or not self._prover.waits_in_forward:
+            self._clock.local_done()
 
     def finish(self) -> dict[str, float]:
         """Write the results, and return this rank's metrics by their names. Losses are averaged

@@ -20,7 +20,7 @@ from .pass_watch import PassWatch
 from .proof import FP16, Proof, find_optimizer
 from .rank_environment import RankMisuse
 from .rank_events import RankEventWriter
-from .replay import Randomness, Replay, Unrepeatable
+from .replay import Randomness, Replay, Unrepeatable, must_repeat
 from .watches import Rows
 
 NO_OPTIMIZER = "the program's Proof names no optimizer, so its state cannot be restored"
@@ -136,16 +136,20 @@ class Twin:
             "rate_differs_at": min(
                 (s for s in rates[1] if rates[0].get(s) != rates[1][s]), default=None
             ),
-            "nondeterministic": self._find_kernels(len(timed.losses)) if differing else [],
+            "nondeterministic": self._find_kernels(len(timed.losses), bool(differing)),
         }
 
-    def _find_kernels(self, count: int) -> list[str]:
-        """The kernels that may add in any order; then two passes need not be equal."""
+    def _find_kernels(self, count: int, differs: bool) -> list[str]:
+        """The kernels that may add in any order, if anything differs on this rank: then two passes
+        need not be equal."""
         proof = self.proof
+        if not must_repeat(differs, proof.model):
+            return []
         parameters = [p for p in proof.model.parameters() if p.requires_grad]
         replay = Replay(proof.model, parameters, lambda: proof.local_loss(count - 1), Randomness())
         with suppress(Unrepeatable):
-            return replay.find_kernels()
+            kernels = replay.find_kernels()
+            return kernels if differs else []
         return []
 
 

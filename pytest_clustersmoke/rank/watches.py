@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .leaves import Leaves, find_part, local_part
+from .leaves import Leaves, find_part, is_partitioned, local_part
 from .rank_environment import RankMisuse
 from .replay import fingerprint
 
@@ -157,7 +157,8 @@ class ReplicaWatch:
         """`step` (from 1) is done, with its update of the parameters."""
         import torch
 
-        if (self._world_size > 1 or self._keeps) and self.is_due(step):
+        compares = self._world_size > 1 and not is_partitioned(self._parameters)
+        if (compares or self._keeps) and self.is_due(step):
             prints = [fingerprint(local_part(parameter)) for parameter in self._parameters]
             self._rows[len(self._steps)] = torch.stack(prints)
             self._steps.append(step)

@@ -130,15 +130,22 @@ def judge(args: Mapping[str, Any], criterion: str, phase: Any, words: str) -> No
         getattr(criteria, criterion)(phase)
 
 
+UNREDUCED = {
+    2: "engine.optimizer.average_tensor = lambda *given, **named: None",
+    3: "comm.reduce_scatter_fn = lambda *given, **named: type('Done', (), {'wait': print})",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("args", [ZERO2], ids=["zero2_in_fp16"])
+@pytest.mark.parametrize("args", [ZERO2, ZERO3], ids=["zero2_in_fp16", "zero3"])
 def test_missing_reductions_are_found(tmp_path: Path, args: Mapping[str, Any]) -> None:
-    """Also where gradients are scaled."""
+    """Also where gradients are scaled, and where they are scattered."""
     change = (
         "read_back = program.read_back\n"
         "def unreduced(engine):\n"
+        "    import deepspeed.comm as comm\n"
         "    facts = read_back(engine)\n"
-        "    engine.optimizer.average_tensor = lambda *given, **named: None\n"
+        f"    {UNREDUCED[args['stage']]}\n"
         "    return facts\n"
         "program.read_back = unreduced"
     )

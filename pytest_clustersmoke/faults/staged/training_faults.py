@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
+from ...rank.leaves import local_part
 from ...rank.proof import find_optimizer
 from .staging import AT_STEP, Staging, cannot_stage, wrap_attribute
 
@@ -45,10 +47,10 @@ class NoSyncZero(Staging):
         def without_reduction(backward: Any) -> Any:
             def backward_unreduced(*args: Any, **kwargs: Any) -> Any:
                 self.stage()
-                with (
-                    mock.patch.object(comm, "all_reduce", lambda *_, **__: _FinishedWork()),
-                    mock.patch.object(comm, "reduce", lambda *_, **__: _FinishedWork()),
-                ):
+                with ExitStack() as patched:
+                    for name in ("all_reduce", "reduce", "reduce_scatter_fn"):  # the last: ZeRO-3
+                        skipped = mock.patch.object(comm, name, lambda *_, **__: _FinishedWork())
+                        patched.enter_context(skipped)
                     return backward(*args, **kwargs)
 
             return backward_unreduced
@@ -131,7 +133,7 @@ class FlippedWeight(Staging):
             raise cannot_stage("the program gave rank.steps no proof")
         import torch
 
-        weight = self.find_weight().data.view(-1)
+        weight = local_part(self.find_weight()).data.view(-1)
         self.stage()
         integers = {2: (torch.int16, 6), 4: (torch.int32, 22)}  # type, bit: bf16 and fp32
         dtype, bit = integers[weight.element_size()]
@@ -158,7 +160,10 @@ class FlippedMaster(FlippedWeight):
         optimizer = None if self.proof is None else find_optimizer(self.proof)
         if optimizer is None:
             raise cannot_stage("the program's proof names no optimizer")
-        return optimizer.param_groups[0]["params"][0]
+        masters = optimizer.param_groups[0]["params"]
+        if not masters:
+            raise cannot_stage("ZeRO-3's optimizer has no master weights between two steps")
+        return masters[0]
 
 
 class NanInput(Staging):
