@@ -16,6 +16,7 @@ from pytest_clustersmoke.criteria.training_proofs import (
     check_samples,
 )
 from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.telemetry import UNNAMED_KERNELS
 from tests.support.evidence import Evidence
 
 GRADIENTS = {
@@ -179,6 +180,45 @@ def test_kernels_in_any_order_are_unmeasured(pair: Evidence) -> None:
     pair.each("proof", **{**PROOF, **WRONG, "step": 2})
     with pytest.raises(Unmeasured, match="not deterministic"):
         check_replay(pair.result())
+
+
+UNEXPLAINED = {**WRONG, "nondeterministic": [UNNAMED_KERNELS]}
+
+
+def test_difference_that_no_kernel_explains_must_last(tmp_path: Path) -> None:
+    """Of a kernel that torch does not know it shows in most steps; an error that came and went does
+    not, and also names a rank that has no other to compare with."""
+    alone = Evidence(tmp_path, 1, 1).done()
+    alone.each("proof", **PROOF).each("proof", **{**PROOF, **UNEXPLAINED, "step": 2})
+    alone.each("proof", **{**PROOF, "step": 3})
+    with pytest.raises(AssertionError, match=r"^rank 0 .* disagrees with itself: .* step 2"):
+        check_replay(alone.result())
+    for step in (4, 5):
+        alone.each("proof", **{**PROOF, **UNEXPLAINED, "step": step})
+    with pytest.raises(Unmeasured, match="not deterministic"):
+        check_replay(alone.result())
+
+
+def test_rank_is_not_blamed_for_statistics_that_all_share(pair: Evidence) -> None:
+    """One rank's error once reached both through their batch norms."""
+    shared = {**PROOF, "shares_statistics": True}
+    pair.each("proof", **shared).each("proof", **{**shared, **UNEXPLAINED, "step": 2})
+    pair.each("proof", **{**shared, "step": 3})
+    with pytest.raises(AssertionError, match=r"all ranks disagree with themselves: .*each may be"):
+        check_replay(pair.result())
+
+
+def test_step_that_overflows_in_fp16_proves_nothing(pair: Evidence) -> None:
+    """It is left out; if no other step is left, the gradients are not measured."""
+    overflowed = {**PROOF, "overflowed": True, "gradients": {"precision": "fp16"}}
+    pair.each("proof", **overflowed)
+    with pytest.raises(Unmeasured, match="no proven step is left"):
+        check_gradients(pair.result())
+    pair.each("proof", **{**PROOF, "step": 2, "overflowed": False})
+    check_gradients(pair.result())
+    pair.each("proof", **{**PROOF, "step": 3, "gradients": {**GRADIENTS, "synced": False}})
+    with pytest.raises(AssertionError, match="not in sync on all ranks at step 3"):
+        check_gradients(pair.result())
 
 
 def test_step_that_cannot_be_repeated_is_unmeasured(pair: Evidence) -> None:

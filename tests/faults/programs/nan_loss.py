@@ -60,7 +60,10 @@ if __name__ == "__main__":
     options, sys.argv[1:] = parser.parse_known_args()
     Spoilt.where = options.where
     program: Any = importlib.import_module(options.program)
-    whole_model = program.build_model
-    program.build_model = spoilt_model
+    models: Any = importlib.import_module(
+        "zero_engine" if options.program == "train_zero" else options.program
+    )
+    whole_model = models.build_model
+    models.build_model = spoilt_model
     program.Teacher = Spoilt
     program.main()

@@ -226,7 +226,7 @@ PROGRAMS = (
             "straggler",
             frozenset({BEHIND}),
             rank=1,
-            args={**SMALL, "hidden_size": 128, "batch_size": 64},
+            args={**SMALL, "hidden_size": 256, "batch_size": 64},
             slow=True,
         )
         for name in ("slow_backward", "slow_optimizer")

@@ -64,7 +64,7 @@ SETTINGS = (
         True,
         finding="hang",
         # Rank 0 waits in the save, rank 1 goes on to the reload: neither is behind the other.
-        words=("ranks wait for each other", "rank 0 (local0) in all_reduce", "in save_badly"),
+        words=("ranks wait for each other", "rank 0 (local0) in all_reduce", "in save, called at"),
         settings={"stage_limits_s": {"checkpoint": 8, "reload": 30}},
         within_s=8 + 15,
     ),
