@@ -133,7 +133,7 @@ def test_train_zero_trains_and_saves_a_shard_for_each_rank(torchrun: Callable[..
     assert shards | {"final/mp_rank_00_model_states.pt", "zero_to_fp32.py"} <= names
     config = json.loads((run.phase.output / "ds_config.json").read_text())
     assert config["train_batch_size"] == 64
-    facts = run.only("fact", 1)["values"]
+    facts = next(run.events(1).named("fact"))["values"]
     expected = {"zero_stage": 1, "precision": "bf16", "gradient_clipping": 1.0}
     expected |= {"parameter_dtypes": ["torch.bfloat16"], "reduce_bucket_size": 10000}
     expected |= {"optimizer": "AdamW", "fused_adam": False, "train_batch_size": 64}
