@@ -25,7 +25,7 @@ SMALL = {
 # Besides the parameters' bytes a file has names, shapes and padding.
 SLACK = 1.25
 MODEL = "model_16bit.pt"  # of ZeRO-3
-# The scaler halves its initial scale a few times; a run that skips more does not train.
+# From 2**16 the scale can be halved 16 times; a run that skips more steps than this hardly trains.
 MOST_SKIPPED_SHARE = 0.3
 # ZeRO-3 pads each parameter to a multiple of the ranks.
 UNEVEN = 0.1
@@ -33,8 +33,6 @@ UNEVEN = 0.1
 
 class TrainedWithZero(Trained, TalkedInsideNodes):
     """The criteria of a ZeRO phase, in addition to those of any training."""
-
-    precision = "bf16"
 
     def test_engine_has_the_zero_stage_asked_for(self, phase: PhaseView) -> None:
         assert phase.fact("engine") == "DeepSpeedEngine"
@@ -54,7 +52,8 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
 
     def test_checkpoint_has_one_optimizer_file_a_rank(self, phase: PhaseView) -> None:
         names = {name.rsplit("/", 1)[-1] for name in phase.checkpoint_files()}
-        ranks, prefix = range(phase.world_size), "bf16_" if self.precision == "bf16" else ""
+        ranks = range(phase.world_size)
+        prefix = "bf16_" if phase.fact("precision") == "bf16" else ""
         assert {n for n in names if n.endswith("_optim_states.pt")} == {
             f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in ranks
         }
@@ -126,8 +125,6 @@ class TestZeroOneOnFourNodes(TrainedWithZeroInBf16, TalkedBetweenNodes):
 class TestZeroTwoOnFourNodes(TrainedWithZero, TalkedBetweenNodes):
     """1,073,905,664 parameters on four nodes, in fp16 with dynamic loss scaling."""
 
-    precision = "fp16"
-
     def test_engine_trains_in_fp16(self, phase: PhaseView) -> None:
         assert phase.fact("precision") == "fp16"
         assert phase.fact("parameter_dtypes") == ["torch.float16"]
@@ -174,5 +171,4 @@ class TestZeroThreeOnTwoNodes(TrainedWithZeroInBf16, TalkedBetweenNodes):
 
     def test_whole_model_loads_in_plain_torch(self, phase: PhaseView) -> None:
         assert MODEL in phase.checkpoint_files()
-        assert phase.facts("loads_in_plain_torch")[0] is True
-        assert phase.fact("whole_model_has_own_part") is True
+        assert phase.fact("whole_model_is_right") is True

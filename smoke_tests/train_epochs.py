@@ -20,6 +20,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 
 from batch_norm import check_statistics, make_batch_norm
 from pytest_clustersmoke.rank import Proof, Rank
+from train_mlp import load, state_of
 
 DATA_SEED = 1234
 CLASSES = 8
@@ -123,10 +124,6 @@ def evaluate(model: nn.Module, held_out: Batch, rank: Rank) -> dict[str, float]:
     }
 
 
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-
-
 def save(state: dict[str, Any], path: Path, rank: Rank) -> None:
     """Rank 0 alone writes, and the file gets its name when it is whole."""
     if rank.is_main:
@@ -134,13 +131,6 @@ def save(state: dict[str, Any], path: Path, rank: Rank) -> None:
         torch.save(state, unfinished)
         unfinished.replace(path)
         rank.fact(saved_by=rank.rank)
-
-
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    return state_of(model, optimizer)
 
 
 def main() -> None:

@@ -81,20 +81,15 @@ def save(engine: Any, directory: Path) -> None:
         engine.save_16bit_model(str(directory), MODEL)
 
 
-def loads_in_plain_torch(path: Path, args: argparse.Namespace) -> bool:
-    """Whether the 16-bit model is all that a model without DeepSpeed needs."""
-    if not path.exists():
-        return False
-    model = build_model(args.hidden_size, args.layers)
-    model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    return True
-
-
-def holds_own_part(engine: Any, path: Path, rank: int) -> bool:
-    """Whether the 16-bit model has what this rank trained, in the place of its part."""
+def check_whole_model(engine: Any, path: Path, args: argparse.Namespace, rank: int) -> bool:
+    """Whether the 16-bit model is all that a model without DeepSpeed needs, and has what this rank
+    trained in the place of its part."""
     if not path.exists():
         return False
     weights = torch.load(path, map_location="cpu", weights_only=True)
+    with torch.device("meta"):  # takes no memory
+        plain = build_model(args.hidden_size, args.layers)
+    plain.load_state_dict(weights, assign=True)
     for name, parameter in engine.module.named_parameters():
         own = parameter.ds_tensor.detach().cpu()
         first = rank * own.numel()
@@ -155,7 +150,7 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
     trained = rank.digest(state_of(engine))
     if args.stage == 3:
         path = rank.output_dir / MODEL
-        rank.fact(whole_model_has_own_part=holds_own_part(engine, path, rank.rank))
+        rank.fact(whole_model_is_right=check_whole_model(engine, path, args, rank.rank))
     engine.destroy()
     return trained
 
@@ -173,8 +168,6 @@ def main() -> None:
             builder = get_accelerator().create_op_builder(name)
             rank.stage("compile", builder.load)
         trained = train(args, config, rank)
-        if args.stage == 3 and rank.is_main:
-            rank.fact(loads_in_plain_torch=loads_in_plain_torch(rank.output_dir / MODEL, args))
         gc.collect()
         seed = args.seed + 1
         rank.verify_reload(trained, lambda: load(rank.output_dir, build(args, config, seed)))

@@ -34,7 +34,7 @@ def deepspeed_config(args: argparse.Namespace, rank: Rank) -> dict[str, Any]:
     adam["weight_decay"] = 0.01
     if rank.device.type == "cpu":
         adam["torch_adam"] = True  # DeepSpeed would compile its own: a minute of C++
-    # An initial loss scale of 2**16 overflows in some first steps, and is halved.
+    # Starts at a scale of 2**16. A step whose gradients overflow is skipped, and halves it.
     scaling = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16}
     return {
         "train_batch_size": args.micro_batch * rank.world_size * args.accumulation,

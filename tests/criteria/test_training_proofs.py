@@ -199,6 +199,14 @@ def test_difference_that_no_kernel_explains_must_last(tmp_path: Path) -> None:
         check_replay(alone.result())
 
 
+def test_all_ranks_that_differ_once_are_not_blamed(pair: Evidence) -> None:
+    """An error of several devices at once is less likely than a kernel that torch does not know."""
+    pair.each("proof", **PROOF).each("proof", **{**PROOF, **UNEXPLAINED, "step": 2})
+    pair.each("proof", **{**PROOF, "step": 3})
+    with pytest.raises(Unmeasured, match="not deterministic"):
+        check_replay(pair.result())
+
+
 def test_rank_is_not_blamed_for_statistics_that_all_share(pair: Evidence) -> None:
     """One rank's error once reached both through their batch norms."""
     shared = {**PROOF, "shares_statistics": True}

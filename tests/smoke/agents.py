@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
 from pytest_clustersmoke.evidence.phase_result import collect_phase
@@ -71,6 +74,12 @@ def break_program(folder: Path, module: str, change: str) -> Path:
     broken = folder / "broken.py"
     broken.write_text(BROKEN.format(folder=str(SMOKE_TESTS), module=module, change=change))
     return broken
+
+
+def check_fails(criterion: Callable[[PhaseView], None], phase: PhaseView, words: str) -> None:
+    """The criterion fails with these words."""
+    with pytest.raises((AssertionError, pytest.fail.Exception), match=re.escape(words)):
+        criterion(phase)
 
 
 def _name_option(key: str) -> str:

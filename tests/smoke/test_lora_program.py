@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from pytest_clustersmoke.criteria.phase_criteria import view_phase
 from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import read_events
+from tests.smoke.agents import break_program, check_fails
 
 pytest.importorskip("peft")
 pytest.importorskip("transformers")
@@ -321,15 +321,6 @@ def test_missing_gradient_reduction_is_detected(tmp_path: Path) -> None:
         assert fact["fixed_loss_after"] < fact["fixed_loss_before"]
 
 
-BROKEN = """
-import sys
-sys.path.insert(0, {folder!r})
-import torch, train_lora_sft as program
-{change}
-program.main()
-"""
-
-
 @pytest.mark.parametrize(
     ("change", "check", "words"),
     [
@@ -375,15 +366,14 @@ def test_criterion_reads_what_was_trained(
     tmp_path: Path, change: str, check: str, words: str
 ) -> None:
     """A frozen projection, a trainable base weight and another precision each fail a criterion."""
-    broken = tmp_path / "broken.py"
-    broken.write_text(BROKEN.format(folder=str(PROGRAM.parent), change=change))
+    broken = break_program(tmp_path, "train_lora_sft", change)
     precision = ["--precision", "bf16"] if "precision" in check else []
     outcome = run(tmp_path, [*TINY, *QUICK, *precision], program=broken)
     assert outcome.statuses == [0], outcome.output
     spec = {"phase": "lora", "nodes": 1, "ranks_per_node": 2, "args": {"model": "tiny"}}
     write_json(outcome.phase.spec, spec)
-    with pytest.raises(AssertionError, match=re.escape(words)):
-        getattr(criteria.FineTuned(), check)(view_phase(collect_phase(outcome.phase)))
+    phase = view_phase(collect_phase(outcome.phase))
+    check_fails(getattr(criteria.FineTuned(), check), phase, words)
 
 
 @pytest.mark.slow

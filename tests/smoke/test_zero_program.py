@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from pytest_clustersmoke.criteria import Unmeasured
 from tests.rank.conftest import SMOKE_TESTS
-from tests.smoke.agents import break_program, run_program
+from tests.smoke.agents import break_program, check_fails, run_program
 
 pytest.importorskip("deepspeed")
 suite: Any = importlib.import_module("test_zero")
@@ -42,8 +41,7 @@ def test_combinations_that_the_ladder_leaves_out(
     args = {**ARGS, "stage": stage, "precision": precision, "offload": offload}
     outcome = run_program(PROGRAM, tmp_path, args, per_node=3)
     assert outcome.statuses == [0], outcome.output
-    phase_class = suite.TestZeroThreeOnTwoNodes if stage == 3 else suite.TrainedWithZero
-    criteria = type("Criteria", (phase_class,), {"precision": precision})()
+    criteria = criteria_of(args)
     for name in (
         *PROVEN,
         "test_engine_has_the_zero_stage_asked_for",
@@ -119,15 +117,12 @@ def test_broken_configuration_fails_its_criterion(
     broken = break_program(tmp_path, "train_zero", WITH_CONFIG.format(change=change))
     outcome = run_program(broken, tmp_path, args)
     assert outcome.statuses == [0], outcome.output
-    judge(args, criterion, outcome.phase, words)
+    check_fails(getattr(criteria_of(args), criterion), outcome.phase, words)
 
 
-def judge(args: Mapping[str, Any], criterion: str, phase: Any, words: str) -> None:
-    """The criterion of the phase with these arguments fails with these words."""
-    three = args["stage"] == 3
-    criteria = suite.TestZeroThreeOnTwoNodes() if three else suite.TestZeroTwoOnFourNodes()
-    with pytest.raises((AssertionError, pytest.fail.Exception), match=re.escape(words)):
-        getattr(criteria, criterion)(phase)
+def criteria_of(args: Mapping[str, Any]) -> Any:
+    """Those of the phase with these arguments."""
+    return suite.TestZeroThreeOnTwoNodes() if args["stage"] == 3 else suite.TestZeroTwoOnFourNodes()
 
 
 UNREDUCED = {
@@ -151,7 +146,8 @@ def test_missing_reductions_are_found(tmp_path: Path, args: Mapping[str, Any]) -
     )
     outcome = run_program(break_program(tmp_path, "train_zero", change), tmp_path, args)
     assert outcome.statuses == [0], outcome.output
-    judge(args, "test_gradients_are_in_sync", outcome.phase, "gradients are not in sync on")
+    criterion = criteria_of(args).test_gradients_are_in_sync
+    check_fails(criterion, outcome.phase, "gradients are not in sync on")
 
 
 @pytest.mark.slow

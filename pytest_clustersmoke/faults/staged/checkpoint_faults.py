@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from ...rank.leaves import is_partitioned
 from .staging import Staging, cannot_stage
 
 
@@ -30,6 +31,8 @@ class Foreign(Staging):
 
         if not self.parameters:
             raise cannot_stage("the program gave no proof and called no verify_gradients")
+        if is_partitioned(self.parameters):
+            raise cannot_stage("under ZeRO-3 the weights are saved as the optimizer's masters")
         smallest = min(self.parameters, key=lambda parameter: parameter.numel())
         before = smallest.detach().clone()
         self.stage()

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
-from ...rank.leaves import local_part
+from ...rank.leaves import is_partitioned
 from ...rank.proof import find_optimizer
 from .staging import AT_STEP, Staging, cannot_stage, wrap_attribute
 
@@ -133,7 +133,9 @@ class FlippedWeight(Staging):
             raise cannot_stage("the program gave rank.steps no proof")
         import torch
 
-        weight = local_part(self.find_weight()).data.view(-1)
+        if is_partitioned(self.parameters):
+            raise cannot_stage("a twin run, which would find it, is not measured under ZeRO-3")
+        weight = self.find_weight().data.view(-1)
         self.stage()
         integers = {2: (torch.int16, 6), 4: (torch.int32, 22)}  # type, bit: bf16 and fp32
         dtype, bit = integers[weight.element_size()]
@@ -160,10 +162,7 @@ class FlippedMaster(FlippedWeight):
         optimizer = None if self.proof is None else find_optimizer(self.proof)
         if optimizer is None:
             raise cannot_stage("the program's proof names no optimizer")
-        masters = optimizer.param_groups[0]["params"]
-        if not masters:
-            raise cannot_stage("ZeRO-3's optimizer has no master weights between two steps")
-        return masters[0]
+        return optimizer.param_groups[0]["params"][0]
 
 
 class NanInput(Staging):
