@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cluster-dry-run",
         action="store_true",
-        help="print each phase's batch script, environment and torchrun line; submit nothing",
+        help="print each phase's batch script, environment and launcher's command; submit nothing",
     )
     group.addoption(
         "--cluster-set",

@@ -14,7 +14,7 @@ from pytest_clustersmoke.report.record_schema import SCHEMA_PATH
 from tests.report.browsing import Opened, first_screen, started
 from tests.support.harness import properties
 from tests.support.labs import visible_folder
-from tests.support.ladder import NODES, PHASES, check_phases, run_ladder, run_on_lab
+from tests.support.ladder import LAB_LAUNCHERS, NODES, PHASES, check_phases, run_ladder, run_on_lab
 from tests.support.outcome import RunFiles
 from tests.support.report_files import JunitFile, check_agreement, find_schema_errors
 
@@ -87,6 +87,22 @@ def test_every_phase_passes_on_slurm(slurm_ladder: RunFiles) -> None:
     check_phases(slurm_ladder)
     check_files(slurm_ladder)
     assert all(phase["job_id"].isdigit() for phase in slurm_ladder.record()["phases"])
+
+
+@pytest.mark.lab
+def test_every_launcher_gives_the_same_losses(
+    local_ladder: RunFiles, slurm_ladder: RunFiles
+) -> None:
+    """The first and last losses are those of the same phase under torchrun, to 1e-6."""
+    by_launcher = [
+        {phase["phase"]: phase for phase in ladder.record()["phases"]}
+        for ladder in (local_ladder, slurm_ladder)
+    ]
+    for name, launcher in LAB_LAUNCHERS.items():
+        torchrun, other = (phases[name]["metrics"] for phases in by_launcher)
+        for metric in ("first_loss", "train_loss"):
+            expected = torchrun[metric]["value"]
+            assert other[metric]["value"] == pytest.approx(expected, abs=1e-6), (name, launcher)
 
 
 @pytest.mark.lab

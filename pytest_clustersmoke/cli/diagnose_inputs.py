@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..config.marker import numbers_by_node
 from ..evidence.run_directory import PhaseDir, read_json
 from ..text import shorten
 from .log_inputs import MAX_NAMED, PHASES, SPEC, Inputs
@@ -92,7 +93,7 @@ def _writer(path: Path) -> tuple[str, int | None, bool]:
     """The node and rank that wrote a log of a run (`nodes/N/logs/…/attempt_0/LOCAL_RANK/…`), and
     whether that rank finished well.
 
-    Ranks are numbered by node, as torchrun's static rendezvous does.
+    The rank is known where the launcher numbers ranks by node.
     """
     parts = path.absolute().parts
     for at in range(len(parts) - 2, 1, -1):
@@ -108,7 +109,7 @@ def _writer(path: Path) -> tuple[str, int | None, bool]:
         logs = folder == "nodes" and "logs" in parts[at:] and local.isdigit()
         rank = (
             int(number) * ranks_per_node + int(local)
-            if logs and isinstance(ranks_per_node, int)
+            if logs and isinstance(ranks_per_node, int) and numbers_by_node(spec)
             else None
         )
         survived = rank is not None and rank in _survivors(phase.root)

@@ -7,12 +7,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ..text import Problem, near
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-MARKER_KEYS = ("script", "nodes", "gpus_per_node", "args", "small", "timeout_s", "needs")
+MARKER_KEYS = (
+    "script",
+    "nodes",
+    "gpus_per_node",
+    "args",
+    "small",
+    "timeout_s",
+    "launcher",
+    "needs",
+)
+# What starts the ranks on the nodes: node/launchers.py.
+LauncherName = Literal["torchrun", "torchrun-c10d", "srun", "accelerate", "deepspeed", "none"]
+TORCHRUN: LauncherName = "torchrun"
 DEFAULT_TIMEOUT_S = 3600.0
 # What is expected of a value of `needs`, by its type.
 VALUES: Mapping[type, str] = {
@@ -48,6 +60,7 @@ class Marked:
     where: str
     small: Mapping[str, Any] = field(default_factory=dict)  # arguments that train in seconds
     needs: Needs = Needs()
+    launcher: LauncherName = TORCHRUN
 
     @property
     def size_mark(self) -> str:
@@ -58,6 +71,12 @@ def size_mark(nodes: int, gpus_per_node: int) -> str:
     if nodes > 1:
         return "multinode"
     return "multigpu" if gpus_per_node > 1 else "singlegpu"
+
+
+def numbers_by_node(spec: Mapping[str, Any]) -> bool:
+    """Whether the launcher of a job's spec numbers the ranks by node. In torchrun's own store the
+    nodes are numbered by their addresses and pids."""
+    return str(spec.get("launcher", TORCHRUN)) != "torchrun-c10d"
 
 
 def read_size_mark(kwargs: Mapping[str, Any]) -> str:
@@ -144,6 +163,11 @@ def read_marker(
                 'script="PROGRAM.py", a program that torchrun can run, beside the test file',
             )
         )
+    launcher, names = kwargs.get("launcher", TORCHRUN), get_args(LauncherName)
+    if launcher not in names:
+        text = f"launcher={launcher!r} of phase {name!r} is not valid"
+        expected, hint = f"one of {', '.join(names)}", near(str(launcher), names)
+        problems.append(Problem(text, where, expected, hint))
     for key in ("nodes", "gpus_per_node", "timeout_s"):
         value = kwargs.get(key, 1)
         kinds = (int, float) if key == "timeout_s" else (int,)
@@ -173,5 +197,6 @@ def read_marker(
         where,
         dict(kwargs.get("small", {})),
         Needs(**kwargs.get("needs", {})),
+        launcher,
     )
     return marked, problems

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..text import Problem, near
-from .marker import Marked, size_mark
+from .marker import TORCHRUN, Marked, size_mark
 from .profile import EnvBlock, Profile
 
 DEFAULT = "default"  # the source of a value that no file states
@@ -22,6 +22,7 @@ SET_KEYS = (
     "nodes",
     "gpus_per_node",
     "timeout_s",
+    "launcher",
     "proof",
     "args.X",
     "slurm.X",
@@ -79,6 +80,7 @@ class Phase:
     env_unset: Mapping[str, Sourced] = field(default_factory=dict)
     stage_limits_s: Mapping[str, Sourced] = field(default_factory=dict)
     small: Mapping[str, Sourced] = field(default_factory=dict)  # arguments that train in seconds
+    launcher: Sourced = Sourced(TORCHRUN, DEFAULT)
     proof: Sourced = Sourced("sampled", DEFAULT)
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
     writes_gib: float = 0.0  # its checkpoint
@@ -188,13 +190,14 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
         nodes=Sourced(marked.nodes, marked.where),
         gpus_per_node=Sourced(marked.gpus_per_node, marked.where),
         timeout_s=Sourced(marked.timeout_s, marked.where),
+        launcher=Sourced(marked.launcher, marked.where),
         args={**args, **small} if profile.sizes == "small" else args,
         small=small,
         writes_gib=0.0 if profile.sizes == "small" else marked.needs.writes_gib,
         slurm=_with_sources(profile, ("slurm",), profile.slurm),
         stage_limits_s=_with_sources(profile, ("stage_limits_s",), dict(profile.stage_limits_s)),
     )
-    for key in ("nodes", "gpus_per_node", "timeout_s", "proof", "proof_steps"):
+    for key in ("nodes", "gpus_per_node", "timeout_s", "launcher", "proof", "proof_steps"):
         value = getattr(chosen, key)
         if value is not None:
             phase = _replace_value(phase, key, Sourced(value, profile.where(*here, key)))

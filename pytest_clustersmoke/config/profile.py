@@ -21,6 +21,7 @@ from pydantic import (
 
 from ..text import near
 from . import field_types as f
+from .marker import LauncherName
 from .metrics import METRICS
 from .sbatch_options import Options, normalize_option
 from .waivers import Known
@@ -170,6 +171,9 @@ class PhaseSettings(f.Section):
     nodes: f.Count | None = Field(default=None, description="nodes of the job")
     gpus_per_node: f.Count | None = Field(default=None, description="GPUs, and so ranks, per node")
     timeout_s: f.Seconds | None = Field(default=None, description="how long the phase may run")
+    launcher: LauncherName | None = Field(
+        default=None, description="what starts the ranks on the nodes; torchrun by default"
+    )
     proof: Literal["sampled", "twin"] | None = Field(
         default=None,
         description="what is proven of the training: some steps (`sampled`), or also all again "

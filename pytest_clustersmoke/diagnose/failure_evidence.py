@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
+from ..config.marker import numbers_by_node
 from ..evidence.finding import MAX_TEXT, Evidence, list_job_logs, read_head
 from ..evidence.job_results import AbortFlag, RankError
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
-from ..evidence.telemetry import Events, parse_text, read_events
+from ..evidence.telemetry import Events, parse_int, parse_rows, parse_text, read_events
 from ..text import name_ranks, sanitize_line
 from .flight_recorder import CollectiveCall, FlightRecord, read_flight_records
 from .process_exits import RankExits
@@ -93,15 +94,28 @@ class FailureEvidence:
                     yield match, Evidence(str(path), number, line[:MAX_TEXT])
 
     def hosts(self, ranks: Iterable[int]) -> tuple[str, ...]:
-        per_node = int(self.result.spec.get("ranks_per_node") or 1)
-        names = {node.node_rank: node.name for node in self.result.nodes}
         hosts = []
         for rank in ranks:
             node = self.ranks[rank].node if rank in self.ranks else "unknown"
-            if node == "unknown":  # it hangs before its Rank: static ranks are dealt by node
-                node = names.get(rank // per_node, node)
+            if node == "unknown":  # it hangs before its Rank
+                node = self._watched.get(rank, node)
             hosts.append(node)
         return tuple(dict.fromkeys(hosts))
+
+    @cached_property
+    def _watched(self) -> dict[int, str]:
+        """Rank -> the name of the node whose watch followed it; or, if ranks are numbered by node,
+        of the node that had to."""
+        names = {node.node_rank: node.name for node in self.result.nodes}
+        per_node = int(self.result.spec.get("ranks_per_node") or 1)
+        by_number = {rank: names[rank // per_node] for rank in range(len(names) * per_node)}
+        return (by_number if numbers_by_node(self.result.spec) else {}) | {
+            rank: names[number]
+            for number, events in self.node_events.items()
+            for record in events.named("ranks")
+            for state in parse_rows(record.get("states"))
+            if (rank := parse_int(state.get("rank"))) is not None
+        }
 
     def name_ranks(self, ranks: Collection[int]) -> str:
         """`rank 3 (n1)`, or `ranks 3, 5-7 (n1, n2)`."""

@@ -202,7 +202,7 @@ def _search_node_logs(search: SignatureSearch, finding: Finding, evidence: Failu
     files: list[tuple[Path, str, int | None]] = []
     for number, name in _nodes(finding, evidence):
         nccl = evidence.directory.nccl_logs(number).glob("*.log")
-        files += [(path, name, None) for path in (*nccl, evidence.directory.torchrun_log(number))]
+        files += [(path, name, None) for path in (*nccl, evidence.directory.launcher_log(number))]
     files += [(path, "", None) for path in list_job_logs(evidence.directory)]
     _search_files(search, files)
 

@@ -35,7 +35,7 @@ NODE_REASONS = {
     "stalled": ("hang", "read the stacks in dumps/ of the run directory"),
     "timeout": ("time-limit", "raise the phase's timeout_s, or find out what was slow"),
     "rank_ended_early": ("rank-left-early", "find out why the program left its Rank early"),
-    "torchrun": ("torchrun-failed", "read the node's torchrun.log and its ranks' stderr"),
+    "torchrun": ("torchrun-failed", "read the node's launcher.log and its ranks' stderr"),
     "node": ("node-failed", "look at that node"),
     "launcher": ("launcher-failed", "read the node's log in the run directory"),
 }
@@ -106,7 +106,6 @@ def find_missing_program(evidence: FailureEvidence) -> list[Finding]:
 
 def find_foreign_events(evidence: FailureEvidence) -> list[Finding]:
     """Event files that are not from this job's ranks: nothing in them counted."""
-    nodes, per_node = evidence.result.nodes, int(evidence.result.spec["ranks_per_node"])
     return [
         Finding(
             "foreign-events",
@@ -114,7 +113,7 @@ def find_foreign_events(evidence: FailureEvidence) -> list[Finding]:
             "find out what else wrote this file: a program of the job, a copy of an earlier run's "
             "events, or another version of pytest-clustersmoke on a node",
             evidence=(Evidence(str(rank.events.path), 1, "a foreign `start`"),),
-            hosts=(nodes[rank.rank // per_node].name,),
+            hosts=evidence.hosts([rank.rank]),
             ranks=(rank.rank,),
         )
         for rank in evidence.result.ranks
@@ -238,7 +237,7 @@ def find_node_reasons(evidence: FailureEvidence) -> list[Finding]:
         identity, fix = NODE_REASONS[reason]
         rank = parse_int(node.result.get("rank"))
         stderr = _rank_stderr(evidence.directory, node.node_rank)
-        tail = stderr or find_last_line(evidence.directory.torchrun_log(node.node_rank))
+        tail = stderr or find_last_line(evidence.directory.launcher_log(node.node_rank))
         why = node.why
         if reason == "torchrun" and stderr:  # a rank ended before it could write an event
             why += f"; the last line of a rank's stderr: {stderr[0].text}"

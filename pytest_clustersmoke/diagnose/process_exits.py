@@ -92,13 +92,13 @@ class RankExits:
         exits: dict[int, RankExit] = {}
         closed: set[int] = set()
         for node in result.nodes:
-            log = result.directory.torchrun_log(node.node_rank)
+            log = result.directory.launcher_log(node.node_rank)
             mine = {
                 pid: rank.rank
                 for rank in result.ranks
                 if rank.node_rank == node.node_rank and (pid := rank.pid) is not None
             }
-            by_torchrun, closed_here = _read_torchrun_log(log, mine)
+            by_torchrun, closed_here = _read_launcher_log(log, mine)
             exits = by_torchrun | exits
             closed |= closed_here
         return cls(
@@ -107,7 +107,7 @@ class RankExits:
         )
 
 
-def _read_torchrun_log(log: Path, ranks: Mapping[int, int]) -> tuple[dict[int, RankExit], set[int]]:
+def _read_launcher_log(log: Path, ranks: Mapping[int, int]) -> tuple[dict[int, RankExit], set[int]]:
     """From a node's torchrun log (`ranks`: pid -> rank): how ranks failed, which ones it ended."""
     failed: dict[int, RankExit] = {}
     closed: set[int] = set()

@@ -26,7 +26,7 @@ from ..evidence.finding import Evidence, list_job_logs, read_tail
 from ..evidence.job_results import AbortFlag, RankResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
-from ..evidence.telemetry import Events, parse_finite
+from ..evidence.telemetry import Events, parse_finite, parse_text
 from ..text import sanitize_line
 from .time_stamps import TimeStamp, find_stamps
 
@@ -101,7 +101,9 @@ def _node_moments(result: PhaseResult, events: Mapping[int, Events]) -> Iterator
     for node in result.nodes:
         of_node = events[node.node_rank]
         for record, line in zip(of_node.records, of_node.lines, strict=True):
-            action = "torchrun starts" if record["event"] == "torchrun_start" else ""
+            action = ""
+            if record["event"] == "launcher_start":
+                action = f"{parse_text(record.get('launcher')) or 'the launcher'} starts"
             if record["event"] == "trouble" and record.get("reason") == "aborted":
                 action = "sees that the phase ends"
             elif record["event"] == "trouble":
@@ -223,7 +225,7 @@ def _files(result: PhaseResult, rank: RankResult, node: int | None) -> Iterator[
     if node is not None:
         own = result.directory.rank_logs(node).glob(f"**/{rank.local_rank}/std*.log")
         yield from ((path, f"{rank} logs") for path in sorted(own))
-        yield result.directory.torchrun_log(node), f"{rank.node}: torchrun logs"
+        yield result.directory.launcher_log(node), f"{rank.node}: launcher logs"
     yield from ((path, "the job logs") for path in list_job_logs(result.directory))
 
 

@@ -7,13 +7,14 @@ counts as missing, and a missing value is never a pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.hostlist import expand_hostlist
+from ..config.marker import numbers_by_node
 from ..config.metrics import METRICS
 from .event_origin import Launch, keep_own_events
 from .finding import Finding
@@ -263,11 +264,18 @@ def collect_phase(
         job=read_json(directory.result) or {},
         nodes=nodes,
         ranks=tuple(
-            _read_rank(directory, rank, job_name(spec), launches[rank // per_node])
+            _read_rank(directory, rank, job_name(spec), _find_launch(rank, launches, spec))
             for rank in range(len(nodes) * per_node)
         ),
     )
     return add_scheduler_record(result)
+
+
+def _find_launch(rank: int, launches: Sequence[Launch], spec: Mapping[str, Any]) -> Launch:
+    """The launch that started this rank."""
+    if numbers_by_node(spec):
+        return launches[rank // int(spec["ranks_per_node"])]
+    return next((launch for launch in launches if rank in launch.processes), Launch())
 
 
 def with_bounds(

@@ -14,9 +14,11 @@
         scheduler.jsonl              the scheduler's record of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
         nodes/<node>/                facts.json, meeting.json (its checks of the other nodes),
-                                     events.jsonl, result.json, torchrun.log, logs/,
-                                     dumped (its ranks' dumps are complete)
+                                     events.jsonl, result.json, launcher.log, logs/,
+                                     dumped (its ranks' dumps are complete); accelerate.yaml,
+                                     environment.json (for srun, while it starts the ranks)
         ranks/<rank>.jsonl           the rank's own events
+        ranks/<rank>.process.json    its process, and how it ended, if srun started it
         dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that hung
         nccl/<node>/HOST.PID.log     NCCL's own log
         build/<node>/                kernels that the node's ranks compile
@@ -169,17 +171,28 @@ class PhaseDir:
     def node_result(self, node_rank: int) -> Path:
         return self.node(node_rank) / "result.json"
 
-    def torchrun_log(self, node_rank: int) -> Path:
-        return self.node(node_rank) / "torchrun.log"
+    def launcher_log(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "launcher.log"
 
     def rank_logs(self, node_rank: int | str) -> Path:
         return self.node(node_rank) / "logs"
+
+    def accelerate_config(self, node_rank: int | str) -> Path:
+        return self.node(node_rank) / "accelerate.yaml"
+
+    def node_environment(self, node_rank: int | str) -> Path:
+        """The environment of the node's ranks, for tasks that node 0 starts there."""
+        return self.node(node_rank) / "environment.json"
 
     def dumped(self, node_rank: int) -> Path:
         return self.node(node_rank) / "dumped"
 
     def rank_events(self, rank: int) -> Path:
         return self.root / "ranks" / f"{rank:05d}.jsonl"
+
+    def rank_process(self, rank: int) -> Path:
+        """What started this rank, and how the rank ended, if a step of the job started it."""
+        return self.root / "ranks" / f"{rank:05d}.process.json"
 
     def rank_stack(self, rank: int) -> Path:
         return self.dumps / f"rank_{rank:05d}.stack.txt"

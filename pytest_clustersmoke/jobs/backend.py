@@ -99,6 +99,7 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
         "infiniband": between.expects_infiniband(profile.hardware.interconnect),
         "stage_limits_s": {name: limit.value for name, limit in phase.stage_limits_s.items()},
         "timeout_s": phase.timeout_s.value,
+        "launcher": phase.launcher.value,
         "proof": phase.proof.value,
         "proof_steps": phase.proof_steps.value,
         "dump_wait_s": profile.limits.dump_wait_s,

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,14 +46,15 @@ class DumpRequest(NamedTuple):
     before: int
 
 
-def take(job: NodeJob, watch: RankWatch, agent_pid: int) -> dict[str, Any]:
+def take(job: NodeJob, watch: RankWatch, started: Mapping[int, psutil.Process]) -> dict[str, Any]:
     """Make every live rank write its stacks and flight recorder, within bounded time.
+    `started` are the ranks' processes that the launcher started here.
 
     Returns which ranks were asked in which way, for the node's events.
     """
     requests = [
         DumpRequest(rank, process, _size(job.dir.rank_stack(rank)))
-        for rank, process in sorted(_live(job, watch, agent_pid).items())
+        for rank, process in sorted(_live(watch, started).items())
     ]
     for request in requests:
         pid = request.process.pid
@@ -83,27 +84,15 @@ def catches(process: psutil.Process, signum: signal.Signals) -> bool:
     return False
 
 
-def _live(job: NodeJob, watch: RankWatch, agent_pid: int) -> dict[int, psutil.Process]:
-    """Rank -> process, from the rank's own events or from torchrun's children."""
-    processes = _children_with_rank(agent_pid)
-    for rank, pid, started in watch.live():
-        process = process_tree.find_process(pid, started)
+def _live(watch: RankWatch, started: Mapping[int, psutil.Process]) -> dict[int, psutil.Process]:
+    """Rank -> process, from the rank's own events or from the launcher."""
+    processes = dict(started)
+    for rank, pid, started_s in watch.live():
+        process = process_tree.find_process(pid, started_s)
         if process is not None:
             processes[rank] = process
     unfinished = {state["rank"] for state in watch.states() if not state["done"]}
     return {rank: process for rank, process in processes.items() if rank in unfinished}
-
-
-def _children_with_rank(agent_pid: int) -> dict[int, psutil.Process]:
-    """torchrun's children that have a rank in their environment."""
-    processes = {}
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(agent_pid).children():
-            with contextlib.suppress(psutil.Error, KeyError, ValueError):
-                rank = int(child.environ()["RANK"])
-                if process_tree.is_running(child):
-                    processes[rank] = child
-    return processes
 
 
 def _ask(job: NodeJob, rank: int, process: psutil.Process, header: str) -> None:
@@ -208,7 +197,7 @@ def _abort(job: NodeJob, silent: list[DumpRequest]) -> list[int]:
 
 
 def _stderr(job: NodeJob, rank: int) -> Path | None:
-    local = rank - job.ranks.start
+    local = rank % job.local_ranks
     return next(iter(job.dir.rank_logs(job.node_rank).glob(f"**/{local}/stderr.log")), None)
 
 

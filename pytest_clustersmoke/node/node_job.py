@@ -1,7 +1,8 @@
-"""Runs one node's part of a job: environment, facts, checks, rendezvous, torchrun, result."""
+"""Runs one node's part of a job: environment, facts, checks, rendezvous, launcher, result."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -48,7 +49,8 @@ class NodeJob:
 
     @property
     def ranks(self) -> range:
-        """Global ranks of this node; static rendezvous numbers them by node rank."""
+        """Global ranks of this node. Launchers number them by node; but where the nodes meet in
+        torchrun's own store, only `RankWatch` finds out."""
         return range(self.node_rank * self.local_ranks, (self.node_rank + 1) * self.local_ranks)
 
 
@@ -128,10 +130,10 @@ class _Result:
 
 
 def _run_launcher(job: NodeJob, events: EventWriter) -> dict[str, Any]:
-    from . import checks, node_facts, rendezvous, supervisor, torchrun
+    from . import checks, launch_environment, launchers, node_facts, rendezvous, supervisor
 
     spec = job.spec
-    torchrun.apply_environment(spec["env_set"], spec["env_unset"])
+    launch_environment.apply_environment(spec["env_set"], spec["env_unset"])
     own = node_facts.gather_node_facts(job.node_rank, job.node_name, spec["device"])
     write_json(job.dir.node_facts(job.node_rank), own)
     events.write("facts")
@@ -142,9 +144,15 @@ def _run_launcher(job: NodeJob, events: EventWriter) -> dict[str, Any]:
     events.write(
         "rendezvous", address=endpoint.address, port=endpoint.port, one_host=endpoint.one_host
     )
-    command = torchrun.command(job, endpoint)
-    environment = torchrun.rank_environment(job, endpoint)
-    return supervisor.supervise_ranks(job, command, environment, events)
+    launcher, launch = launchers.find_launcher(spec), launchers.launch_of(job, endpoint)
+    env = launcher.prepare(launch, launch_environment.rank_environment(job, endpoint))
+    command = [*launcher.command(), *launcher.arguments(launch)]
+    try:
+        return supervisor.supervise_ranks(job, command, env, events)
+    finally:
+        # It may hold a token, and only the ranks' start needs it.
+        with contextlib.suppress(OSError):
+            job.dir.node_environment(job.node_rank).unlink(missing_ok=True)
 
 
 def _reason(error: NodeFailed) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..config.marker import numbers_by_node
 from ..evidence.event_origin import RankProcess
 from ..evidence.process_start import identity, read_namespaces
 from . import process_tree
+from .agent import Agent
 from .node_job import NodeJob
 
 # For stages that a program names itself.
@@ -59,11 +61,17 @@ class RankWatch:
     """Reads the ranks' events as they are written. Times are this node's monotonic seconds.
 
     `stopped` returns how many seconds the whole job has been stopped so far; these do not count as
-    a stall.
+    a stall. The `agent` started the ranks, and says how they ended.
     """
 
-    def __init__(self, job: NodeJob, stopped: Callable[[], float] = lambda: 0.0) -> None:
-        self._job, self._stopped = job, stopped
+    def __init__(
+        self,
+        job: NodeJob,
+        stopped: Callable[[], float] = lambda: 0.0,
+        agent: Agent | None = None,
+    ) -> None:
+        self._job, self._stopped, self._agent = job, stopped, agent
+        self._numbered = agent is None or numbers_by_node(job.spec)
         self._limits: dict[str, float] = job.spec["stage_limits_s"]
         now = time.monotonic()
         self._timeout_at = now + float(job.spec["timeout_s"])
@@ -74,8 +82,18 @@ class RankWatch:
 
     def read(self) -> None:
         self._extend_limits()
-        for rank in self._ranks:
+        if not self._numbered:
+            self._number_ranks()
+        for rank in self._ranks if self._numbered else ():
             self._read(rank)
+
+    def _number_ranks(self) -> None:
+        """Take over the numbers that the launcher gave to this node's ranks."""
+        numbers = sorted(self._agent.ranks()) if self._agent else []
+        if len(numbers) == len(self._ranks):
+            self._numbered = True
+            for rank, number in zip(self._ranks, numbers, strict=True):
+                rank.rank = number
 
     def _read(self, rank: _Rank) -> None:
         try:
@@ -113,11 +131,14 @@ class RankWatch:
         """The first problem found; problems that explain more are looked for first."""
         self._extend_limits()
         self._note_exits()
-        for find in (self._error, self._death, self._stall):
+        for find in (self._error, self._death, self._stall) if self._numbered else ():
             for rank in self._ranks:
                 trouble = find(rank)
                 if trouble is not None:
                     return trouble
+        if not self._numbered and (still_s := self._stall_s(self._ranks[0])):
+            why = f"the nodes have not found each other in torchrun's store for {still_s:.0f} s"
+            return Trouble("stalled", why, None, {"stage": "init", "step": 0})
         if time.monotonic() > self._timeout_at:
             limit = self._job.spec["timeout_s"]
             return Trouble("timeout", f"the phase exceeded its limit of {limit:g} s", None)
@@ -136,12 +157,14 @@ class RankWatch:
     def _note_exits(self) -> None:
         now = time.monotonic()  # one time for all: the order of exits within one pass is unknown
         for rank in self._ranks:
-            if rank.done or not rank.pid or rank.exited_at:
+            if rank.done or not rank.pid:
                 continue
-            if not process_tree.alive(rank.pid, rank.pid_started):
+            if not rank.exited_at and not process_tree.alive(rank.pid, rank.pid_started):
                 rank.exited_at = now
-                # None if torchrun has reaped it already; its log then has the exit code.
-                rank.exit_code = process_tree.exit_code(rank.pid, rank.pid_started)
+            if rank.exited_at and rank.exit_code is None:
+                # None if the launcher has reaped it already; torchrun's log then has the exit code.
+                find = self._agent.exit_code if self._agent else _read_exit_code
+                rank.exit_code = find(rank.rank, rank.pid, rank.pid_started)
 
     def _error(self, rank: _Rank) -> Trouble | None:
         if rank.error is None:
@@ -161,17 +184,22 @@ class RankWatch:
     def _stall(self, rank: _Rank) -> Trouble | None:
         if rank.done:
             return self._exit_stall(rank)
-        still_s, limit_s = time.monotonic() - rank.progressed_at, self._limit_s(rank)
-        if still_s <= limit_s:
+        still_s = self._stall_s(rank)
+        if not still_s:
             return None
         where = f"stage {rank.stage}" + (
             f", after step {rank.step} of {rank.steps}" if rank.steps else ""
         )
         why = (
             f"rank {rank.rank} has made no progress for {still_s:.0f} s in {where} "
-            f"(limit {limit_s:g} s)"
+            f"(limit {self._limit_s(rank):g} s)"
         )
         return Trouble("stalled", why, rank.rank, {"stage": rank.stage, "step": rank.step})
+
+    def _stall_s(self, rank: _Rank) -> float:
+        """Seconds without progress, if above the limit of the rank's stage; otherwise 0."""
+        still_s = time.monotonic() - rank.progressed_at
+        return still_s if still_s > self._limit_s(rank) else 0.0
 
     def _exit_stall(self, rank: _Rank) -> Trouble | None:
         still_s = time.monotonic() - rank.progressed_at
@@ -248,6 +276,10 @@ class RankWatch:
 
     def unfinished(self) -> list[int]:
         return [rank.rank for rank in self._ranks if not rank.done]
+
+
+def _read_exit_code(_rank: int, pid: int, started: float) -> int | None:
+    return process_tree.exit_code(pid, started)
 
 
 class _ExitPoll:

@@ -1,4 +1,4 @@
-"""The nodes of a job wait for each other, and agree on an address and a port for torchrun."""
+"""The nodes of a job wait for each other, and agree on an address and a port for their ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLAG_S = 5.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address and port of torchrun's rendezvous. `one_host`: all nodes are virtual, on one
+    """The address and port at which the ranks meet. `one_host`: all nodes are virtual, on one
     network stack.
 
     As long as `hold` lives, the system gives node 0's port to no other process.
@@ -63,7 +63,9 @@ def agree_on_endpoint(job: NodeJob, facts: list[dict[str, Any]], deadline: float
     Raises PreflightFailed if a node cannot connect, and NotSeen if node 0's file is not visible.
     """
     if job.nodes == 1:
-        return Endpoint(LOOPBACK, 0, True)
+        listener = NodeListener(LOOPBACK, backlog=1)
+        listener.close(go=False)
+        return Endpoint(LOOPBACK, listener.port, True, listener.hold)
     if job.node_rank == 0:
         return _publish_endpoint(job, facts, deadline)
     return _join_endpoint(job, facts, deadline)

@@ -1,14 +1,13 @@
 """Supervises this node's ranks: a rank that dies or stalls ends the phase on all nodes.
 
-torchrun does not report a node's death to the other nodes, so they use a flag in the run directory.
-A node that raises or sees the flag first takes dumps of its own ranks (stacks, flight recorder),
-and only then ends them.
+A launcher does not report a node's death to the other nodes, so they use a flag in the run
+directory. A node that raises or sees the flag first takes dumps of its own ranks (stacks, flight
+recorder), and only then ends them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -16,20 +15,22 @@ from typing import Any
 
 import psutil
 
+from ..config.marker import TORCHRUN
 from ..evidence.process_start import boot_clock_s, read_namespaces
 from ..evidence.run_directory import read_json
 from ..evidence.telemetry import EventWriter
 from . import node_dumps, process_tree
 from .abort_flag import raise_abort, visible
+from .agent import Agent, start_agent
 from .node_job import NodeJob
 from .rank_progress import RankWatch, Trouble
 from .suspension import SuspensionClock
 
 TICK_S = 0.1
 FLAG_POLL_S = 0.5  # so every node sees the flag within a second, with little load on a shared disk
-# From TERM to KILL. If torchrun still runs, the phase is cut short: its dumps are already taken,
-# and a controller that cancels does not wait much longer. Processes that outlived torchrun get
-# more time.
+# From TERM to KILL. If the launcher still runs, the phase is cut short: its dumps are already
+# taken, and a controller that cancels does not wait much longer. Processes that outlived the
+# launcher get more time.
 CUT_SHORT_GRACE_S = 0.2
 OUTLIVED_GRACE_S = 1.0
 REAP_S = 5.0  # after KILL; a process still there after that is in uninterruptible sleep
@@ -38,32 +39,25 @@ REAP_S = 5.0  # after KILL; a process still there after that is in uninterruptib
 def supervise_ranks(
     job: NodeJob, command: list[str], env: Mapping[str, str], events: EventWriter
 ) -> dict[str, Any]:
-    """Run torchrun to its end, or end it. Returns the node's result as plain data."""
+    """Run the launcher to its end, or end it. Returns the node's result as plain data."""
     started, begun_s = time.monotonic(), boot_clock_s()
+    name = str(job.spec.get("launcher", TORCHRUN))
     process_tree.adopt_orphans()
     others = process_tree.children()
-    with job.dir.torchrun_log(job.node_rank).open("ab") as log:
-        agent = subprocess.Popen(
-            command,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=process_tree.end_with_parent,
-        )
+    agent = start_agent(job, command, env)
     suspension = SuspensionClock()  # starts a thread: from here on no preexec_fn is safe
-    watch = RankWatch(job, suspension.seconds)
+    watch = RankWatch(job, suspension.seconds, agent)
     try:
-        events.write("torchrun_start", command=command, pid=agent.pid)
+        events.write("launcher_start", launcher=name, command=command, pid=agent.pid)
         trouble = _watch(job, agent, watch)
         seconds = time.monotonic() - started
-        result = _judge_node(agent, watch, trouble)
+        result = _judge_node(name, agent, watch, trouble)
         if not result["ok"]:
             events.write("trouble", **{key: result[key] for key in result if key != "ok"})
             if result["reason"] != "aborted":
                 raise_abort(job, result["reason"], result["why"], result["rank"])
             with _held(agent):
-                taken = node_dumps.take(job, watch, agent.pid)
+                taken = node_dumps.take(job, watch, agent.ranks())
                 job.dir.dumped(job.node_rank).touch()
             events.write("dumped", **taken)
             watch.read()
@@ -76,7 +70,7 @@ def supervise_ranks(
         events.write("paused", seconds=round(watch.paused_s, 1))
     if not result["ok"]:
         _await_other_dumps(job, float(job.spec["dump_wait_s"]))
-    events.write("torchrun_end", returncode=agent.returncode, seconds=seconds)
+    events.write("launcher_end", returncode=agent.returncode, seconds=seconds)
     return result | {
         "torchrun_s": seconds,
         "returncode": agent.returncode,
@@ -88,20 +82,21 @@ def supervise_ranks(
     }
 
 
-def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Trouble | None:
-    """Follow the ranks until torchrun ends (None) or something is wrong."""
+def _watch(job: NodeJob, agent: Agent, watch: RankWatch) -> Trouble | None:
+    """Follow the ranks until the launcher ends (None) or something is wrong. A rank that ended with
+    its launcher, or was it, still is a death."""
     next_flag, held = 0.0, False
     while True:
         returncode = agent.poll()
         watch.read()
         trouble = watch.trouble()
         if held != watch.has_dead_rank():
-            # Before torchrun sees the exit and ends the other ranks, whose dumps are not taken yet.
+            # Before the launcher sees the exit and ends the other ranks, whose dumps are not taken.
             held = not held
-            agent.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
+            (agent.hold if held else agent.release)()
         if trouble is not None:
             return trouble
-        if returncode is not None:
+        if returncode is not None and not watch.has_dead_rank():
             return None
         now = time.monotonic()
         if now >= next_flag:
@@ -113,29 +108,30 @@ def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Tr
 
 
 def _judge_node(
-    agent: subprocess.Popen[bytes], watch: RankWatch, trouble: Trouble | None
+    name: str, agent: Agent, watch: RankWatch, trouble: Trouble | None
 ) -> dict[str, Any]:
-    """Success needs both: exit status 0 of torchrun and `done` from every local rank."""
+    """Success needs both: exit status 0 of the launcher `name` and `done` from every local rank."""
     if trouble is not None:
         return {"ok": False, **trouble.as_fields()}
     unfinished = watch.unfinished()
+    program = {"none": "the program", "torchrun-c10d": "torchrun"}.get(name, name)
     if agent.returncode == 0 and not unfinished:
         return {"ok": True}
     if agent.returncode == 0:
-        why = f"torchrun ended with status 0, but rank {unfinished[0]} never reported `done`"
+        why = f"{program} ended with status 0, but rank {unfinished[0]} never reported `done`"
         return {"ok": False, "reason": "rank_ended_early", "why": why, "rank": unfinished[0]}
-    why = f"torchrun ended with status {agent.returncode}"
+    why = f"{program} ended with status {agent.returncode}"
     return {"ok": False, "reason": "torchrun", "why": why, "rank": None}
 
 
 @contextlib.contextmanager
-def _held(agent: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Stop torchrun while the dumps are taken: it would end the ranks once one has failed."""
-    agent.send_signal(signal.SIGSTOP)
+def _held(agent: Agent) -> Iterator[None]:
+    """Stop the launcher while the dumps are taken: it would end the ranks once one has failed."""
+    agent.hold()
     try:
         yield
     finally:
-        agent.send_signal(signal.SIGCONT)
+        agent.release()
 
 
 def _await_other_dumps(job: NodeJob, limit_s: float) -> None:
@@ -154,21 +150,23 @@ def _await_other_dumps(job: NodeJob, limit_s: float) -> None:
         time.sleep(TICK_S)
 
 
-def _end(
-    agent: subprocess.Popen[bytes], watch: RankWatch, others: Collection[psutil.Process]
-) -> None:
-    """End torchrun and all processes that it and its ranks started, in whatever session; not the
-    `others`, which were there before."""
+def _end(agent: Agent, watch: RankWatch, others: Collection[psutil.Process]) -> None:
+    """End the launcher and all processes that it and its ranks started, in whatever session; not
+    the `others`, which were there before."""
     grace_s = CUT_SHORT_GRACE_S if agent.poll() is None else OUTLIVED_GRACE_S
     tried: set[psutil.Process] = set()
     # Repeat for processes that were started meanwhile, or adopted when their parent ended.
-    while group := (process_tree.descendants(besides=others) | _ranks(watch)) - tried:
+    while group := _running(agent, watch, others) - tried:
         process_tree.end(group, grace_s)
         tried |= group
     with contextlib.suppress(subprocess.TimeoutExpired):
         agent.wait(timeout=REAP_S)
 
 
-def _ranks(watch: RankWatch) -> set[psutil.Process]:
-    """The live ranks and their descendants, even if torchrun is no longer their parent."""
-    return {process for _, pid, _ in watch.live() for process in process_tree.tree(pid)}
+def _running(
+    agent: Agent, watch: RankWatch, others: Collection[psutil.Process]
+) -> set[psutil.Process]:
+    """All processes that run for this node's ranks; also ranks and their descendants that are no
+    longer, or never were, below this process."""
+    ranks = {process for _, pid, _ in watch.live() for process in process_tree.tree(pid)}
+    return process_tree.descendants(besides=others) | ranks | agent.processes()

@@ -5,7 +5,7 @@ Usage errors, known without a scheduler; a dry run reports those in the user's o
 access.py               Slurm's commands, directories that can be written, Slurm's refusals
 shared_paths.py         paths that every node must see; mounts.py: their file systems
 precision.py            bf16 on hardware without it
-launchers.py            launchers that need SSH
+unfit_launchers.py      launchers that cannot start a phase here, or need SSH
 disk_space.py           space for what the phases write
 transport_variables.py  variables that rule out the expected transports
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from ..config.phase import Phase, check_sizes
 from ..config.profile import Profile
 from ..text import Problem
-from . import disk_space, launchers, precision, shared_paths, variable_remarks
+from . import disk_space, precision, shared_paths, unfit_launchers, variable_remarks
 from .access import (
     Start,
     find_missing_commands,
@@ -70,7 +70,7 @@ def find_plan_problems(profile: Profile, phases: Iterable[Phase]) -> list[Proble
             for phase in phases
             for problem in variable_remarks.find_contradictory_settings(phase, profile)
         ),
-        *launchers.find_launchers(profile, phases),
+        *unfit_launchers.find_launchers(profile, phases),
         *(problem for phase in phases for problem in precision.find_bf16_arguments(phase, profile)),
     ]
 

@@ -14,14 +14,14 @@ from ..config.profile import Profile
 from ..evidence.transport_rule import TransportRule
 from ..evidence.variable_names import filter_variables, is_read, judge_name, show_value
 from ..evidence.variable_values import find_hidden_subsystems, find_mistake
-from ..node.torchrun import NEVER_INHERITED, TRANSPORT_LEVELS
+from ..node.launch_environment import NEVER_INHERITED, TRANSPORT_LEVELS
 from ..text import NOTE, WARNING, Problem
 from .transport_variables import Contradiction, find_contradictions
 
 SHELL = "this shell"
 # The levels of NCCL_DEBUG that NCCL knows; it ignores case.
 LEVELS = ("VERSION", "WARN", "ABORT", *TRANSPORT_LEVELS)
-# Variables that the launcher always sets for the ranks: see torchrun.launcher_environment.
+# Variables that every launcher sets for the ranks: see node/launch_environment.py.
 LAUNCHER_SETS = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
 LAUNCHER_SETS_LOCALLY = ("NCCL_HOSTID",)
 

@@ -12,7 +12,8 @@ from ..config.phase import DEFAULT, Phase, Sourced
 from ..config.profile import Profile
 from ..evidence.run_directory import MAX_RERUNS, PhaseDir, RunDir
 from ..jobs.backend import make_backend, make_spec
-from ..node.torchrun import defaults, describe, launcher_environment
+from ..node.launch_environment import defaults, launcher_environment
+from ..node.launchers import describe
 from ..preflight.variable_remarks import remark_on_plan
 from ..text import Problem
 
@@ -20,8 +21,8 @@ from ..text import Problem
 def print_plan(
     phases: Iterable[Phase], profile: Profile, run_id: str, refused: Iterable[Problem] = ()
 ) -> None:
-    """Print each phase's batch script, environment, torchrun line and sources to stdout, after
-    the reasons why a real run would be refused."""
+    """Print each phase's batch script, environment, command line of its launcher and sources to
+    stdout, after the reasons why a real run would be refused."""
     backend = make_backend(profile, os.environ)
     run = RunDir(profile.shared_dir / run_id)
     out = sys.stdout
@@ -39,7 +40,7 @@ def print_plan(
         out.write(f"--- batch script\n{backend.script(phase, directory)}\n")
         for title, lines in (
             ("environment of the node", _environment_lines(phase, profile, directory)),
-            ("torchrun line, on each node", [_torchrun_line(phase, profile, directory)]),
+            (_title_launch(phase), [_launch_line(phase, profile, directory)]),
             ("where each value came from", _source_lines(phase)),
         ):
             out.write(f"--- {title}\n")
@@ -47,7 +48,14 @@ def print_plan(
     out.flush()
 
 
-def _torchrun_line(phase: Phase, profile: Profile, directory: PhaseDir) -> str:
+def _title_launch(phase: Phase) -> str:
+    name = phase.launcher.value
+    if name == "none":
+        return "command line, on each node"
+    return f"{name} line, on {'node 0' if name == 'srun' else 'each node'}"
+
+
+def _launch_line(phase: Phase, profile: Profile, directory: PhaseDir) -> str:
     run_id = directory.root.parent.parent.name
     return describe(make_spec(phase, profile, run_id, directory.root), directory)
 
@@ -72,7 +80,7 @@ def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> I
 
 def _source_lines(phase: Phase) -> Iterator[str]:
     rows: list[tuple[str, Any, str]] = [("script", phase.script, phase.where)]
-    for name in ("nodes", "gpus_per_node", "timeout_s", "proof", "proof_steps"):
+    for name in ("nodes", "gpus_per_node", "timeout_s", "launcher", "proof", "proof_steps"):
         setting: Sourced = getattr(phase, name)
         if setting.source == DEFAULT:  # many phases prove no step
             continue

@@ -178,7 +178,7 @@ def phase(root: Path, name: str = "small") -> PhaseDir:
     logs = directory.rank_logs(1) / "run_x" / "attempt_0" / "1"
     logs.mkdir(parents=True)
     (logs / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
-    directory.torchrun_log(1).write_text(KILLED.replace("node2", "h"))
+    directory.launcher_log(1).write_text(KILLED.replace("node2", "h"))
     (directory.root / "output").mkdir()
     (directory.root / "output" / "x.txt").write_text("OSError: No space left on device\n")
     return directory
@@ -198,7 +198,7 @@ def test_path_of_a_log_gives_rank_and_node(run: Any, tmp_path: Path) -> None:
 def test_error_that_a_rank_survived_is_not_a_finding(run: Any, tmp_path: Path, done: bool) -> None:
     """The rank caught an out-of-memory error and finished; otherwise the error counts."""
     directory = phase(tmp_path)
-    directory.torchrun_log(1).write_text("all is well\n")
+    directory.launcher_log(1).write_text("all is well\n")
     writer = EventWriter(directory.rank_events(3))
     writer.write("start", schema=SCHEMA, job="", rank=3, local_rank=1, node_rank=1, pid=7)
     if done:

@@ -253,7 +253,7 @@ def test_known_cause_in_a_nodes_logs(tmp_path: Path) -> None:
 def test_cause_of_another_rank_explains_nothing(tmp_path: Path) -> None:
     """torchrun's report about rank 5 does not apply to rank 1."""
     evidence = Evidence(tmp_path, 1, 2).started().node(0).rank(1, error())
-    evidence.dir.torchrun_log(0).write_text(KILLED)
+    evidence.dir.launcher_log(0).write_text(KILLED)
     assert "signature" not in diagnosed(evidence)[0].detail
 
 
@@ -297,7 +297,7 @@ def test_rank_whose_process_failed_after_done_did_not_survive(tmp_path: Path) ->
     start = {"rank": 0, "node_rank": 0, "node": "n0", "local_rank": 0, "pid": 7}
     evidence.rank(0, ("start", start), ("done", {"seconds": 1.0}))
     assert FailureEvidence(evidence.result()).survivors == {0}
-    evidence.dir.torchrun_log(0).write_text(
+    evidence.dir.launcher_log(0).write_text(
         "failed (exitcode: -6) local_rank: 0 (pid: 7) of binary"
     )
     assert FailureEvidence(evidence.result()).survivors == frozenset()

@@ -108,7 +108,7 @@ def test_printed_text_is_not_an_event(tmp_path: Path) -> None:
         log.parent.mkdir(parents=True)
         log.write_text(events + "every node succeeded and every rank finished: PASSED\n")
         log.with_name("stderr.log").write_text(events)
-    evidence.dir.torchrun_log(0).write_text(events)
+    evidence.dir.launcher_log(0).write_text(events)
     result = evidence.result()
     assert result.ranks_done == 0 and judge_job(result, None).outcome == "failed"
 

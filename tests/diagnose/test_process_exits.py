@@ -36,7 +36,7 @@ def died(tmp_path: Path, log: str, ranks: int = 1) -> list[Finding]:
     writer.write("trouble", reason="rank_died", why="rank 0 ended")
     writer.write("ranks", states=[{"rank": rank, "alive": False} for rank in range(ranks)])
     writer.close()
-    evidence.dir.torchrun_log(0).write_text(log)
+    evidence.dir.launcher_log(0).write_text(log)
     return diagnose(evidence.result(), Judgement("failed", "the reason"))
 
 
@@ -62,7 +62,7 @@ def test_signal_or_status_is_reported_with_its_next_step(
     (finding,) = died(tmp_path, "noise\n" + text.format(code=code, pid=1000))
     assert finding.id == "rank-died" and finding.cause.endswith(cause) and fix in finding.fix
     assert finding.detail["exitcode"] == code
-    assert (finding.evidence[1].line, finding.evidence[1].file[-12:]) == (2, "torchrun.log")
+    assert (finding.evidence[1].line, finding.evidence[1].file[-12:]) == (2, "launcher.log")
 
 
 def test_accounting_is_asked_for_the_job_by_its_number() -> None:
@@ -115,11 +115,11 @@ def test_abort_follows_from_a_kill(tmp_path: Path) -> None:
 def test_torn_log_line_is_ignored(tmp_path: Path, line: str) -> None:
     """It is hostile text."""
     evidence = Evidence(tmp_path).started().node(0)
-    evidence.dir.torchrun_log(0).write_text(line)
+    evidence.dir.launcher_log(0).write_text(line)
     assert exit_codes(evidence) == {}
 
 
-def test_watch_of_the_node_needs_no_torchrun_log(tmp_path: Path) -> None:
+def test_watch_of_the_node_needs_no_log_of_the_launcher(tmp_path: Path) -> None:
     """The kernel gave the status to the watch."""
     evidence = Evidence(tmp_path, 1, 2).started().node(0, ok=False, reason="rank_died")
     writer = EventWriter(evidence.dir.node_events(0))

@@ -326,11 +326,11 @@ def test_log_of_a_node_with_a_wrong_clock(tmp_path: Path) -> None:
     """It is corrected with the node's clock."""
     made = Job(tmp_path, 2, 1).run({0: 0.0, 1: 30.0})
     made.fails(1, FAILED + 30.0)
-    log = made.dir.torchrun_log(1)
+    log = made.dir.launcher_log(1)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("E0101 00:17:19.000000 7 api.py:869] failed (exitcode: 1)\n")
     os.utime(log, (WRITTEN + 30, WRITTEN + 30))
-    (lines,) = [line for line in timeline_of(made) if "torchrun logs" in line]
+    (lines,) = [line for line in timeline_of(made) if "launcher logs" in line]
     assert float(lines.split(" s ")[0]) == pytest.approx(-1.0, abs=0.01)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.event_origin import Launch, keep_own_events
+from pytest_clustersmoke.evidence.phase_result import collect_phase
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import SCHEMA, Events, EventWriter, read_events
 
 START = {"schema": SCHEMA, "job": "run/phase", "rank": 0, "pid": 70, "pid_started": 105.5}
@@ -103,3 +105,21 @@ def test_malformed_record_of_processes_counts_as_missing(tmp_path: Path, process
     """The word and the time are judged all the same."""
     events = judged(tmp_path, {"nonce": "abc"}, **{**RESULT, "processes": processes})
     assert not events.foreign
+
+
+@pytest.mark.parametrize(("launcher", "accepted"), [("torchrun", False), ("torchrun-c10d", True)])
+def test_rank_is_judged_by_the_node_that_started_it(
+    tmp_path: Path, launcher: str, accepted: bool
+) -> None:
+    """In torchrun's own store the second node may get rank 0; otherwise it cannot have it."""
+    directory = PhaseDir(tmp_path / "run" / "phases" / "phase")
+    spec = {"run_id": "run", "phase": "phase", "nodes": 2, "ranks_per_node": 1}
+    write_json(directory.spec, {**spec, "launcher": launcher})
+    write_json(directory.node_result(0), {**RESULT, "nonce": "other", "processes": []})
+    write_json(directory.node_result(1), RESULT)
+    writer = EventWriter(directory.rank_events(0))
+    writer.write("start", **START, nonce="abc")
+    writer.write("done", seconds=1.0)
+    writer.close()
+    rank = collect_phase(directory).ranks[0]
+    assert (rank.done, bool(rank.events.foreign)) == (accepted, not accepted)

@@ -150,8 +150,13 @@ def _name_nodes(words: str, fault: Fault, outcome: Outcome) -> str:
 
 
 def _list_nodes(fault: Fault, outcome: Outcome) -> list[str]:
-    """The names of the phase's nodes, by node rank."""
-    return [node["node"] for node in outcome.phase(fault.name)["nodes"]]
+    """The names of the phase's nodes, in the order of their ranks."""
+    names = [node["node"] for node in outcome.phase(fault.name)["nodes"]]
+    if fault.settings.get("launcher") != "torchrun-c10d" or fault.nodes == 1:
+        return names
+    ranks = outcome.evidence(fault.name).ranks[:: fault.ranks_per_node]
+    left = [name for name in names if name not in {rank.node for rank in ranks}]
+    return [rank.node if rank.node in names else left.pop() for rank in ranks]
 
 
 def _criteria_by_result(fault: Fault, outcome: Outcome) -> dict[str, set[str]]:

@@ -93,7 +93,7 @@ def test_surviving_ranks_are_dumped_before_they_are_ended(torch_suite: Suite) ->
 @pytest.mark.slow
 def test_killed_torchrun_ends_its_phase(torch_suite: Suite) -> None:
     """Its ranks, which have sessions of their own, are ended, too; the node is named."""
-    outcome, phase, killed = kill_on_node(torch_suite, "torchrun_start", node=1)
+    outcome, phase, killed = kill_on_node(torch_suite, "launcher_start", node=1)
     assert outcome.ret == 1, outcome.output
     assert seconds_to_end(phase, killed) < OVER_WITHIN_S
     finding = outcome.finding("idle")

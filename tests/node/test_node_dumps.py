@@ -89,7 +89,7 @@ def test_silent_rank_is_aborted_for_its_stack(
     """Nothing handles the signal before `Rank`, or if a library has replaced the handler."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with hanging(job, before) as agent:
-        taken = node_dumps.take(job, RankWatch(job), agent)
+        taken = node_dumps.take(job, RankWatch(job), {0: rank_of(agent)})
     assert (taken["ranks"], taken["aborted"], taken["py_spy"]) == ([0], [0], [])
     stack = stack_of_rank(job.dir, 0)
     assert stack is not None and any("stands_here" in frame.name for frame in stack.frames)
@@ -102,7 +102,7 @@ def test_silent_rank_is_not_aborted_without_a_stall(
     monkeypatch.setattr(shutil, "which", lambda _: None)
     job.dir.abort.write_text(json.dumps({"reason": "rank_died", "why": "x"}))
     with hanging(job) as agent:
-        taken = node_dumps.take(job, RankWatch(job), agent)
+        taken = node_dumps.take(job, RankWatch(job), {0: rank_of(agent)})
         assert process_tree.is_running(rank_of(agent))
     assert (taken["aborted"], taken["incomplete"]) == ([], [0])
 
@@ -125,7 +125,7 @@ def test_py_spy_reads_the_stack_of_a_silent_rank(
         words = [command, "dump", "--pid", str(rank.pid)]
         if subprocess.run(words, capture_output=True).returncode:
             pytest.skip("the kernel does not let py-spy look into another process")
-        taken = node_dumps.take(job, RankWatch(job), agent)
+        taken = node_dumps.take(job, RankWatch(job), {0: rank_of(agent)})
         assert process_tree.is_running(rank)
     assert (taken["py_spy"], taken["aborted"]) == ([0], [])
     stack = stack_of_rank(job.dir, 0)

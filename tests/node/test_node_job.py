@@ -58,7 +58,7 @@ def test_other_versions_on_one_node_end_the_phase_before_torchrun(
     evidence = finding["evidence"][0]
     assert evidence["file"].endswith("0001/facts.json") and "packages" in evidence["text"]
     result = collect_phase(phase_dir(suite))
-    assert not any(result.directory.torchrun_log(rank).exists() for rank in range(3))
+    assert not any(result.directory.launcher_log(rank).exists() for rank in range(3))
     reasons = {node.result["reason"] for node in result.nodes}
     assert "preflight" in reasons <= {"preflight", "aborted"}
     failed = [node.result for node in result.nodes if node.result["reason"] == "preflight"]

@@ -87,6 +87,44 @@ def test_pid_of_another_namespace_is_not_looked_up(tmp_path: Path) -> None:
     assert watch.processes() == [] and watch.live() == [] and watch.trouble() is None
 
 
+class Numbering:
+    """A launcher that numbers ranks late."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, Any] = {}
+
+    def ranks(self) -> dict[int, Any]:
+        return self.numbers
+
+    def exit_code(self, *_: Any) -> None:
+        return None
+
+
+def test_ranks_have_the_numbers_that_their_launcher_gave(tmp_path: Path) -> None:
+    """In torchrun's own store the first node may get the last ranks; before that, files of the
+    others' ranks are not read as this node's."""
+    job = make_job(tmp_path, nodes=2, ranks_per_node=1, launcher="torchrun-c10d")
+    job.dir.rank_events(0).write_text(json.dumps({"event": "error", "type": "Other"}) + "\n")
+    job.dir.rank_events(1).write_text(json.dumps(THIS) + "\n")
+    agent: Any = Numbering()
+    watch = RankWatch(job, agent=agent)
+    watch.read()
+    assert watch.trouble() is None and watch.live() == []
+    agent.numbers = {1: None}
+    watch.read()
+    assert watch.trouble() is None and [rank for rank, _, _ in watch.live()] == [1]
+
+
+def test_nodes_that_never_meet_have_stalled(tmp_path: Path) -> None:
+    """torchrun starts no rank then, so none is named."""
+    limits = {"init": 0.0}
+    job = make_job(tmp_path, nodes=2, launcher="torchrun-c10d", stage_limits_s=limits)
+    agent: Any = Numbering()
+    trouble = RankWatch(job, agent=agent).trouble()
+    assert trouble is not None and (trouble.reason, trouble.rank) == ("stalled", None)
+    assert "the nodes have not found each other in torchrun's store" in trouble.why
+
+
 def test_rank_that_hangs_in_interpreter_exit_has_stalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

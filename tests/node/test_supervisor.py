@@ -18,6 +18,7 @@ import pytest
 
 from pytest_clustersmoke.node import process_tree, supervisor
 from pytest_clustersmoke.node.abort_flag import raise_abort
+from pytest_clustersmoke.node.agent import LauncherProcess
 from pytest_clustersmoke.node.rank_progress import RankWatch
 from tests.support.launched import make_job
 
@@ -161,5 +162,5 @@ def test_torchrun_that_cannot_be_ended_does_not_hide_the_reason(
     raise_abort(job, "stalled", "rank 0 stood still")
     ended: list[psutil.Process] = []
     monkeypatch.setattr(process_tree, "end", lambda group, grace_s: ended.extend(group))
-    supervisor._end(Asleep(), RankWatch(job), process_tree.children())
+    supervisor._end(LauncherProcess(Asleep()), RankWatch(job), process_tree.children())
     assert ended == []

@@ -10,8 +10,8 @@ import pytest
 from pytest_clustersmoke.config.cluster_file import load_cluster_file
 from pytest_clustersmoke.evidence import variable_names
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.node.launch_environment import launcher_environment, rank_environment
 from pytest_clustersmoke.node.rendezvous import Endpoint
-from pytest_clustersmoke.node.torchrun import launcher_environment, rank_environment
 from pytest_clustersmoke.preflight import variable_remarks as environment
 from pytest_clustersmoke.preflight.variable_remarks import (
     LAUNCHER_SETS,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
-from pytest_clustersmoke.node import torchrun
+from pytest_clustersmoke.node import launch_environment
 from pytest_clustersmoke.node.node_job import NodeJob
 from pytest_clustersmoke.node.rendezvous import Endpoint
 from pytest_clustersmoke.rank.rank_environment import read_rank_environment
@@ -73,5 +73,7 @@ def test_launcher_sets_the_fault_that_the_spec_names(
     """The variable in its own environment is ignored."""
     monkeypatch.setenv("CLUSTERSMOKE_FAULT", "inherited")
     spec = {"phase_dir": str(phase.root), "device": "cpu", "env_set": {}, **fault}
-    env = torchrun.rank_environment(NodeJob(spec, 0, "n0"), Endpoint("127.0.0.1", 1, True))
+    env = launch_environment.rank_environment(
+        NodeJob(spec, 0, "n0"), Endpoint("127.0.0.1", 1, True)
+    )
     assert env.get("CLUSTERSMOKE_FAULT") == variable

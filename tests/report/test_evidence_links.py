@@ -106,7 +106,7 @@ def test_large_file_keeps_the_lines_around_the_evidence(
     from tests.support import records
 
     run = RunDir(tmp_path / "runs" / "one")
-    log = run.phase("wide").torchrun_log(0)
+    log = run.phase("wide").launcher_log(0)
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"line {number}\n" for number in range(1, 1001)))
     monkeypatch.setattr(run_archive, "MAX_FILE_BYTES", 1000)

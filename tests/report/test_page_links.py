@@ -35,7 +35,7 @@ def test_only_existing_files_are_linked(tmp_path: Path) -> None:
     kept = {
         "journal.jsonl",
         "phases/wide/result.json",
-        "phases/wide/nodes/0001/torchrun.log",
+        "phases/wide/nodes/0001/launcher.log",
         "phases/wide/ranks/00003.jsonl",
     }
     report = published(tmp_path, *kept)

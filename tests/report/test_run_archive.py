@@ -37,7 +37,7 @@ def test_report_is_complete(suite: Suite) -> None:
         "phases/small/spec.json",
         "phases/small/result.json",
         "phases/small/ranks/00000.jsonl",
-        "phases/small/nodes/0000/torchrun.log",
+        "phases/small/nodes/0000/launcher.log",
     } <= kept
     assert not [name for name in kept if name.endswith(".pkl") or "output" in name]
 

@@ -139,7 +139,7 @@ def test_summary_has_everything_important() -> None:
     for words in (
         "Finding rank-killed: rank 3 was killed by signal 9 (node1, rank 3)",
         "Next: look into the kernel's log of node1",
-        "nodes/0001/torchrun.log:12",
+        "nodes/0001/launcher.log:12",
         "exitcode: -9",
         "Criterion test_rate:\n9.5 is below 10\nby far",
         "ddp_2gpu failed, and passed before",

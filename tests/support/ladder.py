@@ -35,6 +35,14 @@ NODES = {
     "fsdp_lora_2node": 2,
     "allreduce_multinode": 4,
 }
+# The launchers under which the lab runs these phases; all others run under torchrun, as on `local`.
+LAB_LAUNCHERS = {
+    "mlp_1gpu": "none",
+    "ddp_2gpu": "accelerate",
+    "ddp_epochs": "deepspeed",
+    "zero1_4node": "torchrun-c10d",
+    "lora_sft_2node": "srun",
+}
 # Judged where the program gives `peer_loss`, with three ranks or more: two give no majority.
 OTHER_RANKS = "test_other_ranks_compute_the_same_gradients"
 WITH_MAJORITY = {"zero1_4node", "zero2_4node", "lora_sft_2node", "fsdp_lora_2node"}
@@ -100,9 +108,11 @@ def check_phases(ladder: RunFiles) -> None:
 def run_on_lab(
     folder: Path, *words: str, accounting: bool = False, isolated: bool = False
 ) -> RunFiles:
-    """Run the ladder on a lab of its own."""
+    """Run the ladder on a lab of its own, under each launcher."""
     settings = lab.LabSettings(
         name="ladder", accounting=accounting, isolated=isolated, directory=folder / "lab"
     )
+    for phase, launcher in LAB_LAUNCHERS.items():
+        words += ("--cluster-set", f"{phase}.launcher={launcher}")
     with running_lab(settings) as running:
         return run_ladder(folder, "lab", *words, SLURM_CONF=str(running.slurm_conf))

@@ -76,7 +76,7 @@ def finding(**changes: Any) -> Record:
         "cause": "rank 3 was killed by signal 9",
         "fix": "look into the kernel's log of node1",
         "primary": True,
-        "evidence": [{"file": "nodes/0001/torchrun.log", "line": 12, "text": "exitcode: -9"}],
+        "evidence": [{"file": "nodes/0001/launcher.log", "line": 12, "text": "exitcode: -9"}],
         "hosts": ["node1"],
         "ranks": [3],
         "detail": {},

@@ -89,7 +89,7 @@ SCHEDULER = (
         6,
         host="node6",
         settings={"timeout_s": OUR_LIMIT_S},
-        since="torchrun_start",
+        since="launcher_start",
         since_s=OUR_LIMIT_S,
         words=("node6: ",),
     ),

@@ -260,7 +260,7 @@ PROGRAMS = (
         words=("lacks the word of the node that started the ranks",),
         rank=0,
         args={"steps": 8},
-        since="torchrun_end",  # no event of the rank counts, and torchrun starts before the fault
+        since="launcher_end",  # no event of the rank counts, and torchrun starts before the fault
     ),
     Fault(
         "stale_evidence_with_the_word",
@@ -270,7 +270,7 @@ PROGRAMS = (
         words=("names process ", " s after boot; the node ran this rank from "),
         rank=0,
         args={"steps": 8, "word": True},
-        since="torchrun_end",
+        since="launcher_end",
         slow=True,
     ),
     # Two of three ranks agree, so it is known which is wrong.

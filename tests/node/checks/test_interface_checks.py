@@ -288,4 +288,4 @@ def test_missing_interface_ends_the_job_before_torchrun(suite: Suite) -> None:
     assert finding["evidence"][0]["text"].startswith('"interfaces"')
     (run,) = (path for path in suite.runs() if path.is_dir())
     result = collect_phase(PhaseDir(run / "phases" / "small"))
-    assert not any(result.directory.torchrun_log(rank).exists() for rank in range(2))
+    assert not any(result.directory.launcher_log(rank).exists() for rank in range(2))

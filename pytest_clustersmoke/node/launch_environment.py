@@ -1,21 +1,17 @@
-"""torchrun's command line, and the environment its ranks see."""
+"""The environment of a node's ranks, whichever launcher starts them."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..evidence.run_directory import PhaseDir
 from .node_job import NodeJob
 from .rendezvous import Endpoint
 
-# How often torchrun polls its ranks. Our own watch polls more often, so that it can take dumps of
-# the other ranks before torchrun ends them. A successful run ends up to this much later.
-MONITOR_INTERVAL_S = 0.5
 # Variables of a login shell or a set-up line that must not reach the ranks. A shared build
 # directory can hold a stale lock, on which a compile waits forever. NCCL_DEBUG_SUBSYS can hide the
 # connections that criteria judge. The fault that ranks stage comes only from the job's spec.
@@ -34,52 +30,6 @@ def apply_environment(to_set: Mapping[str, str], to_unset: Iterable[str]) -> Non
         os.environ.pop(name, None)
     os.environ.update(to_set)
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-
-
-def describe(spec: Mapping[str, Any], directory: PhaseDir) -> str:
-    """The readable torchrun line of a phase, with shell variables for values known only on the
-    node."""
-    names = Agent("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-    # shlex does not quote `@`, but it would quote `$`.
-    words = arguments(spec, directory, Agent(*(f"@{name}@" for name in names)))
-    line = shlex.join(["torchrun", *words])
-    for name in names:
-        line = line.replace(f"@{name}@", f"${name}")
-    return line
-
-
-def command(job: NodeJob, endpoint: Endpoint) -> list[str]:
-    """The exact command of this node's torchrun agent."""
-    node = Agent(str(job.node_rank), endpoint.address, str(endpoint.port))
-    run = [sys.executable, "-m", "torch.distributed.run"]
-    return [*run, *arguments(job.spec, job.dir, node)]
-
-
-class Agent(NamedTuple):
-    """The arguments that differ between the torchrun agents of a job."""
-
-    node_rank: str
-    master_addr: str
-    master_port: str
-
-
-def arguments(spec: Mapping[str, Any], directory: PhaseDir, node: Agent) -> list[str]:
-    """torchrun's arguments for the job of `spec`."""
-    if spec["nodes"] == 1:
-        where = ["--standalone", "--local-addr", "127.0.0.1"]
-    else:
-        where = ["--nnodes", str(spec["nodes"]), "--node-rank", node.node_rank]
-        where += ["--master-addr", node.master_addr, "--master-port", node.master_port]
-    return [
-        *where,
-        *("--nproc-per-node", str(spec["ranks_per_node"])),
-        *("--max-restarts", "0"),
-        *("--monitor-interval", str(MONITOR_INTERVAL_S)),
-        *("--log-dir", str(directory.rank_logs(node.node_rank))),
-        *("--redirects", "3"),
-        str(spec["script"]),
-        *spec["argv"],
-    ]
 
 
 def launcher_environment(
@@ -136,3 +86,19 @@ def rank_environment(job: NodeJob, endpoint: Endpoint) -> dict[str, str]:
     if job.spec.get("nccl_hostid"):
         env["NCCL_HOSTID"] = f"{job.spec['run_id']}-{job.node_rank}"
     return env
+
+
+def number_rank(
+    spec: Mapping[str, Any], node_rank: int, local_rank: int, address: str, port: str
+) -> dict[str, str]:
+    """The variables of a rank that its launcher does not number; ranks are numbered by node."""
+    count = int(spec["ranks_per_node"])
+    return {
+        "RANK": str(node_rank * count + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(int(spec["nodes"]) * count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": str(node_rank),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }

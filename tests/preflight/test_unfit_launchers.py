@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.preflight import launchers
+from pytest_clustersmoke.preflight import unfit_launchers
 from tests.support.evidence import make_phase, make_profile
 
 
@@ -22,7 +22,7 @@ def test_launchers_that_need_ssh_are_refused(tmp_path: Path) -> None:
     )
     args = {"hostfile": "/h", "launcher": "pdsh"}
     found_problems = list(
-        launchers.find_launchers(profile, [make_phase(profile, script=script, args=args)])
+        unfit_launchers.find_launchers(profile, [make_phase(profile, script=script, args=args)])
     )
     assert len(found_problems) == 5
     assert "`python` is the launcher `mpirun`" in found_problems[0].what
@@ -35,7 +35,7 @@ def test_deepspeed_with_hosts_is_refused(tmp_path: Path) -> None:
     """A number of GPUs does not keep it on its node when it has a host file."""
     setup = ["deepspeed --num_gpus=2 --hostfile=/h train.py", "deepspeed --num_gpus 2 -H /h x.py"]
     profile = make_profile(tmp_path, backend="slurm", setup=setup)
-    found = list(launchers.find_launchers(profile, []))
+    found = list(unfit_launchers.find_launchers(profile, []))
     assert [problem.where for problem in found] == [profile.where("setup", n) for n in (0, 1)]
 
 
@@ -58,4 +58,4 @@ def test_other_uses_of_the_names_are_accepted(tmp_path: Path, source: str) -> No
     profile = make_profile(
         tmp_path, setup=["echo deepspeed", "export X=$(which mpirun)", "deepspeed --num_gpus=2 x"]
     )
-    assert list(launchers.find_launchers(profile, [make_phase(profile, script=script)])) == []
+    assert list(unfit_launchers.find_launchers(profile, [make_phase(profile, script=script)])) == []

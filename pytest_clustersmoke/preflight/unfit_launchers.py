@@ -1,7 +1,7 @@
-"""Find launchers that start ranks on other nodes over SSH.
+"""Find launchers that cannot start a phase's ranks here, and those that need SSH between nodes.
 
-They are not needed: the scheduler starts one task on each node, and torchrun starts the ranks. Many
-clusters do not allow SSH between nodes (Gilbreth HPC Training Guide, section 4.3).
+SSH is not needed: the scheduler starts one task on each node, and the phase's launcher starts the
+ranks there. Many clusters do not allow it (Gilbreth HPC Training Guide, section 4.3).
 """
 
 from __future__ import annotations
@@ -46,9 +46,37 @@ def find_launchers(profile: Profile, phases: list[Phase]) -> Iterator[Problem]:
                 "remove it: `setup` runs before the job's work, on its first node",
             )
     for phase in phases:
+        yield from _check_launcher(phase, profile)
         yield from _check_arguments(phase)
     for phase in {phase.script: phase for phase in phases}.values():
         yield from _check_script(phase)
+
+
+def _check_launcher(phase: Phase, profile: Profile) -> Iterator[Problem]:
+    """The launcher that the phase's marker, the profile or --cluster-set names."""
+    nodes, ranks, launcher = phase.nodes.value, phase.gpus_per_node.value, phase.launcher
+    what, where = f"phase `{phase.name}` has `launcher: {launcher.value}`", launcher.source
+    if launcher.value == "srun" and profile.backend != "slurm":
+        yield Problem(
+            f"{what}, but the backend of `{profile.name}` is `{profile.backend}`",
+            where,
+            "a cluster with Slurm, whose `srun` starts the ranks",
+            "use `torchrun` here",
+        )
+    if launcher.value == "deepspeed" and nodes > 1:
+        yield Problem(
+            f"{what} and {nodes} nodes, and that launcher reaches other nodes over SSH",
+            where,
+            "one node",
+            "use `torchrun` or `srun`: DeepSpeed's engine works the same under them",
+        )
+    if launcher.value == "none" and ranks > 1:
+        yield Problem(
+            f"{what}, which starts one process on each node, but {ranks} GPUs per node",
+            where,
+            "gpus_per_node: 1",
+            "use a launcher that starts a rank for each GPU, such as `torchrun`",
+        )
 
 
 def _check_arguments(phase: Phase) -> Iterator[Problem]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke.node.launch_environment import apply_environment, rank_environment
 from pytest_clustersmoke.node.rendezvous import Endpoint
-from pytest_clustersmoke.node.torchrun import apply_environment, rank_environment
 from tests.support.launched import make_job
 
 ENDPOINT = Endpoint("127.0.0.1", 1, True)

@@ -1,0 +1,207 @@
+"""What starts this node's ranks: the launcher's processes here, or tasks that node 0 started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import psutil
+
+from ..evidence.run_directory import list_directory, read_json
+from . import process_tree
+from .node_job import NodeJob
+
+READ_S = 0.25  # between two looks for the ends of tasks, in a directory that may be slow
+
+
+class Agent(Protocol):
+    """What starts this node's ranks, from its start to its end."""
+
+    @property
+    def pid(self) -> int | None:
+        """None if it is another node's process."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, or minus the signal's number; None while it runs."""
+
+    def poll(self) -> int | None:
+        """Look whether it has ended; returns `returncode`."""
+
+    def wait(self, timeout: float) -> object:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+
+    def hold(self) -> None:
+        """Keep it from ending the other ranks once one has ended, until `release`."""
+
+    def release(self) -> None:
+        """Let it go on."""
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """Rank -> its process, as far as the agent has started it here."""
+
+    def processes(self) -> set[psutil.Process]:
+        """Running processes of the agent that are not descendants of this one."""
+
+    def exit_code(self, rank: int, pid: int, started: float) -> int | None:
+        """How that rank ended, as torchrun counts; None if that is not known (yet)."""
+
+
+class LauncherProcess:
+    """The launcher's process on this node; its ranks are descendants."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._held: list[psutil.Process] = []
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, timeout: float) -> object:
+        return self._process.wait(timeout)
+
+    def hold(self) -> None:
+        # DeepSpeed's launcher is two processes.
+        self._held, _ = _split(self.pid)
+        for process in self._held:
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+
+    def release(self) -> None:
+        for process in self._held:
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+        self._held = []
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        return _split(self.pid)[1]
+
+    def processes(self) -> set[psutil.Process]:
+        return set()
+
+    def exit_code(self, rank: int, pid: int, started: float) -> int | None:
+        return self.poll() if pid == self.pid else process_tree.exit_code(pid, started)
+
+
+class StepTasks:
+    """The tasks of a step that `srun` on node 0 started: on this node, one for each rank. Each
+    writes down its own process and how its rank ended."""
+
+    def __init__(self, job: NodeJob, srun: subprocess.Popen[bytes] | None) -> None:
+        self._job, self._srun = job, srun
+        self._returncode: int | None = None
+        self._read_at = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self._srun.pid if self._srun else None
+
+    @property
+    def returncode(self) -> int | None:
+        return self._srun.returncode if self._srun else self._returncode
+
+    def poll(self) -> int | None:
+        """On node 0 srun's end; elsewhere that of all tasks here."""
+        if self._srun is not None:
+            return self._srun.poll()
+        if time.monotonic() >= self._read_at:
+            self._read_at = time.monotonic() + READ_S
+            codes = [record.get("code") for record in self._records().values()]
+            if len(codes) == self._job.local_ranks and all(type(code) is int for code in codes):
+                self._returncode = next((code for code in codes if code), 0)
+        return self._returncode
+
+    def wait(self, timeout: float) -> object:
+        return self._srun.wait(timeout) if self._srun else None
+
+    def hold(self) -> None:
+        """srun is asked to leave the other tasks alone."""
+
+    def release(self) -> None:
+        pass
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        return self._find("pid")
+
+    def processes(self) -> set[psutil.Process]:
+        tasks = self._find("task_pid").values()  # the ranks' parents
+        return {process for task in tasks for process in process_tree.tree(task.pid)}
+
+    def exit_code(self, rank: int, pid: int, started: float) -> int | None:
+        code = (read_json(self._job.dir.rank_process(rank)) or {}).get("code")
+        return code if type(code) is int else None
+
+    def _find(self, key: str) -> dict[int, psutil.Process]:
+        """Rank -> the process that its record names, if it runs and is of this job."""
+        found = {}
+        for rank, record in self._records().items():
+            named = record.get(key), record.get(f"{key}_started")
+            match named:
+                case int(pid), float(started):
+                    process = process_tree.find_process(pid, started)
+                    if process and _is_of_this_job(process):
+                        found[rank] = process
+        return found
+
+    def _records(self) -> dict[int, dict[str, Any]]:
+        paths = {rank: self._job.dir.rank_process(rank) for rank in self._job.ranks}
+        list_directory(self._job.dir.rank_process(0).parent)  # clears NFS's cache of missing files
+        records = {rank: read_json(path) for rank, path in paths.items()}
+        return {rank: record for rank, record in records.items() if record is not None}
+
+
+def start_agent(job: NodeJob, command: list[str], env: Mapping[str, str]) -> Agent:
+    """Start the launcher on this node. Only node 0 starts a step, which has tasks on all nodes."""
+    is_step = job.spec.get("launcher") == "srun"
+    if is_step and job.node_rank:
+        return StepTasks(job, None)
+    with job.dir.launcher_log(job.node_rank).open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=process_tree.end_with_parent,
+        )
+    return StepTasks(job, process) if is_step else LauncherProcess(process)
+
+
+def _is_of_this_job(process: psutil.Process) -> bool:
+    """Whether Slurm started the process in this job, as it started this one."""
+    try:
+        job = process.environ().get("SLURM_JOB_ID")
+    except psutil.Error:
+        return False
+    return job is not None and job == os.environ.get("SLURM_JOB_ID")
+
+
+def _split(pid: int) -> tuple[list[psutil.Process], dict[int, psutil.Process]]:
+    """The running processes below this one, itself included: those of the launcher, and the ranks.
+    A rank has its number in its environment, and a launcher has none; what a rank started belongs
+    to the rank."""
+    launchers: list[psutil.Process] = []
+    ranks: dict[int, psutil.Process] = {}
+    left = [process] if (process := process_tree.find_process(pid)) else []
+    while left:
+        process = left.pop()
+        with contextlib.suppress(psutil.Error):
+            number = process.environ().get("RANK", "")
+            if number.isdecimal():
+                ranks[int(number)] = process
+                continue
+            launchers.append(process)
+            left += [child for child in process.children() if process_tree.is_running(child)]
+    return launchers, ranks

@@ -1,0 +1,118 @@
+"""A task that srun started runs one rank, and writes down how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, read_json, write_json
+from pytest_clustersmoke.node import rank_starter
+from pytest_clustersmoke.node.launchers import STARTER
+from tests.support.harness import ROOT
+from tests.support.launched import make_job
+from tests.support.waiting import wait_for
+
+SHOWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "SLURM_PROCID")
+PROGRAM = """
+import json, os, signal, sys, time
+print(json.dumps({name: os.environ.get(name) for name in sys.argv[2:]}), flush=True)
+print("an error", file=sys.stderr, flush=True)
+if sys.argv[1] == "waits":
+    time.sleep(600)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def make_phase(folder: Path, how: str) -> PhaseDir:
+    """A phase with two ranks on each of two nodes, whose program ends as `how` says."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    spec = {"nodes": 2, "ranks_per_node": 2, "script": str(program), "argv": [how, *SHOWN]}
+    job = make_job(folder / "phase", 1, **spec)
+    write_json(job.dir.spec, job.spec)
+    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4321", "SLURM_PROCID": "1"}
+    write_json(job.dir.node_environment(1), {**os.environ, **own})
+    return job.dir
+
+
+def start_task(phase: PhaseDir) -> subprocess.Popen[bytes]:
+    """The second task on node 1, with the variables that srun gives it."""
+    numbers = {"SLURM_NODEID": "1", "SLURM_LOCALID": "1", "SLURM_PROCID": "3"}
+    return subprocess.Popen(
+        [sys.executable, "-m", STARTER, "--step", str(phase.root)],
+        env={**os.environ, **numbers},
+        cwd=ROOT,
+    )
+
+
+@pytest.mark.parametrize(("how", "code", "status"), [("0", 0, 0), ("3", 3, 3), ("killed", -9, 137)])
+def test_end_of_the_rank_is_written_down(tmp_path: Path, how: str, code: int, status: int) -> None:
+    """Its status, or minus its signal; srun sees the status that a shell would."""
+    phase = make_phase(tmp_path, how)
+    assert start_task(phase).wait(60) == status
+    record = read_json(phase.rank_process(3))
+    assert record is not None and record["code"] == code
+
+
+def test_rank_of_a_step_has_the_variables_of_torchrun(tmp_path: Path) -> None:
+    """Those of its node, numbered by the step, and a log of its own."""
+    phase = make_phase(tmp_path, "0")
+    assert start_task(phase).wait(60) == 0
+    folder = phase.rank_logs(1) / "attempt_0" / "1"
+    assert json.loads((folder / "stdout.log").read_text()) == {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_PORT": "4321",
+        "SLURM_PROCID": "3",
+    }
+    assert (folder / "stderr.log").read_text() == "an error\n"
+
+
+def test_task_that_is_ended_ends_its_rank(tmp_path: Path) -> None:
+    """srun ends the tasks of a step with SIGTERM."""
+    phase = make_phase(tmp_path, "waits")
+    task = start_task(phase)
+    wait_for("the rank's process", lambda: read_json(phase.rank_process(3)))
+    log = phase.rank_logs(1) / "attempt_0" / "1" / "stdout.log"
+    wait_for("the rank's first line", lambda: log.read_text())
+    task.send_signal(signal.SIGTERM)
+    assert task.wait(60) == 128 + signal.SIGTERM
+    record = read_json(phase.rank_process(3))
+    assert record is not None and record["code"] == -signal.SIGTERM
+
+
+def test_task_without_its_node_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node's own task may have failed, or the directory is not shared."""
+    phase = make_phase(tmp_path, "0")
+    phase.node_environment(1).unlink()
+    monkeypatch.setattr(rank_starter, "ENVIRONMENT_S", 0.1)
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    monkeypatch.setenv("SLURM_LOCALID", "0")
+    with pytest.raises(SystemExit, match=r"environment\.json, which node 1 of the job writes"):
+        rank_starter.run_task(phase)
+
+
+def test_starter_becomes_the_rank(tmp_path: Path) -> None:
+    """Other launchers see the end of the rank itself, here by a signal."""
+    phase = make_phase(tmp_path, "killed")
+    own = {"CLUSTERSMOKE_PHASE_DIR": str(phase.root), "CLUSTERSMOKE_NODE_RANK": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", STARTER, str(tmp_path / "program.py"), "killed", "LOCAL_RANK"],
+        env={**os.environ, **own, "LOCAL_RANK": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-9, b"", b"")
+    log = phase.rank_logs(1) / "attempt_0" / "1" / "stdout.log"
+    assert json.loads(log.read_text()) == {"LOCAL_RANK": "1"}
