@@ -20,6 +20,7 @@ MARKER_KEYS = (
     "small",
     "timeout_s",
     "launcher",
+    "after",
     "needs",
 )
 # What starts the ranks on the nodes: node/launchers.py.
@@ -61,6 +62,7 @@ class Marked:
     small: Mapping[str, Any] = field(default_factory=dict)  # arguments that train in seconds
     needs: Needs = Needs()
     launcher: LauncherName = TORCHRUN
+    after: str = ""  # the phase whose job must have passed before
 
     @property
     def size_mark(self) -> str:
@@ -168,6 +170,11 @@ def read_marker(
         text = f"launcher={launcher!r} of phase {name!r} is not valid"
         expected, hint = f"one of {', '.join(names)}", near(str(launcher), names)
         problems.append(Problem(text, where, expected, hint))
+    after = kwargs.get("after", "")
+    if not isinstance(after, str) or (after and not NAME.fullmatch(after)):
+        problems.append(
+            Problem(f"after={after!r} of phase {name!r} is not valid", where, "a phase's name")
+        )
     for key in ("nodes", "gpus_per_node", "timeout_s"):
         value = kwargs.get(key, 1)
         kinds = (int, float) if key == "timeout_s" else (int,)
@@ -198,5 +205,6 @@ def read_marker(
         dict(kwargs.get("small", {})),
         Needs(**kwargs.get("needs", {})),
         launcher,
+        after,
     )
     return marked, problems

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,22 @@ SET_KEYS = (
     "gpus_per_node",
     "timeout_s",
     "launcher",
+    "after",
     "proof",
     "args.X",
     "slurm.X",
     "env.X",
     "stage_limits_s.X",
+)
+# Keys of a phase with one value.
+SIMPLE_KEYS = (
+    "nodes",
+    "gpus_per_node",
+    "timeout_s",
+    "launcher",
+    "after",
+    "proof",
+    "proof_steps",
 )
 COMMAND_LINE = "--cluster-set"
 # Time for a job to take dumps, end its ranks and write its results, with a margin.
@@ -81,6 +92,7 @@ class Phase:
     stage_limits_s: Mapping[str, Sourced] = field(default_factory=dict)
     small: Mapping[str, Sourced] = field(default_factory=dict)  # arguments that train in seconds
     launcher: Sourced = Sourced(TORCHRUN, DEFAULT)
+    after: Sourced = Sourced("", DEFAULT)  # the phase whose job must have passed before
     proof: Sourced = Sourced("sampled", DEFAULT)
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
     writes_gib: float = 0.0  # its checkpoint
@@ -191,13 +203,14 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
         gpus_per_node=Sourced(marked.gpus_per_node, marked.where),
         timeout_s=Sourced(marked.timeout_s, marked.where),
         launcher=Sourced(marked.launcher, marked.where),
+        after=Sourced(marked.after, marked.where if marked.after else DEFAULT),
         args={**args, **small} if profile.sizes == "small" else args,
         small=small,
         writes_gib=0.0 if profile.sizes == "small" else marked.needs.writes_gib,
         slurm=_with_sources(profile, ("slurm",), profile.slurm),
         stage_limits_s=_with_sources(profile, ("stage_limits_s",), dict(profile.stage_limits_s)),
     )
-    for key in ("nodes", "gpus_per_node", "timeout_s", "launcher", "proof", "proof_steps"):
+    for key in SIMPLE_KEYS:
         value = getattr(chosen, key)
         if value is not None:
             phase = _replace_value(phase, key, Sourced(value, profile.where(*here, key)))
@@ -322,6 +335,26 @@ def check_sizes(phase: Phase, profile: Profile) -> list[Problem]:
                 f"at most {most} (`hardware.nodes` of {profile.name})",
             )
         )
+    return problems
+
+
+def check_order(phases: Iterable[Phase], names: Collection[str]) -> list[Problem]:
+    """Find phases that could never start: after one that is in none of the known `names`, or after
+    themselves, by whatever way."""
+    by_name = {phase.name: phase for phase in phases}
+    problems = []
+    for phase in by_name.values():
+        order = [phase.name]
+        while (before := by_name.get(order[-1])) and before.after.value not in ("", *order):
+            order.append(before.after.value)
+        if phase.after.value and phase.after.value not in names:
+            what = f"phase `{phase.name}` runs after `{phase.after.value}`, which no test defines"
+            hint = near(phase.after.value, names)
+            problems.append(Problem(what, phase.after.source, "the name of a phase", hint))
+        elif before and before.after.value == phase.name:
+            what = f"phase `{phase.name}` would run after itself: {' after '.join(order)}"
+            what += f" after {phase.name}"
+            problems.append(Problem(what, phase.after.source, "an order that has a first phase"))
     return problems
 
 

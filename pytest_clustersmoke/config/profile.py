@@ -174,6 +174,9 @@ class PhaseSettings(f.Section):
     launcher: LauncherName | None = Field(
         default=None, description="what starts the ranks on the nodes; torchrun by default"
     )
+    after: f.PhaseName | Literal[""] | None = Field(
+        default=None, description="the phase whose job must pass before this one starts"
+    )
     proof: Literal["sampled", "twin"] | None = Field(
         default=None,
         description="what is proven of the training: some steps (`sampled`), or also all again "

@@ -58,6 +58,17 @@ JUDGES = (
 )
 
 
+# How a phase ended, after its name.
+ENDED = {
+    "failed": "failed",
+    "cluster_failed": "failed with its cluster",
+    "never_ran": "never ran",
+    "preempted": "was preempted",
+    "cancelled": "was cancelled",
+    "lost": "was lost",
+}
+
+
 def explain_refusal(refusal: Refused, script: Path) -> Finding:
     """The finding for a job that the scheduler refused."""
     fix = "read the scheduler's message; account, partition, QOS and limits are set in cluster.yaml"
@@ -71,6 +82,17 @@ def explain_refusal(refusal: Refused, script: Path) -> Finding:
         f"sbatch refused the job: {refusal}",
         fix,
         evidence=(Evidence(str(script), 1, str(refusal)[:MAX_TEXT]),),
+    )
+
+
+def explain_order(before: str, judgement: Judgement) -> Finding:
+    """The finding for a phase that never ran because the one `before` it did not pass."""
+    ended = ENDED.get(judgement.outcome, judgement.outcome)
+    name = "never-ran"
+    return Finding(
+        f"job-{name}",
+        f"{before} {ended}, and this phase runs only after it has passed",
+        f"see what {before} found; or choose this phase without it (`-k`), and it does not wait",
     )
 
 

@@ -49,6 +49,8 @@ UNKNOWN = {
 ENDS = {"rank_killed", "rank_crashed", "rank_bus_error"}
 # What the victims of a hang log.
 WAITED = {"gloo_timeout", "store_timeout", "torch_watchdog_timeout"}
+# A launcher whose ranks have started had met the others; it loses them as they end.
+MET = {"rdzv_timeout"}
 # A phase of a thousand ranks may fail on every rank; the first ones are enough to explain it.
 MAX_EXPLAINED, MAX_FILES = 8, 64
 MAX_LOG_BYTES = 128 * 2**20
@@ -125,6 +127,7 @@ def _cause(finding: Finding, evidence: FailureEvidence) -> tuple[Finding | None,
     unknown: Finding | None = None
     ends = ENDS if "exitcode" in finding.detail else set()
     ends = ends | WAITED if finding.id == "hang" else ends
+    ends = ends | MET if any(rank.start for rank in evidence.result.ranks) else ends
     for tier in (_search_exceptions, _search_stderr, _search_node_logs):
         search = SignatureSearch(known)
         tier(search, finding, evidence)

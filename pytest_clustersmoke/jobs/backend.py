@@ -35,13 +35,15 @@ class Backend(Protocol):
     """Where jobs run. All calls except `cancel` come from one thread.
 
     `ranks_at_once`: how many ranks can run at the same time without thrashing; None if the
-    scheduler takes care of that.
+    scheduler takes care of that. `chains`: whether a job can wait in the queue for another.
     """
 
     ranks_at_once: int | None
+    chains: bool
 
-    def submit(self, phase: Phase, directory: PhaseDir) -> str:
-        """Start the job whose spec is in `directory`; return its id. Raises Refused."""
+    def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
+        """Start the job whose spec is in `directory`, if this backend `chains` only once the job
+        `after` has succeeded; return its id. Raises Refused."""
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         """The states of these jobs, from one query. A job is missing if the scheduler did not

@@ -64,6 +64,7 @@ class WatchedJob:
     directory: PhaseDir
     nodes: int
     submitted_at: float
+    after: str = ""  # the phase that it waits for in the queue
     state: JobState | None = None
     running: bool = False
     ended_at: float | None = None

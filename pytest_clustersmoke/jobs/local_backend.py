@@ -56,6 +56,8 @@ class _Job:
 class LocalBackend:
     """Runs jobs on virtual nodes of this machine."""
 
+    chains = False
+
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         self._profile = profile
         self._environ = clean_environ(environ)
@@ -64,7 +66,7 @@ class LocalBackend:
         # One phase always runs; another only if every rank has its own GPU or core.
         self.ranks_at_once: int | None = len(self._gpus) or count_cores()
 
-    def submit(self, phase: Phase, directory: PhaseDir) -> str:
+    def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
         count = phase.nodes.value
         write_atomically(directory.batch_script, self.script(phase, directory))
         job = _Job([], directory, phase.world_size, time.time(), self._free_gpus())

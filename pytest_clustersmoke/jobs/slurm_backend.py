@@ -21,13 +21,18 @@ class SlurmBackend:
     """Submits jobs with sbatch; one squeue and one scancel serve all jobs."""
 
     ranks_at_once: int | None = None
+    chains = True
 
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         self._profile = profile
         self._client = SlurmClient(environ)
 
-    def submit(self, phase: Phase, directory: PhaseDir) -> str:
+    def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
         executor = self._executor(phase, directory)
+        if after:
+            # Without the second option the job would stay in the queue if the other one failed.
+            order = {"dependency": f"afterok:{after}", "kill_on_invalid_dep": "yes"}
+            executor.parameters["additional_parameters"] |= order
         job = executor.submit(run_node, str(directory.spec))
         return str(job.job_id)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ..config.marker import Marked, read_size_mark
-from ..config.phase import Phase, explain_absence, find_undefined, resolve_all
+from ..config.phase import Phase, check_order, explain_absence, find_undefined, resolve_all
 from ..config.profile import Profile
 from ..report.acknowledgements import Acknowledgements
 from ..text import Problem, UsageProblems
@@ -82,6 +82,12 @@ class PhaseCollection:
         """All problems of the phases of the selected items. A mistake in the marker of another
         phase is only a remark."""
         phases, mistakes = self.phases_of(phase_classes(items)), self.find_mistakes(items)
+        selected = {phase.name for phase in phases}
+        self.absences += [
+            f"{phase.name} does not wait for {phase.after.value}, which is not selected"
+            for phase in phases
+            if phase.after.value not in ("", *selected)
+        ]
         others = dict.fromkeys(chain.from_iterable(self._mistakes.values()))
         self.absences += [
             f"{problem} (not selected, so not refused)"
@@ -102,9 +108,18 @@ class PhaseCollection:
         names = ["", *(phase.name for phase in phases)]
         criteria = {name: cls.criteria_names for cls, name in self.names.items()}
         return [
+            *check_order(phases, self._known_names()),
             *(problem for name in names for problem in self._setting_problems.get(name, ())),
             *self.acknowledgements.misnamed_entries(criteria, names),
         ]
+
+    def _known_names(self) -> set[str]:
+        """The names that a phase may run after. If only a part of the tests is collected, another
+        part may define those that markers name."""
+        names = {*self.profile.phases, *(marked.name for marked in self.markers)}
+        if not is_whole(self.config):
+            names |= {marked.after for marked in self.markers}
+        return names
 
     def scheduler_environ(self) -> tuple[Mapping[str, str], list[Problem]]:
         """The environment for the scheduler's commands, with SLURM_CONF for a lab profile, and the

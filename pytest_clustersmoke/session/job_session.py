@@ -191,13 +191,32 @@ class Session:
         return directory
 
     def _submit_ready(self, poller: Poller) -> None:
-        while self._waiting and not self._stop.is_set() and self._has_room(self._waiting[0]):
-            self._submit(self._waiting.pop(0))
+        while not self._stop.is_set() and (phase := self._next_phase()):
+            self._waiting.remove(phase)
+            self._submit(phase)
             poller.poll_soon()
+
+    def _next_phase(self) -> Phase | None:
+        """The first phase that may be submitted now. One whose turn it is waits for room, and those
+        behind it wait with it; but a job that waits in the queue for another needs no room."""
+        has_turn = True
+        for phase in self._waiting:
+            before = phase.after.value if phase.after.value in self.phases else ""
+            if before in self._watched and self._backend.chains:
+                return phase
+            if before and before not in self.outcomes:
+                continue
+            if before and self.outcomes[before].outcome != "passed":
+                return phase
+            if has_turn and self._has_room(phase):
+                return phase
+            has_turn = False
+        return None
 
     def _has_room(self, phase: Phase) -> bool:
         """Whether another job may start: local jobs share the cores or GPUs of this machine."""
-        if len(self._watched) >= self.profile.limits.max_jobs:
+        started = [job for job in self._watched.values() if job.after not in self._watched]
+        if len(started) >= self.profile.limits.max_jobs:
             return False
         capacity = self._backend.ranks_at_once
         if capacity is None or not self._watched:
@@ -206,13 +225,19 @@ class Session:
         return busy + phase.world_size <= capacity
 
     def _submit(self, phase: Phase) -> None:
+        before = self._watched.get(phase.after.value)
+        judged = self.outcomes.get(phase.after.value)
+        if judged is not None and judged.outcome != "passed":
+            self._write_spec(phase)
+            self._give_up(phase.name)
+            return
         directory = self._write_spec(phase)
         create_phase(directory, phase.nodes.value)
         self._journal.write("intent", phase=phase.name, **self._fault_mark(phase.name))
         self._submitted_wall[phase.name] = time.time()
         self._submitting = phase
         try:
-            job_id = self._backend.submit(phase, directory)
+            job_id = self._backend.submit(phase, directory, before.job_id if before else "")
         except Refused as refusal:
             self._submitting = None
             self._journal.write("refused", phase=phase.name, words=str(refusal))
@@ -221,7 +246,12 @@ class Session:
             self._finish(phase.name, judgement, None, "", [finding])
             return
         watched = WatchedJob(
-            phase.name, job_id, directory, int(phase.nodes.value), time.monotonic()
+            phase.name,
+            job_id,
+            directory,
+            int(phase.nodes.value),
+            time.monotonic(),
+            before.phase if before else "",
         )
         self._watched[phase.name] = watched  # first, so that any later error cancels the job
         self._submitting = None
@@ -231,6 +261,8 @@ class Session:
 
     def _check_jobs(self) -> None:
         for job in list(self._watched.values()):
+            if job.after and not self._may_start(job):
+                continue
             if job.is_over():
                 self._settle(job)
                 continue
@@ -243,6 +275,29 @@ class Session:
                 self._settle(job)
             else:
                 self.board.update(job)
+
+    def _may_start(self, job: WatchedJob) -> bool:
+        """Whether the phase that this job waits for in the queue has passed. If it ended in another
+        way, the job never runs: Slurm cancels it, perhaps before the other phase is judged."""
+        judged = self.outcomes.get(job.after)
+        if judged is None:
+            self.board.update(job)
+        elif judged.outcome == "passed":
+            job.after, job.submitted_at = "", time.monotonic()  # the queue's limit counts from now
+            return True
+        else:
+            self._backend.cancel([job.job_id])
+            self._give_up(job.phase, job)
+        return False
+
+    def _give_up(self, name: str, job: WatchedJob | None = None) -> None:
+        """Finish a phase that must not run, because the one before it did not pass."""
+        before = self.phases[name].after.value
+        finding = diagnose.explain_order(before, self.outcomes[before])
+        judgement = Judgement("never_ran", finding.cause)
+        self._finish(
+            name, judgement, job.state if job else None, job.job_id if job else "", [finding]
+        )
 
     def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
         pending = job.state is not None and job.state.kind in ("pending", "held")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..config.phase import DEFAULT, Phase, Sourced
+from ..config.phase import DEFAULT, SIMPLE_KEYS, Phase, Sourced
 from ..config.profile import Profile
 from ..evidence.run_directory import MAX_RERUNS, PhaseDir, RunDir
 from ..jobs.backend import make_backend, make_spec
@@ -80,7 +80,7 @@ def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> I
 
 def _source_lines(phase: Phase) -> Iterator[str]:
     rows: list[tuple[str, Any, str]] = [("script", phase.script, phase.where)]
-    for name in ("nodes", "gpus_per_node", "timeout_s", "launcher", "proof", "proof_steps"):
+    for name in SIMPLE_KEYS:
         setting: Sourced = getattr(phase, name)
         if setting.source == DEFAULT:  # many phases prove no step
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ import pytest
 
 from pytest_clustersmoke.config import sbatch_options
 from pytest_clustersmoke.config.marker import Needs, read_marker, size_mark
-from pytest_clustersmoke.config.phase import Sourced, check_sizes, explain_absence, parse_setting
+from pytest_clustersmoke.config.phase import (
+    Sourced,
+    check_order,
+    check_sizes,
+    explain_absence,
+    parse_setting,
+)
 from tests.support.evidence import make_phase, make_profile
 
 
@@ -250,3 +257,25 @@ def test_phase_ends_before_its_job(tmp_path: Path) -> None:
     profile = make_profile(tmp_path, backend="slurm", phases={"small": {"slurm": {"time": 30}}})
     phase = make_phase(profile, timeout_s=3600.0)
     assert phase.timeout_s.value == 1740 and "slurm.time" in phase.timeout_s.source
+
+
+def test_order_of_phases_has_a_first_one(tmp_path: Path) -> None:
+    """A phase that would run after itself could never start, and is refused with its place."""
+    profile = make_profile(tmp_path)
+    order = {"a": "c", "b": "a", "c": "b", "d": "a", "e": "gone"}
+    phases = [
+        make_phase(profile, "small", after=before, where=f"t.py:{line}")
+        for line, before in enumerate(order.values(), start=1)
+    ]
+    phases = [replace(phase, name=name) for name, phase in zip(order, phases, strict=True)]
+    text = "\n".join(str(problem) for problem in check_order(phases, {*order, "gone"}))
+    assert "t.py:1: phase `a` would run after itself: a after c after b after a" in text
+    assert "t.py:2" in text and "t.py:3" in text and "t.py:4" not in text and "t.py:5" not in text
+
+
+def test_unknown_phase_in_an_order_is_named(tmp_path: Path) -> None:
+    """With a near match."""
+    phase = make_phase(make_profile(tmp_path), after="mlp_1gp")
+    (problem,) = check_order([phase], {"small", "mlp_1gpu"})
+    assert "runs after `mlp_1gp`, which no test defines" in str(problem)
+    assert "did you mean `mlp_1gpu`?" in str(problem)

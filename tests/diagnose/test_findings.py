@@ -257,6 +257,23 @@ def test_cause_of_another_rank_explains_nothing(tmp_path: Path) -> None:
     assert "signature" not in diagnosed(evidence)[0].detail
 
 
+@pytest.mark.parametrize("started", [True, False])
+def test_rendezvous_that_ends_with_its_ranks_explains_nothing(
+    tmp_path: Path, started: bool
+) -> None:
+    """torchrun's own store is gone once node 0's ranks have ended; but before any rank has started,
+    it is the cause."""
+    evidence = Evidence(tmp_path, 1, 1).node(0, ok=False, reason="torchrun", why="x")
+    if started:
+        evidence.started().rank(0, error())
+    evidence.dir.launcher_log(0).write_text(
+        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the "
+        "C10d store has failed. See inner exception for details.\n"
+    )
+    finding = diagnosed(evidence)[0]
+    assert finding.detail.get("signature") == (None if started else "rdzv_timeout")
+
+
 def test_consequence_explains_nothing(tmp_path: Path) -> None:
     """A lost peer is not a cause, and an unknown exception is not reported twice."""
     evidence = Evidence(tmp_path, 1, 1).started().rank(0, error())

@@ -13,8 +13,10 @@ from pytest_clustersmoke.jobs.backend import Refused
 class FakeBackend:
     """Jobs are pending until a test changes their state."""
 
-    def __init__(self, ranks_at_once: int | None = None) -> None:
+    def __init__(self, ranks_at_once: int | None = None, chains: bool = False) -> None:
         self.ranks_at_once = ranks_at_once
+        self.chains = chains
+        self.orders: dict[str, str] = {}  # phase -> the job that its job was submitted after
         self.calls: list[tuple[str, ...]] = []
         self.jobs: dict[str, JobState] = {}
         self.directories: dict[str, PhaseDir] = {}
@@ -23,8 +25,9 @@ class FakeBackend:
         self.broken: Exception | None = None
         self.on_cancel = JobState("ended", "CANCELLED")
 
-    def submit(self, phase: Phase, directory: PhaseDir) -> str:
+    def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
         self.calls.append(("submit", phase.name))
+        self.orders[phase.name] = after
         if phase.name in self.refusals:
             raise Refused(self.refusals[phase.name])
         self.directories[phase.name] = directory

@@ -15,8 +15,9 @@ import pytest
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.lab import Lab
+from tests.faults.table.model import SMALL
 from tests.faults.watched_phase import WatchedPhase
-from tests.support.harness import IDLE, Outcome, Suite
+from tests.support.harness import IDLE, PROGRAMS, Outcome, Suite
 from tests.support.labs import running_lab
 from tests.support.waiting import wait_for
 
@@ -48,6 +49,29 @@ def test_refused_job_never_ran_and_the_others_go_on(lab_suite: Suite) -> None:
     criteria = outcome.phase("good")["criteria"].values()
     assert {criterion["result"] for criterion in criteria} == {"passed"}
     assert [event["phase"] for event in outcome.events("submitted")] == ["good"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_second_rung_waits_in_the_queue_for_the_first(fails: bool, lab_suite: Suite) -> None:
+    """If the first fails, Slurm never starts the second, and the run does not wait for it."""
+    program = PROGRAMS / "ends.py" if fails else IDLE
+    args = {**SMALL, "how": "exits-3", "at_rank": 0, "when": "step"} if fails else {"seconds": 1}
+    lab_suite.phase("first", script=program, args=args)
+    lab_suite.phase("second", script=IDLE, args={"seconds": 1}, after="first")
+    outcome = lab_suite.run_apart("--cluster-set", "second.slurm.time=5")
+    first, second = (outcome.phase(name) for name in ("first", "second"))
+    script = outcome.evidence("second").directory.batch_script.read_text()
+    assert f"#SBATCH --dependency=afterok:{first['job_id']}" in script
+    if not fails:
+        assert outcome.ret == 0, outcome.output
+        assert second["started"] >= first["ended"]
+        return
+    assert outcome.ret == 1, outcome.output
+    assert (first["outcome"], second["outcome"]) == ("failed", "never_ran")
+    assert second["reason"] == "first failed, and this phase runs only after it has passed"
+    assert ended_state(lab_suite, second["job_id"]) == "CANCELLED"
+    ended = {event["phase"]: event["time"] for event in outcome.events("ended")}
+    assert ended["second"] - ended["first"] < SEEN_WITHIN_S
 
 
 def test_failing_setup_line_is_named(lab_suite: Suite) -> None:

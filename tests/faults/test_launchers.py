@@ -31,7 +31,8 @@ def under(launcher: str, fault: Fault) -> Fault:
     """The same fault under this launcher."""
     changed = replace(fault, settings={**fault.settings, "launcher": launcher})
     if launcher in ON_TWO_NODES and fault.nodes == 1:
-        return replace(changed, nodes=2, ranks_per_node=1)
+        words = tuple(word.replace("rank 1 (local0)", "rank 1 (local1)") for word in fault.words)
+        return replace(changed, nodes=2, ranks_per_node=1, words=words)
     return changed
 
 

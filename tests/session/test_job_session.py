@@ -49,10 +49,17 @@ class Run:
         self.backend = FakeBackend()
         self.sessions: list[Session] = []
 
-    def start(self, *names: str, gpus: int = 1, nodes: int = 1, **keys: Any) -> Session:
+    def start(
+        self, *names: str, gpus: int = 1, nodes: int = 1, after: Any = (), **keys: Any
+    ) -> Session:
+        """Start phases of these names; `after`: phase -> the one that it runs after."""
         keys.setdefault("limits", {"poll_s": 0.05})
         profile = make_profile(self.folder, phases=dict.fromkeys(names), **keys)
-        phases = [make_phase(profile, name, gpus_per_node=gpus, nodes=nodes) for name in names]
+        order = dict(after)
+        phases = [
+            make_phase(profile, name, gpus_per_node=gpus, nodes=nodes, after=order.get(name, ""))
+            for name in names
+        ]
         root = self.folder / "run1"
         root.mkdir()
         self.run = RunDir(root)
@@ -76,6 +83,13 @@ class Run:
             writer.close()
             times = {"started": time.time() - 5, "ended": time.time(), "torchrun_s": 4.0}
             write_json(directory.node_result(node), {"ok": True, "node": f"n{node}", **times})
+
+    def fails(self, name: str) -> None:
+        """Write the files of a job whose node fails."""
+        directory = self.run.phase(name)
+        directory.claim(0).touch()
+        failure = {"ok": False, "node": "n0", "reason": "node", "why": "it is broken"}
+        write_json(directory.node_result(0), failure)
 
     def result(self, name: str) -> dict[str, Any]:
         return read_json(self.run.phase(name).result) or {}
@@ -115,9 +129,9 @@ def test_intent_is_journalled_before_submission(run: Run) -> None:
     events_at_submission: list[Any] = []
     submit = run.backend.submit
 
-    def submit_and_note(phase: Phase, directory: PhaseDir) -> str:
+    def submit_and_note(phase: Phase, directory: PhaseDir, after: str = "") -> str:
         events_at_submission.append(run.events())
-        return submit(phase, directory)
+        return submit(phase, directory, after)
 
     run.backend.submit = submit_and_note  # type: ignore[method-assign]
     session = run.start("a")
@@ -148,6 +162,61 @@ def test_local_phases_wait_until_their_ranks_fit(run: Run) -> None:
     run.run.phase("a").rank_events(1).write_bytes(run.run.phase("a").rank_events(0).read_bytes())
     session.wait("a", ignore)
     until(lambda: run.submitted() == ["a", "b"])
+
+
+def test_phase_starts_once_the_one_before_it_has_passed(run: Run) -> None:
+    """A phase that waits does not keep those behind it from starting."""
+    session = run.start("second", "first", "other", after={"second": "first"})
+    until(lambda: len(run.backend.named("states")) > 3)
+    assert run.submitted() == ["first", "other"]
+    run.passes("first")
+    until(lambda: run.submitted() == ["first", "other", "second"])
+    assert run.backend.orders["second"] == ""
+    run.passes("second")
+    session.wait("second", ignore)
+    assert session.outcomes["second"].outcome == "passed"
+
+
+@pytest.mark.parametrize("chains", [True, False])
+def test_phase_after_a_failed_one_never_runs(run: Run, chains: bool) -> None:
+    """Nor does the phase after that. Each says which one did not pass."""
+    run.backend.chains = chains
+    session = run.start("a", "b", "c", after={"b": "a", "c": "b"})
+    until(lambda: len(run.submitted()) == (3 if chains else 1))
+    if chains:  # Slurm may cancel it before this run has judged the other phase
+        run.backend.jobs["b"] = JobState("ended", "CANCELLED")
+        until(lambda: len(run.backend.named("states")) > 3)
+        assert "b" not in session.outcomes
+    run.fails("a")
+    for name in ("b", "c"):
+        session.wait(name, ignore)
+        assert session.outcomes[name].outcome == "never_ran"
+    assert run.result("b")["reason"] == "a failed, and this phase runs only after it has passed"
+    assert run.result("c")["reason"] == "b never ran, and this phase runs only after it has passed"
+    assert [finding["id"] for finding in run.result("b")["findings"]] == ["job-never-ran"]
+    assert run.submitted() == (["a", "b", "c"] if chains else ["a"])
+
+
+def test_job_that_waits_in_the_queue_for_another_needs_no_room(run: Run) -> None:
+    """It is submitted at once, after the other's job, and the limits count from when it may run."""
+    run.backend.chains = True
+    limits = {"max_jobs": 1, "queue_wait_s": 0.3, "poll_s": 0.05}
+    session = run.start("a", "b", "c", after={"b": "a"}, limits=limits)
+    until(lambda: run.submitted() == ["a", "b"])
+    run.backend.jobs["a"] = JobState("running", "RUNNING")
+    until(lambda: len(run.backend.named("states")) > 30)
+    assert run.submitted() == ["a", "b"] and run.backend.orders["b"] == "a"
+    assert session.outcomes == {}
+    run.passes("a")
+    session.wait("b", ignore)
+    assert "did not start within 0.3 s" in run.result("b")["reason"]
+    until(lambda: run.submitted() == ["a", "b", "c"])
+
+
+def test_order_counts_only_among_the_phases_of_the_run(run: Run) -> None:
+    """A phase after one that was not selected starts at once."""
+    run.start("b", after={"b": "a"})
+    until(lambda: run.submitted() == ["b"])
 
 
 def test_refused_phase_is_a_finding_and_the_others_continue(run: Run) -> None:
@@ -276,7 +345,7 @@ def test_unanswered_submission_is_cancelled_by_name(
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
     called, answer = threading.Event(), threading.Event()
 
-    def slow(phase: Phase, directory: PhaseDir) -> str:
+    def slow(phase: Phase, directory: PhaseDir, after: str) -> str:
         called.set()
         answer.wait(WITHIN_S)
         return "a"
