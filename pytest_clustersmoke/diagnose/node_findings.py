@@ -35,7 +35,10 @@ NODE_REASONS = {
     "stalled": ("hang", "read the stacks in dumps/ of the run directory"),
     "timeout": ("time-limit", "raise the phase's timeout_s, or find out what was slow"),
     "rank_ended_early": ("rank-left-early", "find out why the program left its Rank early"),
-    "torchrun": ("torchrun-failed", "read the node's launcher.log and its ranks' stderr"),
+    "torchrun": (
+        "torchrun-failed",
+        "read the launcher's output (launcher.log of the node) and its ranks' stderr",
+    ),
     "node": ("node-failed", "look at that node"),
     "launcher": ("launcher-failed", "read the node's log in the run directory"),
 }

@@ -143,7 +143,7 @@ def _exits_of_success(result: PhaseResult) -> dict[int, RankExit]:
         code = parse_int(node.result.get("returncode"))
         if node.reason == "rank_ended_early" and code == 0:
             path = str(result.directory.node_result(node.node_rank))
-            success = RankExit(0, Evidence(path, 1, "torchrun ended with status 0"))
+            success = RankExit(0, Evidence(path, 1, "the launcher ended with status 0"))
             exits |= {
                 rank.rank: success for rank in result.ranks if rank.node_rank == node.node_rank
             }

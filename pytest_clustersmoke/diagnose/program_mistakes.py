@@ -132,7 +132,7 @@ def find_wrong_world(evidence: FailureEvidence) -> list[Finding]:
             "world-size-mismatch",
             f"{plural(len(starts), 'process', 'processes')} started as rank {first.get('rank')} of "
             f"{first.get('world_size')}; expected {result.world_size} ranks that know each other "
-            f"(WORLD_SIZE={result.world_size}), as torchrun set them",
+            f"(WORLD_SIZE={result.world_size}), as the launcher set them",
             "find what changes RANK or WORLD_SIZE in the program, or what starts it again without "
             "them (`python` in place of torchrun, in a wrapper or a subprocess)",
             evidence=tuple(shown for shown, _ in starts[:2]),

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 
+from ..config.marker import TORCHRUN
 from ..text import sanitize_line
 from .phase_result import PhaseResult
 
@@ -32,7 +33,7 @@ VERSIONS = (
 # Versions that can change a measurement; history compares runs in which these are equal.
 COMPARED = ("driver", "cuda", "nccl", "torch", "deepspeed")
 # Keys of a shape other than the program's arguments.
-SHAPE = ("nodes", "ranks_per_node", "env", "sbatch")
+SHAPE = ("nodes", "ranks_per_node", "launcher", "env", "sbatch")
 # Options of sbatch that say when and for whom a job runs, not what it measures.
 QUEUEING = {
     *("account", "qos", "priority", "nice", "wckey", "comment", "mail_type", "mail_user"),
@@ -83,6 +84,8 @@ def _describe_shape(result: PhaseResult) -> str:
     that is equal for equal runs."""
     spec = result.spec
     shape = {"nodes": spec["nodes"], "ranks_per_node": spec["ranks_per_node"]}
+    launcher = spec.get("launcher", TORCHRUN)
+    shape |= {"launcher": launcher} if launcher != TORCHRUN else {}  # as in earlier versions
     env = [spec.get("env_set") or {}, sorted(spec.get("env_unset") or [])]
     sbatch = {
         name: value

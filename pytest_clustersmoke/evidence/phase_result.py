@@ -24,6 +24,7 @@ from .nccl.log_reader import NodeLogs, read_nodes
 from .run_directory import PhaseDir, job_name, read_json, refresh_directories
 from .scheduler_record import SchedulerRecord, read_scheduler_record
 from .telemetry import (
+    Events,
     parse_finite,
     parse_int,
     parse_numbers,
@@ -264,18 +265,21 @@ def collect_phase(
         job=read_json(directory.result) or {},
         nodes=nodes,
         ranks=tuple(
-            _read_rank(directory, rank, job_name(spec), _find_launch(rank, launches, spec))
-            for rank in range(len(nodes) * per_node)
+            _read_rank(directory, rank, spec, launches) for rank in range(len(nodes) * per_node)
         ),
     )
     return add_scheduler_record(result)
 
 
-def _find_launch(rank: int, launches: Sequence[Launch], spec: Mapping[str, Any]) -> Launch:
-    """The launch that started this rank."""
+def _find_launch(
+    rank: int, events: Events, launches: Sequence[Launch], spec: Mapping[str, Any]
+) -> Launch:
+    """The launch that started this rank: that of its node, or the one whose word it has."""
+    by_number = launches[rank // int(spec["ranks_per_node"])]
     if numbers_by_node(spec):
-        return launches[rank // int(spec["ranks_per_node"])]
-    return next((launch for launch in launches if rank in launch.processes), Launch())
+        return by_number
+    words = {parse_text(start.get("nonce")) for start in events.named("start")}
+    return next((launch for launch in launches if launch.nonce in words), by_number)
 
 
 def with_bounds(
@@ -299,11 +303,16 @@ def _make_past_runs(directory: PhaseDir, profile: Profile, report_dir: Path) -> 
     return PastRuns(profile.name, report_dir, fails, math.inf if begun is None else begun)
 
 
-def _read_rank(directory: PhaseDir, rank: int, job: str, launch: Launch) -> RankResult:
+def _read_rank(
+    directory: PhaseDir, rank: int, spec: Mapping[str, Any], launches: Sequence[Launch]
+) -> RankResult:
     """A rank and its own events; events of another job, or of a process that its node did not
     start, are ignored."""
     events = read_events(directory.rank_events(rank), all_marks=False)
-    return RankResult(rank, keep_own_events(events, job, rank, launch) if job else events)
+    if job := job_name(spec):
+        launch = _find_launch(rank, events, launches, spec)
+        events = keep_own_events(events, job, rank, launch)
+    return RankResult(rank, events)
 
 
 def _read_node(directory: PhaseDir, node_rank: int, result: Mapping[str, Any] | None) -> NodeResult:

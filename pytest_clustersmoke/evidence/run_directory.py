@@ -16,7 +16,7 @@
         nodes/<node>/                facts.json, meeting.json (its checks of the other nodes),
                                      events.jsonl, result.json, launcher.log, logs/,
                                      dumped (its ranks' dumps are complete); accelerate.yaml,
-                                     environment.json (for srun, while it starts the ranks)
+                                     environment.json (until srun has started the ranks)
         ranks/<rank>.jsonl           the rank's own events
         ranks/<rank>.process.json    its process, and how it ended, if srun started it
         dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that hung
@@ -37,7 +37,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..text import Problem, UsageProblems
 
@@ -93,6 +93,8 @@ def job_name(spec: Mapping[str, Any]) -> str:
 @dataclass(frozen=True)
 class PhaseDir:
     """The paths of one phase's job."""
+
+    ENVIRONMENT: ClassVar = "environment.json"
 
     root: Path
 
@@ -182,7 +184,7 @@ class PhaseDir:
 
     def node_environment(self, node_rank: int | str) -> Path:
         """The environment of the node's ranks, for tasks that node 0 starts there."""
-        return self.node(node_rank) / "environment.json"
+        return self.node(node_rank) / self.ENVIRONMENT
 
     def dumped(self, node_rank: int) -> Path:
         return self.node(node_rank) / "dumped"

@@ -44,10 +44,11 @@ MAX_MESSAGES = 256
 
 def read_messages(directory: PhaseDir) -> tuple[SlurmMessage, ...]:
     """Slurm's messages in the logs of the job's shell and launchers, in order: once a node is back
-    in service, nothing else says that it failed."""
+    in service, nothing else says that it failed. About a step of the ranks, srun reports to node
+    0's launcher log."""
     messages = (
         SlurmMessage(*message, str(path), number, line[:MAX_TEXT])
-        for path in list_job_logs(directory)
+        for path in (*list_job_logs(directory), directory.launcher_log(0))
         for number, line in read_head(path, MAX_LINES)
         if (message := parse_message(line))
     )

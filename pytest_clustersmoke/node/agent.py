@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import psutil
@@ -20,6 +20,8 @@ READ_S = 0.25  # between two looks for the ends of tasks, in a directory that ma
 
 class Agent(Protocol):
     """What starts this node's ranks, from its start to its end."""
+
+    spans_nodes: bool  # whether ranks of other nodes end with it
 
     @property
     def pid(self) -> int | None:
@@ -35,8 +37,9 @@ class Agent(Protocol):
     def wait(self, timeout: float) -> object:
         """Wait for its end. Raises subprocess.TimeoutExpired."""
 
-    def hold(self) -> None:
-        """Keep it from ending the other ranks once one has ended, until `release`."""
+    def hold(self, ranks: Collection[int]) -> None:
+        """Keep it from ending the other ranks once one has ended, until `release`. `ranks` are the
+        pids of known ranks."""
 
     def release(self) -> None:
         """Let it go on."""
@@ -53,6 +56,8 @@ class Agent(Protocol):
 
 class LauncherProcess:
     """The launcher's process on this node; its ranks are descendants."""
+
+    spans_nodes = False
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -72,12 +77,12 @@ class LauncherProcess:
     def wait(self, timeout: float) -> object:
         return self._process.wait(timeout)
 
-    def hold(self) -> None:
-        # DeepSpeed's launcher is two processes.
-        self._held, _ = _split(self.pid)
-        for process in self._held:
+    def hold(self, ranks: Collection[int]) -> None:
+        # The first at once: it may be about to end them. DeepSpeed's has two more below it.
+        for process in _walk(self.pid, ranks):
             with contextlib.suppress(psutil.Error):
                 process.suspend()
+                self._held.append(process)
 
     def release(self) -> None:
         for process in self._held:
@@ -86,7 +91,10 @@ class LauncherProcess:
         self._held = []
 
     def ranks(self) -> dict[int, psutil.Process]:
-        return _split(self.pid)[1]
+        found: dict[int, psutil.Process] = {}
+        for _ in _walk(self.pid, (), found):
+            pass
+        return found
 
     def processes(self) -> set[psutil.Process]:
         return set()
@@ -101,6 +109,7 @@ class StepTasks:
 
     def __init__(self, job: NodeJob, srun: subprocess.Popen[bytes] | None) -> None:
         self._job, self._srun = job, srun
+        self.spans_nodes = srun is not None
         self._returncode: int | None = None
         self._read_at = 0.0
 
@@ -110,23 +119,33 @@ class StepTasks:
 
     @property
     def returncode(self) -> int | None:
-        return self._srun.returncode if self._srun else self._returncode
+        return self._returncode
 
     def poll(self) -> int | None:
-        """On node 0 srun's end; elsewhere that of all tasks here."""
-        if self._srun is not None:
-            return self._srun.poll()
-        if time.monotonic() >= self._read_at:
+        """The end of srun, or of all tasks here; or the first of them that failed, since srun waits
+        for the others."""
+        if self._returncode is None and self._srun is not None:
+            self._returncode = self._srun.poll()
+        if self._returncode is None and time.monotonic() >= self._read_at:
             self._read_at = time.monotonic() + READ_S
-            codes = [record.get("code") for record in self._records().values()]
-            if len(codes) == self._job.local_ranks and all(type(code) is int for code in codes):
-                self._returncode = next((code for code in codes if code), 0)
+            self._read_ends()
         return self._returncode
+
+    def _read_ends(self) -> None:
+        records = self._records()
+        codes = [code for record in records.values() if type(code := record.get("code")) is int]
+        if len(records) == self._job.local_ranks:  # each has read it, and it may hold a token
+            with contextlib.suppress(OSError):
+                self._job.dir.node_environment(self._job.node_rank).unlink(missing_ok=True)
+        if any(codes):
+            self._returncode = next(filter(None, codes))
+        elif self._srun is None and len(codes) == self._job.local_ranks:
+            self._returncode = 0
 
     def wait(self, timeout: float) -> object:
         return self._srun.wait(timeout) if self._srun else None
 
-    def hold(self) -> None:
+    def hold(self, ranks: Collection[int]) -> None:
         """srun is asked to leave the other tasks alone."""
 
     def release(self) -> None:
@@ -147,6 +166,8 @@ class StepTasks:
         """Rank -> the process that its record names, if it runs and is of this job."""
         found = {}
         for rank, record in self._records().items():
+            if "code" in record:  # the rank has ended, and its task is about to
+                continue
             named = record.get(key), record.get(f"{key}_started")
             match named:
                 case int(pid), float(started):
@@ -188,20 +209,21 @@ def _is_of_this_job(process: psutil.Process) -> bool:
     return job is not None and job == os.environ.get("SLURM_JOB_ID")
 
 
-def _split(pid: int) -> tuple[list[psutil.Process], dict[int, psutil.Process]]:
-    """The running processes below this one, itself included: those of the launcher, and the ranks.
-    A rank has its number in its environment, and a launcher has none; what a rank started belongs
-    to the rank."""
-    launchers: list[psutil.Process] = []
-    ranks: dict[int, psutil.Process] = {}
+def _walk(
+    pid: int, known: Collection[int], ranks: dict[int, psutil.Process] | None = None
+) -> Iterator[psutil.Process]:
+    """The running processes of a launcher, from this one down. A rank has its number in its
+    environment, and a launcher has none; what a rank started belongs to the rank. `ranks` takes
+    those that were met; the pids in `known` are of ranks in any case, since a program may overwrite
+    its environment."""
     left = [process] if (process := process_tree.find_process(pid)) else []
     while left:
-        process = left.pop()
+        process = left.pop(0)
         with contextlib.suppress(psutil.Error):
             number = process.environ().get("RANK", "")
-            if number.isdecimal():
+            if number.isdecimal() and ranks is not None:
                 ranks[int(number)] = process
+            if number.isdecimal() or process.pid in known:
                 continue
-            launchers.append(process)
+            yield process
             left += [child for child in process.children() if process_tree.is_running(child)]
-    return launchers, ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from .rendezvous import Endpoint
 # directory can hold a stale lock, on which a compile waits forever. NCCL_DEBUG_SUBSYS can hide the
 # connections that criteria judge. The fault that ranks stage comes only from the job's spec.
 FAULT, NONCE = "CLUSTERSMOKE_FAULT", "CLUSTERSMOKE_NONCE"
+KEPT = "CLUSTERSMOKE_KEPT"
 NEVER_INHERITED = ("TORCH_EXTENSIONS_DIR", "NCCL_DEBUG_SUBSYS", FAULT)
 # Levels of NCCL_DEBUG that show the transports; NCCL accepts them in upper or lower case.
 TRANSPORT_LEVELS = ("INFO", "TRACE")
@@ -86,6 +88,20 @@ def rank_environment(job: NodeJob, endpoint: Endpoint) -> dict[str, str]:
     if job.spec.get("nccl_hostid"):
         env["NCCL_HOSTID"] = f"{job.spec['run_id']}-{job.node_rank}"
     return env
+
+
+def keep_variables(env: Mapping[str, str], *names: str) -> dict[str, str]:
+    """A variable that carries the values of others past a launcher that changes them."""
+    return {KEPT: json.dumps({name: env.get(name) for name in names})}
+
+
+def restore_variables() -> None:
+    """Give this process the values that `keep_variables` kept."""
+    for name, value in json.loads(os.environ.pop(KEPT, "{}")).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def number_rank(

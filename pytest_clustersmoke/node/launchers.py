@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ..config.marker import TORCHRUN, LauncherName
 from ..evidence.run_directory import PhaseDir, write_atomically, write_json
-from .launch_environment import number_rank
+from .launch_environment import keep_variables, number_rank
 from .node_job import NodeJob
 from .rendezvous import Endpoint
 
@@ -41,6 +41,7 @@ class NodeLaunch:
     address: str
     port: str
     own_address: str  # this node's, where node 0 is at `address`
+    is_host: str  # 1 on node 0, otherwise 0
 
     @property
     def nodes(self) -> int:
@@ -114,7 +115,8 @@ class TorchrunC10d(Torchrun):
             *("--rdzv-backend", "c10d"),
             *("--rdzv-endpoint", f"{launch.address}:{launch.port}"),
             *("--rdzv-id", str(launch.spec["run_id"])),
-            *("--rdzv-conf", f"join_timeout={limit_s}"),
+            # By itself torchrun looks for node 0's address among those of its host's name.
+            *("--rdzv-conf", f"is_host={launch.is_host},join_timeout={limit_s}"),
             *("--local-addr", launch.own_address),
         ]
 
@@ -129,9 +131,8 @@ class Accelerate:
 
     def arguments(self, launch: NodeLaunch) -> list[str]:
         config = launch.directory.accelerate_config(launch.node_rank)
-        threads = os.environ.get("OMP_NUM_THREADS", "1")  # it sets this for the ranks
         return [
-            *("--config_file", str(config), "--num_cpu_threads_per_process", threads),
+            *("--config_file", str(config), "--monitor_interval", str(MONITOR_INTERVAL_S)),
             *("--module", STARTER, *launch.program),
         ]
 
@@ -140,7 +141,7 @@ class Accelerate:
             launch.directory.accelerate_config(launch.node_rank),
             "".join(f"{name}: {value}\n" for name, value in self.configuration(launch).items()),
         )
-        return env
+        return env | keep_variables(env, "OMP_NUM_THREADS")  # it counts threads by itself
 
     def configuration(self, launch: NodeLaunch) -> dict[str, str | int]:
         """The keys of accelerate's configuration file. Only with a type of several processes does
@@ -166,26 +167,22 @@ class DeepSpeed:
     shown = "deepspeed"
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "deepspeed.launcher.runner"]
+        guard = [sys.executable, "-m", STARTER, "--guard"]
+        return [*guard, sys.executable, "-m", "deepspeed.launcher.runner"]
 
     def arguments(self, launch: NodeLaunch) -> list[str]:
         return [
-            *self._devices(launch),
-            *("--master_port", launch.port),
+            *("--num_gpus", str(launch.ranks_per_node), "--master_port", launch.port),
+            *("--hostfile", os.devnull),  # not /job/hostfile, whose hosts it would reach over SSH
             *("--no_local_rank", "--module", STARTER),
             *launch.program,
         ]
 
-    def _devices(self, launch: NodeLaunch) -> list[str]:
-        """With --num_gpus it would take the machine's first GPUs, whichever are this node's."""
-        own = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if launch.spec["device"] != "cpu" and all(number.isdecimal() for number in own):
-            return ["--include", f"localhost:{','.join(own[: launch.ranks_per_node])}"]
-        return ["--num_gpus", str(launch.ranks_per_node)]
-
     def prepare(self, launch: NodeLaunch, env: dict[str, str]) -> dict[str, str]:
-        count = str(launch.ranks_per_node)
-        return {**env, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": "0"}  # it sets neither
+        # It sets neither of the two, and gives the ranks the machine's first GPUs, whichever are
+        # this node's.
+        own = {"LOCAL_WORLD_SIZE": str(launch.ranks_per_node), "GROUP_RANK": "0"}
+        return {**env, **own, **keep_variables(env, "CUDA_VISIBLE_DEVICES")}
 
 
 class PlainTask:
@@ -212,17 +209,14 @@ class SrunStep:
         return ["srun"]
 
     def arguments(self, launch: NodeLaunch) -> list[str]:
-        own = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE", "1")
-        cpus = int(own) // launch.ranks_per_node if own.isdecimal() else 1
         return [
             "--overlap",
             f"--nodes={launch.nodes}",
             f"--ntasks={launch.nodes * launch.ranks_per_node}",
             f"--ntasks-per-node={launch.ranks_per_node}",
             "--distribution=block",
-            f"--cpus-per-task={max(cpus, 1)}",
-            *(["--overcommit"] if cpus < 1 else []),
-            "--cpu-bind=none",
+            # The ranks share all CPUs of the job: a number for each would leave the rest out.
+            *("--overcommit", "--cpu-bind=none"),
             "--mpi=none",  # the ranks meet at MASTER_ADDR, and no plug-in has to start
             "--input=none",
             # The nodes' watch ends the others, once their dumps are taken.
@@ -257,13 +251,14 @@ def find_launcher(spec: Mapping[str, Any]) -> Launcher:
 
 def launch_of(job: NodeJob, endpoint: Endpoint) -> NodeLaunch:
     where = (str(job.node_rank), endpoint.address, str(endpoint.port))
-    return NodeLaunch(job.spec, job.dir, *where, _address_towards(endpoint.address))
+    is_host = str(int(job.node_rank == 0))
+    return NodeLaunch(job.spec, job.dir, *where, _address_towards(endpoint.address), is_host)
 
 
 def describe(spec: Mapping[str, Any], directory: PhaseDir) -> str:
     """The readable command line of a phase's launcher, with shell variables for values known only
     on the node."""
-    names = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_ADDR")
+    names = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_ADDR", "IS_HOST")
     launcher = find_launcher(spec)
     # shlex does not quote `@`, but it would quote `$`.
     words = launcher.arguments(NodeLaunch(spec, directory, *(f"@{name}@" for name in names)))

@@ -145,9 +145,9 @@ def _run_launcher(job: NodeJob, events: EventWriter) -> dict[str, Any]:
         "rendezvous", address=endpoint.address, port=endpoint.port, one_host=endpoint.one_host
     )
     launcher, launch = launchers.find_launcher(spec), launchers.launch_of(job, endpoint)
-    env = launcher.prepare(launch, launch_environment.rank_environment(job, endpoint))
-    command = [*launcher.command(), *launcher.arguments(launch)]
     try:
+        env = launcher.prepare(launch, launch_environment.rank_environment(job, endpoint))
+        command = [*launcher.command(), *launcher.arguments(launch)]
         return supervisor.supervise_ranks(job, command, env, events)
     finally:
         # It may hold a token, and only the ranks' start needs it.

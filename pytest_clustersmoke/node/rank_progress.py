@@ -225,6 +225,14 @@ class RankWatch:
     def close(self) -> None:
         self._exit_poll.close()
 
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the numbers of this node's ranks are known."""
+        return self._numbered
+
+    def live_pids(self) -> set[int]:
+        return {pid for _, pid, _ in self.live()}
+
     def has_dead_rank(self) -> bool:
         """Whether the process of a rank without `done` has ended."""
         return any(rank.exited_at and not rank.done for rank in self._ranks)
@@ -259,20 +267,24 @@ class RankWatch:
         live = {rank for rank, _, _ in self.live()} | set(ended_by_us)
         ends = [rank.exited_at for rank in self._ranks if rank.exited_at and not rank.done]
         first = min(ends, default=0.0)
-        return [
-            {
-                "rank": rank.rank,
-                "alive": rank.rank in live
-                or (bool(rank.pid) and not rank.done and rank.exited_at != first),
-                "started": bool(rank.pid),
-                "done": rank.done,
-                "failed": rank.error is not None,
-                "exit_code": rank.exit_code,
-                "stage": rank.stage,
-                "step": rank.step,
-            }
-            for rank in self._ranks
-        ]
+        return (
+            []
+            if not self._numbered
+            else [
+                {
+                    "rank": rank.rank,
+                    "alive": rank.rank in live
+                    or (bool(rank.pid) and not rank.done and rank.exited_at != first),
+                    "started": bool(rank.pid),
+                    "done": rank.done,
+                    "failed": rank.error is not None,
+                    "exit_code": rank.exit_code,
+                    "stage": rank.stage,
+                    "step": rank.step,
+                }
+                for rank in self._ranks
+            ]
+        )
 
     def unfinished(self) -> list[int]:
         return [rank.rank for rank in self._ranks if not rank.done]

@@ -2,10 +2,11 @@
 
     python -m pytest_clustersmoke.node.rank_starter SCRIPT [ARGUMENT...]
     python -m pytest_clustersmoke.node.rank_starter --step PHASE_DIR
+    python -m pytest_clustersmoke.node.rank_starter --guard LAUNCHER [ARGUMENT...]
 
 The first form becomes the rank: the launcher has set its variables. The second is a task of a step
-that srun started. It numbers the rank, and stays to write down how the rank ended, which no other
-process on its node is told.
+that srun started. It numbers the rank, and stays to record how the rank ended, which its node
+cannot see. The third ends what a launcher leaves behind.
 """
 
 from __future__ import annotations
@@ -19,27 +20,61 @@ from pathlib import Path
 
 from ..evidence.process_start import start_s
 from ..evidence.run_directory import PhaseDir, read_json, write_json
+from . import process_tree
 from .abort_flag import visible
-from .launch_environment import number_rank
-from .process_tree import end_with_parent
+from .launch_environment import number_rank, restore_variables
 
 # The nodes are ready at the same time, but a shared directory may show a file later.
 ENVIRONMENT_S = 60.0
 POLL_S = 0.05
+GRACE_S = 1.0  # from TERM to KILL
 
 
 def main(argv: list[str]) -> None:
-    if argv[:1] == ["--step"]:
-        sys.exit(run_task(PhaseDir(Path(argv[1]))))
+    match argv:
+        case ["--step", folder]:
+            sys.exit(run_task(PhaseDir(Path(folder))))
+        case ["--guard", *command]:
+            sys.exit(run_guarded(command))
     directory = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
     node_rank, local_rank = os.environ["CLUSTERSMOKE_NODE_RANK"], os.environ.get("LOCAL_RANK", "0")
     for descriptor, path in enumerate(_logs(directory, node_rank, local_rank), start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+    restore_variables()
     os.execv(sys.executable, [sys.executable, "-u", *argv])
+
+
+def run_guarded(command: list[str]) -> int:
+    """Run a launcher that leaves its processes behind when it is ended: they end with this one."""
+    process_tree.adopt_orphans()
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        process_tree.end(process_tree.descendants(), GRACE_S)
+
+    signal.signal(signal.SIGTERM, end)
+    return _shell_status(subprocess.Popen(command, preexec_fn=process_tree.end_with_parent).wait())
 
 
 def run_task(directory: PhaseDir) -> int:
     """Run this task's rank to its end; returns the exit status as a shell would."""
+    path = directory.rank_process(int(os.environ["SLURM_PROCID"]))
+    record: dict[str, object] = {"task_pid": os.getpid(), "task_pid_started": start_s(os.getpid())}
+    code = 1
+    try:
+        process = _start_rank(directory)
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        record |= {"pid": process.pid, "pid_started": start_s(process.pid)}
+        write_json(path, record)
+        code = process.wait()
+    finally:
+        # With its last task a node ends what is left of them, and srun must not see that as theirs.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        write_json(path, {**record, "code": code})
+    return _shell_status(code)
+
+
+def _start_rank(directory: PhaseDir) -> subprocess.Popen[bytes]:
     node_rank, local_rank = int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_LOCALID"])
     env, spec = _wait_for_environment(directory, node_rank), read_json(directory.spec) or {}
     # The numbers of this step, not those of the node's own task.
@@ -47,21 +82,17 @@ def run_task(directory: PhaseDir) -> int:
     env |= number_rank(spec, node_rank, local_rank, env["MASTER_ADDR"], env["MASTER_PORT"])
     stdout, stderr = _logs(directory, str(node_rank), str(local_rank))
     with stdout.open("ab") as output, stderr.open("ab") as errors:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-u", spec["script"], *spec["argv"]],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
-            preexec_fn=end_with_parent,
+            preexec_fn=process_tree.end_with_parent,
         )
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    record = {"pid": process.pid, "pid_started": start_s(process.pid)}
-    record |= {"task_pid": os.getpid(), "task_pid_started": start_s(os.getpid())}
-    path = directory.rank_process(int(env["RANK"]))
-    write_json(path, record)
-    code = process.wait()
-    write_json(path, {**record, "code": code})
+
+
+def _shell_status(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 

@@ -27,6 +27,8 @@ from .rank_progress import RankWatch, Trouble
 from .suspension import SuspensionClock
 
 TICK_S = 0.1
+# How messages name a launcher, if not by the key's value.
+PROGRAMS = {"none": "the program", "torchrun-c10d": "torchrun", "srun": "srun's step"}
 FLAG_POLL_S = 0.5  # so every node sees the flag within a second, with little load on a shared disk
 # From TERM to KILL. If the launcher still runs, the phase is cut short: its dumps are already
 # taken, and a controller that cancels does not wait much longer. Processes that outlived the
@@ -56,12 +58,14 @@ def supervise_ranks(
             events.write("trouble", **{key: result[key] for key in result if key != "ok"})
             if result["reason"] != "aborted":
                 raise_abort(job, result["reason"], result["why"], result["rank"])
-            with _held(agent):
+            with _held(agent, watch):
                 taken = node_dumps.take(job, watch, agent.ranks())
                 job.dir.dumped(job.node_rank).touch()
             events.write("dumped", **taken)
             watch.read()
             events.write("ranks", states=watch.states(ended_by_us=taken["aborted"]))
+            if agent.spans_nodes:  # with it, the other nodes' ranks end as well
+                _await_other_dumps(job, float(job.spec["dump_wait_s"]))
     finally:
         _end(agent, watch, others)
         watch.close()
@@ -93,7 +97,10 @@ def _watch(job: NodeJob, agent: Agent, watch: RankWatch) -> Trouble | None:
         if held != watch.has_dead_rank():
             # Before the launcher sees the exit and ends the other ranks, whose dumps are not taken.
             held = not held
-            (agent.hold if held else agent.release)()
+            if held:
+                agent.hold(watch.live_pids())
+            else:
+                agent.release()
         if trouble is not None:
             return trouble
         if returncode is not None and not watch.has_dead_rank():
@@ -114,9 +121,15 @@ def _judge_node(
     if trouble is not None:
         return {"ok": False, **trouble.as_fields()}
     unfinished = watch.unfinished()
-    program = {"none": "the program", "torchrun-c10d": "torchrun"}.get(name, name)
+    program = PROGRAMS.get(name, name)
     if agent.returncode == 0 and not unfinished:
         return {"ok": True}
+    if agent.returncode == 0 and not watch.is_numbered:
+        why = f"{program} ended with status 0, and its ranks were never seen"
+        return {"ok": False, "reason": "rank_ended_early", "why": why, "rank": None}
+    if agent.returncode == 0 and watch.live():
+        why = f"{program} ended with status 0 while its ranks still ran"
+        return {"ok": False, "reason": "torchrun", "why": why, "rank": None}
     if agent.returncode == 0:
         why = f"{program} ended with status 0, but rank {unfinished[0]} never reported `done`"
         return {"ok": False, "reason": "rank_ended_early", "why": why, "rank": unfinished[0]}
@@ -125,9 +138,9 @@ def _judge_node(
 
 
 @contextlib.contextmanager
-def _held(agent: Agent) -> Iterator[None]:
+def _held(agent: Agent, watch: RankWatch) -> Iterator[None]:
     """Stop the launcher while the dumps are taken: it would end the ranks once one has failed."""
-    agent.hold()
+    agent.hold(watch.live_pids())
     try:
         yield
     finally:

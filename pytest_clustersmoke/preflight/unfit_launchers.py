@@ -63,6 +63,14 @@ def _check_launcher(phase: Phase, profile: Profile) -> Iterator[Problem]:
             "a cluster with Slurm, whose `srun` starts the ranks",
             "use `torchrun` here",
         )
+    container = [name for name in phase.slurm if name.startswith("container")]
+    if launcher.value == "srun" and (len(_split(profile.python or "")) > 1 or container):
+        yield Problem(
+            f"{what}, and its job runs in a container ({', '.join(container) or '`python`'})",
+            where,
+            "a job outside of containers, where `srun` can start a step of the job",
+            "use `torchrun`, which starts the ranks inside the container",
+        )
     if launcher.value == "deepspeed" and nodes > 1:
         yield Problem(
             f"{what} and {nodes} nodes, and that launcher reaches other nodes over SSH",

@@ -57,6 +57,7 @@ def _is_evidence(name: Path) -> bool:
     return (
         not SKIPPED.intersection(name.parts[:-1])
         and name.suffix != ".pkl"
+        and name.name != PhaseDir.ENVIRONMENT  # it may hold tokens
         and not name.name.startswith(".")
     )
 

@@ -18,9 +18,10 @@ from pytest_clustersmoke.node.process_tree import started_at
 from tests.support.launched import make_job
 from tests.support.waiting import wait_for
 
-# As DeepSpeed's: a process that starts another, which starts the ranks; a rank has a child.
+# As DeepSpeed's: a process that starts another, which starts the ranks; a rank has a child, and
+# another has overwritten its environment.
 LAUNCHER = """
-bash -c 'RANK=4 bash -c "sleep 600 & wait" & RANK=5 sleep 600 & wait' & wait
+bash -c 'RANK=4 bash -c "sleep 600 & wait" & RANK=5 sleep 600 & sleep 601 & wait' & wait
 """
 
 
@@ -29,7 +30,7 @@ def launched(tmp_path: Path) -> Iterator[Agent]:
     agent = start_agent(make_job(tmp_path), ["bash", "-c", LAUNCHER], os.environ)
     assert agent.pid is not None
     tree = psutil.Process(agent.pid)
-    wait_for("both ranks and the child of one", lambda: len(tree.children(recursive=True)) == 4)
+    wait_for("both ranks and the child of one", lambda: len(tree.children(recursive=True)) == 5)
     yield agent
     for process in [*tree.children(recursive=True), tree]:
         process.kill()
@@ -50,9 +51,10 @@ def test_only_the_launcher_is_held(launched: Agent) -> None:
     assert launched.pid is not None
     top = psutil.Process(launched.pid)
     (inner,) = top.children()
-    launched.hold()
+    (bare,) = [child for child in inner.children() if "601" in child.cmdline()]
+    launched.hold([bare.pid])
     wait_for("the launcher to stop", lambda: is_stopped(top) and is_stopped(inner))
-    assert not any(is_stopped(rank) for rank in launched.ranks().values())
+    assert not any(is_stopped(rank) for rank in [*launched.ranks().values(), bare])
     launched.release()
     wait_for("the launcher to go on", lambda: not is_stopped(top) and not is_stopped(inner))
 
@@ -91,6 +93,33 @@ def test_node_of_a_step_ends_with_its_tasks(step: NodeJob) -> None:
     assert (agent.exit_code(2, 1, 0.5), agent.exit_code(3, 1, 0.5)) == (0, -9)
 
 
+def test_failed_task_ends_its_node_at_once(step: NodeJob) -> None:
+    """srun waits for the other tasks; the ranks that would wait for this one are no reason to."""
+    zero = make_job(step.dir.root / "zero", nodes=2, ranks_per_node=2, launcher="srun")
+    for job, rank in ((step, 3), (zero, 1)):
+        words = ["sleep", "600"] if job is zero else []
+        srun = subprocess.Popen(words) if words else None
+        agent = StepTasks(job, srun)
+        assert agent.poll() is None
+        write_json(job.dir.rank_process(rank), {"task_pid": 1, "code": 7})
+        assert wait_for("the node's end", agent.poll) == agent.returncode == 7
+        if srun is not None:
+            srun.kill()
+            srun.wait()
+
+
+def test_environment_is_deleted_once_all_tasks_have_read_it(step: NodeJob) -> None:
+    """It may hold a token."""
+    agent, path = StepTasks(step, None), step.dir.node_environment(1)
+    write_json(path, {"HF_TOKEN": "secret"})
+    write_json(step.dir.rank_process(2), {"task_pid": 1})
+    agent._read_ends()
+    assert path.exists()
+    write_json(step.dir.rank_process(3), {"task_pid": 1})
+    agent._read_ends()
+    assert not path.exists()
+
+
 @pytest.mark.parametrize(("job", "found"), [("6", []), ("7", [2])])
 def test_task_of_another_job_is_not_ended(
     step: NodeJob, monkeypatch: pytest.MonkeyPatch, job: str, found: list[int]
@@ -104,6 +133,8 @@ def test_task_of_another_job_is_not_ended(
         agent = StepTasks(step, None)
         assert sorted(agent.ranks()) == found
         assert {process.pid for process in agent.processes()} == ({pid} if found else set())
+        write_json(step.dir.rank_process(2), {**record, "code": 0})  # about to end by itself
+        assert agent.processes() == set()
         task.kill()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pytest_clustersmoke.node.launch_environment import KEPT, restore_variables
 from pytest_clustersmoke.node.launchers import LAUNCHERS, NodeLaunch, describe, launch_of
 from pytest_clustersmoke.node.rendezvous import Endpoint
 from tests.support.launched import SPEC, make_job
@@ -32,6 +33,7 @@ def test_dry_run_shows_the_line_of_each_launcher(tmp_path: Path) -> None:
     assert all(" train.py --steps 8" in line for name, line in lines.items() if name != "srun")
     assert "--node-rank $NODE_RANK --master-addr $MASTER_ADDR" in lines["torchrun"]
     assert "--rdzv-endpoint $MASTER_ADDR:$MASTER_PORT" in lines["torchrun-c10d"]
+    assert "is_host=$IS_HOST" in lines["torchrun-c10d"]
     assert "--node-rank" not in lines["torchrun-c10d"]
     assert lines["accelerate"].startswith("accelerate launch --config_file ")
     assert lines["deepspeed"].startswith("deepspeed --num_gpus 2 --master_port $MASTER_PORT ")
@@ -49,7 +51,7 @@ def test_one_node_needs_no_address(tmp_path: Path) -> None:
 def test_accelerate_gets_a_configuration_of_this_node(tmp_path: Path) -> None:
     """All ranks are counted, and the type is one of several processes, also on CPU."""
     launch = make_launch(tmp_path)
-    assert LAUNCHERS["accelerate"].prepare(launch, {"A": "1"}) == {"A": "1"}
+    assert LAUNCHERS["accelerate"].prepare(launch, {"A": "1"})["A"] == "1"
     written = yaml.safe_load(launch.directory.accelerate_config(1).read_text())
     assert written["distributed_type"] == "MULTI_GPU"
     assert (written["num_machines"], written["num_processes"], written["machine_rank"]) == (2, 4, 1)
@@ -81,35 +83,23 @@ def test_accelerate_starts_one_process_without_a_configuration(
     assert sorted(line for line in done.stdout.splitlines() if "RANK" in line) == expected
 
 
-@pytest.mark.parametrize(
-    ("visible", "device", "words"),
-    [
-        ("2,3", "cuda", ["--include", "localhost:2,3"]),
-        ("0,1,2,3", "auto", ["--include", "localhost:0,1"]),
-        ("2,3", "cpu", ["--num_gpus", "2"]),
-        ("", "cuda", ["--num_gpus", "2"]),
-        ("GPU-8a5c,GPU-91f0", "cuda", ["--num_gpus", "2"]),
-    ],
-)
-def test_deepspeed_takes_the_gpus_of_its_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, device: str, words: list[str]
+def test_ranks_keep_what_a_launcher_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several virtual nodes share a machine, and each has GPUs of its own."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    launch = make_launch(tmp_path, 0, nodes=1, device=device)
-    assert LAUNCHERS["deepspeed"].arguments(launch)[:2] == words
-
-
-@pytest.mark.parametrize(("cpus", "shown"), [("8", {"4"}), ("1", {"1"}), ("", {"1"})])
-def test_step_has_the_cpus_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: str, shown: set[str]
-) -> None:
-    """They are divided among the ranks; where they are fewer than the ranks, ranks share them."""
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", cpus)
-    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
-    words = LAUNCHERS["srun"].arguments(make_launch(tmp_path, 0))
-    assert {w.partition("=")[2] for w in words if w.startswith("--cpus-per-task")} == shown
-    assert ("--overcommit" in words) is (cpus != "8")
+    """DeepSpeed gives them the machine's first GPUs, and accelerate counts threads by itself."""
+    launch = make_launch(tmp_path, 0, nodes=1)
+    for launcher, name, own in (
+        (LAUNCHERS["deepspeed"], "CUDA_VISIBLE_DEVICES", "GPU-8a5c,GPU-91f0"),
+        (LAUNCHERS["accelerate"], "OMP_NUM_THREADS", "8"),
+    ):
+        env = launcher.prepare(launch, {name: own})
+        monkeypatch.setattr("os.environ", {**env, name: "0,1"})
+        restore_variables()
+        assert os.environ[name] == own and KEPT not in os.environ
+    env = LAUNCHERS["deepspeed"].prepare(launch, {})
+    monkeypatch.setattr("os.environ", {**env, "CUDA_VISIBLE_DEVICES": "0,1"})
+    restore_variables()
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
 def test_step_is_not_sized_by_the_step_that_starts_it(tmp_path: Path) -> None:

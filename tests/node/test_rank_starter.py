@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.harness import ROOT
 from tests.support.launched import make_job
 from tests.support.waiting import wait_for
 
+END_WITH_PARENT = "from pytest_clustersmoke.node.process_tree import end_with_parent as end"
 SHOWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "SLURM_PROCID")
 PROGRAM = """
 import json, os, signal, sys, time
@@ -98,8 +100,29 @@ def test_task_without_its_node_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(rank_starter, "ENVIRONMENT_S", 0.1)
     monkeypatch.setenv("SLURM_NODEID", "1")
     monkeypatch.setenv("SLURM_LOCALID", "0")
+    monkeypatch.setenv("SLURM_PROCID", "2")
     with pytest.raises(SystemExit, match=r"environment\.json, which node 1 of the job writes"):
         rank_starter.run_task(phase)
+
+    record = read_json(phase.rank_process(2))
+    assert record is not None and record["code"] == 1  # so that the node ends now
+
+
+@pytest.mark.parametrize("how", ["terminated", "orphaned"])
+def test_guard_ends_what_a_launcher_leaves_behind(
+    tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]], how: str
+) -> None:
+    """Also if the node's own process was killed, and cannot end anything any more."""
+    marker, running = leftovers
+    launcher = f"bash -c 'setsid sleep 600 & echo up > {tmp_path}/up; wait' & wait"
+    guard = [sys.executable, "-m", STARTER, "--guard", "bash", "-c", launcher]
+    node = f"import subprocess, sys; {END_WITH_PARENT}; subprocess.run({guard!r}, preexec_fn=end)"
+    command = guard if how == "terminated" else [sys.executable, "-c", node]
+    process = subprocess.Popen(command, env={**os.environ, marker: "1"}, cwd=ROOT)
+    wait_for("the launcher's processes", (tmp_path / "up").exists)
+    process.send_signal(signal.SIGTERM if how == "terminated" else signal.SIGKILL)
+    process.wait(60)
+    wait_for("the end of all of them", lambda: running() == [])
 
 
 def test_starter_becomes_the_rank(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Launchers that need SSH."""
+"""Launchers that cannot start a phase's ranks, and those that need SSH."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,40 @@ def test_launchers_that_need_ssh_are_refused(tmp_path: Path) -> None:
     assert found_problems[1].where == profile.where("setup", 1)
     assert "hostfile=/h" in found_problems[2].what and "launcher=pdsh" in found_problems[3].what
     assert found_problems[4].where == f"{script}:3" and "srun" in found_problems[4].expected
+
+
+@pytest.mark.parametrize(
+    ("launcher", "backend", "marker", "words"),
+    [
+        ("srun", "local", {}, "but the backend of `one` is `local`"),
+        ("srun", "slurm", {}, ""),
+        ("deepspeed", "slurm", {"nodes": 2}, "reaches other nodes over SSH"),
+        ("deepspeed", "local", {"gpus_per_node": 2}, ""),
+        ("none", "local", {"gpus_per_node": 2}, "one process on each node, but 2 GPUs per node"),
+        ("none", "local", {"nodes": 2}, ""),
+        ("accelerate", "local", {"nodes": 2, "gpus_per_node": 2}, ""),
+        ("torchrun-c10d", "slurm", {"nodes": 2}, ""),
+    ],
+)
+def test_launcher_that_cannot_start_the_ranks_is_refused(
+    tmp_path: Path, launcher: Any, backend: str, marker: dict[str, Any], words: str
+) -> None:
+    """With the place where it is written."""
+    profile = make_profile(tmp_path, backend=backend)
+    phase = make_phase(profile, launcher=launcher, **marker)
+    found = [str(problem) for problem in unfit_launchers.find_launchers(profile, [phase])]
+    assert len(found) == bool(words)
+    assert all(words in problem and "test_x.py:1" in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"python": "apptainer exec i.sif python"}, {"slurm": {"container_image": "i"}}]
+)
+def test_step_of_a_containers_job_is_refused(tmp_path: Path, keys: dict[str, Any]) -> None:
+    """srun is not inside, and its tasks would start outside."""
+    profile = make_profile(tmp_path, backend="slurm", **keys)
+    (problem,) = unfit_launchers.find_launchers(profile, [make_phase(profile, launcher="srun")])
+    assert "its job runs in a container" in str(problem)
 
 
 def test_deepspeed_with_hosts_is_refused(tmp_path: Path) -> None:

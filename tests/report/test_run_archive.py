@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.report.run_archive import _is_evidence
 from pytest_clustersmoke.report.terminal import write_summary
 from pytest_clustersmoke.text import sanitize_lines
 from tests.support import records
@@ -40,6 +42,12 @@ def test_report_is_complete(suite: Suite) -> None:
         "phases/small/nodes/0000/launcher.log",
     } <= kept
     assert not [name for name in kept if name.endswith(".pkl") or "output" in name]
+
+
+def test_environment_of_ranks_is_not_copied(tmp_path: Path) -> None:
+    """It may hold tokens; a node that was killed has left it."""
+    assert _is_evidence(Path("nodes/0000/events.jsonl"))
+    assert not _is_evidence(PhaseDir(Path()).node_environment(0))
 
 
 def test_checkpoints_of_passed_phases_are_deleted(suite: Suite) -> None:
