@@ -18,6 +18,10 @@ from ..evidence.telemetry import Events, parse_int, parse_rows
 
 # torch/distributed/elastic/multiprocessing/api.py and errors/__init__.py, 2.2 to 2.13.
 FAILED = re.compile(r"exitcode\s{0,9}: (-?\d{1,5})\)? .{0,60}?\(pid: (\d{1,9})\)")
+# deepspeed/launcher/launch.py, 0.14 to 0.19: how the first rank failed, without its pid.
+FIRST = re.compile(
+    r"\[launch\.py:\d{1,6}:\w{1,40}\].{0,4000}? exits with return code = (-?\d{1,3})"
+)
 CLOSED = re.compile(r"Sending process (\d{1,9}) closing signal SIG")
 # Signals that no other rank causes. abort() is often the reaction to a lost peer, and SIGTERM a
 # request to end.
@@ -98,8 +102,9 @@ class RankExits:
                 for rank in result.ranks
                 if rank.node_rank == node.node_rank and (pid := rank.pid) is not None
             }
-            by_torchrun, closed_here = _read_launcher_log(log, mine)
-            exits = by_torchrun | exits
+            by_launcher, closed_here = _read_launcher_log(log, mine)
+            by_deepspeed = _read_deepspeed_log(log, events.get(node.node_rank))
+            exits = by_launcher | by_deepspeed | exits
             closed |= closed_here
         return cls(
             exits | _read_watch_events(events.values()) | _exits_of_success(result),
@@ -118,6 +123,23 @@ def _read_launcher_log(log: Path, ranks: Mapping[int, int]) -> tuple[dict[int, R
         if match and (rank := ranks.get(int(match[2]))) is not None:
             failed.setdefault(rank, RankExit(int(match[1]), Evidence(str(log), number, line)))
     return {rank: end for rank, end in failed.items() if rank not in closed}, closed
+
+
+def _read_deepspeed_log(log: Path, watched: Events | None) -> dict[int, RankExit]:
+    """How a rank failed that DeepSpeed's launcher reaped before the node's watch saw its end; empty
+    if the watch found more than one such rank, since the log does not say which it was."""
+    states = [
+        state
+        for record in (watched.named("ranks") if watched else ())
+        for state in parse_rows(record.get("states"))
+        if state.get("alive") is False
+    ]
+    if len(states) != 1 or (rank := parse_int(states[0].get("rank"))) is None:
+        return {}
+    for number, line in read_tail(log):
+        if match := FIRST.search(line):
+            return {rank: RankExit(int(match[1]), Evidence(str(log), number, line))}
+    return {}
 
 
 def _read_watch_events(events: Iterable[Events]) -> dict[int, RankExit]:

@@ -140,3 +140,25 @@ def test_ranks_of_a_successful_torchrun_exited_with_0(tmp_path: Path) -> None:
     assert exit_codes(evidence) == {0: 0, 1: 0}
     evidence.node(0, **ended, returncode=False)
     assert exit_codes(evidence) == {}
+
+
+DEEPSPEED = (
+    "[2026-01-15 18:02:33,039] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 1000\n"
+    "[2026-01-15 18:02:33,383] [ERROR] [launch.py:259:sigkill_handler] ['/usr/bin/python', '-u', "
+    "'train.py'] exits with return code = 3\n"
+)
+
+
+@pytest.mark.parametrize(("dead", "named"), [([1], True), ([0, 1], False), ([], False)])
+def test_status_that_deepspeed_logged_is_that_of_the_only_dead_rank(
+    tmp_path: Path, dead: list[int], named: bool
+) -> None:
+    """Its launcher may reap a rank before the node's watch sees the end, and logs no pid."""
+    evidence = Evidence(tmp_path, 1, 2).started().node(0, ok=False, reason="rank_died", why="x")
+    evidence.dir.launcher_log(0).write_text(DEEPSPEED)
+    writer = EventWriter(evidence.dir.node_events(0))
+    states = [{"rank": rank, "alive": rank not in dead} for rank in (0, 1)]
+    writer.write("ranks", states=states)
+    writer.close()
+    exits = FailureEvidence(evidence.result()).exits.by_rank
+    assert {rank: end.code for rank, end in exits.items()} == ({1: 3} if named else {})
