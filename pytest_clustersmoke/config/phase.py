@@ -202,7 +202,7 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
         nodes=Sourced(marked.nodes, marked.where),
         gpus_per_node=Sourced(marked.gpus_per_node, marked.where),
         timeout_s=Sourced(marked.timeout_s, marked.where),
-        launcher=Sourced(marked.launcher, marked.where),
+        launcher=Sourced(marked.launcher, DEFAULT if marked.launcher == TORCHRUN else marked.where),
         after=Sourced(marked.after, marked.where if marked.after else DEFAULT),
         args={**args, **small} if profile.sizes == "small" else args,
         small=small,

@@ -261,11 +261,13 @@ def describe(spec: Mapping[str, Any], directory: PhaseDir) -> str:
     names = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_ADDR", "IS_HOST")
     launcher = find_launcher(spec)
     # shlex does not quote `@`, but it would quote `$`.
-    words = launcher.arguments(NodeLaunch(spec, directory, *(f"@{name}@" for name in names)))
+    node = NodeLaunch(spec, directory, *(f"@{name}@" for name in names))
+    words = launcher.arguments(node)
     line = f"{launcher.shown} {shlex.join(words)}"
     for name in names:
         line = line.replace(f"@{name}@", f"${name}")
-    return line
+    runs = f"\n# each task runs: {shlex.join(node.program)}"
+    return line if node.program[0] in words else line + runs
 
 
 def _address_towards(address: str) -> str:
