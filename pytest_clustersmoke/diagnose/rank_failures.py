@@ -48,6 +48,10 @@ def find_rank_failures(evidence: FailureEvidence) -> list[Finding]:
         [*_deaths(evidence), *_raised(evidence)],
         key=lambda failure: (failure.victim, failure.time),
     )
+    closed = evidence.exits.closed
+    are_ended = all(failure.victim or failure.rank.rank in closed for failure in failures)
+    if failures and are_ended and (silent := _find_silent_nodes(evidence)):
+        return silent
     if failures and all(failure.victim for failure in failures):
         leavers = early_leavers(evidence)
         if leavers:
@@ -128,6 +132,34 @@ def early_leavers(evidence: FailureEvidence) -> list[Finding]:
             ranks=(rank.rank,),
         )
         for rank in left_before(evidence.result, victims)
+    ]
+
+
+def _find_silent_nodes(evidence: FailureEvidence) -> list[Finding]:
+    """The nodes that started and left no result, if torchrun on the others ended their ranks: it
+    does so once it has lost the store on node 0."""
+    result = evidence.result
+    silent = [
+        node
+        for node in result.nodes
+        if not node.result and result.directory.claim(node.node_rank).exists()
+    ]
+    if not silent or not evidence.exits.closed:
+        return []
+    return [
+        Finding(
+            "launcher-failed",
+            f"{node.name} left no result: the process that ran its part of the job is gone, and "
+            "torchrun on the other nodes lost it and ended their ranks",
+            f"find out what ended it on {node.name}: the kernel's log (`dmesg -T`: out of memory?) "
+            "and, under Slurm, the node's slurmd log",
+            primary=not index,
+            evidence=(
+                Evidence(str(result.directory.node_events(node.node_rank)), 1, "its events"),
+            ),
+            hosts=(node.name,),
+        )
+        for index, node in enumerate(silent)
     ]
 
 

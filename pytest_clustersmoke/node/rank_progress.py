@@ -267,24 +267,22 @@ class RankWatch:
         live = {rank for rank, _, _ in self.live()} | set(ended_by_us)
         ends = [rank.exited_at for rank in self._ranks if rank.exited_at and not rank.done]
         first = min(ends, default=0.0)
-        return (
-            []
-            if not self._numbered
-            else [
-                {
-                    "rank": rank.rank,
-                    "alive": rank.rank in live
-                    or (bool(rank.pid) and not rank.done and rank.exited_at != first),
-                    "started": bool(rank.pid),
-                    "done": rank.done,
-                    "failed": rank.error is not None,
-                    "exit_code": rank.exit_code,
-                    "stage": rank.stage,
-                    "step": rank.step,
-                }
-                for rank in self._ranks
-            ]
-        )
+        if not self._numbered:
+            return []
+        return [
+            {
+                "rank": rank.rank,
+                "alive": rank.rank in live
+                or (bool(rank.pid) and not rank.done and rank.exited_at != first),
+                "started": bool(rank.pid),
+                "done": rank.done,
+                "failed": rank.error is not None,
+                "exit_code": rank.exit_code,
+                "stage": rank.stage,
+                "step": rank.step,
+            }
+            for rank in self._ranks
+        ]
 
     def unfinished(self) -> list[int]:
         return [rank.rank for rank in self._ranks if not rank.done]

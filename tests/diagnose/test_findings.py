@@ -85,6 +85,25 @@ def test_echo_comes_after_its_cause(tmp_path: Path) -> None:
     assert first.ranks == (1,) and second.ranks == (0,) and not second.primary
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_node_that_is_gone_is_named_and_not_the_rank_that_torchrun_ended(
+    tmp_path: Path, closed: bool
+) -> None:
+    """With node 0 its c10d store is gone, and torchrun on the other node ends its rank. Without
+    torchrun's line, nobody is known to have ended the rank."""
+    evidence = Evidence(tmp_path, 2, 1).started().node(1, ok=False, reason="rank_died", why="x")
+    evidence.dir.claim(0).touch()
+    writer = EventWriter(evidence.dir.node_events(1))
+    writer.write("ranks", states=[{"rank": 1, "alive": False, "exit_code": -15}])
+    writer.close()
+    line = "W1123 18:40:22.888 7 api.py:1028] Sending process 1001 closing signal SIGTERM\n"
+    evidence.dir.launcher_log(1).write_text(line if closed else "")
+    finding = diagnosed(evidence)[0]
+    assert (finding.id, finding.ranks) == (
+        ("launcher-failed", ()) if closed else ("rank-died", (1,))
+    )
+
+
 def test_rank_that_died_silently(tmp_path: Path) -> None:
     """The dead rank comes before the ranks that lost it."""
     evidence = Evidence(tmp_path, 1, 2).started()

@@ -51,7 +51,8 @@ def kill_on_node(suite: Suite, pid_of: str, node: int) -> tuple[Outcome, PhaseDi
     return outcome, suite.run_dir().phase("idle"), phase.struck
 
 
-@pytest.mark.parametrize("how", [pytest.param("exits-3", marks=pytest.mark.slow), "killed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["exits-3", "killed"])
 def test_rank_that_dies_is_named_and_its_victim_is_not(how: str, torch_suite: Suite) -> None:
     """Both nodes end within 10 s of the death; the finding and the reason name the dead rank."""
     args = {**SMALL, "how": how, "at_rank": 1}
@@ -127,6 +128,7 @@ def test_waiting_node_ends_when_the_other_cannot_start(torch_suite: Suite) -> No
     assert "idle.1" in finding["cause"]
 
 
+@pytest.mark.slow
 def test_hanging_rank_is_found_at_its_stage_limit_and_all_are_dumped(
     torch_suite: Suite,
 ) -> None:

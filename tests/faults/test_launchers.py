@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tests.faults import staged
 from tests.faults.table import LOCAL, Fault
-from tests.support.harness import Suite
+from tests.faults.watched_phase import LONG, WatchedPhase
+from tests.support.harness import IDLE, Outcome, Suite
 
 FAMILIES = ("death", "hang")
 # What `make test` stages; `make test-all` stages both families under each launcher.
-QUICK = ("killed_in_step", "hangs_in_step")
+QUICK = {
+    "killed_in_step": ("accelerate", "none", "srun"),
+    "hangs_in_step": ("torchrun-c10d", "deepspeed", "srun"),
+}
 FAULTS = [
     fault for fault in LOCAL if fault.family in FAMILIES and not fault.replayed and not fault.usage
 ]
@@ -32,7 +39,7 @@ def cases(*launchers: str) -> list[object]:
         pytest.param(
             under(launcher, fault),
             id=f"{launcher}-{fault.name}",
-            marks=[] if fault.name in QUICK else [pytest.mark.slow],
+            marks=[] if launcher in QUICK.get(fault.name, ()) else [pytest.mark.slow],
         )
         for launcher in launchers
         for fault in FAULTS
@@ -78,3 +85,45 @@ def test_task_that_fails_before_its_rank_ends_the_step(lab_suite: Suite) -> None
     assert outcome.phase("fails")["run_s"] < 30
     left = outcome.evidence("fails").directory.root.rglob("environment.json")
     assert list(left) == []
+
+
+def strike(suite: Suite, launcher: str, send: Callable[[int, int], None]) -> Outcome:
+    """Run an idle phase under this launcher, and call `send` with the pids of pytest and of its
+    first node once all ranks train. The suite's fixture looks for processes that are left."""
+    nodes = 1 if launcher == "deepspeed" else 2
+    suite.phase("idle", script=IDLE, nodes=nodes, args=LONG, launcher=launcher)
+    phase = WatchedPhase(suite, "idle", nodes=nodes)
+    with suite.started() as running:
+        phase.wait()
+        send(running.pid, phase.pid("claim", 0))
+        return running.wait(60)
+
+
+def check_end(suite: Suite, launcher: str, how: str) -> None:
+    if how == "interrupted":
+        outcome = strike(suite, launcher, lambda session, _: os.kill(session, signal.SIGINT))
+        assert outcome.ret == pytest.ExitCode.INTERRUPTED, outcome.output
+        assert outcome.phase("idle")["outcome"] == "cancelled"
+        return
+    outcome = strike(suite, launcher, lambda _, node: os.kill(node, signal.SIGKILL))
+    assert outcome.ret == 1, outcome.output
+    finding, nodes = outcome.finding("idle"), outcome.phase("idle")["nodes"]
+    # Without another node that saw it, and under Slurm, the job's end is all that is known.
+    assert finding["id"] in ("launcher-failed", "job-failed"), finding
+    assert nodes[0]["node"] in finding["cause"] and finding["ranks"] == [], finding
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+@pytest.mark.parametrize("launcher", ["torchrun-c10d", "accelerate", "deepspeed", "none"])
+def test_nothing_outlives_the_run_or_its_node(launcher: str, how: str, torch_suite: Suite) -> None:
+    """Ctrl-C, and the death of the process that started the launcher."""
+    check_end(torch_suite, launcher, how)
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_no_task_of_a_step_outlives_the_run_or_its_node(how: str, lab_suite: Suite) -> None:
+    """Also on the node that did not start the step."""
+    check_end(lab_suite, "srun", how)

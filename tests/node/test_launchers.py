@@ -66,7 +66,8 @@ def test_accelerate_starts_one_process_without_a_configuration(
     """With `--cpu --num_processes 2` it starts one, without a rank; with ours, two."""
     pytest.importorskip("accelerate")
     program = tmp_path / "show.py"
-    program.write_text("import os; print('RANK', os.environ.get('RANK'), flush=True)\n")
+    # One write a line: both write to one pipe.
+    program.write_text("import os; os.write(1, f\"RANK {os.environ.get('RANK')}\\n\".encode())\n")
     launch = make_launch(tmp_path / "phase", 0, nodes=1)
     LAUNCHERS["accelerate"].prepare(launch, {})
     ours = ["--config_file", str(launch.directory.accelerate_config(0))]

@@ -268,6 +268,7 @@ def hub_cache(directory: Path, name: str) -> None:
     (refs / "main").write_text(snapshot.name)
 
 
+@pytest.mark.slow
 def test_two_nodes_train_a_model_by_name_in_bf16(tmp_path: Path) -> None:
     """A model by name and a data set by path train on 2 nodes, as on a cluster."""
     hub_cache(tmp_path / "hub", "someone/small")
