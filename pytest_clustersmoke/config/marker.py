@@ -132,6 +132,30 @@ def _check_needs(needs: Any, phase: str, where: str) -> list[Problem]:
     return problems
 
 
+def _check_values(kwargs: Mapping[str, Any], name: Any, where: str) -> list[Problem]:
+    """Check the marker's arguments that have one value, besides its script."""
+    problems = []
+    launcher, names = kwargs.get("launcher", TORCHRUN), get_args(LauncherName)
+    if launcher not in names:
+        text = f"launcher={launcher!r} of phase {name!r} is not valid"
+        expected, hint = f"one of {', '.join(names)}", near(str(launcher), names)
+        problems.append(Problem(text, where, expected, hint))
+    after = kwargs.get("after", "")
+    if not isinstance(after, str) or (after and not NAME.fullmatch(after)):
+        problems.append(
+            Problem(f"after={after!r} of phase {name!r} is not valid", where, "a phase's name")
+        )
+    for key in ("nodes", "gpus_per_node", "timeout_s"):
+        value = kwargs.get(key, 1)
+        kinds = (int, float) if key == "timeout_s" else (int,)
+        if type(value) not in kinds or not math.isfinite(value) or value <= 0:
+            expected = "seconds above 0" if key == "timeout_s" else "a whole number above 0"
+            problems.append(
+                Problem(f"{key}={value!r} of phase {name!r} is not valid", where, expected)
+            )
+    return problems
+
+
 def read_marker(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], file: Path, where: str
 ) -> tuple[Marked | None, list[Problem]]:
@@ -165,24 +189,7 @@ def read_marker(
                 'script="PROGRAM.py", a program that torchrun can run, beside the test file',
             )
         )
-    launcher, names = kwargs.get("launcher", TORCHRUN), get_args(LauncherName)
-    if launcher not in names:
-        text = f"launcher={launcher!r} of phase {name!r} is not valid"
-        expected, hint = f"one of {', '.join(names)}", near(str(launcher), names)
-        problems.append(Problem(text, where, expected, hint))
-    after = kwargs.get("after", "")
-    if not isinstance(after, str) or (after and not NAME.fullmatch(after)):
-        problems.append(
-            Problem(f"after={after!r} of phase {name!r} is not valid", where, "a phase's name")
-        )
-    for key in ("nodes", "gpus_per_node", "timeout_s"):
-        value = kwargs.get(key, 1)
-        kinds = (int, float) if key == "timeout_s" else (int,)
-        if type(value) not in kinds or not math.isfinite(value) or value <= 0:
-            expected = "seconds above 0" if key == "timeout_s" else "a whole number above 0"
-            problems.append(
-                Problem(f"{key}={value!r} of phase {name!r} is not valid", where, expected)
-            )
+    problems += _check_values(kwargs, name, where)
     for key in ("args", "small"):
         problems += _check_arguments(key, kwargs.get(key, {}), f"phase {name!r}", where)
     problems += _check_needs(kwargs.get("needs", {}), f"phase {name!r}", where)
@@ -204,7 +211,7 @@ def read_marker(
         where,
         dict(kwargs.get("small", {})),
         Needs(**kwargs.get("needs", {})),
-        launcher,
-        after,
+        kwargs.get("launcher", TORCHRUN),
+        str(kwargs.get("after", "")),
     )
     return marked, problems

@@ -51,6 +51,21 @@ def test_small_arguments_are_checked_like_args() -> None:
     )
 
 
+def test_launcher_and_order_are_read() -> None:
+    """Both are a name; a launcher is one of those that exist, and a near one is offered."""
+    marked, problems = read("two", launcher="srun", after="one")
+    assert problems == [] and marked is not None
+    assert (marked.launcher, marked.after) == ("srun", "one")
+    _, problems = read("two", launcher="torchrunn", after=["one"])
+    assert problems[0].startswith(
+        "here.py:1: launcher='torchrunn' of phase 'two' is not valid; expected one of torchrun, "
+    )
+    assert problems[0].endswith("did you mean `torchrun`?")
+    assert problems[1] == (
+        "here.py:1: after=['one'] of phase 'two' is not valid; expected a phase's name"
+    )
+
+
 def test_needs_are_read() -> None:
     """`needs` has the facts that `clustersmoke init` fits a phase by."""
     marked, problems = read("one", needs={"bf16": True, "writes_gib": 14})
