@@ -18,19 +18,7 @@ from .marker import TORCHRUN, Marked, size_mark
 from .profile import EnvBlock, Profile
 
 DEFAULT = "default"  # the source of a value that no file states
-SET_KEYS = (
-    "nodes",
-    "gpus_per_node",
-    "timeout_s",
-    "launcher",
-    "after",
-    "proof",
-    "args.X",
-    "slurm.X",
-    "env.X",
-    "stage_limits_s.X",
-)
-# Keys of a phase with one value.
+# Keys of a phase with one value; --cluster-set takes all but the last.
 SIMPLE_KEYS = (
     "nodes",
     "gpus_per_node",
@@ -40,6 +28,7 @@ SIMPLE_KEYS = (
     "proof",
     "proof_steps",
 )
+SET_KEYS = (*SIMPLE_KEYS[:-1], "args.X", "slurm.X", "env.X", "stage_limits_s.X")
 COMMAND_LINE = "--cluster-set"
 # Time for a job to take dumps, end its ranks and write its results, with a margin.
 WIND_UP_S = 60.0

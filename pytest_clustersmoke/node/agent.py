@@ -79,10 +79,11 @@ class LauncherProcess:
 
     def hold(self, ranks: Collection[int]) -> None:
         # The first at once: it may be about to end them. DeepSpeed's has two more below it.
-        for process in _walk(self.pid, ranks):
-            with contextlib.suppress(psutil.Error):
-                process.suspend()
-                self._held.append(process)
+        for rank, process in _walk(self.pid, ranks):
+            if rank is None:
+                with contextlib.suppress(psutil.Error):
+                    process.suspend()
+                    self._held.append(process)
 
     def release(self) -> None:
         for process in self._held:
@@ -91,10 +92,7 @@ class LauncherProcess:
         self._held = []
 
     def ranks(self) -> dict[int, psutil.Process]:
-        found: dict[int, psutil.Process] = {}
-        for _ in _walk(self.pid, (), found):
-            pass
-        return found
+        return {rank: process for rank, process in _walk(self.pid, ()) if rank is not None}
 
     def processes(self) -> set[psutil.Process]:
         return set()
@@ -209,21 +207,20 @@ def _is_of_this_job(process: psutil.Process) -> bool:
     return job is not None and job == os.environ.get("SLURM_JOB_ID")
 
 
-def _walk(
-    pid: int, known: Collection[int], ranks: dict[int, psutil.Process] | None = None
-) -> Iterator[psutil.Process]:
-    """The running processes of a launcher, from this one down. A rank has its number in its
-    environment, and a launcher has none; what a rank started belongs to the rank. `ranks` takes
-    those that were met; the pids in `known` are of ranks in any case, since a program may overwrite
-    its environment."""
+def _walk(pid: int, ranks: Collection[int]) -> Iterator[tuple[int | None, psutil.Process]]:
+    """The running processes of a launcher, from this one down: None and each of its own, or a
+    rank's number and its process. A rank has its number in its environment, and a launcher has
+    none; what a rank started belongs to the rank. The pids in `ranks` are left out, since a program
+    may overwrite its environment."""
     left = [process] if (process := process_tree.find_process(pid)) else []
     while left:
         process = left.pop(0)
+        if process.pid in ranks:
+            continue
         with contextlib.suppress(psutil.Error):
             number = process.environ().get("RANK", "")
-            if number.isdecimal() and ranks is not None:
-                ranks[int(number)] = process
-            if number.isdecimal() or process.pid in known:
+            if number.isdecimal():
+                yield int(number), process
                 continue
-            yield process
+            yield None, process
             left += [child for child in process.children() if process_tree.is_running(child)]

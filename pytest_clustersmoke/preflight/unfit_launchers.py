@@ -55,36 +55,43 @@ def find_launchers(profile: Profile, phases: list[Phase]) -> Iterator[Problem]:
 def _check_launcher(phase: Phase, profile: Profile) -> Iterator[Problem]:
     """The launcher that the phase's marker, the profile or --cluster-set names."""
     nodes, ranks, launcher = phase.nodes.value, phase.gpus_per_node.value, phase.launcher
-    what, where = f"phase `{phase.name}` has `launcher: {launcher.value}`", launcher.source
-    if launcher.value == "srun" and profile.backend != "slurm":
-        yield Problem(
-            f"{what}, but the backend of `{profile.name}` is `{profile.backend}`",
-            where,
+    container = [name for name in phase.slurm if name.startswith("container")]
+    if not container and len(_split(profile.python or "")) > 1:
+        container = ["`python`"]
+    misfits = (  # launcher, whether it cannot start the phase, why, what was expected, what to do
+        (
+            "srun",
+            profile.backend != "slurm",
+            f", but the backend of `{profile.name}` is `{profile.backend}`",
             "a cluster with Slurm, whose `srun` starts the ranks",
             "use `torchrun` here",
-        )
-    container = [name for name in phase.slurm if name.startswith("container")]
-    if launcher.value == "srun" and (len(_split(profile.python or "")) > 1 or container):
-        yield Problem(
-            f"{what}, and its job runs in a container ({', '.join(container) or '`python`'})",
-            where,
+        ),
+        (
+            "srun",
+            bool(container),
+            f", and its job runs in a container ({', '.join(container)})",
             "a job outside of containers, where `srun` can start a step of the job",
             "use `torchrun`, which starts the ranks inside the container",
-        )
-    if launcher.value == "deepspeed" and nodes > 1:
-        yield Problem(
-            f"{what} and {nodes} nodes, and that launcher reaches other nodes over SSH",
-            where,
+        ),
+        (
+            "deepspeed",
+            nodes > 1,
+            f" and {nodes} nodes, and that launcher reaches other nodes over SSH",
             "one node",
             "use `torchrun` or `srun`: DeepSpeed's engine works the same under them",
-        )
-    if launcher.value == "none" and ranks > 1:
-        yield Problem(
-            f"{what}, which starts one process on each node, but {ranks} GPUs per node",
-            where,
+        ),
+        (
+            "none",
+            ranks > 1,
+            f", which starts one process on each node, but {ranks} GPUs per node",
             "gpus_per_node: 1",
             "use a launcher that starts a rank for each GPU, such as `torchrun`",
-        )
+        ),
+    )
+    for name, is_misfit, why, expected, todo in misfits:
+        if launcher.value == name and is_misfit:
+            what = f"phase `{phase.name}` has `launcher: {name}`{why}"
+            yield Problem(what, launcher.source, expected, todo)
 
 
 def _check_arguments(phase: Phase) -> Iterator[Problem]:

@@ -97,8 +97,7 @@ def test_failed_task_ends_its_node_at_once(step: NodeJob) -> None:
     """srun waits for the other tasks; the ranks that would wait for this one are no reason to."""
     zero = make_job(step.dir.root / "zero", nodes=2, ranks_per_node=2, launcher="srun")
     for job, rank in ((step, 3), (zero, 1)):
-        words = ["sleep", "600"] if job is zero else []
-        srun = subprocess.Popen(words) if words else None
+        srun = subprocess.Popen(["sleep", "600"]) if job is zero else None
         agent = StepTasks(job, srun)
         assert agent.poll() is None
         write_json(job.dir.rank_process(rank), {"task_pid": 1, "code": 7})

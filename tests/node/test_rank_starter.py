@@ -123,6 +123,7 @@ def test_guard_ends_what_a_launcher_leaves_behind(
     process.send_signal(signal.SIGTERM if how == "terminated" else signal.SIGKILL)
     process.wait(60)
     wait_for("the end of all of them", lambda: running() == [])
+    assert running() == []
 
 
 def test_starter_becomes_the_rank(tmp_path: Path) -> None:

@@ -216,7 +216,8 @@ def test_job_that_waits_in_the_queue_for_another_needs_no_room(run: Run) -> None
 def test_order_counts_only_among_the_phases_of_the_run(run: Run) -> None:
     """A phase after one that was not selected starts at once."""
     run.start("b", after={"b": "a"})
-    until(lambda: run.submitted() == ["b"])
+    until(run.submitted)
+    assert run.submitted() == ["b"] and run.backend.orders["b"] == ""
 
 
 def test_refused_phase_is_a_finding_and_the_others_continue(run: Run) -> None:
