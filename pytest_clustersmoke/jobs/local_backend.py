@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from submitit.local.local import LocalExecutor, LocalJob
 
 from ..config.phase import Phase
@@ -32,6 +33,7 @@ from .backend import Refused
 from .slurm_client import clean_environ, run_command
 
 CANCEL_GRACE_S = 1.5
+KILLED_GRACE_S = 1.0  # from TERM to KILL, for what a killed launcher left
 
 
 @dataclass
@@ -48,6 +50,10 @@ class _Job:
     submitted: float
     gpus: list[str]
     cancelled: bool = False
+
+    @property
+    def node_ranks(self) -> range:
+        return range(len(self.nodes))
 
     def running(self) -> bool:
         return any(node.process.poll() is None for node in self.nodes)
@@ -100,6 +106,9 @@ class LocalBackend:
         if any(code is None for code in codes):
             _abort_after_failed_node(job, codes)
             return JobState("running", "RUNNING", "", names, at, at)
+        if not all(job.directory.node_result(n).exists() for n in job.node_ranks):
+            # A launcher that was killed, perhaps while it held torchrun for the dumps.
+            process_tree.end(_find_left(job), KILLED_GRACE_S)
         raw = "COMPLETED" if not any(codes) else "CANCELLED" if job.cancelled else "FAILED"
         return JobState("ended", raw, "", names, at, at)
 
@@ -119,7 +128,7 @@ class LocalBackend:
         while time.monotonic() < deadline and any(node.process.poll() is None for node in running):
             time.sleep(0.05)
         for job in jobs:
-            trees += _find_ranks(job)
+            trees += _find_left(job)
         process_tree.end(trees, 0.0)
         return True
 
@@ -206,14 +215,16 @@ def _abort_after_failed_node(job: _Job, codes: list[int | None]) -> None:
             return
 
 
-def _find_ranks(job: _Job) -> list[Any]:
-    """Find the rank processes that still run; torchrun starts each in its own session."""
-    processes = []
-    for rank in range(job.world_size):
-        start = read_events(job.directory.rank_events(rank)).last("start") or {}
-        if (process := identity(start)) is not None:
-            processes.append(process_tree.find_process(*process))
-    return [process for process in processes if process is not None]
+def _find_left(job: _Job) -> list[psutil.Process]:
+    """Find what the launchers started and still runs: torchrun with all below it, and the ranks,
+    each of which it starts in a session of its own."""
+    starts = [
+        *(read_events(job.directory.node_events(n)).last("launcher_start") for n in job.node_ranks),
+        *(read_events(job.directory.rank_events(n)).last("start") for n in range(job.world_size)),
+    ]
+    named = [process for start in starts if start and (process := identity(start)) is not None]
+    running = [found for each in named if (found := process_tree.find_process(*each)) is not None]
+    return [process for found in running for process in process_tree.tree(found.pid)]
 
 
 def _list_gpus(environ: Mapping[str, str]) -> list[str]:

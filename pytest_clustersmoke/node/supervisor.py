@@ -50,7 +50,11 @@ def supervise_ranks(
     suspension = SuspensionClock()  # starts a thread: from here on no preexec_fn is safe
     watch = RankWatch(job, suspension.seconds, agent)
     try:
-        events.write("launcher_start", launcher=name, command=command, pid=agent.pid)
+        pid = agent.pid
+        started_s = process_tree.started_at(pid) if pid is not None else None
+        events.write(
+            "launcher_start", launcher=name, command=command, pid=pid, pid_started=started_s
+        )
         trouble = _watch(job, agent, watch)
         seconds = time.monotonic() - started
         result = _judge_node(name, agent, watch, trouble)

@@ -39,13 +39,18 @@ def dumped_ranks(phase: PhaseDir) -> set[int]:
     return {int(path.name[len("rank_") :][:5]) for path in stacks}
 
 
-def kill_on_node(suite: Suite, pid_of: str, node: int) -> tuple[Outcome, PhaseDir, float]:
+def kill_on_node(
+    suite: Suite, pid_of: str, node: int, stopped: str = ""
+) -> tuple[Outcome, PhaseDir, float]:
     """Run an idle phase on two nodes; once all ranks train, kill the process whose pid is in the
-    node's event `pid_of`. Returns the outcome, the phase and the time of the kill."""
+    node's event `pid_of`, and stop that of `stopped` before. Returns the outcome, the phase and the
+    time of the kill."""
     phase = WatchedPhase.idle(suite, "idle", nodes=2)
     with suite.started() as running:
         phase.wait()
         pid = phase.pid(pid_of, node)
+        if stopped:
+            os.kill(phase.pid(stopped, node), signal.SIGSTOP)
         phase.strike(lambda: os.kill(pid, signal.SIGKILL))
         outcome = running.wait(60)
     return outcome, suite.run_dir().phase("idle"), phase.struck
@@ -101,9 +106,11 @@ def test_killed_torchrun_ends_its_phase(torch_suite: Suite) -> None:
     assert (finding["id"], finding["hosts"]) == ("torchrun-failed", ["local1"])
 
 
-def test_killed_launcher_ends_its_phase(torch_suite: Suite) -> None:
-    """The other node notices and dumps its ranks; what the dead launcher started is ended."""
-    outcome, phase, killed = kill_on_node(torch_suite, "claim", node=1)
+@pytest.mark.parametrize("stopped", [pytest.param("", marks=pytest.mark.slow), "launcher_start"])
+def test_killed_launcher_ends_its_phase(stopped: str, torch_suite: Suite) -> None:
+    """The other node notices and dumps its ranks; what the dead launcher started is ended, also a
+    torchrun that it held for the dumps and that hears no signal."""
+    outcome, phase, killed = kill_on_node(torch_suite, "claim", node=1, stopped=stopped)
     assert outcome.ret == 1, outcome.output
     assert sorted(node_ends(phase)) == [0]
     assert seconds_to_end(phase, killed) < OVER_WITHIN_S

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.evidence.telemetry import EventWriter
-from pytest_clustersmoke.jobs.local_backend import _find_ranks, _Job
+from pytest_clustersmoke.jobs.local_backend import _find_left, _Job
 from pytest_clustersmoke.node import process_tree
 
 
@@ -29,4 +29,4 @@ def test_rank_with_a_malformed_start_is_not_cancelled(
         writer.write("start", pid=its_pid, pid_started=its_start)
         writer.close()
     job = _Job(nodes=[], directory=directory, world_size=2, submitted=0.0, gpus=[])
-    assert [process.pid for process in _find_ranks(job)] == [this[0]]
+    assert [process.pid for process in _find_left(job)] == [this[0]]

@@ -125,7 +125,11 @@ def test_task_of_another_job_is_not_ended(
 ) -> None:
     """The record may be an old one, and its pid another's."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with subprocess.Popen(["sleep", "600"], env={"SLURM_JOB_ID": job}) as task:
+    env, pipe = {"SLURM_JOB_ID": job}, subprocess.PIPE
+    with subprocess.Popen(["cat"], env=env, stdin=pipe, stdout=pipe, bufsize=0) as task:
+        assert task.stdin and task.stdout
+        task.stdin.write(b"\n")
+        assert task.stdout.read(1)  # before, its environment may not be there yet
         pid, started = task.pid, start_s(task.pid)
         record = {"pid": pid, "pid_started": started, "task_pid": pid, "task_pid_started": started}
         write_json(step.dir.rank_process(2), record)
@@ -134,7 +138,6 @@ def test_task_of_another_job_is_not_ended(
         assert {process.pid for process in agent.processes()} == ({pid} if found else set())
         write_json(step.dir.rank_process(2), {**record, "code": 0})  # about to end by itself
         assert agent.processes() == set()
-        task.kill()
 
 
 def test_records_of_tasks_may_hold_anything(step: NodeJob) -> None:
