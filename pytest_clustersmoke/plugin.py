@@ -50,6 +50,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "must turn its criterion red with the right finding",
     )
     group.addoption(
+        "--cluster-trace",
+        action="append",
+        default=[],
+        metavar="PHASE",
+        help="save a torch.profiler trace of some steps of this phase in its evidence; these steps "
+        "are left out of every rate (may be repeated)",
+    )
+    group.addoption(
+        "--cluster-trace-steps",
+        type=_parse_steps,
+        metavar="FIRST-LAST",
+        help="the steps to trace, counted from 1 (default: 3 after warm-up)",
+    )
+    group.addoption(
+        "--cluster-trace-ranks",
+        type=_parse_ranks,
+        metavar="RANKS",
+        help="the ranks to trace, such as 0,3 or 0-3 (default: 0)",
+    )
+    group.addoption(
         "--cluster-max-jobs",
         type=_parse_count,
         metavar="N",
@@ -77,6 +97,35 @@ def _parse_count(text: str) -> int:
     return int(text)
 
 
+def _parse_steps(text: str) -> tuple[int, int]:
+    import argparse
+    import re
+
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise argparse.ArgumentTypeError(
+            f"expected a step or FIRST-LAST, counted from 1, such as 10-12; got {text!r}"
+        )
+    return first, last
+
+
+def _parse_ranks(text: str) -> tuple[int, ...]:
+    import argparse
+    import re
+
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip(), re.ASCII)
+        span = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        if not span:
+            raise argparse.ArgumentTypeError(
+                f"expected ranks, counted from 0, such as 0,3 or 0-3; got {text!r}"
+            )
+        ranks |= {*span}
+    return tuple(sorted(ranks))
+
+
 @pytest.hookimpl(tryfirst=True)  # before junitxml reads where its file goes
 def pytest_configure(config: pytest.Config) -> None:
     for line in MARKERS:
@@ -92,6 +141,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for option in (
             "--cluster-dry-run",
             "--cluster-set",
+            "--cluster-trace",
             "--cluster-max-jobs",
             "--cluster-prove",
             "--cluster-exclusive",
@@ -100,6 +150,9 @@ def pytest_configure(config: pytest.Config) -> None:
     ]
     if without_cluster:
         raise pytest.UsageError(f"{without_cluster[0]} needs --cluster NAME")
+    for option in ("--cluster-trace-steps", "--cluster-trace-ranks"):
+        if config.getoption(option) is not None and not config.getoption("--cluster-trace"):
+            raise pytest.UsageError(f"{option} needs --cluster-trace PHASE")
     if name and not config.getoption("--cluster-list"):
         from .session.registration import register_suite
 

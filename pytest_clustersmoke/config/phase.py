@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..text import Problem, near
+from ..text import Problem, near, plural
 from .marker import TORCHRUN, Marked, size_mark
 from .profile import EnvBlock, Profile
 
@@ -65,6 +65,19 @@ class Staged:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """What --cluster-trace asks for: the first and last step, from 1 (None: the rank chooses some
+    after warm-up), on which ranks, in order."""
+
+    first: int | None
+    last: int | None
+    ranks: tuple[int, ...]
+
+    def as_spec(self) -> dict[str, Any]:
+        return {"first": self.first, "last": self.last, "ranks": list(self.ranks)}
+
+
+@dataclass(frozen=True)
 class Phase:
     """One training job as this cluster will run it. Resources are per node; times in seconds."""
 
@@ -86,6 +99,7 @@ class Phase:
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
     writes_gib: float = 0.0  # its checkpoint
     staged: Staged | None = None  # set only by --cluster-prove
+    trace: Trace | None = None  # set only by --cluster-trace
 
     @property
     def world_size(self) -> int:
@@ -345,6 +359,28 @@ def check_order(phases: Iterable[Phase], names: Collection[str]) -> list[Problem
             what += f" after {phase.name}"
             problems.append(Problem(what, phase.after.source, "an order that has a first phase"))
     return problems
+
+
+def check_traces(
+    wanted: Iterable[str], selected: Iterable[Phase], names: Collection[str], cluster: str
+) -> tuple[list[Problem], list[str]]:
+    """Find traces that nobody could write: of a phase that is in none of the known `names`, or of a
+    rank that it does not have. Also returns a remark for each phase that is not selected."""
+    by_name = {phase.name: phase for phase in selected}
+    problems, remarks = [], []
+    for name in dict.fromkeys(wanted):
+        if name not in names:
+            what = f"no collected phase `{name}` runs on {cluster}"
+            expected = f"one of {', '.join(sorted(names)) or 'none'}"
+            problems.append(Problem(what, "--cluster-trace", expected, near(name, names)))
+        elif (phase := by_name.get(name)) is None:
+            remarks.append(f"{name} is not traced, since it is not selected")
+        elif phase.trace is not None and phase.trace.ranks[-1] >= phase.world_size:
+            what = f"phase `{name}` has {plural(phase.world_size, 'rank')}, and rank "
+            what += f"{phase.trace.ranks[-1]} was to be traced"
+            expected = f"ranks from 0 to {phase.world_size - 1}"
+            problems.append(Problem(what, "--cluster-trace-ranks", expected))
+    return problems, remarks
 
 
 def resolve_all(

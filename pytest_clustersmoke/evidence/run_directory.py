@@ -20,6 +20,7 @@
         ranks/<rank>.jsonl           the rank's own events
         ranks/<rank>.process.json    its process, and how it ended, if srun started it
         dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that hung
+        traces/rank_<rank>.json.gz   some steps as torch.profiler saw them (--cluster-trace)
         nccl/<node>/HOST.PID.log     NCCL's own log
         build/<node>/                kernels that the node's ranks compile
         output/                      what the rank program writes (checkpoints)
@@ -208,6 +209,9 @@ class PhaseDir:
 
     def rank_py_spy(self, rank: int) -> Path:
         return self.dumps / f"rank_{rank:05d}.py-spy.txt"
+
+    def rank_trace(self, rank: int) -> Path:
+        return self.root / "traces" / f"rank_{rank:05d}.json.gz"
 
     def nccl_logs(self, node_rank: int | str) -> Path:
         return self.root / "nccl" / f"{node_rank:0>4}"

@@ -232,6 +232,28 @@ class TopologyRecord(RecordModel):
     groups: list[GroupRecord] = Field(description="all")
 
 
+class TraceRecord(RecordModel):
+    """Some steps of a rank as torch.profiler saw them, and where their time went: on CUDA that of
+    the device's kernels, on the CPU that of the operators."""
+
+    rank: int
+    reason: str = Field(description="why there is no trace; empty if there is one")
+    file: str = Field(default="", description="a path in the phase's folder of the report")
+    first: int | None = Field(default=None, description="step, from 1")
+    last: int | None = None
+    proven: list[int] = Field(
+        default=[], description="the traced steps that hold the passes of a proof as well"
+    )
+    span_s: float | None = Field(default=None, description="from the first step to the last's end")
+    compute_s: float | None = None
+    communication_s: float | None = None
+    overlapped_s: float | None = Field(
+        default=None, description="the part of communication_s in which something else ran as well"
+    )
+    copy_s: float | None = None
+    idle_s: float | None = Field(default=None, description="in which nothing ran")
+
+
 class RemarkRecord(RecordModel):
     """A remark about an environment variable."""
 
@@ -286,6 +308,7 @@ class PhaseRecord(RecordModel):
     last_good: str = Field(default="", description="id of the last good run; empty without one")
     remarks: list[RemarkRecord]
     stage_seconds: dict[str, float]
+    traces: list[TraceRecord] = Field(default=[], description="those of --cluster-trace")
     criteria: dict[str, CriterionRecord] = Field(description="by name; `job` is the job itself")
     all_criteria: bool = Field(description="every criterion of the class reported a result")
     not_measured: list[str] = Field(description="kinds of criteria that could not be judged")

@@ -79,6 +79,7 @@ def make_backend(profile: Profile, environ: Mapping[str, str]) -> Backend:
 def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> dict[str, Any]:
     """Make the job spec: plain data that `node_job.run_node` reads on every node."""
     fault = {"fault": phase.staged.as_spec()} if phase.staged else {}
+    trace = {"trace": phase.trace.as_spec()} if phase.trace else {}
     between = TransportRule.of(profile.expect.get(phase.name), inside=False)
     return {
         "schema": 1,
@@ -107,4 +108,5 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
         "dump_wait_s": profile.limits.dump_wait_s,
         "nccl_hostid": profile.backend == "local",
         **fault,
+        **trace,
     }

@@ -15,6 +15,7 @@
 | `steps.py` | timing, losses and memory of a training loop |
 | `step_clock.py` | when each step began and ended, without waiting for the device |
 | `peak_memory.py` | the peak memory of the loop, without proven steps |
+| `trace.py` | a trace of some steps, and where their time went |
 | `proof.py` | which steps of a loop are proven, and how |
 | `replay.py` | whether a rank's pass gives the same bits again |
 | `cross_replay.py` | whether other ranks get the same bits from a rank's pass |

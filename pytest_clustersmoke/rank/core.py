@@ -189,6 +189,7 @@ class Rank:
             prover=None if proof is None else self._make_prover(proof, count),
             own_step=None if proof is None else OwnStep(proof, self.device),
             twin=Twin(proof) if proof is not None and self._environment.proof == TWIN else None,
+            trace=self._environment.trace,
             before_step=self._hook.before_step,
         )
 

@@ -23,6 +23,16 @@ class RankMisuse(ValueError):
 
 
 @dataclass(frozen=True)
+class TraceOrder:
+    """The steps to be traced, from 1 (None: some after warm-up), and this rank's file for them;
+    None if other ranks record them, and this one only leaves them out of its figures."""
+
+    first: int | None
+    last: int | None
+    path: Path | None
+
+
+@dataclass(frozen=True)
 class RankEnvironment:
     """This rank's numbers, the directory it writes to (None if run by hand), and the fault it has
     to stage (None except under --cluster-prove)."""
@@ -41,6 +51,7 @@ class RankEnvironment:
     nonce: str = ""  # the word of the node that started this rank
     proof_steps: int = PROOF_STEPS
     proof: str = SAMPLED
+    trace: TraceOrder | None = None
 
 
 def read_rank_environment() -> RankEnvironment:
@@ -65,7 +76,16 @@ def read_rank_environment() -> RankEnvironment:
         nonce=os.environ.get(NONCE, ""),
         proof_steps=int(spec.get("proof_steps", PROOF_STEPS)),
         proof=str(spec.get("proof", SAMPLED)),
+        trace=_read_trace(spec, phase_dir) if phase_dir else None,
     )
+
+
+def _read_trace(spec: Mapping[str, Any], phase_dir: PhaseDir) -> TraceOrder | None:
+    if "trace" not in spec:
+        return None
+    order, rank = spec["trace"], _count("RANK")
+    path = phase_dir.rank_trace(rank) if rank in order["ranks"] else None
+    return TraceOrder(order["first"], order["last"], path)
 
 
 def _read_fault(spec: Mapping[str, Any], phase_dir: PhaseDir) -> dict[str, Any] | None:

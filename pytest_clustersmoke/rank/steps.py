@@ -2,8 +2,9 @@
 
 On CUDA each step ends with a copy of the loss into pinned memory and an event on the stream. Both
 are read once the device has passed them, so the queue of kernels never stalls. There is one
-synchronisation before the first step and one after the last. Steps that are proven (`proof.py`)
-take longer and need more memory; they are left out of every rate and of the peak memory.
+synchronisation before the first step and one after the last. Steps that are proven (`proof.py`) or
+traced (`trace.py`) take longer and need more memory; they are left out of every rate and of the
+peak memory.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from ..text import plural
 from .own_step import OwnStep
 from .pass_watch import PassWatch
 from .peak_memory import PeakMemory
+from .process_group import barrier
 from .proof import FP16, StepProver
-from .rank_environment import RankMisuse
+from .rank_environment import RankMisuse, TraceOrder
 from .rank_events import RankEventWriter
 from .step_clock import CpuClock, CudaClock
+from .trace import StepTrace, choose_steps
 from .twin import NO_PASSES, Twin, TwinLog
 
 if TYPE_CHECKING:
@@ -64,10 +67,12 @@ class StepLog:
     loop of all steps for each of `passes`; or start() before a single loop and finish() after it.
 
     The steady figures (`steady_steps_per_s`, percentiles of the step time) leave out the first
-    `warmup` steps, by default min(5, count // 5); `steps_per_s` counts all steps but the proven
-    ones. `gradients_of` is the argument of `Rank.steps`; `prover` proves steps, if the program gave
-    a proof, and `own_step` then measures the rank's own step after warm-up and at the end; `twin`
-    makes `passes` yield a second time. `before_step(index, count)` is called as each step begins.
+    `warmup` steps, by default min(5, count // 5); `steps_per_s` counts all steps but those that are
+    proven or traced. `gradients_of` is the argument of `Rank.steps`; `prover` proves steps, if the
+    program gave a proof, and `own_step` then measures the rank's own step after warm-up and at the
+    end; `twin` makes `passes` yield a second time. `trace` orders a trace of some steps, which this
+    rank writes to the order's `path`, if there is one. `before_step(index, count)` is called as
+    each step begins.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class StepLog:
         prover: StepProver | None = None,
         own_step: OwnStep | None = None,
         twin: Twin | None = None,
+        trace: TraceOrder | None = None,
         before_step: Callable[[int, int], None] | None = None,
     ) -> None:
         if count < 1:
@@ -107,12 +113,24 @@ class StepLog:
         self._prover = prover
         self._own_step = own_step
         self._twin = twin
+        self._trace = self._plan_trace(trace) if trace is not None else None
+        self._own_step_after = max(1, self.warmup)
+        if self._trace is not None and self._own_step_after in self._trace.steps:
+            self._own_step_after = self._trace.steps[-1] + 1
         self._untimed_s = 0.0  # how long measurements took, between steps
         self._memory = PeakMemory(str(device))
         self._before_step = before_step or (lambda index, count: None)
         self._begins_itself = True
         self._marked = 0
         self._marked_at = -math.inf
+
+    def _plan_trace(self, order: TraceOrder) -> StepTrace | None:
+        steps, reason = choose_steps(order.first, order.last, self.count, self.warmup, self._proven)
+        if not reason:
+            return StepTrace(steps, order.path, self._device.type == "cuda")
+        if order.path is not None:
+            self._events.event("trace", reason=reason)
+        return None
 
     def passes(self, first: int = 0, calls_begin: bool = False) -> Iterator[StepLog | TwinLog]:
         """Yield the log for each pass over the loop: this one, then, in a twin run, a `TwinLog`.
@@ -187,11 +205,12 @@ class StepLog:
         self._watch.step_done(self.recorded, loss)
         self._end_proof()
         self._clock.tick()
+        self._end_trace()
         now = time.perf_counter()
         if self._marked == 0 or now - self._marked_at >= MARK_EVERY_S:
             self._mark(self._clock.passed_steps(), now)
         if self.recorded < self.count:
-            if self.recorded == max(1, self.warmup):
+            if self.recorded == self._own_step_after:
                 self._measure_own_step()
             if self._begins_itself:
                 self.begin()
@@ -212,6 +231,9 @@ class StepLog:
         if self._prover is not None and self.recorded in self._prover.steps:
             self._memory.pause()
             self._prover.begin(self.recorded)
+        if self._trace is not None and self.recorded in self._trace.steps:
+            self._memory.pause()
+            self._trace.begin(self.recorded)
         self._before_step(self.recorded, self.count)
 
     def _end_proof(self) -> None:
@@ -224,6 +246,26 @@ class StepLog:
                 "between the backward pass and the optimizer's step, since `proof` was given"
             )
         self._memory.resume()
+
+    def _end_trace(self) -> None:
+        """End the step just recorded, if it was traced; after the last of them all ranks wait until
+        the trace is written, so that no later step does."""
+        if self._trace is None or self.recorded - 1 not in self._trace.steps:
+            return
+        is_last = self.recorded - 1 == self._trace.steps[-1]
+        if is_last:
+            self._clock.wait()
+        self._trace.end()
+        self._memory.resume()
+        if not is_last:
+            return
+        with self._untimed():
+            if (fields := self._trace.write()) is not None:
+                first, last = self._trace.steps[0] + 1, self._trace.steps[-1] + 1
+                proven = sorted(step + 1 for step in self._proven.intersection(self._trace.steps))
+                self._events.event("trace", first=first, last=last, proven=proven, **fields)
+            if self._world_size > 1:
+                barrier(self._device)
 
     def _measure_own_step(self) -> None:
         if self._own_step is not None:
@@ -274,7 +316,7 @@ class StepLog:
             seconds=seconds[:MOST_STEP_TIMES],
             warmup=self.warmup,
             local_seconds=self._clock.local_seconds()[:MOST_STEP_TIMES],
-            proven=sorted(self._proven),
+            proven=sorted(self._left_out),  # the key's name is older than traces
             proof_seconds=sum(self._prover.seconds.values()) if self._prover else 0.0,
         )
         if (gradients := self._watch.close()) is not None:
@@ -316,10 +358,10 @@ class StepLog:
             self._events.event("step", step=self.recorded, steps=self.count)
 
     def _metrics(self, wall_s: float, seconds: list[float], means: list[float]) -> dict[str, float]:
-        proven = self._proven
-        timed = [(at, value) for at, value in enumerate(seconds) if at not in proven]
+        left_out = self._left_out
+        timed = [(at, value) for at, value in enumerate(seconds) if at not in left_out]
         steady = [value for at, value in timed if at >= self.warmup]
-        steps_per_s = len(timed) / (wall_s - sum(seconds[at] for at in proven))
+        steps_per_s = len(timed) / (wall_s - sum(seconds[at] for at in left_out))
         values = {
             "steps_per_s": steps_per_s,
             "steady_steps_per_s": len(steady) / sum(steady),
@@ -338,10 +380,15 @@ class StepLog:
         return values | self._memory.metrics()
 
     @property
+    def _left_out(self) -> frozenset[int]:
+        """The steps (from 0) that are proven or traced. A loop in which no other step is left is
+        timed as it is."""
+        left_out = self._proven.union(self._trace.steps if self._trace is not None else ())
+        return left_out if set(range(self.warmup, self.count)) - left_out else frozenset()
+
+    @property
     def _proven(self) -> frozenset[int]:
-        """The proven steps, from 0. A loop in which no other step is left is timed as it is."""
-        proven = frozenset(self._prover.steps) if self._prover is not None else frozenset()
-        return proven if set(range(self.warmup, self.count)) - proven else frozenset()
+        return frozenset(self._prover.steps) if self._prover is not None else frozenset()
 
     def _average_losses(self) -> list[float]:
         """The mean over all ranks at each step; NaN if any rank had NaN."""

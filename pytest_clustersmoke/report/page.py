@@ -32,6 +32,7 @@ from .page_view import (
     tone,
     utc,
 )
+from .phase_table import percent, traced_steps
 
 HERE = Path(__file__).parent / "html"
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "topology.js", "page.js")
@@ -101,6 +102,8 @@ def _environment() -> jinja2.Environment:
         "soft": soft,
         "fact": fact_words,
         "spread": spread_cells,
+        "percent": percent,
+        "traced": traced_steps,
     }
     return made
 

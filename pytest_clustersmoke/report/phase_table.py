@@ -10,8 +10,8 @@ from ..config.metrics import show
 from ..evidence.finding import add_place
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.run_counts import MissingRecord
-from ..evidence.run_record import MetricRecord, PhaseRecord, RunRecord
-from ..text import format_seconds
+from ..evidence.run_record import MetricRecord, PhaseRecord, RunRecord, TraceRecord
+from ..text import format_seconds, ranges
 
 COLUMNS = (
     *("phase", "verdict", "nodes", "queue s", "run s", "steps/s", "rate", "against usual", "GiB"),
@@ -64,6 +64,34 @@ def explain_failures(record: RunRecord) -> Iterator[str]:
             continue
         cause = _job_cause(phase) if phase.outcome != "passed" else _first_failure(phase)
         yield f"{phase.phase}: {verdict.words}: {cause}"
+
+
+def describe_trace(trace: TraceRecord) -> str:
+    """Where the time of a trace went, or why there is none, in words."""
+    if trace.reason:
+        return f"no trace of rank {trace.rank}: {trace.reason}"
+    parts = [
+        f"compute {percent(trace.compute_s, trace.span_s)}",
+        f"communication {percent(trace.communication_s, trace.span_s)}",
+        f"copies {percent(trace.copy_s, trace.span_s)}",
+        f"idle {percent(trace.idle_s, trace.span_s)}",
+    ]
+    if trace.communication_s:
+        parts[1] += f" ({percent(trace.overlapped_s, trace.communication_s)} of it overlapped)"
+    return f"trace of rank {trace.rank}, {traced_steps(trace)}: {', '.join(parts)}"
+
+
+def traced_steps(trace: TraceRecord) -> str:
+    """The steps of a trace, and which of them are longer by a proof."""
+    if trace.first == trace.last:
+        return f"step {trace.first}{' (proven)' if trace.proven else ''}"
+    proven = f" ({ranges(trace.proven)} proven)" if trace.proven else ""
+    return f"steps {trace.first}-{trace.last}{proven}"
+
+
+def percent(part: float | None, whole: float | None) -> str:
+    """A share in percent; `-` without one."""
+    return "-" if part is None or not whole else f"{100 * part / whole:.0f} %"
 
 
 def _job_cause(phase: PhaseRecord) -> str:

@@ -1,4 +1,4 @@
-"""Each rank in the record: node, steps, memory; and the mean loss of all ranks."""
+"""Each rank in the record: node, steps, memory, trace; and the mean loss of all ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from ..evidence.history.gpu_history import describe_gpu
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_record import Number, RankRecord, SpreadRecord
-from ..evidence.telemetry import parse_numbers
+from ..evidence.run_record import Number, RankRecord, SpreadRecord, TraceRecord
+from ..evidence.telemetry import parse_finite, parse_int, parse_ints, parse_numbers, parse_text
 
 MAX_LOSSES = 500
 FEWEST_STEPS = 2
+SHARES = ("span_s", "compute_s", "communication_s", "overlapped_s", "copy_s", "idle_s")
+NO_TRACE = "it recorded none: its program ended before, or has no loop of `rank.steps`"
 
 
 def rank_records(result: PhaseResult) -> list[RankRecord]:
@@ -59,6 +61,34 @@ def _spread(times_s: Sequence[float]) -> SpreadRecord | None:
     if not all(map(math.isfinite, cuts)):  # steps of 1e308 s overflow
         return None
     return SpreadRecord(p5=cuts[0], p25=cuts[4], p50=cuts[9], p75=cuts[14], p95=cuts[18])
+
+
+def trace_records(result: PhaseResult) -> list[TraceRecord]:
+    """A record for each rank that --cluster-trace named, whether it wrote a trace or not."""
+    order = result.spec.get("trace")
+    wanted = set(parse_ints(order.get("ranks"))) if isinstance(order, dict) else set()
+    return [_trace(rank, result) for rank in result.ranks if rank.rank in wanted]
+
+
+def _trace(rank: RankResult, result: PhaseResult) -> TraceRecord:
+    event = rank.events.last("trace")
+    if event is None:
+        return TraceRecord(rank=rank.rank, reason=NO_TRACE)
+    shares = {name: parse_finite(event.get(name)) for name in SHARES}
+    reason = parse_text(event.get("reason")) or ""
+    if not reason and None in shares.values():
+        reason = "its event is malformed"
+    if reason:
+        return TraceRecord(rank=rank.rank, reason=reason)
+    return TraceRecord(
+        rank=rank.rank,
+        reason="",
+        file=str(result.directory.rank_trace(rank.rank).relative_to(result.directory.root)),
+        first=parse_int(event.get("first")),
+        last=parse_int(event.get("last")),
+        proven=parse_ints(event.get("proven")),
+        **shares,
+    )
 
 
 def mean_losses(result: PhaseResult) -> list[tuple[int, Number]]:

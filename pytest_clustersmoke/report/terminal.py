@@ -9,13 +9,13 @@ from ..evidence.run_counts import KnownRecord
 from ..evidence.run_record import GateRecord, PhaseRecord, RunRecord
 from ..preflight.variable_remarks import format_remarks, group_remarks
 from ..text import WARNING, Problem, format_seconds, sanitize_line, sanitize_lines, shorten_lines
-from .phase_table import COLUMNS, NUMBERS, explain_failures, judge_phase, phase_row
+from .phase_table import COLUMNS, NUMBERS, describe_trace, explain_failures, judge_phase, phase_row
 from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
 
 GATE_COLUMNS = ("fault", "staged in", "red", "finding", "on", "seconds", "gate")
 TONES = {"good": "", "bad": "red", "warn": "yellow"}
 COLOURS = {FIT: "green", PROVEN: "green", UNFIT: "red", NOT_PROVEN: "red"}
-MAX_WARNINGS = 10
+MAX_WARNINGS = MAX_TRACES = 10
 IN_REPORT = " in report.json"
 
 
@@ -43,6 +43,7 @@ def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
     for line, phase in zip(rows, record.phases, strict=True):
         yield line, TONES[judge_phase(phase, record.missing).tone]
     yield from ((line, "") for line in record.absent_phases)
+    yield from ((line, "") for line in _traces(record.phases))
     yield from ((f"known: {known_words(known)}", "yellow") for known in record.known)
     more = [*record.known_remarks, *_off_past(record.phases), *_warnings(record.phases)]
     yield from ((line, "yellow") for line in more)
@@ -80,6 +81,11 @@ def _aligned(rows: list[Sequence[str]], numbers: Iterable[str] = ()) -> Iterator
         cells = zip(head, row, widths, strict=True)
         line = [c.rjust(width) if name in numbers else c.ljust(width) for name, c, width in cells]
         yield "  ".join(line).rstrip()
+
+
+def _traces(phases: Iterable[PhaseRecord]) -> list[str]:
+    lines = [f"{phase.phase}: {describe_trace(each)}" for phase in phases for each in phase.traces]
+    return shorten_lines(lines, MAX_TRACES, IN_REPORT)
 
 
 def known_words(known: KnownRecord) -> str:

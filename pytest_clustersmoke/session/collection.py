@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from ..config.marker import Marked, read_size_mark
-from ..config.phase import Phase, check_order, explain_absence, find_undefined, resolve_all
+from ..config.phase import (
+    Phase,
+    Trace,
+    check_order,
+    check_traces,
+    explain_absence,
+    find_undefined,
+    resolve_all,
+)
 from ..config.profile import Profile
 from ..report.acknowledgements import Acknowledgements
 from ..text import Problem, UsageProblems
@@ -71,12 +80,22 @@ class PhaseCollection:
         ]
         if whole:
             self.absences += find_undefined(markers.values(), self.profile)
-        self.phases = phases
+        self.phases = self.with_traces(phases)
         self._all = list(items)
         kept = [item for item in items if self._is_on_cluster(item)]
         gone = [item for item in items if not self._is_on_cluster(item)]
         self.config.hook.pytest_deselected(items=gone)
         items[:] = kept
+
+    def with_traces(self, phases: Mapping[str, Phase]) -> dict[str, Phase]:
+        """The phases, those of --cluster-trace with what to trace."""
+        steps = self.config.getoption("--cluster-trace-steps") or (None, None)
+        trace = Trace(*steps, self.config.getoption("--cluster-trace-ranks") or (0,))
+        wanted = self.config.getoption("--cluster-trace")
+        return {
+            name: replace(phase, trace=trace) if name in wanted else phase
+            for name, phase in phases.items()
+        }
 
     def check_selection(self, items: Iterable[pytest.Item]) -> list[Problem]:
         """All problems of the phases of the selected items. A mistake in the marker of another
@@ -94,7 +113,12 @@ class PhaseCollection:
             for problem in others
             if problem not in mistakes
         ]
-        return [*mistakes, *self._input_problems(phases), *self._preflight(phases)]
+        names = {*self.phases, *(() if is_whole(self.config) else self.profile.phases)}
+        untraceable, remarks = check_traces(
+            self.config.getoption("--cluster-trace"), phases, names, self.profile.name
+        )
+        self.absences += remarks
+        return [*mistakes, *self._input_problems(phases), *untraceable, *self._preflight(phases)]
 
     def find_mistakes(self, items: Iterable[pytest.Item]) -> list[Problem]:
         """The mistakes in the markers of these items' phases."""

@@ -38,6 +38,10 @@ WITH_XDIST = (
     "--cluster-prove does not run with pytest-xdist (-n, --dist, --tx): one session stages every "
     "fault, and its jobs already overlap within the cluster's `limits`; omit -n"
 )
+WITH_TRACE = (
+    "--cluster-trace does not run with --cluster-prove, whose phases have staged faults; omit one "
+    "of them"
+)
 
 
 class ProveSuite(Suite):
@@ -49,6 +53,8 @@ class ProveSuite(Suite):
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
         if hasattr(config, "workerinput") or getattr(config.option, "tx", None):
             raise pytest.UsageError(WITH_XDIST)
+        if config.getoption("--cluster-trace"):
+            raise pytest.UsageError(WITH_TRACE)
         # A staged fault must turn its criterion red even if `known` lists that failure.
         super().__init__(config, profile.model_copy(update={"known": ()}))
         self.proof = ProofRecord(

@@ -81,7 +81,8 @@ class XdistController:
         ]
         settings = suite.config.getoption("--cluster-set")
         collection.absences = plan["absences"]
-        collection.phases, _ = resolve_all(markers, suite.profile, settings)
+        phases, _ = resolve_all(markers, suite.profile, settings)
+        collection.phases = collection.with_traces(phases)
         chosen = [collection.phases[name] for name in plan["chosen"]]
         collection.refuse([Problem(text) for text in plan["problems"]], chosen)
         suite.count_selection(chosen, *plan["criteria"])

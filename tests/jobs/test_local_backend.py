@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ def test_rank_with_a_malformed_start_is_not_cancelled(
 ) -> None:
     """Cancelling skips it, and no other rank."""
     directory = PhaseDir(tmp_path)
-    this = (os.getpid(), process_tree.started_at(os.getpid()))
-    for rank, (its_pid, its_start) in enumerate([(pid, started), this]):
-        writer = EventWriter(directory.rank_events(rank))
-        writer.write("start", pid=its_pid, pid_started=its_start)
-        writer.close()
-    job = _Job(nodes=[], directory=directory, world_size=2, submitted=0.0, gpus=[])
-    assert [process.pid for process in _find_left(job)] == [this[0]]
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
+        its = (other.pid, process_tree.started_at(other.pid))
+        for rank, (its_pid, its_start) in enumerate([(pid, started), its]):
+            writer = EventWriter(directory.rank_events(rank))
+            writer.write("start", pid=its_pid, pid_started=its_start)
+            writer.close()
+        job = _Job(nodes=[], directory=directory, world_size=2, submitted=0.0, gpus=[])
+        assert [process.pid for process in _find_left(job)] == [other.pid]

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
-from pytest_clustersmoke.report.rank_records import MAX_LOSSES, mean_losses, rank_records
+import pytest
+
+from pytest_clustersmoke.evidence.run_directory import read_json, write_json
+from pytest_clustersmoke.report.phase_table import describe_trace
+from pytest_clustersmoke.report.rank_records import (
+    MAX_LOSSES,
+    mean_losses,
+    rank_records,
+    trace_records,
+)
 from tests.support.evidence import Evidence
 
 
@@ -66,3 +76,55 @@ def test_overflowing_step_times_have_no_spread(tmp_path: Path) -> None:
     evidence.each("step_times", seconds=[1e308] * 12, warmup=0, local_seconds=[0.05] * 12)
     (record,) = rank_records(evidence.result())
     assert record.step_s is None and record.own_s is not None
+
+
+TRACED = {
+    "first": 4,
+    "last": 6,
+    "proven": [5],
+    "span_s": 2.0,
+    "compute_s": 1.0,
+    "communication_s": 0.5,
+    "overlapped_s": 0.25,
+    "copy_s": 0.25,
+    "idle_s": 0.5,
+}
+
+
+def to_trace(folder: Path, ranks: object, count: int = 1) -> Evidence:
+    """A phase of `count` ranks, of which these were to be traced."""
+    evidence = Evidence(folder, ranks_per_node=count).started()
+    spec = read_json(evidence.dir.spec) or {}
+    write_json(evidence.dir.spec, {**spec, "trace": {"ranks": ranks}})
+    return evidence
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            TRACED,
+            "trace of rank 0, steps 4-6 (5 proven): compute 50 %, communication 25 % (50 % of it "
+            "overlapped), copies 12 %, idle 25 %",
+        ),
+        (
+            {**TRACED, "last": 4, "proven": [], "communication_s": 0.0, "overlapped_s": 0.0},
+            "trace of rank 0, step 4: compute 50 %, communication 0 %, copies 12 %, idle 25 %",
+        ),
+        ({"reason": "OSError: full"}, "no trace of rank 0: OSError: full"),
+        ({**TRACED, "span_s": "nan"}, "no trace of rank 0: its event is malformed"),
+        ({**TRACED, "idle_s": [1]}, "no trace of rank 0: its event is malformed"),
+    ],
+)
+def test_trace_is_told_in_words(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    """Where the time went, or why there is no trace; the event may hold anything."""
+    evidence = to_trace(tmp_path, [0]).rank(0, ("trace", fields))
+    (record,) = trace_records(evidence.result())
+    assert describe_trace(record) == words
+
+
+def test_only_ranks_that_were_to_be_traced_have_a_trace(tmp_path: Path) -> None:
+    """One that wrote none says so; a malformed order names no rank."""
+    (record,) = trace_records(to_trace(tmp_path, [1], count=2).result())
+    assert record.rank == 1 and record.reason.startswith("it recorded none: ")
+    assert trace_records(to_trace(tmp_path / "other", 0).result()) == []

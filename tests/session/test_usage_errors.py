@@ -441,7 +441,12 @@ def test_setting_is_checked_like_cluster_yaml(suite: Suite, setting: str, words:
 
 @pytest.mark.parametrize(
     "words",
-    [("--cluster-dry-run",), ("--cluster-set", "small.nodes=2"), ("--cluster-max-jobs", "2")],
+    [
+        ("--cluster-dry-run",),
+        ("--cluster-set", "small.nodes=2"),
+        ("--cluster-max-jobs", "2"),
+        ("--cluster-trace", "small"),
+    ],
 )
 def test_options_that_need_a_cluster_are_refused_without_one(
     suite: Suite, words: tuple[str, ...]
@@ -457,6 +462,65 @@ def test_max_jobs_must_be_a_positive_number(suite: Suite, value: str) -> None:
     result = suite.run(f"--cluster-max-jobs={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert f"expected a whole number of at least 1, got '{value}'" in result.stderr.str()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ("--cluster-trace=smal",),
+            "--cluster-trace: no collected phase `smal` runs on one; expected one of small; did you "
+            "mean `small`?",
+        ),
+        (
+            ("--cluster-trace=small", "--cluster-trace-ranks=0,3"),
+            "--cluster-trace-ranks: phase `small` has 1 rank, and rank 3 was to be traced; expected "
+            "ranks from 0 to 0",
+        ),
+        (("--cluster-trace-ranks=0",), "--cluster-trace-ranks needs --cluster-trace PHASE"),
+        (("--cluster-trace-steps=4",), "--cluster-trace-steps needs --cluster-trace PHASE"),
+        (
+            ("--cluster-trace=small", "--cluster-prove"),
+            "--cluster-trace does not run with --cluster-prove, whose phases have staged faults; "
+            "omit one of them",
+        ),
+    ],
+)
+def test_trace_that_nobody_could_write_is_refused(
+    suite: Suite, words: tuple[str, ...], problem: str
+) -> None:
+    """An unknown phase, a rank that it does not have, half of an order."""
+    suite.phase()
+    assert suite.refused(*words) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("steps=0", "expected a step or FIRST-LAST, counted from 1, such as 10-12; got '0'"),
+        ("steps=12-10", "such as 10-12; got '12-10'"),
+        ("steps=all", "such as 10-12; got 'all'"),
+        ("ranks=", "expected ranks, counted from 0, such as 0,3 or 0-3; got ''"),
+        ("ranks=3-0", "such as 0,3 or 0-3; got '3-0'"),
+        ("ranks=-1", "such as 0,3 or 0-3; got '-1'"),
+    ],
+)
+def test_malformed_trace_option_says_what_it_accepts(
+    suite: Suite, option: str, expected: str
+) -> None:
+    """Steps count from 1, ranks from 0."""
+    result = suite.run("--cluster-trace=small", f"--cluster-trace-{option}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert expected in result.stderr.str()
+
+
+def test_trace_of_a_phase_that_is_not_selected_is_a_remark(suite: Suite) -> None:
+    """As for a value that --cluster-set changes, the run is no mistake."""
+    suite.phase()
+    suite.phase("other")
+    result = suite.run("--cluster-trace=small", "-k", "other")
+    assert result.ret == 0, result.output
+    assert "small is not traced, since it is not selected" in result.output
 
 
 def test_all_problems_are_reported_at_once(suite: Suite) -> None:

@@ -1,0 +1,191 @@
+"""Which steps are traced, and where the time of a trace went."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.rank.trace import StepTrace, choose_steps, summarize
+from tests.faults.table.model import SMALL
+from tests.support.harness import SMOKE_TESTS, Suite
+from tests.support.leftovers import none_left
+from tests.support.outcome import Outcome
+
+
+@pytest.mark.parametrize(
+    ("count", "warmup", "proven", "chosen"),
+    [
+        (20, 4, (), range(4, 7)),
+        (20, 4, (0, 5, 9, 19), range(6, 9)),
+        (8, 1, (0, 3, 7), range(4, 7)),
+        (8, 1, (0, 2, 4, 7), range(5, 7)),  # no three in a row
+        (4, 0, (0, 3), range(1, 2)),  # step 3 is left to be timed
+    ],
+)
+def test_steps_after_warm_up_are_traced_that_no_proof_makes_longer(
+    count: int, warmup: int, proven: tuple[int, ...], chosen: range
+) -> None:
+    """The first three in a row, or fewer in a short loop."""
+    assert choose_steps(None, None, count, warmup, proven) == (chosen, "")
+
+
+@pytest.mark.parametrize(
+    ("order", "count", "reason"),
+    [
+        ((None, None), 3, "none of its 3 steps can be traced: they are in the warm-up, proven or"),
+        ((5, 9), 8, "its loop has 8 steps, and step 9 was to be traced"),
+        ((2, 7), 8, "no step after warm-up would be left to be timed"),
+    ],
+)
+def test_steps_that_cannot_be_traced_have_a_reason(
+    order: tuple[int | None, int | None], count: int, reason: str
+) -> None:
+    """Without a step to time, the phase would have no rate."""
+    steps, said = choose_steps(*order, count, 1, {0, count - 1})
+    assert not steps and said.startswith(reason)
+
+
+def test_steps_are_traced_as_asked() -> None:
+    """Also those that are proven, or in the warm-up."""
+    assert choose_steps(1, 2, 8, 1, {0, 7}) == (range(2), "")
+
+
+@dataclass
+class Event:
+    """A fake of torch's FunctionEvent."""
+
+    name: str
+    start: float  # µs
+    end: float
+    device_type: str = "DeviceType.CPU"
+
+    @property
+    def time_range(self) -> Any:
+        return SimpleNamespace(start=self.start, end=self.end)
+
+
+def kernel(name: str, start: float, end: float) -> Event:
+    return Event(name, start, end, "DeviceType.CUDA")
+
+
+def shares_us(*events: Event) -> dict[str, int]:
+    return {name: round(value * 1e6) for name, value in summarize(events).items()}
+
+
+def test_kernels_are_counted_by_class_on_cuda() -> None:
+    """Annotations, which the device's timeline repeats, are no kernels; neither is what ran before
+    the first step."""
+    shares = shares_us(
+        Event("step 4", 0, 100),
+        Event("aten::mm", 0, 90),
+        Event("DistributedDataParallel.forward", 5, 50),
+        kernel("step 4", 0, 100),
+        kernel("DistributedDataParallel.forward", 5, 50),
+        kernel("sm90_xmma_gemm_f32", -20, 30),
+        kernel("sm90_xmma_gemm_f32", 20, 40),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 30, 60),
+        kernel("Memcpy DtoD (Device -> Device)", 70, 75),
+        kernel("Memset (Device)", 75, 80),
+    )
+    assert shares == {
+        "span_s": 100,
+        "compute_s": 40,
+        "communication_s": 30,
+        "copy_s": 10,
+        "overlapped_s": 10,
+        "idle_s": 30,
+    }
+
+
+def test_operators_are_counted_by_class_on_the_cpu() -> None:
+    """An operator that copies within another counts as a copy; gloo works in its own threads."""
+    shares = shares_us(
+        Event("step 4", 0, 50),
+        Event("step 5", 50, 100),
+        Event("aten::linear", 0, 40),
+        Event("aten::copy_", 10, 20),
+        Event("gloo:all_reduce", 30, 60),
+        Event("Optimizer.step#AdamW.step", 60, 100),  # an annotation, not an operator
+    )
+    assert shares == {
+        "span_s": 100,
+        "compute_s": 30,
+        "communication_s": 30,
+        "copy_s": 10,
+        "overlapped_s": 10,
+        "idle_s": 40,
+    }
+
+
+def test_trace_that_cannot_be_written_has_a_reason(tmp_path: Path) -> None:
+    """The training goes on: a full disk is no fault of the steps."""
+    tmp_path.joinpath("traces").write_text("")
+    trace = StepTrace(range(1), tmp_path / "traces" / "rank_00000.json.gz", on_cuda=False)
+    trace.begin(0)
+    trace.end()
+    assert (trace.write() or {})["reason"].startswith("FileExistsError: ")
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, PhaseResult]:
+    """A run of two phases of two ranks, to be traced on both; the loop of one is too short for the
+    steps that were asked for."""
+    with none_left() as (marker, _):
+        suite = Suite(tmp_path_factory.mktemp("traced"), marker, real_torchrun=True)
+        for name, steps in (("long", 16), ("short", 8)):
+            args = {**SMALL, "steps": steps}
+            script = SMOKE_TESTS / "train_mlp.py"
+            suite.phase(name, base="Trained", body="pass", script=script, gpus_per_node=2, args=args)
+        words = ("--cluster-trace=long", "--cluster-trace=short", "--cluster-trace-steps=7-9")
+        outcome = suite.run_apart(*words, "--cluster-trace-ranks=0-1")
+    return outcome, outcome.evidence("long")
+
+
+def test_trace_of_each_chosen_rank_is_kept(traced: tuple[Outcome, PhaseResult]) -> None:
+    """Chrome's format, with the steps and the collectives; the page links to it."""
+    outcome, result = traced
+    assert outcome.ret == 0, outcome.output
+    page = (outcome.files.report / "index.html").read_text()
+    for rank in range(2):
+        name = f"traces/rank_{rank:05d}.json.gz"
+        assert f"phases/long/{name}" in page
+        with gzip.open(outcome.files.report / "phases" / "long" / name) as stream:
+            events = json.load(stream)["traceEvents"]
+        names = {event.get("name", "") for event in events}
+        assert {"step 7", "step 8", "step 9"} <= names and not {"step 6", "step 10"} & names
+        assert "gloo:all_reduce" in names and "aten::addmm" in names
+
+
+def test_time_of_a_trace_is_told_by_class(traced: tuple[Outcome, PhaseResult]) -> None:
+    """In the record and on the terminal."""
+    outcome, _ = traced
+    for rank, trace in enumerate(outcome.phase("long")["traces"]):
+        assert (trace["rank"], trace["first"], trace["last"]) == (rank, 7, 9)
+        used_s = trace["compute_s"] + trace["copy_s"] + trace["communication_s"]
+        assert 0 < trace["compute_s"] and 0 < trace["communication_s"] < trace["span_s"]
+        assert used_s - trace["overlapped_s"] + trace["idle_s"] == pytest.approx(trace["span_s"])
+        assert f"long: trace of rank {rank}, steps 7-9" in outcome.output
+
+
+def test_traced_steps_are_left_out_of_the_rates(traced: tuple[Outcome, PhaseResult]) -> None:
+    """On every rank, together with the proven ones."""
+    _, result = traced
+    for rank in result.ranks:
+        times = rank.events.last("step_times") or {}
+        proven = (rank.events.last("proof_plan") or {})["steps"]
+        assert set(times["proven"]) == {step - 1 for step in proven} | {6, 7, 8}
+
+
+def test_rank_without_a_trace_says_why(traced: tuple[Outcome, PhaseResult]) -> None:
+    """The phase passes all the same."""
+    outcome, _ = traced
+    assert outcome.phase("short")["outcome"] == "passed"
+    line = "short: no trace of rank 1: its loop has 8 steps, and step 9 was to be traced"
+    assert line in outcome.output
