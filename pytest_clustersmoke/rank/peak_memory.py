@@ -1,4 +1,4 @@
-"""The peak memory of a training loop, without the steps in which proofs are made.
+"""The peak memory of a training loop, without the steps that are proven or traced.
 
 On CUDA it is what torch's allocator handed out and what it reserved; on the CPU it is the resident
 memory of the process. Both peaks can be reset.
@@ -13,13 +13,21 @@ from pathlib import Path
 GIB = 2**30
 # Writing 5 resets the peak resident memory of this process (Linux 4.0, proc(5)).
 CLEAR_REFS, RESET_PEAK = Path("/proc/self/clear_refs"), "5"
+STATM = Path("/proc/self/statm")
+
+
+def resident_bytes() -> int:
+    """The resident memory of this process now; 0 if it cannot be read."""
+    with suppress(OSError, ValueError):
+        return int(STATM.read_text().split()[1]) * resource.getpagesize()
+    return 0
 
 
 class PeakMemory:
-    """`pause` before a proven step, `resume` after it; `metrics` at the end of the loop.
+    """`pause` before a proven or traced step, `resume` after it; `metrics` at the end of the loop.
 
-    `held` are bytes of the host that are not the training's, such as a snapshot of its state; they
-    are subtracted from the peak after the next `resume`.
+    `held` are bytes of the host that are not the training's, such as a snapshot of its state or
+    what a profiler keeps; they are subtracted from the peak after the next `resume`.
     """
 
     def __init__(self, device: str) -> None:

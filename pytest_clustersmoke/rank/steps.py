@@ -20,7 +20,7 @@ from ..evidence.telemetry import MARK_EVERY_S
 from ..text import plural
 from .own_step import OwnStep
 from .pass_watch import PassWatch
-from .peak_memory import PeakMemory
+from .peak_memory import PeakMemory, resident_bytes
 from .process_group import barrier
 from .proof import FP16, StepProver
 from .rank_environment import RankMisuse, TraceOrder
@@ -117,6 +117,7 @@ class StepLog:
         self._own_step_after = max(1, self.warmup)
         if self._trace is not None and self._own_step_after in self._trace.steps:
             self._own_step_after = self._trace.steps[-1] + 1
+        self._resident = 0  # bytes, before the trace
         self._untimed_s = 0.0  # how long measurements took, between steps
         self._memory = PeakMemory(str(device))
         self._before_step = before_step or (lambda index, count: None)
@@ -227,12 +228,14 @@ class StepLog:
         """Begin a step: what the program did after the step before is no part of it."""
         if self._twin is not None and self.recorded == self._twin.first:
             with self._untimed():
-                self._memory.held = self._twin.take_snapshot()
+                self._memory.held += self._twin.take_snapshot()
         if self._prover is not None and self.recorded in self._prover.steps:
             self._memory.pause()
             self._prover.begin(self.recorded)
         if self._trace is not None and self.recorded in self._trace.steps:
             self._memory.pause()
+            if self.recorded == self._trace.steps[0]:
+                self._resident = resident_bytes()
             self._trace.begin(self.recorded)
         self._before_step(self.recorded, self.count)
 
@@ -264,6 +267,7 @@ class StepLog:
                 first, last = self._trace.steps[0] + 1, self._trace.steps[-1] + 1
                 proven = sorted(step + 1 for step in self._proven.intersection(self._trace.steps))
                 self._events.event("trace", first=first, last=last, proven=proven, **fields)
+                self._memory.held += max(0, resident_bytes() - self._resident)
             if self._world_size > 1:
                 barrier(self._device)
 

@@ -6,6 +6,7 @@ traced steps take longer, so they are left out of every rate and of the peak mem
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -86,7 +87,8 @@ class StepTrace:
             self._profiler.export_chrome_trace(str(self._path))
             return {"bytes": self._path.stat().st_size, **shares}
         except (OSError, RuntimeError, ValueError) as error:  # a full disk, say: no fault of a step
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path.unlink()
             return {"reason": f"{type(error).__name__}: {error}"}
 
 

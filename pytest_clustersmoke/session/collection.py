@@ -89,8 +89,8 @@ class PhaseCollection:
 
     def with_traces(self, phases: Mapping[str, Phase]) -> dict[str, Phase]:
         """The phases, those of --cluster-trace with what to trace."""
-        steps = self.config.getoption("--cluster-trace-steps") or (None, None)
-        trace = Trace(*steps, self.config.getoption("--cluster-trace-ranks") or (0,))
+        first, last = self.config.getoption("--cluster-trace-steps") or (None, None)
+        trace = Trace(first, last, self.config.getoption("--cluster-trace-ranks") or (0,))
         wanted = self.config.getoption("--cluster-trace")
         return {
             name: replace(phase, trace=trace) if name in wanted else phase

@@ -18,6 +18,8 @@ from tests.support.harness import SMOKE_TESTS, Suite
 from tests.support.leftovers import none_left
 from tests.support.outcome import Outcome
 
+MLP = SMOKE_TESTS / "train_mlp.py"
+
 
 @pytest.mark.parametrize(
     ("count", "warmup", "proven", "chosen"),
@@ -141,8 +143,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, PhaseResu
         suite = Suite(tmp_path_factory.mktemp("traced"), marker, real_torchrun=True)
         for name, steps in (("long", 16), ("short", 8)):
             args = {**SMALL, "steps": steps}
-            script = SMOKE_TESTS / "train_mlp.py"
-            suite.phase(name, base="Trained", body="pass", script=script, gpus_per_node=2, args=args)
+            suite.phase(name, "pass", "Trained", script=MLP, gpus_per_node=2, args=args)
         words = ("--cluster-trace=long", "--cluster-trace=short", "--cluster-trace-steps=7-9")
         outcome = suite.run_apart(*words, "--cluster-trace-ranks=0-1")
     return outcome, outcome.evidence("long")
@@ -150,7 +151,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, PhaseResu
 
 def test_trace_of_each_chosen_rank_is_kept(traced: tuple[Outcome, PhaseResult]) -> None:
     """Chrome's format, with the steps and the collectives; the page links to it."""
-    outcome, result = traced
+    outcome, _ = traced
     assert outcome.ret == 0, outcome.output
     page = (outcome.files.report / "index.html").read_text()
     for rank in range(2):
@@ -169,7 +170,7 @@ def test_time_of_a_trace_is_told_by_class(traced: tuple[Outcome, PhaseResult]) -
     for rank, trace in enumerate(outcome.phase("long")["traces"]):
         assert (trace["rank"], trace["first"], trace["last"]) == (rank, 7, 9)
         used_s = trace["compute_s"] + trace["copy_s"] + trace["communication_s"]
-        assert 0 < trace["compute_s"] and 0 < trace["communication_s"] < trace["span_s"]
+        assert trace["compute_s"] > 0 and 0 < trace["communication_s"] < trace["span_s"]
         assert used_s - trace["overlapped_s"] + trace["idle_s"] == pytest.approx(trace["span_s"])
         assert f"long: trace of rank {rank}, steps 7-9" in outcome.output
 

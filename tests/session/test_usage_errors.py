@@ -469,13 +469,13 @@ def test_max_jobs_must_be_a_positive_number(suite: Suite, value: str) -> None:
     [
         (
             ("--cluster-trace=smal",),
-            "--cluster-trace: no collected phase `smal` runs on one; expected one of small; did you "
-            "mean `small`?",
+            "--cluster-trace: no collected phase `smal` runs on one; expected one of small; "
+            "did you mean `small`?",
         ),
         (
             ("--cluster-trace=small", "--cluster-trace-ranks=0,3"),
-            "--cluster-trace-ranks: phase `small` has 1 rank, and rank 3 was to be traced; expected "
-            "ranks from 0 to 0",
+            "--cluster-trace-ranks: phase `small` has 1 rank, and rank 3 was to be traced; "
+            "expected ranks from 0 to 0",
         ),
         (("--cluster-trace-ranks=0",), "--cluster-trace-ranks needs --cluster-trace PHASE"),
         (("--cluster-trace-steps=4",), "--cluster-trace-steps needs --cluster-trace PHASE"),
