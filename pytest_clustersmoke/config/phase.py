@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..text import Problem, near, plural
+from ..text import Problem, name_ranks, near, plural
 from .marker import TORCHRUN, Marked, size_mark
 from .profile import EnvBlock, Profile
 
@@ -72,6 +72,10 @@ class Trace:
     first: int | None
     last: int | None
     ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        steps = f"steps {self.first}-{self.last}" if self.first else "steps after warm-up"
+        return f"{steps}, {name_ranks(self.ranks)}"
 
     def as_spec(self) -> dict[str, Any]:
         return {"first": self.first, "last": self.last, "ranks": list(self.ranks)}

@@ -85,6 +85,8 @@ def _source_lines(phase: Phase) -> Iterator[str]:
         if setting.source == DEFAULT:  # many phases prove no step
             continue
         rows.append((name, setting.value, setting.source))
+    if phase.trace is not None:
+        rows.append(("trace", phase.trace, "--cluster-trace"))
     groups: Mapping[str, Mapping[str, Sourced]] = {
         "args": phase.args,
         "slurm": phase.slurm,

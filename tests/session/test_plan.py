@@ -64,7 +64,9 @@ def test_plan_for_slurm_needs_no_slurm(suite: Suite, monkeypatch: pytest.MonkeyP
     suite.phase()
     suite.phase("wide", nodes=2, gpus_per_node=2)
     monkeypatch.setenv("PATH", str(suite.path))
-    result = suite.run("--cluster-dry-run", "--cluster-set", "wide.slurm.time=5", "-m", "multinode")
+    traced = ("--cluster-trace=wide", "--cluster-trace-steps=4-6", "--cluster-trace-ranks=3,0")
+    changed = ("--cluster-set", "wide.slurm.time=5")
+    result = suite.run("--cluster-dry-run", *changed, *traced, "-m", "multinode")
     text = result.stdout.str()
     assert "=== wide" in text and "=== small" not in text
     for line in (
@@ -74,6 +76,7 @@ def test_plan_for_slurm_needs_no_slurm(suite: Suite, monkeypatch: pytest.MonkeyP
         "#SBATCH --partition=main",
         "#SBATCH --qos=high",
         "#SBATCH --time=5",
+        "trace                      steps 4-6, ranks 0, 3    # --cluster-trace",
         "module load cuda",
         "unset NCCL_SOCKET_IFNAME",
         "export NCCL_IB_DISABLE=0",
