@@ -50,6 +50,7 @@ class _Rank:
     stage: str = "init"
     step: int = 0
     steps: int = 0
+    writes_trace: bool = False  # or waits for the ranks that do, between two steps
     progressed_at: float = 0.0
     done: bool = False
     error: dict[str, Any] | None = None
@@ -212,6 +213,8 @@ class RankWatch:
         return Trouble("stalled", why, rank.rank, {"stage": "exit", "step": 0})
 
     def _limit_s(self, rank: _Rank) -> float:
+        if rank.writes_trace:
+            return DEFAULT_LIMIT_S
         steps = "train_step" if rank.step else "first_step"
         key = {"train": steps, "twin": steps}.get(rank.stage, rank.stage)
         return float(self._limits.get(key, DEFAULT_LIMIT_S))
@@ -329,6 +332,8 @@ def _apply_event(rank: _Rank, record: dict[str, Any]) -> None:
         step, steps = record.get("step"), record.get("steps")
         if type(step) is int and type(steps) is int and step > 0:  # not isinstance: bools are ints
             rank.step, rank.steps = step, steps
+    elif event == "trace_write":
+        rank.writes_trace = record.get("state") == "begin"
     elif event == "error":
         rank.error = record
     elif event == "done":

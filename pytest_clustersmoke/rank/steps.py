@@ -262,6 +262,8 @@ class StepLog:
         self._memory.resume()
         if not is_last:
             return
+        # Writing may take longer than the limit of a step, also for the ranks that only wait.
+        self._events.event("trace_write", state="begin")
         with self._untimed():
             if (fields := self._trace.write()) is not None:
                 first, last = self._trace.steps[0] + 1, self._trace.steps[-1] + 1
@@ -270,6 +272,7 @@ class StepLog:
                 self._memory.held += max(0, resident_bytes() - self._resident)
             if self._world_size > 1:
                 barrier(self._device)
+        self._events.event("trace_write", state="end")
 
     def _measure_own_step(self) -> None:
         if self._own_step is not None:

@@ -187,6 +187,24 @@ def test_second_pass_has_the_limits_of_the_first(
     assert ("stage twin, after step 7 of 9" in trouble.why) is (marks == 1)
 
 
+@pytest.mark.parametrize(("ends", "is_stalled"), [(False, False), (True, True)])
+def test_writing_a_trace_may_take_longer_than_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool, is_stalled: bool
+) -> None:
+    """Also on the ranks that wait for it; the next step has its own limit again."""
+    step = {"event": "step", "step": 6, "steps": 9}
+    writes = [{"event": "trace_write", "state": state} for state in ("begin", "end")[: 1 + ends]]
+    watch = watch_rank(tmp_path, THIS, TRAIN, step, writes[0], {"event": "trace"}, *writes[1:])
+    watch._job.spec["timeout_s"] = 10_000.0
+    now = time.monotonic()
+    clock = "pytest_clustersmoke.node.rank_progress.time.monotonic"
+    monkeypatch.setattr(clock, lambda: now + watch._limits["train_step"] + 1)
+    assert (watch.trouble() is not None) is is_stalled
+    monkeypatch.setattr(clock, lambda: now + rank_progress.DEFAULT_LIMIT_S + 1)
+    trouble = watch.trouble()
+    assert trouble is not None and trouble.reason == "stalled"
+
+
 class StoppedJob:
     """A watch over a training rank; a test sets the clock, and how long the job was stopped."""
 
