@@ -16,6 +16,8 @@ from .session.selection import ItemSelection
 if TYPE_CHECKING:
     from .criteria.phase_criteria import PhaseView
 
+MAX_TRACED_STEPS = 50  # a trace of a large model has tens of MB per step
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("clustersmoke", "acceptance tests for GPU clusters")
@@ -61,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cluster-trace-steps",
         type=_parse_steps,
         metavar="FIRST-LAST",
-        help="the steps to trace, counted from 1 (default: 3 after warm-up)",
+        help="the steps to trace, counted from 1 (default: the last 3 in a row without a proof)",
     )
     group.addoption(
         "--cluster-trace-ranks",
@@ -103,9 +105,10 @@ def _parse_steps(text: str) -> tuple[int, int]:
 
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= first <= last:
+    if not 1 <= first <= last < first + MAX_TRACED_STEPS:
         raise argparse.ArgumentTypeError(
-            f"expected a step or FIRST-LAST, counted from 1, such as 10-12; got {text!r}"
+            f"expected a step or FIRST-LAST, at most {MAX_TRACED_STEPS} steps counted from 1, such "
+            f"as 10-12; got {text!r}"
         )
     return first, last
 

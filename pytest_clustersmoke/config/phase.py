@@ -66,15 +66,17 @@ class Staged:
 
 @dataclass(frozen=True)
 class Trace:
-    """What --cluster-trace asks for: the first and last step, from 1 (None: the rank chooses some
-    after warm-up), on which ranks, in order."""
+    """What --cluster-trace asks for: the first and last step, from 1 (None: the rank chooses
+    the last that are not proven), on which ranks, in order."""
 
     first: int | None
     last: int | None
     ranks: tuple[int, ...]
 
     def __str__(self) -> str:
-        steps = f"steps {self.first}-{self.last}" if self.first else "steps after warm-up"
+        steps = (
+            f"steps {self.first}-{self.last}" if self.first else "the last steps without a proof"
+        )
         return f"{steps}, {name_ranks(self.ranks)}"
 
     def as_spec(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ counts as missing, and a missing value is never a pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -247,15 +247,15 @@ class RankResult:
 
     @cached_property
     def step_times_s(self) -> tuple[float, ...]:
-        """Seconds of each step after warm-up that was not proven, since a proof takes time; empty
+        """Seconds of each step after warm-up that was not proven or traced, which takes time; empty
         if anything recorded is not a time."""
-        record = self.events.last("step_times") or {}
-        return self._times_s("seconds", set(parse_numbers(record.get("proven"))))
+        return self._times_s("seconds", "proven", "traced")
 
     @cached_property
     def own_times_s(self) -> tuple[float, ...]:
-        """Seconds of its own part of each step after warm-up (`Step.local_done`)."""
-        return self._times_s("local_seconds")
+        """Seconds of its own part of each step after warm-up (`Step.local_done`), which a trace
+        makes longer, and a proof, which comes later, does not."""
+        return self._times_s("local_seconds", "traced")
 
     def own_passes_s(self, cpu: bool) -> dict[str, tuple[float, ...]]:
         """Part of the rank's own step (`forward`, `backward`, `optimizer`) -> its seconds in each
@@ -270,8 +270,9 @@ class RankResult:
         times_only = all(0 <= time < math.inf for times in passes.values() for time in times)
         return passes if len(counts) == 1 and counts != {0} and times_only else {}
 
-    def _times_s(self, name: str, left_out: Collection[float] = ()) -> tuple[float, ...]:
+    def _times_s(self, name: str, *leaves_out: str) -> tuple[float, ...]:
         record = self.events.last("step_times") or {}
+        left_out = {step for key in leaves_out for step in parse_numbers(record.get(key))}
         times = parse_numbers(record.get(name))
         if not all(0 <= time < math.inf for time in times):
             return ()

@@ -14,7 +14,7 @@
 | `rank_events.py` | events to the rank's file, a readable line on rank 0's stdout |
 | `steps.py` | timing, losses and memory of a training loop |
 | `step_clock.py` | when each step began and ended, without waiting for the device |
-| `peak_memory.py` | the peak memory of the loop, without proven steps |
+| `peak_memory.py` | the peak memory of the loop, without proven or traced steps |
 | `trace.py` | a trace of some steps, and where their time went |
 | `proof.py` | which steps of a loop are proven, and how |
 | `replay.py` | whether a rank's pass gives the same bits again |

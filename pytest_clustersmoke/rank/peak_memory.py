@@ -24,7 +24,8 @@ def resident_bytes() -> int:
 
 
 class PeakMemory:
-    """`pause` before a proven or traced step, `resume` after it; `metrics` at the end of the loop.
+    """`pause` before a proven or traced step, `resume` after it, in pairs that may be nested;
+    `metrics` at the end of the loop.
 
     `held` are bytes of the host that are not the training's, such as a snapshot of its state or
     what a profiler keeps; they are subtracted from the peak after the next `resume`.
@@ -34,12 +35,18 @@ class PeakMemory:
         self._device = device
         self._highest = 0  # bytes, before the last pause
         self._reserved = 0
+        self._pauses = 0
         self.held = 0
 
     def pause(self) -> None:
-        self._highest = max(self._highest, self._peak())
+        if not self._pauses:
+            self._highest = max(self._highest, self._peak())
+        self._pauses += 1
 
     def resume(self) -> None:
+        self._pauses -= 1
+        if self._pauses:
+            return
         if self._device.startswith("cuda"):
             import torch
 

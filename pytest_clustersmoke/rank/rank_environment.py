@@ -24,7 +24,7 @@ class RankMisuse(ValueError):
 
 @dataclass(frozen=True)
 class TraceOrder:
-    """The steps to be traced, from 1 (None: some after warm-up), and this rank's file for them;
+    """The steps to be traced, from 1 (None: the last ones), and this rank's file for them;
     None if other ranks record them, and this one only leaves them out of its figures."""
 
     first: int | None

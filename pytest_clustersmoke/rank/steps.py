@@ -117,7 +117,6 @@ class StepLog:
         self._own_step_after = max(1, self.warmup)
         if self._trace is not None and self._own_step_after in self._trace.steps:
             self._own_step_after = self._trace.steps[-1] + 1
-        self._resident = 0  # bytes, before the trace
         self._untimed_s = 0.0  # how long measurements took, between steps
         self._memory = PeakMemory(str(device))
         self._before_step = before_step or (lambda index, count: None)
@@ -233,9 +232,8 @@ class StepLog:
             self._memory.pause()
             self._prover.begin(self.recorded)
         if self._trace is not None and self.recorded in self._trace.steps:
-            self._memory.pause()
             if self.recorded == self._trace.steps[0]:
-                self._resident = resident_bytes()
+                self._start_trace(self._trace)
             self._trace.begin(self.recorded)
         self._before_step(self.recorded, self.count)
 
@@ -250,29 +248,46 @@ class StepLog:
             )
         self._memory.resume()
 
+    def _start_trace(self, trace: StepTrace) -> None:
+        """Start the profiler, and let all ranks begin the first traced step together."""
+        self._memory.pause()
+        with self._untimed(), self._not_training():
+            trace.start()
+            self._meet()
+
     def _end_trace(self) -> None:
         """End the step just recorded, if it was traced; after the last of them all ranks wait until
-        the trace is written, so that no later step does."""
+        the traces are written, so that no later step does."""
         if self._trace is None or self.recorded - 1 not in self._trace.steps:
             return
-        is_last = self.recorded - 1 == self._trace.steps[-1]
-        if is_last:
-            self._clock.wait()
-        self._trace.end()
-        self._memory.resume()
-        if not is_last:
+        if self.recorded - 1 != self._trace.steps[-1]:
+            self._trace.end()
             return
+        self._clock.wait()
+        self._trace.end()
         # Writing may take longer than the limit of a step, also for the ranks that only wait.
         self._events.event("trace_write", state="begin")
-        with self._untimed():
+        with self._untimed(), self._not_training():
             if (fields := self._trace.write()) is not None:
                 first, last = self._trace.steps[0] + 1, self._trace.steps[-1] + 1
                 proven = sorted(step + 1 for step in self._proven.intersection(self._trace.steps))
                 self._events.event("trace", first=first, last=last, proven=proven, **fields)
-                self._memory.held += max(0, resident_bytes() - self._resident)
-            if self._world_size > 1:
-                barrier(self._device)
+            self._meet()
+        self._memory.resume()
         self._events.event("trace_write", state="end")
+
+    @contextmanager
+    def _not_training(self) -> Iterator[None]:
+        """Count what the process keeps of this as no memory of the training."""
+        before = resident_bytes()
+        yield
+        self._memory.held += max(0, resident_bytes() - before)
+
+    def _meet(self) -> None:
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized():
+            barrier(self._device)
 
     def _measure_own_step(self) -> None:
         if self._own_step is not None:
@@ -323,7 +338,8 @@ class StepLog:
             seconds=seconds[:MOST_STEP_TIMES],
             warmup=self.warmup,
             local_seconds=self._clock.local_seconds()[:MOST_STEP_TIMES],
-            proven=sorted(self._left_out),  # the key's name is older than traces
+            proven=sorted(self._proven & self._left_out),
+            traced=sorted(self._left_out.intersection(self._trace.steps if self._trace else ())),
             proof_seconds=sum(self._prover.seconds.values()) if self._prover else 0.0,
         )
         if (gradients := self._watch.close()) is not None:

@@ -105,6 +105,8 @@ def publish(
     copier = EvidenceCopier(run, target)
     for phase in record.phases:
         copier.copy_phase(phase)
+    for phase in record.phases:
+        copier.copy_traces(phase)
     remarks = [*unread, *_write_views(record, target, environ, copier.will_copy_journal())]
     remarks += try_history(lambda: store_run(record, report_dir, not unread))
     for phase in record.phases:

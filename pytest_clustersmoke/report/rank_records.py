@@ -75,8 +75,9 @@ def _trace(rank: RankResult, result: PhaseResult) -> TraceRecord:
     if event is None:
         return TraceRecord(rank=rank.rank, reason=NO_TRACE)
     shares = {name: parse_finite(event.get(name)) for name in SHARES}
+    first, last = parse_int(event.get("first")), parse_int(event.get("last"))
     reason = parse_text(event.get("reason")) or ""
-    if not reason and None in shares.values():
+    if not reason and None in (first, last, *shares.values()):
         reason = "its event is malformed"
     if reason:
         return TraceRecord(rank=rank.rank, reason=reason)
@@ -84,8 +85,8 @@ def _trace(rank: RankResult, result: PhaseResult) -> TraceRecord:
         rank=rank.rank,
         reason="",
         file=str(result.directory.rank_trace(rank.rank).relative_to(result.directory.root)),
-        first=parse_int(event.get("first")),
-        last=parse_int(event.get("last")),
+        first=first,
+        last=last,
         proven=parse_ints(event.get("proven")),
         **shares,
     )

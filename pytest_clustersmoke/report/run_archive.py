@@ -27,6 +27,7 @@ EXCERPT_LINES, MAX_LINE = 200, 4000
 EXCERPT = re.compile(r"(?P<file>.+)\.line-(?P<line>\d{1,15})\.txt")
 # Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.
 SKIPPED = {"output", "build"}
+TRACES = "traces"
 # A run whose controller was killed never closes its journal; after a month it counts as over.
 ABANDONED_S = 30 * 24 * 3600
 
@@ -76,9 +77,13 @@ class EvidenceCopier:
         for name in quoted:
             self._copy_excerpt(root, name)
         # What findings quote comes first, as long as there is room.
-        self._copy(
-            sorted(_evidence(root), key=lambda path: str(path.relative_to(root)) not in quoted)
-        )
+        files = [path for path in _evidence(root) if path.parent != root / TRACES]
+        self._copy(sorted(files, key=lambda path: str(path.relative_to(root)) not in quoted))
+
+    def copy_traces(self, phase: PhaseRecord) -> None:
+        """After the evidence of all phases: traces are large, and no finding quotes them."""
+        root = self._run.phase(phase.phase).root
+        self._copy(path for path in _evidence(root) if path.parent == root / TRACES)
 
     def _copy_excerpt(self, root: Path, name: str) -> None:
         match = EXCERPT.fullmatch(name)

@@ -159,7 +159,7 @@ class Session:
         no criterion judges and no report lists."""
         for name, base in self.run.requested_reruns().items() if self._confirms else ():
             if name not in self.phases and base in self.results:
-                self.phases[name] = replace(self.phases[base], name=name)
+                self.phases[name] = replace(self.phases[base], name=name, trace=None)
                 self.board.add(name)
                 self._waiting.append(self.phases[name])
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,17 +22,17 @@ MLP = SMOKE_TESTS / "train_mlp.py"
 @pytest.mark.parametrize(
     ("count", "warmup", "proven", "chosen"),
     [
-        (20, 4, (), range(4, 7)),
-        (20, 4, (0, 5, 9, 19), range(6, 9)),
-        (8, 1, (0, 3, 7), range(4, 7)),
+        (20, 4, (), range(17, 20)),
+        (20, 4, (0, 5, 15, 19), range(16, 19)),
+        (8, 1, (0, 5, 7), range(2, 5)),
         (8, 1, (0, 2, 4, 7), range(5, 7)),  # no three in a row
-        (4, 0, (0, 3), range(1, 2)),  # step 3 is left to be timed
+        (4, 0, (0, 3), range(2, 3)),  # step 2 is left to be timed
     ],
 )
-def test_steps_after_warm_up_are_traced_that_no_proof_makes_longer(
+def test_last_steps_are_traced_that_no_proof_makes_longer(
     count: int, warmup: int, proven: tuple[int, ...], chosen: range
 ) -> None:
-    """The first three in a row, or fewer in a short loop."""
+    """Three in a row, or fewer in a short loop: a profiler may slow the steps after it."""
     assert choose_steps(None, None, count, warmup, proven) == (chosen, "")
 
 
@@ -59,42 +57,31 @@ def test_steps_are_traced_as_asked() -> None:
     assert choose_steps(1, 2, 8, 1, {0, 7}) == (range(2), "")
 
 
-@dataclass
-class Event:
-    """A fake of torch's FunctionEvent."""
-
-    name: str
-    start: float  # µs
-    end: float
-    device_type: str = "DeviceType.CPU"
-
-    @property
-    def time_range(self) -> Any:
-        return SimpleNamespace(start=self.start, end=self.end)
+def event(cat: str, name: str, begin_us: float, end_us: float) -> dict[str, Any]:
+    """An event of Chrome's format."""
+    return {"ph": "X", "cat": cat, "name": name, "ts": begin_us, "dur": end_us - begin_us}
 
 
-def kernel(name: str, start: float, end: float) -> Event:
-    return Event(name, start, end, "DeviceType.CUDA")
-
-
-def shares_us(*events: Event) -> dict[str, int]:
-    return {name: round(value * 1e6) for name, value in summarize(events).items()}
+def shares_us(*events: dict[str, Any], on_cuda: bool) -> dict[str, int]:
+    shares = summarize([{"ph": "M", "name": "process_name"}, *events], on_cuda)
+    return {name: round(value * 1e6) for name, value in shares.items()}
 
 
 def test_kernels_are_counted_by_class_on_cuda() -> None:
     """Annotations, which the device's timeline repeats, are no kernels; neither is what ran before
-    the first step."""
+    the first step. A compiled kernel is one, though the host has an event of its name."""
     shares = shares_us(
-        Event("step 4", 0, 100),
-        Event("aten::mm", 0, 90),
-        Event("DistributedDataParallel.forward", 5, 50),
-        kernel("step 4", 0, 100),
-        kernel("DistributedDataParallel.forward", 5, 50),
-        kernel("sm90_xmma_gemm_f32", -20, 30),
-        kernel("sm90_xmma_gemm_f32", 20, 40),
-        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 30, 60),
-        kernel("Memcpy DtoD (Device -> Device)", 70, 75),
-        kernel("Memset (Device)", 75, 80),
+        event("user_annotation", "step 4", 0, 100),
+        event("cpu_op", "aten::mm", 0, 90),
+        event("cpu_op", "triton_poi_fused_add_0", 0, 10),
+        event("gpu_user_annotation", "step 4", 0, 100),
+        event("gpu_user_annotation", "DistributedDataParallel.forward", 5, 50),
+        event("kernel", "sm90_xmma_gemm_f32", -20, 30),
+        event("kernel", "triton_poi_fused_add_0", 20, 40),
+        event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 30, 60),
+        event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 70, 75),
+        event("gpu_memset", "Memset (Device)", 75, 80),
+        on_cuda=True,
     )
     assert shares == {
         "span_s": 100,
@@ -109,12 +96,14 @@ def test_kernels_are_counted_by_class_on_cuda() -> None:
 def test_operators_are_counted_by_class_on_the_cpu() -> None:
     """An operator that copies within another counts as a copy; gloo works in its own threads."""
     shares = shares_us(
-        Event("step 4", 0, 50),
-        Event("step 5", 50, 100),
-        Event("aten::linear", 0, 40),
-        Event("aten::copy_", 10, 20),
-        Event("gloo:all_reduce", 30, 60),
-        Event("Optimizer.step#AdamW.step", 60, 100),  # an annotation, not an operator
+        event("user_annotation", "step 4", 0, 50),
+        event("user_annotation", "step 5", 50, 100),
+        event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 0, 100),
+        event("cpu_op", "aten::linear", 0, 40),
+        event("cpu_op", "aten::copy_", 10, 20),
+        event("user_annotation", "gloo:all_reduce", 30, 60),
+        event("user_annotation", "Optimizer.step#AdamW.step", 60, 100),
+        on_cuda=False,
     )
     assert shares == {
         "span_s": 100,
@@ -126,13 +115,37 @@ def test_operators_are_counted_by_class_on_the_cpu() -> None:
     }
 
 
+def test_trace_without_kernels_of_the_device_has_no_shares() -> None:
+    """Those of the host's operators would be taken for the GPU's."""
+    with pytest.raises(ValueError, match="the profiler recorded no kernel of the device"):
+        shares_us(
+            event("user_annotation", "step 4", 0, 50),
+            event("cpu_op", "aten::mm", 0, 9),
+            on_cuda=True,
+        )
+
+
 def test_trace_that_cannot_be_written_has_a_reason(tmp_path: Path) -> None:
     """The training goes on: a full disk is no fault of the steps."""
     tmp_path.joinpath("traces").write_text("")
     trace = StepTrace(range(1), tmp_path / "traces" / "rank_00000.json.gz", on_cuda=False)
+    trace.start()
     trace.begin(0)
     trace.end()
     assert (trace.write() or {})["reason"].startswith("FileExistsError: ")
+
+
+def test_profiler_of_the_program_itself_ends_no_training(tmp_path: Path) -> None:
+    """torch has one profiler a process: the trace says why it has nothing."""
+    from torch.profiler import ProfilerActivity, profile
+
+    trace = StepTrace(range(1), tmp_path / "rank_00000.json.gz", on_cuda=False)
+    with profile(activities=[ProfilerActivity.CPU]):
+        trace.start()
+        trace.begin(0)
+        trace.end()
+        assert "rofiler" in (trace.write() or {})["reason"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +194,10 @@ def test_traced_steps_are_left_out_of_the_rates(traced: tuple[Outcome, PhaseResu
     for rank in result.ranks:
         times = rank.events.last("step_times") or {}
         proven = (rank.events.last("proof_plan") or {})["steps"]
-        assert set(times["proven"]) == {step - 1 for step in proven} | {6, 7, 8}
+        assert set(times["proven"]) == {step - 1 for step in proven}
+        assert times["traced"] == [6, 7, 8]
+        left_out = {*times["proven"], *times["traced"]} - {*range(times["warmup"])}
+        assert len(rank.step_times_s) == 16 - times["warmup"] - len(left_out)
 
 
 def test_rank_without_a_trace_says_why(traced: tuple[Outcome, PhaseResult]) -> None:

@@ -113,6 +113,7 @@ def to_trace(folder: Path, ranks: object, count: int = 1) -> Evidence:
         ),
         ({"reason": "OSError: full"}, "no trace of rank 0: OSError: full"),
         ({**TRACED, "span_s": "nan"}, "no trace of rank 0: its event is malformed"),
+        ({**TRACED, "first": "4"}, "no trace of rank 0: its event is malformed"),
         ({**TRACED, "idle_s": [1]}, "no trace of rank 0: its event is malformed"),
     ],
 )

@@ -497,8 +497,13 @@ def test_trace_that_nobody_could_write_is_refused(
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
-        ("steps=0", "expected a step or FIRST-LAST, counted from 1, such as 10-12; got '0'"),
+        (
+            "steps=0",
+            "expected a step or FIRST-LAST, at most 50 steps counted from 1, such as 10-12; "
+            "got '0'",
+        ),
         ("steps=12-10", "such as 10-12; got '12-10'"),
+        ("steps=1-51", "such as 10-12; got '1-51'"),
         ("steps=all", "such as 10-12; got 'all'"),
         ("ranks=", "expected ranks, counted from 0, such as 0,3 or 0-3; got ''"),
         ("ranks=3-0", "such as 0,3 or 0-3; got '3-0'"),
