@@ -270,7 +270,7 @@ class StepLog:
         with self._untimed(), self._not_training():
             if (fields := self._trace.write()) is not None:
                 first, last = self._trace.steps[0] + 1, self._trace.steps[-1] + 1
-                proven = sorted(step + 1 for step in self._proven.intersection(self._trace.steps))
+                proven = sorted(step + 1 for step in self._proven & self._traced)
                 self._events.event("trace", first=first, last=last, proven=proven, **fields)
             self._meet()
         self._memory.resume()
@@ -339,7 +339,7 @@ class StepLog:
             warmup=self.warmup,
             local_seconds=self._clock.local_seconds()[:MOST_STEP_TIMES],
             proven=sorted(self._proven & self._left_out),
-            traced=sorted(self._left_out.intersection(self._trace.steps if self._trace else ())),
+            traced=sorted(self._traced),
             proof_seconds=sum(self._prover.seconds.values()) if self._prover else 0.0,
         )
         if (gradients := self._watch.close()) is not None:
@@ -406,12 +406,16 @@ class StepLog:
     def _left_out(self) -> frozenset[int]:
         """The steps (from 0) that are proven or traced. A loop in which no other step is left is
         timed as it is."""
-        left_out = self._proven.union(self._trace.steps if self._trace is not None else ())
+        left_out = self._proven | self._traced
         return left_out if set(range(self.warmup, self.count)) - left_out else frozenset()
 
     @property
     def _proven(self) -> frozenset[int]:
         return frozenset(self._prover.steps) if self._prover is not None else frozenset()
+
+    @property
+    def _traced(self) -> frozenset[int]:
+        return frozenset(self._trace.steps) if self._trace is not None else frozenset()
 
     def _average_losses(self) -> list[float]:
         """The mean over all ranks at each step; NaN if any rank had NaN."""

@@ -67,6 +67,10 @@ def shares_us(*events: dict[str, Any], on_cuda: bool) -> dict[str, int]:
     return {name: round(value * 1e6) for name, value in shares.items()}
 
 
+def named(**shares: int) -> dict[str, int]:
+    return {f"{name}_s": value for name, value in shares.items()}
+
+
 def test_kernels_are_counted_by_class_on_cuda() -> None:
     """Annotations, which the device's timeline repeats, are no kernels; neither is what ran before
     the first step. A compiled kernel is one, though the host has an event of its name."""
@@ -83,14 +87,7 @@ def test_kernels_are_counted_by_class_on_cuda() -> None:
         event("gpu_memset", "Memset (Device)", 75, 80),
         on_cuda=True,
     )
-    assert shares == {
-        "span_s": 100,
-        "compute_s": 40,
-        "communication_s": 30,
-        "copy_s": 10,
-        "overlapped_s": 10,
-        "idle_s": 30,
-    }
+    assert shares == named(span=100, compute=40, communication=30, copy=10, overlapped=10, idle=30)
 
 
 def test_operators_are_counted_by_class_on_the_cpu() -> None:
@@ -105,14 +102,7 @@ def test_operators_are_counted_by_class_on_the_cpu() -> None:
         event("user_annotation", "Optimizer.step#AdamW.step", 60, 100),
         on_cuda=False,
     )
-    assert shares == {
-        "span_s": 100,
-        "compute_s": 30,
-        "communication_s": 30,
-        "copy_s": 10,
-        "overlapped_s": 10,
-        "idle_s": 40,
-    }
+    assert shares == named(span=100, compute=30, communication=30, copy=10, overlapped=10, idle=40)
 
 
 def test_trace_without_kernels_of_the_device_has_no_shares() -> None:
@@ -136,7 +126,7 @@ def test_trace_that_cannot_be_written_has_a_reason(tmp_path: Path) -> None:
 
 
 def test_profiler_of_the_program_itself_ends_no_training(tmp_path: Path) -> None:
-    """torch has one profiler a process: the trace says why it has nothing."""
+    """torch has one profiler a process: ours takes its place, or says why it recorded nothing."""
     from torch.profiler import ProfilerActivity, profile
 
     trace = StepTrace(range(1), tmp_path / "rank_00000.json.gz", on_cuda=False)
@@ -177,7 +167,7 @@ def test_trace_of_each_chosen_rank_is_kept(traced: tuple[Outcome, PhaseResult]) 
         assert "gloo:all_reduce" in names and "aten::addmm" in names
 
 
-def test_time_of_a_trace_is_told_by_class(traced: tuple[Outcome, PhaseResult]) -> None:
+def test_time_of_a_trace_is_reported_by_class(traced: tuple[Outcome, PhaseResult]) -> None:
     """In the record and on the terminal."""
     outcome, _ = traced
     for rank, trace in enumerate(outcome.phase("long")["traces"]):

@@ -117,7 +117,7 @@ def to_trace(folder: Path, ranks: object, count: int = 1) -> Evidence:
         ({**TRACED, "idle_s": [1]}, "no trace of rank 0: its event is malformed"),
     ],
 )
-def test_trace_is_told_in_words(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+def test_trace_is_described_in_words(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
     """Where the time went, or why there is no trace; the event may hold anything."""
     evidence = to_trace(tmp_path, [0]).rank(0, ("trace", fields))
     (record,) = trace_records(evidence.result())
