@@ -3,7 +3,13 @@
 
 import pytest
 
-from pytest_clustersmoke.criteria import PhaseView, TalkedBetweenNodes, TalkedInsideNodes, Trained
+from pytest_clustersmoke.criteria import (
+    PhaseView,
+    Resumed,
+    TalkedBetweenNodes,
+    TalkedInsideNodes,
+    Trained,
+)
 
 SIZES = {
     "model": "mistralai/Mistral-7B-v0.1",
@@ -106,12 +112,14 @@ class TrainedWithFsdp(Trained, TalkedInsideNodes):
     "fsdp_1node",
     script="train_fsdp.py",
     gpus_per_node=8,
+    resume=5,
     args={**SIZES, "sharding": "full"},
     small=SMALL,
     needs=NEEDS,
 )
-class TestFsdpOnOneNode(TrainedWithFsdp):
-    """Eight GPUs of one node share all parameters."""
+class TestFsdpOnOneNode(TrainedWithFsdp, Resumed):
+    """Eight GPUs of one node share all parameters. After five steps the training goes on in new
+    processes, from the shards that all ranks saved."""
 
 
 @pytest.mark.fsdp

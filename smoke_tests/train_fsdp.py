@@ -30,6 +30,7 @@ from sft_model import add_adapters, build_base, describe_trained
 
 SHARDINGS = ("full", "grad_op", "hybrid")
 SHARDS = "sharded"
+STOPPED = "stopped"  # what the first attempt leaves to the next
 EVALUATED = 8  # examples that each rank evaluates after training, its own
 
 
@@ -155,8 +156,8 @@ def save(model: Any, optimizer: Any, rank: Rank) -> None:
 
 
 def train(args: argparse.Namespace, rank: Rank, examples: Batch, vocabulary: int) -> Any:
-    """Train, evaluate and save; returns a digest of the state. Frees the model: two might not
-    fit."""
+    """Train, evaluate and save; returns a digest of the state, or None if another attempt goes on.
+    Frees the model: two might not fit."""
     # Model.
     model, optimizer = rank.stage("model", lambda: build(args, rank, vocabulary, args.seed))
     rank.fact(**describe_trained(model), **describe_units(model), precision=args.precision)
@@ -164,6 +165,9 @@ def train(args: argparse.Namespace, rank: Rank, examples: Batch, vocabulary: int
     def loss_on(index: int, other: int) -> torch.Tensor:
         loss: torch.Tensor = model(**draw(examples, args, rank, index, other)).loss
         return loss
+
+    # A later attempt goes on with the state that the one before saved.
+    rank.resume(lambda: load(str(rank.output_dir / STOPPED), model, optimizer))
 
     # Loop. The passes that prove a step gather the parameters as the engine's do.
     before, untrained = sum_shards(model, rank), evaluate(model, examples, rank)
@@ -186,6 +190,15 @@ def train(args: argparse.Namespace, rank: Rank, examples: Batch, vocabulary: int
         step.backward_done()
         optimizer.step()
         step.record(loss=loss)
+    if rank.should_stop:  # the next attempt goes on from here
+        state = state_of(model, optimizer)
+        path = str(rank.output_dir / STOPPED)
+        rank.save_progress(
+            lambda: save_shards(state, checkpoint_id=path),
+            state=state,
+            next_loss=lambda index: loss_on(index, rank.rank),
+        )
+        return None
     after = sum_shards(model, rank)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     changed = {name for name in after if after[name] != before[name]}
@@ -213,6 +226,8 @@ def main() -> None:
         rank.fact(examples=len(examples["input_ids"]), dataset_digest=rank.digest(examples).hex)
 
         trained = train(args, rank, examples, vocabulary)
+        if rank.should_stop:
+            return
         gc.collect()
         path = str(rank.output_dir / SHARDS)
         seed = args.seed + 1

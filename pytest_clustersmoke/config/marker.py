@@ -21,6 +21,7 @@ MARKER_KEYS = (
     "timeout_s",
     "launcher",
     "after",
+    "resume",
     "needs",
 )
 # What starts the ranks on the nodes: node/launchers.py.
@@ -63,6 +64,7 @@ class Marked:
     needs: Needs = Needs()
     launcher: LauncherName = TORCHRUN
     after: str = ""  # the phase whose job must have passed before
+    resume: int = 0  # steps before it stops, saves, and goes on in new processes
 
     @property
     def size_mark(self) -> str:
@@ -145,6 +147,12 @@ def _check_values(kwargs: Mapping[str, Any], name: Any, where: str) -> list[Prob
         problems.append(
             Problem(f"after={after!r} of phase {name!r} is not valid", where, "a phase's name")
         )
+    resume = kwargs.get("resume", 0)
+    if type(resume) is not int or resume < 0:
+        expected = "a number of steps, or 0"
+        problems.append(
+            Problem(f"resume={resume!r} of phase {name!r} is not valid", where, expected)
+        )
     for key in ("nodes", "gpus_per_node", "timeout_s"):
         value = kwargs.get(key, 1)
         kinds = (int, float) if key == "timeout_s" else (int,)
@@ -213,5 +221,6 @@ def read_marker(
         Needs(**kwargs.get("needs", {})),
         kwargs.get("launcher", TORCHRUN),
         str(kwargs.get("after", "")),
+        kwargs.get("resume", 0),
     )
     return marked, problems

@@ -25,6 +25,7 @@ SIMPLE_KEYS = (
     "timeout_s",
     "launcher",
     "after",
+    "resume",
     "proof",
     "proof_steps",
 )
@@ -101,6 +102,7 @@ class Phase:
     small: Mapping[str, Sourced] = field(default_factory=dict)  # arguments that train in seconds
     launcher: Sourced = Sourced(TORCHRUN, DEFAULT)
     after: Sourced = Sourced("", DEFAULT)  # the phase whose job must have passed before
+    resume: Sourced = Sourced(0, DEFAULT)  # steps before it stops and is resumed; 0: it does not
     proof: Sourced = Sourced("sampled", DEFAULT)
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
     writes_gib: float = 0.0  # its checkpoint
@@ -213,6 +215,7 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
         timeout_s=Sourced(marked.timeout_s, marked.where),
         launcher=Sourced(marked.launcher, DEFAULT if marked.launcher == TORCHRUN else marked.where),
         after=Sourced(marked.after, marked.where if marked.after else DEFAULT),
+        resume=Sourced(marked.resume, marked.where if marked.resume else DEFAULT),
         args={**args, **small} if profile.sizes == "small" else args,
         small=small,
         writes_gib=0.0 if profile.sizes == "small" else marked.needs.writes_gib,

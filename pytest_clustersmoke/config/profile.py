@@ -186,6 +186,11 @@ class PhaseSettings(f.Section):
         default=None,
         description="steps to be proven besides the first and the last, drawn at random (3)",
     )
+    resume: f.Count | Literal[0] | None = Field(
+        default=None,
+        description="steps after which the phase stops, saves, and goes on in new processes; 0: "
+        "it does not stop",
+    )
     writes_gib: f.Seconds | None = Field(
         default=None, description="GiB that the phase writes; `shared_dir` must have room for them"
     )

@@ -3,10 +3,18 @@
 from ..evidence.metric import Unmeasured, fail
 from ..text import format_bytes
 from . import bandwidth, node_pairs
-from .phase_criteria import PhaseView, Started, TalkedBetweenNodes, TalkedInsideNodes, Trained
+from .phase_criteria import (
+    PhaseView,
+    Resumed,
+    Started,
+    TalkedBetweenNodes,
+    TalkedInsideNodes,
+    Trained,
+)
 
 __all__ = [
     "PhaseView",
+    "Resumed",
     "Started",
     "TalkedBetweenNodes",
     "TalkedInsideNodes",

@@ -26,7 +26,15 @@ from ..evidence.gpu_model import ANY_GPU, is_gpu_model
 from ..evidence.interfaces import find_unmatched_interfaces
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from . import finite_values, gpu_past, outvoted_ranks, stragglers, training_proofs, twin_run
+from . import (
+    finite_values,
+    gpu_past,
+    outvoted_ranks,
+    resumption,
+    stragglers,
+    training_proofs,
+    twin_run,
+)
 from .transport_sides import Transports
 
 # The loss must fall by this share from its first steps to its last: the programs' data is
@@ -253,6 +261,18 @@ def _describe_miss(phase: PhaseView, name: str) -> str:
     except AssertionError as error:
         return str(error)
     return ""
+
+
+class Resumed:
+    """A training that stopped goes on in new processes as if it had not stopped."""
+
+    def test_training_resumes_where_it_stopped(self, phase: PhaseView) -> None:
+        """The state loaded is the one saved, bit for bit, and the next batch is the next one."""
+        resumption.check_resumption(phase)
+
+    def test_training_before_the_stop_was_sound(self, phase: PhaseView) -> None:
+        """What criteria prove of the last attempt's steps holds for those before as well."""
+        resumption.check_earlier_attempts(phase)
 
 
 class TalkedInsideNodes:

@@ -53,6 +53,11 @@ class NodeResult:
         return self.result.get("ok") is True
 
     @property
+    def stopped(self) -> bool:
+        """Whether its ranks stopped to go on in another attempt."""
+        return self.result.get("stopped") is True
+
+    @property
     def nonce(self) -> str:
         """The word that it gave the ranks that it started; empty if it reported no result."""
         return parse_text(self.result.get("nonce")) or ""

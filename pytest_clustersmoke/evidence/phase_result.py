@@ -79,6 +79,7 @@ class PhaseResult:
     # What passing criteria could have seen, a sentence each: reported with the test that adds it.
     sensitivity: list[str] = field(default_factory=list)
     past: PastRuns | None = None
+    earlier: tuple[PhaseResult, ...] = ()  # the attempts that stopped for this one to go on
 
     def __repr__(self) -> str:
         return f"<phase {self.name}: {self.outcome}>"  # printed by pytest above a failed check
@@ -145,11 +146,13 @@ class PhaseResult:
 
     @property
     def losses(self) -> list[float]:
-        """The loss of every step, averaged over all ranks; fails if ranks differ."""
+        """The loss of every step of all attempts, averaged over all ranks; fails if ranks
+        differ."""
         per_rank = {
             rank.rank: (rank.events.last("losses") or {}).get("mean") for rank in self.ranks
         }
-        return parse_numbers(self._agreed("losses", per_rank))
+        before = [loss for attempt in self.earlier for loss in attempt.losses]
+        return before + parse_numbers(self._agreed("losses", per_rank))
 
     def metric(self, name: str) -> Metric:
         """The worst value over all ranks: the lowest if higher is better, otherwise the highest."""
@@ -245,9 +248,19 @@ class PhaseResult:
 def collect_phase(
     directory: PhaseDir, results: Mapping[int, Mapping[str, Any]] | None = None
 ) -> PhaseResult:
-    """Read everything that a phase's job wrote into its directory. Of each rank's `step` events,
-    which are nearly all of a long job's lines, only the last is read. `results` are the results of
-    nodes, by node rank, that were read before."""
+    """Read everything that a phase's job wrote into its directory: its last attempt, and those
+    before as `earlier`. Of each rank's `step` events, which are nearly all of a long job's lines,
+    only the last is read. `results` are the results of nodes, by node rank, that were read before
+    in `directory`, which may be that of an attempt."""
+    *before, last = PhaseDir(directory.root).attempts()
+    earlier = tuple(_collect_attempt(attempt) for attempt in before)
+    known = results if last == directory else None
+    return replace(_collect_attempt(last, known), earlier=earlier)
+
+
+def _collect_attempt(
+    directory: PhaseDir, results: Mapping[int, Mapping[str, Any]] | None = None
+) -> PhaseResult:
     spec = read_json(directory.spec) or {
         "phase": directory.root.name,
         "nodes": 0,

@@ -24,6 +24,8 @@
         nccl/<node>/HOST.PID.log     NCCL's own log
         build/<node>/                kernels that the node's ranks compile
         output/                      what the rank program writes (checkpoints)
+        attempts/<attempt>/          a later start of the launcher: claim.<node>, nodes/, ranks/ and
+                                     all else that a start writes; output/ is that of the phase
         result.json                  the phase's result, as the controller collected it
         past.json                    the result of the criterion on past runs, for the record
 """
@@ -43,6 +45,8 @@ from typing import Any, ClassVar
 from ..text import Problem, UsageProblems
 
 MAX_JSON_BYTES = 64 * 2**20
+ATTEMPT_VARIABLE = "CLUSTERSMOKE_ATTEMPT"
+ATTEMPT = re.compile(r"[1-9]\d{0,2}")
 MAX_RERUNS = 3  # of a phase in one run
 RERUN = re.compile(rf"(.+)\.confirm([1-{MAX_RERUNS}])")  # no phase of a suite has a dot in its name
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
@@ -93,11 +97,32 @@ def job_name(spec: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class PhaseDir:
-    """The paths of one phase's job."""
+    """The paths of one phase's job, and those of one of its attempts: 0 is the first start of the
+    launcher, whose files are in `root` itself."""
 
     ENVIRONMENT: ClassVar = "environment.json"
 
     root: Path
+    attempt: int = 0
+
+    @property
+    def start(self) -> Path:
+        """Where this attempt writes its files."""
+        return self.root / "attempts" / str(self.attempt) if self.attempt else self.root
+
+    @property
+    def newest(self) -> PhaseDir:
+        """The attempt that started last."""
+        return self.attempts()[-1]
+
+    def attempts(self) -> list[PhaseDir]:
+        """All attempts that have started, in order; the first is always among them."""
+        try:
+            names = [path.name for path in (self.root / "attempts").iterdir()]
+        except OSError:
+            names = []
+        later = sorted(int(name) for name in names if ATTEMPT.fullmatch(name))
+        return [PhaseDir(self.root), *(PhaseDir(self.root, number) for number in later)]
 
     @property
     def spec(self) -> Path:
@@ -121,11 +146,11 @@ class PhaseDir:
 
     @property
     def rendezvous(self) -> Path:
-        return self.root / "rendezvous.json"
+        return self.start / "rendezvous.json"
 
     @property
     def abort(self) -> Path:
-        return self.root / "abort.json"
+        return self.start / "abort.json"
 
     @property
     def result(self) -> Path:
@@ -145,22 +170,22 @@ class PhaseDir:
 
     @property
     def dumps(self) -> Path:
-        return self.root / "dumps"
+        return self.start / "dumps"
 
     @property
     def started_again(self) -> Path:
-        return self.root / "started_again"
+        return self.start / "started_again"
 
     @property
     def scheduler(self) -> Path:
         return self.root / "scheduler.jsonl"
 
     def claim(self, node_rank: int) -> Path:
-        return self.root / f"claim.{node_rank}"
+        return self.start / f"claim.{node_rank}"
 
     def node(self, node_rank: int | str) -> Path:
         """`node_rank` may be a shell variable in the dry run, here and below."""
-        return self.root / "nodes" / f"{node_rank:0>4}"
+        return self.start / "nodes" / f"{node_rank:0>4}"
 
     def node_facts(self, node_rank: int) -> Path:
         return self.node(node_rank) / "facts.json"
@@ -191,11 +216,11 @@ class PhaseDir:
         return self.node(node_rank) / "dumped"
 
     def rank_events(self, rank: int) -> Path:
-        return self.root / "ranks" / f"{rank:05d}.jsonl"
+        return self.start / "ranks" / f"{rank:05d}.jsonl"
 
     def rank_process(self, rank: int) -> Path:
         """What started this rank, and how the rank ended, if a step of the job started it."""
-        return self.root / "ranks" / f"{rank:05d}.process.json"
+        return self.start / "ranks" / f"{rank:05d}.process.json"
 
     def rank_stack(self, rank: int) -> Path:
         return self.dumps / f"rank_{rank:05d}.stack.txt"
@@ -211,13 +236,19 @@ class PhaseDir:
         return self.dumps / f"rank_{rank:05d}.py-spy.txt"
 
     def rank_trace(self, rank: int) -> Path:
-        return self.root / "traces" / f"rank_{rank:05d}.json.gz"
+        return self.start / "traces" / f"rank_{rank:05d}.json.gz"
 
     def nccl_logs(self, node_rank: int | str) -> Path:
-        return self.root / "nccl" / f"{node_rank:0>4}"
+        return self.start / "nccl" / f"{node_rank:0>4}"
 
     def build(self, node_rank: int | str) -> Path:
-        return self.root / "build" / f"{node_rank:0>4}"
+        return self.start / "build" / f"{node_rank:0>4}"
+
+
+def place_of_rank(folder: str, environ: Mapping[str, str]) -> PhaseDir:
+    """Where a rank of the phase in `folder` writes, by its environment."""
+    attempt = environ.get(ATTEMPT_VARIABLE, "")
+    return PhaseDir(Path(folder), int(attempt) if ATTEMPT.fullmatch(attempt) else 0)
 
 
 @dataclass(frozen=True)
@@ -298,7 +329,7 @@ def create_phase(phase: PhaseDir, nodes: int) -> None:
 def refresh_directories(phase: PhaseDir, nodes: int) -> None:
     """List the directories that `create_phase` made. Then NFS looks again for files that it has
     remembered as missing."""
-    for directory in (phase.root, phase.rank_events(0).parent, *map(phase.node, range(nodes))):
+    for directory in (phase.start, phase.rank_events(0).parent, *map(phase.node, range(nodes))):
         list_directory(directory)
 
 

@@ -80,6 +80,7 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
     """Make the job spec: plain data that `node_job.run_node` reads on every node."""
     fault = {"fault": phase.staged.as_spec()} if phase.staged else {}
     trace = {"trace": phase.trace.as_spec()} if phase.trace else {}
+    resume = {"resume": phase.resume.value} if phase.resume.value and not phase.staged else {}
     between = TransportRule.of(profile.expect.get(phase.name), inside=False)
     return {
         "schema": 1,
@@ -109,4 +110,5 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
         "nccl_hostid": profile.backend == "local",
         **fault,
         **trace,
+        **resume,
     }

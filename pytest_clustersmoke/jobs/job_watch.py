@@ -75,13 +75,19 @@ class WatchedJob:
     results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def check_files(self) -> bool:
-        """Read the job's own files; return whether all nodes have written their results."""
+        """Read the files of the job's last attempt; return whether all nodes have written their
+        results, and no other attempt goes on."""
         self.running = self.running or self._has_begun()
         if self.running:
             self._read_results()
         if self.results and self.failing_since is None and visible(self.directory.abort):
             self.failing_since = time.monotonic()
-        return len(self.results) == self.nodes
+        if not any(result.get("stopped") is True for result in self.results.values()):
+            return len(self.results) == self.nodes
+        if (newest := self.directory.newest) != self.directory:
+            self.directory = newest
+            self.results = {}
+        return False
 
     def _read_results(self) -> None:
         for node in set(range(self.nodes)) - self.results.keys():
@@ -134,7 +140,8 @@ class WatchedJob:
     def has_succeeded(self) -> bool:
         """Whether every node has reported success, as far as `check_files` has seen."""
         return len(self.results) == self.nodes and all(
-            result.get("ok") is True for result in self.results.values()
+            result.get("ok") is True and result.get("stopped") is not True
+            for result in self.results.values()
         )
 
     def save_details(self, backend: Backend | None, result: PhaseResult) -> PhaseResult:

@@ -42,6 +42,10 @@ def judge_job(
             return Judgement(
                 "failed", f"{unrequested[0]} staged a fault that this run did not request"
             )
+        if any(node.stopped for node in result.nodes):
+            return Judgement(
+                "failed", "its ranks stopped to be resumed, and were not started again"
+            )
         if result.ranks_done == result.world_size:
             if suspension := _suspension(result):
                 return Judgement("preempted", f"{suspension} and then continued", SUSPENDED)
@@ -168,9 +172,11 @@ def job_times(
     differ from ours. `overhead_s` is the time from submission to now, less the wait and torchrun.
     """
     now = time.time()
-    claimed = [node.started for node in result.nodes if node.started is not None]
+    attempts = [attempt.nodes for attempt in (*result.earlier, result)]
+    claimed = [node.started for node in attempts[0] if node.started is not None]
     ends = [node.ended for node in result.nodes if node.ended is not None]
-    torchrun = [node.torchrun_s for node in result.nodes if node.torchrun_s is not None]
+    longest = [max((node.torchrun_s or 0.0 for node in nodes), default=0.0) for nodes in attempts]
+    torchrun = [sum(longest)] if any(longest) else []
     scheduler_start = state.started if state else None
     begun = min(claimed) if claimed else scheduler_start
     ended = max(ends, default=now)

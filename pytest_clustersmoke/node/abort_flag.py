@@ -39,7 +39,7 @@ def raise_flag(directory: PhaseDir, node_rank: int, node: str, cause: dict[str, 
     """
     flag = {"node_rank": node_rank, "node": node, "time": time.time(), **cause}
     text = json.dumps(flag) + "\n"
-    draft = directory.root / f".abort.{node_rank}.{os.getpid()}"
+    draft = directory.start / f".abort.{node_rank}.{os.getpid()}"
     try:
         draft.write_text(text)
         os.link(draft, directory.abort)  # atomic, and fails if the flag is already up

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import PhaseDir
+from ..evidence.run_directory import ATTEMPT_VARIABLE, PhaseDir
 from .node_job import NodeJob
 from .rendezvous import Endpoint
 
@@ -46,6 +46,7 @@ def launcher_environment(
     level = profile.get("NCCL_DEBUG", "")
     return {
         "CLUSTERSMOKE_PHASE_DIR": str(directory.root),
+        ATTEMPT_VARIABLE: str(directory.attempt),
         "CLUSTERSMOKE_NODE_RANK": str(node_rank),
         "CLUSTERSMOKE_NODE_NAME": node_name,
         "CLUSTERSMOKE_DEVICE": device,

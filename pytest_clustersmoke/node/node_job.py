@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import PhaseDir, read_json, write_atomically, write_json
+from ..evidence.run_directory import (
+    PhaseDir,
+    create_phase,
+    read_json,
+    write_atomically,
+    write_json,
+)
 from ..evidence.telemetry import EventWriter
 from .abort_flag import Aborted, NodeFailed, raise_abort
 
@@ -33,11 +39,12 @@ class NodeJob:
     spec: dict[str, Any]
     node_rank: int
     node_name: str
+    attempt: int = 0
     nonce: str = field(default_factory=secrets.token_hex)
 
     @property
     def dir(self) -> PhaseDir:
-        return PhaseDir(Path(self.spec["phase_dir"]))
+        return PhaseDir(Path(self.spec["phase_dir"]), self.attempt)
 
     @property
     def nodes(self) -> int:
@@ -73,10 +80,29 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
         f"local{rank}" if spec["backend"] == "local" else socket.gethostname()
     )
     job = NodeJob(spec, rank, name)
+    result = _run_attempt(job)
+    while result.stopped:
+        job = _next_attempt(job, result)
+        result = _run_attempt(job)
+    return result.value_or_raise()
+
+
+def _next_attempt(job: NodeJob, before: _Result) -> NodeJob:
+    """The job's next attempt, which has what is left of the phase's time."""
+    spec = {**job.spec, "timeout_s": max(0.0, float(job.spec["timeout_s"]) - before.seconds)}
+    after = NodeJob(spec, job.node_rank, job.node_name, job.attempt + 1)
+    create_phase(after.dir, after.nodes)
+    return after
+
+
+def _run_attempt(job: NodeJob) -> _Result:
+    """Start the launcher once, and write this node's result."""
     _claim(job)
+    rank, name = job.node_rank, job.node_name
     events = EventWriter(job.dir.node_events(rank), node_rank=rank, node=name)
     started, result = time.time(), _Result(job)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
         events.write("claim", pid=os.getpid(), host=socket.gethostname(), job_id=_job_id())
         result.ended(_run_launcher(job, events))
     except Terminated:
@@ -88,9 +114,10 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
     except Exception as error:  # the controller must read the reason, and the other nodes must end
         result.ended({"ok": False, "reason": "launcher", "why": f"{type(error).__name__}: {error}"})
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may stop the result's writing
+        # Nothing may stop the result's writing. A signal that comes now reaches the next attempt.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         result.write(started, events)
-    return result.value_or_raise()
+    return result
 
 
 class _Result:
@@ -99,12 +126,19 @@ class _Result:
     def __init__(self, job: NodeJob) -> None:
         self._job = job
         self._value: dict[str, Any] = {"ok": False, "reason": "launcher", "why": "interrupted"}
+        self.seconds = 0.0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the ranks stopped to go on in another attempt."""
+        return self._value.get("stopped") is True
 
     def ended(self, value: dict[str, Any]) -> None:
         self._value = value
 
     def write(self, started: float, events: EventWriter) -> None:
         job = self._job
+        self.seconds = time.time() - started
         if not self._value["ok"] and self._value["reason"] != "aborted":
             try:
                 raise_abort(job, self._value["reason"], self._value.get("why", ""))

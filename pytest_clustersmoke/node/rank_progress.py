@@ -53,6 +53,7 @@ class _Rank:
     writes_trace: bool = False  # or waits for the ranks that do, between two steps
     progressed_at: float = 0.0
     done: bool = False
+    stopped: bool = False  # to go on in another attempt
     error: dict[str, Any] | None = None
     exited_at: float = 0.0
     exit_code: int | None = None
@@ -287,6 +288,10 @@ class RankWatch:
             for rank in self._ranks
         ]
 
+    def has_stopped(self) -> bool:
+        """Whether all ranks stopped to go on in another attempt."""
+        return all(rank.stopped for rank in self._ranks)
+
     def unfinished(self) -> list[int]:
         return [rank.rank for rank in self._ranks if not rank.done]
 
@@ -336,5 +341,7 @@ def _apply_event(rank: _Rank, record: dict[str, Any]) -> None:
         rank.writes_trace = record.get("state") == "begin"
     elif event == "error":
         rank.error = record
+    elif event == "stop":
+        rank.stopped = True
     elif event == "done":
         rank.done = True

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from ..evidence.process_start import start_s
-from ..evidence.run_directory import PhaseDir, read_json, write_json
+from ..evidence.run_directory import PhaseDir, place_of_rank, read_json, write_json
 from . import process_tree
 from .abort_flag import visible
 from .launch_environment import number_rank, restore_variables
@@ -33,10 +33,10 @@ GRACE_S = 1.0  # from TERM to KILL
 def main(argv: list[str]) -> None:
     match argv:
         case ["--step", folder]:
-            sys.exit(run_task(PhaseDir(Path(folder))))
+            sys.exit(run_task(place_of_rank(folder, os.environ)))
         case ["--guard", *command]:
             sys.exit(run_guarded(command))
-    directory = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
+    directory = place_of_rank(os.environ["CLUSTERSMOKE_PHASE_DIR"], os.environ)
     node_rank, local_rank = os.environ["CLUSTERSMOKE_NODE_RANK"], os.environ.get("LOCAL_RANK", "0")
     for descriptor, path in enumerate(_logs(directory, node_rank, local_rank), start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)

@@ -24,6 +24,7 @@ from .proof import Proof, StepProver, draw_steps
 from .rank_dumps import RankDumps, limit_exit_time
 from .rank_environment import TWIN, RankEnvironment, RankMisuse, read_rank_environment
 from .rank_events import RankEventWriter
+from .resume import Resume
 from .steps import Step, StepLog
 from .twin import Twin
 
@@ -56,6 +57,7 @@ class Rank:
         self._output_dir: Path | None = None
         self._began = time.monotonic()
         self._marked: tuple[int, float] = (0, 0.0)  # the last mark: step, monotonic seconds
+        self._resume = Resume(environment, self._events)
         self._hook: RankHook = load_hook(self, environment.fault, self._events.event)
 
     @classmethod
@@ -221,23 +223,30 @@ class Rank:
         ranks. With `proof` the first step, the last and some drawn ones are proven, and each step
         must call `step.backward_done()`; `gradients_of` is by default `proof.model`'s parameters.
         In fp16 give a proof, and no `gradients_of`: gradients overflow on purpose.
+
+        In a phase with `resume` the loop of the first attempt ends early (`should_stop`), and that
+        of the next begins there; call `resume` before.
         """
+        first, total = self._resume.first, count
+        count = self._resume.end_of_loop(total) - first
         log = self.step_log(
             count,
             samples_per_rank=samples_per_rank,
             tokens_per_rank=tokens_per_rank,
             warmup=warmup,
             gradients_of=gradients_of,
-            proof=proof,
+            proof=None if proof is None else self._resume.shift(proof),
         )
+        log.number_from(first, total)
+        self._resume.begin_loop()
         for each in log.passes(first=1, calls_begin=True):
             for index in range(each.recorded, count):
                 each.begin()
-                yield Step(index, each)
+                yield Step(first + index, each)
                 if each.recorded != index + 1:
                     raise RankMisuse(
-                        f"step {index + 1} was recorded {each.recorded - index} times; expected "
-                        "one step.record(loss=...) at the end of each step"
+                        f"step {first + index + 1} was recorded {each.recorded - index} times; "
+                        "expected one step.record(loss=...) at the end of each step"
                     )
 
     def verify_gradients(
@@ -305,6 +314,48 @@ class Rank:
         self._events.event("metrics", values=values)
 
     # -- Checkpoints -------------------------------------------------------------------------------
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the loop of `steps` ended before its last step, because the phase is to go on in
+        new processes: the program must `save_progress` now, and end."""
+        return self._resume.should_stop
+
+    def resume(self, load: Callable[[], Any]) -> int:
+        """Load what the attempt before has saved; returns the step, from 0, at which the loop goes
+        on, which is 0 in the first attempt.
+
+        `load` loads it into the model and the optimizer, which were built anew, and returns the
+        same nested state as was given to `save_progress`; it is compared bit by bit. All ranks call
+        this before `steps`. Raises RankMisuse if nothing was saved.
+        """
+        if not self._resume.is_later_attempt:
+            return 0
+        return self.stage("resume", lambda: self._resume.load(self.output_dir, load))
+
+    def save_progress(
+        self,
+        save: Callable[[], object],
+        *,
+        state: Any,
+        next_loss: Callable[[int], torch.Tensor] | None = None,
+    ) -> None:
+        """Run `save` on all ranks in stage "checkpoint", for the next attempt to go on from.
+
+        `state` is what is saved: a nested state (dicts, lists, tensors, plain values). It must be
+        complete: what is missing in it cannot be compared. `next_loss(index)` computes this rank's
+        loss of the next step, without an update; the next attempt must find the same. Raises
+        RankMisuse if the phase is not to stop here.
+        """
+        if not self.should_stop:
+            raise RankMisuse("save_progress() without rank.should_stop; expected it only then")
+
+        def save_and_wait() -> None:
+            save()
+            self.barrier()
+            self._resume.save(self.output_dir, self.is_main, state, next_loss)
+
+        self.stage("checkpoint", save_and_wait)
 
     def save_checkpoint(self, save: Callable[[], object]) -> None:
         """Run `save` on all ranks in stage "checkpoint"; then rank 0 lists the files written."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import PhaseDir, job_name, read_json
+from ..evidence.run_directory import PhaseDir, job_name, place_of_rank, read_json
 
 DEFAULT_TIMEOUT_S = 600.0
 PROOF_STEPS = 3  # drawn between the first step and the last
@@ -52,6 +52,7 @@ class RankEnvironment:
     proof_steps: int = PROOF_STEPS
     proof: str = SAMPLED
     trace: TraceOrder | None = None
+    resume: int = 0  # steps after which the first attempt stops; 0: it does not
 
 
 def read_rank_environment() -> RankEnvironment:
@@ -59,7 +60,7 @@ def read_rank_environment() -> RankEnvironment:
     if "RANK" not in os.environ:
         _set_single_rank()
     phase = os.environ.get("CLUSTERSMOKE_PHASE_DIR")
-    phase_dir = PhaseDir(Path(phase)) if phase else None
+    phase_dir = place_of_rank(phase, os.environ) if phase else None
     spec = (read_json(phase_dir.spec) if phase_dir is not None else None) or {}
     return RankEnvironment(
         rank=_count("RANK"),
@@ -77,6 +78,7 @@ def read_rank_environment() -> RankEnvironment:
         proof_steps=int(spec.get("proof_steps", PROOF_STEPS)),
         proof=str(spec.get("proof", SAMPLED)),
         trace=_read_trace(spec, phase_dir) if phase_dir else None,
+        resume=int(spec.get("resume", 0)),
     )
 
 

@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..evidence.telemetry import UNNAMED_KERNELS
@@ -308,6 +309,26 @@ class Randomness:
             import numpy.random  # another rank's state may come here first
 
             numpy.random.set_state(self._numpy)
+
+    def save(self, path: Path) -> None:
+        """Write the state to a file that `load` reads in another process."""
+        import torch
+
+        numpy = self._numpy and [v.tolist() if hasattr(v, "tolist") else v for v in self._numpy]
+        values = {"cpu": self._cpu, "cuda": self._cuda, "python": self._python, "numpy": numpy}
+        torch.save(values, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Randomness:
+        """The state in a file; unpickles nothing but tensors and plain values."""
+        import torch
+
+        values = torch.load(path, weights_only=True)
+        state = cls()
+        state._cpu, state._cuda = values["cpu"], values["cuda"]
+        state._python, numpy = values["python"], values["numpy"]
+        state._numpy = numpy and tuple(numpy)
+        return state
 
 
 def _numpy_random() -> Any:

@@ -95,6 +95,7 @@ class StepLog:
         if count < 1:
             raise RankMisuse(f"count={count} steps; expected at least 1")
         self.count = count
+        self._first, self._total = 0, count
         self.warmup = min(5, count // 5) if warmup is None else warmup
         if not 0 <= self.warmup < count:
             raise RankMisuse(
@@ -123,6 +124,10 @@ class StepLog:
         self._begins_itself = True
         self._marked = 0
         self._marked_at = -math.inf
+
+    def number_from(self, first: int, total: int) -> None:
+        """Count the steps in marks from `first`, of `total`, where another attempt did some."""
+        self._first, self._total = first, total
 
     def _plan_trace(self, order: TraceOrder) -> StepTrace | None:
         steps, reason = choose_steps(order.first, order.last, self.count, self.warmup, self._proven)
@@ -371,14 +376,15 @@ class StepLog:
         fields: dict[str, float] = {"steps_per_s": passed / (now - self._began)}
         if self._watch.has_loss:
             fields["loss"] = float(self._watch.losses[passed - 1])
-        self._events.event("step", step=passed, steps=self.count, **fields)
+        self._events.event("step", step=self._first + passed, steps=self._total, **fields)
 
     def _mark_again(self) -> None:
         """Mark progress within a step: a pass of a large model may take long."""
         now = time.perf_counter()
         if now - self._marked_at >= MARK_AGAIN_S:
             self._marked_at = now
-            self._events.event("step", step=self.recorded, steps=self.count)
+            step = self._first + self.recorded
+            self._events.event("step", step=step, steps=self._total)
 
     def _metrics(self, wall_s: float, seconds: list[float], means: list[float]) -> dict[str, float]:
         left_out = self._left_out

@@ -77,13 +77,13 @@ class EvidenceCopier:
         for name in quoted:
             self._copy_excerpt(root, name)
         # What findings quote comes first, as long as there is room.
-        files = [path for path in _evidence(root) if path.parent != root / TRACES]
+        files = [path for path in _evidence(root) if path.parent.name != TRACES]
         self._copy(sorted(files, key=lambda path: str(path.relative_to(root)) not in quoted))
 
     def copy_traces(self, phase: PhaseRecord) -> None:
         """After the evidence of all phases: traces are large, and no finding quotes them."""
         root = self._run.phase(phase.phase).root
-        self._copy(path for path in _evidence(root) if path.parent == root / TRACES)
+        self._copy(path for path in _evidence(root) if path.parent.name == TRACES)
 
     def _copy_excerpt(self, root: Path, name: str) -> None:
         match = EXCERPT.fullmatch(name)

@@ -56,18 +56,23 @@ class EventTails:
         running = [state.phase for state in states if state.state == RUNNING]
         for name in running:
             if name not in self._tails:
-                directory = self._run.phase(name)
-                job = job_name({"run_id": self._run.root.name, "phase": name})
-                self._tails[name] = EventTail(directory.rank_events(0), job)
+                self._tails[name] = self._open(name)
                 self._due[name] = 0.0
         begun = time.monotonic()
         name = min(running, key=lambda phase: self._due[phase], default="")
         if name and self._due[name] <= begun:
             self._tails[name].read()
+            if self._tails[name].has_stopped:
+                self._tails[name] = self._open(name)
             duration = time.monotonic() - begun
             # The share is for the files of all running phases together.
             self._due[name] = begun + max(READ_EVERY_S, duration * len(running) / READ_SHARE)
         return {name: self._tails[name].mark for name in running}
+
+    def _open(self, name: str) -> EventTail:
+        """Follow the attempt that started last."""
+        job = job_name({"run_id": self._run.root.name, "phase": name})
+        return EventTail(self._run.phase(name).newest.rank_events(0), job)
 
 
 class EventTail:
@@ -75,6 +80,7 @@ class EventTail:
 
     def __init__(self, path: Path, job: str) -> None:
         self.mark = Mark()
+        self.has_stopped = False  # to go on in another attempt
         self._path, self._job = path, job
         self._offset = 0
         self._foreign = False
@@ -108,6 +114,8 @@ class EventTail:
             identity = (record.get("schema"), record.get("job"), record.get("rank"))
             self._foreign = identity != (SCHEMA, self._job, 0)
             self.mark = Mark(stage="init")
+        elif event == "stop":
+            self.has_stopped = True
         elif event == "stage" and record.get("state") == "begin":
             self.mark = Mark(stage=sanitize_line(str(record.get("name"))[:MAX_STAGE]))
         elif event == "step":
