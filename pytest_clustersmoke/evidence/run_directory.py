@@ -117,6 +117,7 @@ class PhaseDir:
 
     def attempts(self) -> list[PhaseDir]:
         """All attempts that have started, in order; the first is always among them."""
+        list_directory(self.root)  # clears NFS's cache of missing files
         try:
             names = [path.name for path in (self.root / "attempts").iterdir()]
         except OSError:

@@ -125,7 +125,8 @@ class WatchedJob:
             answered = self.ended_at is not None or self.unknown_since is not None
             return self.has_succeeded() or answered or now - self.complete_since > VERDICT_GRACE_S
         # COMPLETED means that every node's task wrote its result before it exited with 0.
-        completed = self.state is not None and self.state.raw == "COMPLETED"
+        missing = len(self.results) < self.nodes
+        completed = missing and self.state is not None and self.state.raw == "COMPLETED"
         grace_s = COMPLETED_GRACE_S if completed else RESULT_GRACE_S
         ended = self.ended_at is not None and now - self.ended_at > grace_s
         lost = self.unknown_since is not None and now - self.unknown_since > LOST_GRACE_S

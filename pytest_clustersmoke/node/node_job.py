@@ -81,9 +81,8 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
     )
     job = NodeJob(spec, rank, name)
     result = _run_attempt(job)
-    while result.stopped:
-        job = _next_attempt(job, result)
-        result = _run_attempt(job)
+    if result.stopped and spec.get("resume"):
+        result = _run_attempt(_next_attempt(job, result))
     return result.value_or_raise()
 
 

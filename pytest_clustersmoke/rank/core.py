@@ -331,7 +331,7 @@ class Rank:
         """
         if not self._resume.is_later_attempt:
             return 0
-        return self.stage("resume", lambda: self._resume.load(self.output_dir, load))
+        return self.stage("reload", lambda: self._resume.load(self.output_dir, load))
 
     def save_progress(
         self,

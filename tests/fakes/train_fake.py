@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_clustersmoke.evidence.process_start import start_s
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, job_name, read_json
+from pytest_clustersmoke.evidence.run_directory import job_name, place_of_rank, read_json
 from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter
 
 if TYPE_CHECKING:
@@ -36,11 +36,13 @@ parser.add_argument("--rate-again", type=float, help="the same, of a rerun")
 parser.add_argument("--say", default="", help="a fact's text")
 parser.add_argument("--nccl", choices=FAULTS, help="write NCCL's log, with this fault or none")
 parser.add_argument("--slow", type=int, help="the rank that the others wait for")
+parser.add_argument("--stops", type=int, default=0, help="attempts that stop to be resumed")
+parser.add_argument("--fail-again", action="store_true", help="raise when resumed")
 given = parser.parse_args()
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 node_rank = int(os.environ["CLUSTERSMOKE_NODE_RANK"])
-place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
+place = place_of_rank(os.environ["CLUSTERSMOKE_PHASE_DIR"], os.environ)
 if given.rate_again is not None and ".confirm" in place.root.name:
     given.rate = given.rate_again
 events = EventWriter(place.rank_events(rank))
@@ -75,7 +77,9 @@ if given.nccl:
 events.write("barrier", seconds=0.01)
 events.write("fact", values={"argv": sys.argv[1:], "said": given.say})
 events.write("stage", name="train", state="begin")
-if given.fail and rank == 0:
+if place.attempt:
+    events.write("resume", step=3, saved_by=world, equal=True, tensors=4, mismatched=[])
+if (given.fail or (given.fail_again and place.attempt)) and rank == 0:
     events.write("error", type="ValueError", message="staged", traceback="Traceback: staged")
     raise ValueError("staged")
 if given.kill == rank:
@@ -111,4 +115,6 @@ output = place.output / "model.pt"
 output.write_bytes(bytes(100))
 events.write("checkpoint", files=[{"name": "model.pt", "bytes": 100}], seconds=0.0)
 events.write("reload", equal=True, tensors=4, mismatched=[], source="model built anew")
+if place.attempt < given.stops:
+    events.write("stop", step=3, digest="d", next_loss=own_losses[0])
 events.write("done", seconds=0.1)

@@ -102,3 +102,56 @@ def test_faulty_gpu_on_one_node_ends_the_phase(
     _, (finding,) = phase(suite)
     assert (finding["id"], finding["hosts"]) == (identity, ["local1"])
     assert finding["severity"] == "failure" and finding["fix"]
+
+
+RESUMED = """
+def test_resumed(self, phase):
+    Resumed().test_training_resumes_where_it_stopped(phase)
+    assert phase.ranks_done == phase.world_size and phase.losses == [2.0, 1.0] * 2
+    Resumed().test_training_before_the_stop_was_sound(phase)
+"""
+
+
+def test_phase_that_stops_is_started_again_on_all_nodes(suite: Suite) -> None:
+    """The second attempt has files and nonces of its own; the times are those of both."""
+    suite.phase(nodes=2, resume=3, args={"stops": 1}, body=RESUMED)
+    result = suite.run()
+    assert result.ret == 0, result.stdout.str()
+    record, findings = phase(suite)
+    assert record["outcome"] == "passed" and findings == []
+    last = collect_phase(phase_dir(suite))
+    (first,) = last.earlier
+    assert first.nodes[0].started and last.nodes[0].started and last.nodes[0].ended
+    assert first.nodes[0].started < last.nodes[0].started
+    assert record["run_s"] >= last.nodes[0].ended - first.nodes[0].started - 1
+    assert len({node.nonce for attempt in (first, last) for node in attempt.nodes}) == 4
+    assert (suite.report / "phases/small/attempts/1/ranks/00000.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("args", "resume", "words"),
+    [
+        ({"stops": 0}, 3, "it started 1 times; expected 2"),
+        ({"stops": 1}, 0, "its ranks stopped to be resumed, and were not started again"),
+        ({"stops": 2}, 3, "its ranks stopped to be resumed, and were not started again"),
+        ({"stops": 1, "fail_again": True}, 3, "rank 0: ValueError: staged"),
+    ],
+    ids=["never_stops", "not_asked", "stops_again", "fails_when_resumed"],
+)
+def test_phase_that_is_not_resumed_fails(
+    suite: Suite, args: dict[str, Any], resume: int, words: str
+) -> None:
+    """It stops once, where it was asked to, and what ends the second attempt ends the phase."""
+    suite.phase(nodes=2, resume=resume, args=args, body=RESUMED)
+    result = suite.run()
+    assert result.ret == 1 and words in result.stdout.str(), result.stdout.str()
+
+
+def test_failure_of_the_second_attempt_has_its_evidence(suite: Suite) -> None:
+    suite.phase(resume=3, args={"stops": 1, "fail_again": True})
+    assert suite.run().ret == 1
+    _, (finding, *_) = phase(suite)
+    assert "staged" in finding["cause"]
+    files = [shown["file"] for shown in finding["evidence"]]
+    assert files and all(name.startswith("attempts/1/") for name in files), files
+    assert all((suite.report / "phases/small" / name).exists() for name in files)

@@ -382,7 +382,7 @@ def test_path_that_sbatch_would_misread_is_refused(suite: Suite, char: str, word
         (
             "steps=3",
             "cannot read 'steps=3'; expected PHASE.KEY=VALUE with KEY one of nodes, "
-            "gpus_per_node, timeout_s, launcher, after, proof, args.X, slurm.X, env.X, "
+            "gpus_per_node, timeout_s, launcher, after, resume, proof, args.X, slurm.X, env.X, "
             "stage_limits_s.X",
         ),
         ("small.steps=3", "unknown key `steps` in 'small.steps=3'; "),

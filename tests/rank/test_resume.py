@@ -1,0 +1,64 @@
+"""A training that stops and is resumed in new processes, under real torchrun."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
+from pytest_clustersmoke.criteria.resumption import check_earlier_attempts, check_resumption
+from pytest_clustersmoke.evidence.phase_result import collect_phase
+from pytest_clustersmoke.evidence.run_directory import ATTEMPT_VARIABLE, PhaseDir, write_json
+from tests.rank.conftest import PROGRAMS, RUN_WITHIN_S, rank_environment, started, torchrun_line
+
+RANKS = 2
+
+
+def train(folder: Path, *words: str, resume: int, attempts: int) -> PhaseView:
+    """Start the program once for each attempt, as the node does; each must end well."""
+    place = PhaseDir(folder / "small")
+    spec = {"phase": "small", "nodes": 1, "ranks_per_node": RANKS, "args": {"precision": "fp32"}}
+    write_json(place.spec, {**spec, "resume": resume})
+    for attempt in range(attempts):
+        environ = {**rank_environment(place), ATTEMPT_VARIABLE: str(attempt)}
+        line = torchrun_line(PROGRAMS / "resumed.py", RANKS, words)
+        with started(line, environ) as process:
+            output, _ = process.communicate(timeout=RUN_WITHIN_S)
+        assert process.returncode == 0, output
+    return view_phase(collect_phase(place))
+
+
+def test_both_parts_are_the_training_that_does_not_stop(tmp_path: Path) -> None:
+    """Losses and final weights are equal bit by bit, with dropout and AdamW; steps count on."""
+    whole = train(tmp_path / "whole", resume=0, attempts=1)
+    parts = train(tmp_path / "parts", resume=4, attempts=2)
+    check_resumption(parts)
+    check_earlier_attempts(parts)
+    assert [len(attempt.losses) for attempt in (*parts.earlier, parts)] == [4, 6]
+    assert parts.losses == whole.losses and len(whole.losses) == 6
+    assert parts.fact("final") == whole.fact("final")
+    assert parts.steps_done() == {0: 6, 1: 6} and parts.earlier[0].steps_done() == {0: 4, 1: 4}
+
+
+@pytest.mark.parametrize(
+    ("breaks", "words"),
+    [
+        pytest.param(
+            "data",
+            "in its first step after the stop; the same step had",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "optimizer", "loaded another state than was saved: optimizer", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "weights", "loaded another state than was saved: model", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_state_or_data_that_do_not_go_on_are_found(tmp_path: Path, breaks: str, words: str) -> None:
+    phase = train(tmp_path, "--breaks", breaks, resume=4, attempts=2)
+    with pytest.raises(AssertionError, match=re.escape(words)):
+        check_resumption(phase)
