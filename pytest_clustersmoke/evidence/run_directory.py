@@ -24,6 +24,7 @@
         nccl/<node>/HOST.PID.log     NCCL's own log
         build/<node>/                kernels that the node's ranks compile
         output/                      what the rank program writes (checkpoints)
+        stop.<restart>.<node>        the scheduler will end this start of the job soon
         attempts/<attempt>/          a later start of the launcher: claim.<node>, nodes/, ranks/ and
                                      all else that a start writes; output/ is that of the phase
         result.json                  the phase's result, as the controller collected it
@@ -45,6 +46,7 @@ from typing import Any, ClassVar
 from ..text import Problem, UsageProblems
 
 MAX_JSON_BYTES = 64 * 2**20
+RESTART = 10  # the attempts of a job that was requeued once begin with 10, twice with 20
 ATTEMPT_VARIABLE = "CLUSTERSMOKE_ATTEMPT"
 ATTEMPT = re.compile(r"[1-9]\d{0,2}")
 MAX_RERUNS = 3  # of a phase in one run
@@ -109,6 +111,14 @@ class PhaseDir:
     def start(self) -> Path:
         """Where this attempt writes its files."""
         return self.root / "attempts" / str(self.attempt) if self.attempt else self.root
+
+    def stop_asked(self, node_rank: int) -> Path:
+        """Created by the node when the scheduler says that it will end the job soon."""
+        return self.root / f"stop.{self.attempt // RESTART}.{node_rank}"
+
+    def restarted(self, count: int) -> PhaseDir:
+        """The first attempt of the job after it was requeued so many times."""
+        return PhaseDir(self.root, count * RESTART)
 
     @property
     def newest(self) -> PhaseDir:

@@ -57,6 +57,9 @@ class Backend(Protocol):
         """Cancel these jobs with one call; return whether the scheduler accepted it. This call may
         come from another thread while a different call waits for the scheduler."""
 
+    def start_now(self, job_id: str) -> None:
+        """Let a job that was requeued start as soon as there is room."""
+
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
         """Cancel a job by its name, because its submission was not answered yet and its id is
         unknown."""

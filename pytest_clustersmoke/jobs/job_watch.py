@@ -66,6 +66,9 @@ class WatchedJob:
     nodes: int
     submitted_at: float
     after: str = ""  # the phase that it waits for in the queue
+    resumes: bool = False  # it may be requeued, and then goes on
+    restarts: int = 0
+    was_requeued: bool = False  # since somebody last asked
     state: JobState | None = None
     running: bool = False
     ended_at: float | None = None
@@ -99,7 +102,7 @@ class WatchedJob:
         """Whether the job has written a claim or, if it ended before that, its logs."""
         if any(visible(self.directory.claim(node)) for node in range(self.nodes)):
             return True
-        return any(self.directory.submitit.glob("*_log.*"))
+        return not self.restarts and any(self.directory.submitit.glob("*_log.*"))
 
     def record_state(self, state: JobState) -> None:
         """Record the state that the scheduler reported."""
@@ -111,9 +114,19 @@ class WatchedJob:
         # A running job that is pending again was requeued; Slurm restarts it minutes later.
         requeued = was_running and state.kind == "pending" and state.raw != "CONFIGURING"
         self.state, self.unknown_since = state, None
+        if requeued and self.resumes:
+            self._await_restart()
+            return
         self.running = self.running or state.kind == "running"
         if requeued or state.kind in ("ended", "held"):
             self.ended_at = self.ended_at or now
+
+    def _await_restart(self) -> None:
+        """Expect the job's next start; its wait in the queue counts from now."""
+        self.restarts, self.was_requeued = self.restarts + 1, True
+        self.directory = self.directory.restarted(self.restarts)
+        self.results, self.running, self.submitted_at = {}, False, time.monotonic()
+        self.failing_since = self.complete_since = None
 
     def is_over(self) -> bool:
         """Whether no more results can be expected from the job."""

@@ -133,6 +133,9 @@ class LocalBackend:
         process_tree.end(trees, 0.0)
         return True
 
+    def start_now(self, job_id: str) -> None:
+        """Nothing to do: no local job is requeued."""
+
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
         """Nothing to do: the id of a local job is known as soon as it starts."""
 

@@ -16,6 +16,8 @@ from ..node.node_job import run_node
 from . import batch_script
 from .slurm_client import SlurmClient
 
+SUBMITIT_SIGNAL = "#SBATCH --signal=USR2@"
+
 
 class SlurmBackend:
     """Submits jobs with sbatch; one squeue and one scancel serve all jobs."""
@@ -45,6 +47,9 @@ class SlurmBackend:
     def cancel(self, job_ids: Iterable[str]) -> bool:
         jobs = list(job_ids)
         return not jobs or self._client.cancel(*jobs)
+
+    def start_now(self, job_id: str) -> None:
+        self._client.start_now(job_id)
 
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
         self._client.cancel(f"--name={job_name(phase, directory)}")
@@ -82,12 +87,18 @@ class SlurmBackend:
             srun_args=srun_args,
             wckey=None,
             additional_parameters={
-                "no_requeue": True,  # a phase runs at most once
+                **self._ending(phase),
                 "export": "ALL",
                 **options,
             },
         )
         return executor
+
+    def _ending(self, phase: Phase) -> dict[str, Any]:
+        """A phase runs at most once, unless it can be resumed: then it wants to know in time."""
+        if not phase.resume.value:
+            return {"no_requeue": True}
+        return {"requeue": True, "signal": f"USR1@{self._profile.limits.stop_before_s}"}
 
 
 def job_name(phase: Phase, directory: PhaseDir) -> str:
@@ -113,7 +124,7 @@ class _Sbatch(SlurmExecutor):
         # submitit always requests --signal=USR2@90, which reaches every process of the step and
         # ends short jobs early, as FAILED instead of TIMEOUT.
         lines = text.splitlines(keepends=True)
-        return "".join(line for line in lines if not line.startswith("#SBATCH --signal="))
+        return "".join(line for line in lines if not line.startswith(SUBMITIT_SIGNAL))
 
     def _submit_command(self, command: str) -> SlurmJob[Any]:
         path = self._directory.batch_script

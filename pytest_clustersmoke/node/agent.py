@@ -193,7 +193,7 @@ def start_agent(job: NodeJob, command: list[str], env: Mapping[str, str]) -> Age
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            preexec_fn=process_tree.end_with_parent,
+            preexec_fn=process_tree.prepare_child,
         )
     return StepTasks(job, process) if is_step else LauncherProcess(process)
 

@@ -7,9 +7,10 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ from ..evidence.run_directory import (
     write_json,
 )
 from ..evidence.telemetry import EventWriter
-from .abort_flag import Aborted, NodeFailed, raise_abort
+from .abort_flag import Aborted, NodeFailed, raise_abort, visible
+
+OTHERS_S = 30.0  # for the results of the other nodes, before a requeue
+COMMAND_S = 30.0
+REQUEUED_S = 60.0  # until Slurm ends this task
+POLL_S = 0.2
 
 __all__ = ["NodeFailed", "NodeJob", "run_node"]
 
@@ -68,6 +74,7 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
     on failure, so that the task exits non-zero; the same reason is in the node's `result.json`,
     which the controller reads.
     """
+    stop = _StopRequest()
     _reset_signals()
     spec = read_json(Path(spec_path))
     if spec is None:
@@ -80,10 +87,51 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
         f"local{rank}" if spec["backend"] == "local" else socket.gethostname()
     )
     job = NodeJob(spec, rank, name)
+    if spec.get("resume") and (restarts := int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
+        job = replace(job, attempt=job.dir.restarted(restarts).attempt)
+        create_phase(job.dir, job.nodes)
+    stop.write_to(job.dir.stop_asked(rank))
     result = _run_attempt(job)
-    if result.stopped and spec.get("resume"):
-        result = _run_attempt(_next_attempt(job, result))
+    if result.stopped and spec.get("resume") and not result.requeues:
+        job = _next_attempt(job, result)
+        result = _run_attempt(job)
+    if result.requeues:
+        _requeue(job)
     return result.value_or_raise()
+
+
+def _requeue(job: NodeJob) -> None:
+    """Put the job back into the queue, for another attempt to go on. Node 0 does, and waits for
+    Slurm to end it. If Slurm refuses, the job ends here: its ranks were not started again."""
+    if job.node_rank:
+        return
+    deadline = time.monotonic() + OTHERS_S
+    results = [job.dir.node_result(node) for node in range(job.nodes)]
+    while not all(map(visible, results)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    answer = subprocess.run(["scontrol", "requeue", _job_id()], timeout=COMMAND_S, check=False)
+    if answer.returncode == 0:
+        time.sleep(REQUEUED_S)
+
+
+class _StopRequest:
+    """SIGUSR1: the scheduler will end the job soon. The ranks see it in a file of this node."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._came = False
+        signal.signal(signal.SIGUSR1, self._note)
+
+    def write_to(self, path: Path) -> None:
+        """Write the file at the signal, or now if it came before."""
+        self._path = path
+        if self._came:
+            path.touch()
+
+    def _note(self, _signum: int, _frame: object) -> None:
+        self._came = True
+        if self._path is not None:
+            self._path.touch()
 
 
 def _next_attempt(job: NodeJob, before: _Result) -> NodeJob:
@@ -131,6 +179,11 @@ class _Result:
     def stopped(self) -> bool:
         """Whether the ranks stopped to go on in another attempt."""
         return self._value.get("stopped") is True
+
+    @property
+    def requeues(self) -> bool:
+        """Whether they stopped because the scheduler will end the job."""
+        return self.stopped and self._value.get("requeue") is True
 
     def ended(self, value: dict[str, Any]) -> None:
         self._value = value

@@ -120,6 +120,18 @@ def end_with_parent() -> None:
     PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
+def ignore_stop_signal() -> None:
+    """Ignore the signal by which Slurm says that it will end the job soon. It goes to every process
+    of a step, would end torchrun, and is for the node's own task alone. Children inherit this."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def prepare_child() -> None:
+    """What a child that starts ranks calls before its exec."""
+    end_with_parent()
+    ignore_stop_signal()
+
+
 def send(pid: int, started: float | None, signum: signal.Signals) -> None:
     """Send a signal to exactly that process; do nothing if it has ended."""
     process = find_process(pid, started)

@@ -53,7 +53,7 @@ class _Rank:
     writes_trace: bool = False  # or waits for the ranks that do, between two steps
     progressed_at: float = 0.0
     done: bool = False
-    stopped: bool = False  # to go on in another attempt
+    stop: dict[str, Any] | None = None  # it stopped to go on in another attempt
     error: dict[str, Any] | None = None
     exited_at: float = 0.0
     exit_code: int | None = None
@@ -288,9 +288,12 @@ class RankWatch:
             for rank in self._ranks
         ]
 
-    def has_stopped(self) -> bool:
-        """Whether all ranks stopped to go on in another attempt."""
-        return all(rank.stopped for rank in self._ranks)
+    def describe_stop(self) -> dict[str, bool]:
+        """The fields of the node's result, if all ranks stopped to go on in another attempt."""
+        if not all(rank.stop for rank in self._ranks):
+            return {}
+        asked = all(rank.stop.get("asked") is True for rank in self._ranks if rank.stop)
+        return {"stopped": True, **({"requeue": True} if asked else {})}
 
     def unfinished(self) -> list[int]:
         return [rank.rank for rank in self._ranks if not rank.done]
@@ -342,6 +345,6 @@ def _apply_event(rank: _Rank, record: dict[str, Any]) -> None:
     elif event == "error":
         rank.error = record
     elif event == "stop":
-        rank.stopped = True
+        rank.stop = record
     elif event == "done":
         rank.done = True

@@ -31,6 +31,7 @@ GRACE_S = 1.0  # from TERM to KILL
 
 
 def main(argv: list[str]) -> None:
+    process_tree.ignore_stop_signal()
     match argv:
         case ["--step", folder]:
             sys.exit(run_task(place_of_rank(folder, os.environ)))
@@ -53,7 +54,7 @@ def run_guarded(command: list[str]) -> int:
         process_tree.end(process_tree.descendants(), GRACE_S)
 
     signal.signal(signal.SIGTERM, end)
-    return _shell_status(subprocess.Popen(command, preexec_fn=process_tree.end_with_parent).wait())
+    return _shell_status(subprocess.Popen(command, preexec_fn=process_tree.prepare_child).wait())
 
 
 def run_task(directory: PhaseDir) -> int:
@@ -88,7 +89,7 @@ def _start_rank(directory: PhaseDir) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
-            preexec_fn=process_tree.end_with_parent,
+            preexec_fn=process_tree.prepare_child,
         )
 
 

@@ -127,7 +127,7 @@ def _judge_node(
     unfinished = watch.unfinished()
     program = PROGRAMS.get(name, name)
     if agent.returncode == 0 and not unfinished:
-        return {"ok": True, **({"stopped": True} if watch.has_stopped() else {})}
+        return {"ok": True, **watch.describe_stop()}
     if agent.returncode == 0 and not watch.is_numbered:
         why = f"{program} ended with status 0, and its ranks were never seen"
         return {"ok": False, "reason": "rank_ended_early", "why": why, "rank": None}

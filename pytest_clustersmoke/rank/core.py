@@ -241,6 +241,11 @@ class Rank:
         self._resume.begin_loop()
         for each in log.passes(first=1, calls_begin=True):
             for index in range(each.recorded, count):
+                if each is log and self._resume.may_stop(first + index):
+                    with log.untimed():
+                        stops = self._resume.agree(first + index, str(self.device))
+                    if stops:
+                        return log.finish_early()
                 each.begin()
                 yield Step(first + index, each)
                 if each.recorded != index + 1:

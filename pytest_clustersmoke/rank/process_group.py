@@ -73,6 +73,13 @@ FLIGHT_RECORDER_ENTRIES = "2000"
 GLOO_RELEASE_S = 0.2
 
 
+def reduce_max(values: torch.Tensor) -> None:
+    """Replace each value by the largest of all ranks."""
+    import torch.distributed as dist
+
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+
+
 def backend_of(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 

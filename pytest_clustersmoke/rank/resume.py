@@ -8,20 +8,22 @@ after it: then the data go on where they stopped, and not from their beginning.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import read_json, write_json
+from ..evidence.run_directory import RESTART, read_json, write_json
 from . import checkpoint
-from .process_group import broadcast_object
+from .process_group import broadcast_object, reduce_max
 from .proof import Proof
 from .rank_environment import RankEnvironment, RankMisuse
 from .rank_events import RankEventWriter
 from .replay import Randomness
 
 PROGRESS = "progress.json"
+AGREE_EVERY_S = 1.0
 
 
 class Resume:
@@ -31,7 +33,13 @@ class Resume:
         directory = environment.phase_dir
         self._attempt = directory.attempt if directory is not None else 0
         self._rank, self._world_size = environment.rank, environment.world_size
-        self._asked = environment.resume
+        self._planned = environment.resume
+        self._stop_file: Path | None = None
+        if directory is not None:
+            self._stop_file = directory.stop_asked(environment.node_rank)
+        self._is_asked = False
+        self._agree_at = self._agreed_step = 0
+        self._agreed_at = time.monotonic()
         self._events = events
         self._stop_at: int | None = None
         self._random: Randomness | None = None
@@ -47,10 +55,32 @@ class Resume:
             raise RankMisuse(
                 f"count={count} steps; expected more than the {self.first} of the attempt before"
             )
-        if self._attempt == 0 and 0 < self._asked < count:
-            self._stop_at = self._asked
-            return self._asked
-        return count
+        planned = self._planned < count and self._attempt == 0
+        self._loop_ends = self._planned if planned and self._planned else count
+        self._stop_at = self._loop_ends if self._loop_ends < count else None
+        return self._loop_ends
+
+    def may_stop(self, step: int) -> bool:
+        """Whether the ranks must `agree` before this step."""
+        return bool(self._planned) and step >= self._agree_at and step > self.first
+
+    def agree(self, step: int, device: str) -> bool:
+        """Whether the scheduler will end the job soon, and all ranks stop before this step. They
+        agree about once a second, since each time they wait for each other and for the device."""
+        import torch
+
+        now = time.monotonic()
+        step_s = (now - self._agreed_at) / max(1, step - self._agreed_step)
+        self._agreed_at, self._agreed_step = now, step
+        pause = max(1, int(AGREE_EVERY_S / max(step_s, 1e-6))) if self._rank == 0 else 0
+        asked = self._stop_file is not None and self._stop_file.exists()
+        values = torch.tensor([int(asked), pause], device=device)
+        reduce_max(values)
+        stops, pause = values.tolist()
+        self._agree_at = step + pause
+        if stops:
+            self._stop_at, self._is_asked = step, True
+        return bool(stops)
 
     @property
     def should_stop(self) -> bool:
@@ -62,6 +92,9 @@ class Resume:
         match saved:
             case {"step": int(step), "world_size": int(world_size), "digest": dict(expected)}:
                 loaded = checkpoint.digest(load())
+            case None if self._attempt >= RESTART:  # it was ended before it could save
+                self._events.event("resume", step=0)
+                return 0
             case _:
                 raise RankMisuse(
                     f"attempt {self._attempt + 1} found no {PROGRESS} in {output}; expected "
@@ -106,7 +139,8 @@ class Resume:
             values = {"step": self._stop_at, "world_size": self._world_size, "digest": digest}
             write_json(output / PROGRESS, values)
         loss = None if next_loss is None else float(next_loss(self._stop_at or 0))
-        self._events.event("stop", step=self._stop_at, digest=digest.hex, next_loss=loss)
+        fields = {"step": self._stop_at, "asked": self._is_asked, "next_loss": loss}
+        self._events.event("stop", **fields, digest=digest.hex)
 
     def shift(self, proof: Proof) -> Proof:
         """The proof for a loop that begins at `first`: it counts its steps from 0."""

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from ..evidence.telemetry import MARK_EVERY_S
@@ -188,9 +189,8 @@ class StepLog:
     def start(self) -> None:
         import torch
 
-        on_cuda = self._device.type == "cuda"
         self._events.event("stage", name="train", state="begin")
-        if on_cuda:
+        if on_cuda := self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()  # otherwise earlier allocations count as reserved
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -231,7 +231,7 @@ class StepLog:
     def begin(self) -> None:
         """Begin a step: what the program did after the step before is no part of it."""
         if self._twin is not None and self.recorded == self._twin.first:
-            with self._untimed():
+            with self.untimed():
                 self._memory.held += self._twin.take_snapshot()
         if self._prover is not None and self.recorded in self._prover.steps:
             self._memory.pause()
@@ -256,7 +256,7 @@ class StepLog:
     def _start_trace(self, trace: StepTrace) -> None:
         """Start the profiler, and let all ranks begin the first traced step together."""
         self._memory.pause()
-        with self._untimed(), self._not_training():
+        with self.untimed(), self._not_training():
             trace.start()
             self._meet()
 
@@ -272,7 +272,7 @@ class StepLog:
         self._trace.end()
         # Writing may take longer than the limit of a step, also for the ranks that only wait.
         self._events.event("trace_write", state="begin")
-        with self._untimed(), self._not_training():
+        with self.untimed(), self._not_training():
             if (fields := self._trace.write()) is not None:
                 first, last = self._trace.steps[0] + 1, self._trace.steps[-1] + 1
                 proven = sorted(step + 1 for step in self._proven & self._traced)
@@ -296,11 +296,11 @@ class StepLog:
 
     def _measure_own_step(self) -> None:
         if self._own_step is not None:
-            with self._untimed():
+            with self.untimed():
                 self._own_step.measure(self.recorded - 1, self._mark_again)
 
     @contextmanager
-    def _untimed(self) -> Iterator[None]:
+    def untimed(self) -> Iterator[None]:
         """Leave what happens between two steps out of all rates and peaks, and out of the watch."""
         self._clock.wait()
         began = time.perf_counter()
@@ -347,26 +347,35 @@ class StepLog:
             traced=sorted(self._traced),
             proof_seconds=sum(self._prover.seconds.values()) if self._prover else 0.0,
         )
+        self._finish_watch(means)
+        if self._twin is not None and self._twin.first is None:
+            self._events.event("twin", reason=NO_PASSES)
+        return values
+
+    def finish_early(self) -> None:
+        """End a loop before its last step, on all ranks; it has no rates."""
+        self._clock.wait()
+        means = self._average_losses() if self._watch.has_loss else []
+        self._events.event("stage", name="train", state="end")
+        self._finish_watch(means)
+
+    def _finish_watch(self, means: list[float]) -> None:
+        """Write what was watched in all steps."""
         if (gradients := self._watch.close()) is not None:
             self._events.event("gradient_watch", **gradients)
         compared = self._watch.replicas.close() if self._watch.replicas is not None else None
         if compared is not None:
             self._events.event("replicas", **compared)
-        if self._twin is not None and self._twin.first is None:
-            self._events.event("twin", reason=NO_PASSES)
         if means:
-            local = self._watch.losses.tolist()
+            local = self._watch.losses[: self.recorded].tolist()
             self._events.event(
                 "losses",
                 mean=means,
-                local_finite=all(map(math.isfinite, local)),
-                not_finite_at=next(
-                    (i for i, v in enumerate(local, 1) if not math.isfinite(v)), None
-                ),
+                local_finite=all(map(isfinite, local)),
+                not_finite_at=next((i for i, v in enumerate(local, 1) if not isfinite(v)), None),
                 local_final=local[-1],
                 local_first=local[:MOST_LOCAL_LOSSES],
             )
-        return values
 
     def _mark(self, passed: int, now: float) -> None:
         """Mark progress: the steps the device has finished, not those the host has queued."""
@@ -427,9 +436,8 @@ class StepLog:
         """The mean over all ranks at each step; NaN if any rank had NaN."""
         import torch.distributed as dist
 
-        losses = self._watch.losses.to(
-            self._device, copy=True
-        )  # the local losses are recorded as well
+        # A copy, since the local losses are recorded as well.
+        losses = self._watch.losses[: self.recorded].to(self._device, copy=True)
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(losses)
             losses /= self._world_size

@@ -149,19 +149,25 @@ class ReplicaWatch:
         self._count = count
         self._world_size = world_size
         self._keeps = keeps
+        self._done = 0
         self._steps: list[int] = []  # from 1, the steps after which a row was taken
         rows = -(-count // self._every)
         self._rows = torch.zeros((rows, len(named)), dtype=torch.int64, device=device)
 
     def step_done(self, step: int) -> None:
         """`step` (from 1) is done, with its update of the parameters."""
+        self._done = step
+        if self.is_due(step):
+            self._take_row()
+
+    def _take_row(self) -> None:
         import torch
 
         compares = self._world_size > 1 and not is_partitioned(self._parameters)
-        if (compares or self._keeps) and self.is_due(step):
+        if compares or self._keeps:
             prints = [fingerprint(local_part(parameter)) for parameter in self._parameters]
             self._rows[len(self._steps)] = torch.stack(prints)
-            self._steps.append(step)
+            self._steps.append(self._done)
 
     @property
     def takes_every_step(self) -> bool:
@@ -190,6 +196,9 @@ class ReplicaWatch:
         dist.all_gather_object(parts, find_part(self._parameters[0]))
         if len(set(parts)) == self._world_size:
             return fields | {"compared": 0, "sharded": True}
+        if self._done not in (0, *self._steps[-1:]):  # the loop stopped before its last step
+            self._take_row()
+            fields["compared"] = len(self._steps)
         rows = self._rows[: len(self._steps)]
         differing = torch.zeros_like(rows, dtype=torch.bool)
         for part in sorted(set(parts)):

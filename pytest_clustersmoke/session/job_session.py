@@ -252,6 +252,7 @@ class Session:
             int(phase.nodes.value),
             time.monotonic(),
             before.phase if before else "",
+            resumes=bool(phase.resume.value),
         )
         self._watched[phase.name] = watched  # first, so that any later error cancels the job
         self._submitting = None
@@ -266,6 +267,10 @@ class Session:
             if job.is_over():
                 self._settle(job)
                 continue
+            if job.was_requeued:
+                job.was_requeued = False
+                self._journal.write("requeued", phase=job.phase, job_id=job.job_id)
+                self._backend.start_now(job.job_id)
             limit = self.profile.limits.queue_wait_s
             if not job.running and limit and time.monotonic() - job.submitted_at > limit:
                 reason = f"queue: the job did not start within {limit:g} s"

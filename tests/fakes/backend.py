@@ -45,6 +45,9 @@ class FakeBackend:
         self.calls.append(("details", job_id, state.raw, nodes))
         return self.records.get(job_id)
 
+    def start_now(self, job_id: str) -> None:
+        pass
+
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
         self.calls.append(("cancel_named", phase.name))
 

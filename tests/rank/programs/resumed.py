@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import time
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from pytest_clustersmoke.rank import Proof, Rank
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--breaks", default="", help="what does not go on: data, optimizer, weights")
+parser.add_argument("--precision", choices=["fp32"], default="fp32")
+parser.add_argument("--steps", type=int, default=6)
+parser.add_argument("--pause-s", type=float, default=0.0, help="before each step")
 args = parser.parse_args()
 
 
@@ -49,7 +52,8 @@ with Rank.start() as rank:
 
     first = rank.resume(load)
     torch.rand(rank.rank + 3)  # a program may draw numbers when it starts
-    for step in rank.steps(6, samples_per_rank=8, proof=Proof(bare, local_loss)):
+    for step in rank.steps(args.steps, samples_per_rank=8, proof=Proof(bare, local_loss)):
+        time.sleep(args.pause_s)
         optimizer.zero_grad()
         inputs = batch(step.index - first if args.breaks == "data" else step.index, rank.rank)
         loss = (model(inputs) - inputs).square().mean()
@@ -63,5 +67,5 @@ with Rank.start() as rank:
             state=state(),
             next_loss=local_loss,
         )
-        sys.exit()
-    rank.fact(final=rank.digest(bare.state_dict()).hex)
+    else:
+        rank.fact(final=rank.digest(bare.state_dict()).hex)

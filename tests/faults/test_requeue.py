@@ -1,0 +1,88 @@
+"""Phases that the scheduler asks to stop: they save, are requeued, and go on, on a real Slurm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.telemetry import read_events
+from tests.rank.conftest import PROGRAMS
+from tests.support.harness import Outcome, RunningPytest, Suite
+
+pytestmark = pytest.mark.lab
+
+RESUMED = """
+def test_resumed(self, phase):
+    Resumed().test_training_resumes_where_it_stopped(phase)
+    Resumed().test_training_before_the_stop_was_sound(phase)
+"""
+NEVER = 1000  # more steps than any phase here has: only the scheduler stops it
+
+
+def add_phase(suite: Suite, steps: int, pause_s: float, **marker: Any) -> None:
+    args = {"steps": steps, "pause_s": pause_s, "precision": "fp32"}
+    script = str(PROGRAMS / "resumed.py")
+    values = {"nodes": 2, "resume": NEVER, **marker}
+    suite.phase("long", script=script, args=args, body=RESUMED, **values)
+
+
+def wait_for_step(suite: Suite, running: RunningPytest, attempt: int, step: int) -> None:
+    """Wait until an attempt has marked this step, counted from the first of all."""
+
+    def look() -> bool:
+        place = suite.run_dir().phase("long")
+        attempts = {each.attempt: each for each in place.attempts()}
+        if attempt not in attempts:
+            return False
+        mark = read_events(attempts[attempt].rank_events(0)).last("step") or {}
+        return bool(mark.get("step", 0) >= step)
+
+    running.wait_for(f"step {step} of attempt {attempt}", look)
+
+
+def check_parts(outcome: Outcome, steps: int) -> tuple[PhaseResult, ...]:
+    """All attempts; their losses are those of one training, with no step twice or left out."""
+    assert outcome.ret == 0, outcome.output
+    phase = outcome.evidence("long")
+    assert len(phase.losses) == steps
+    return (*phase.earlier, phase)
+
+
+def test_phase_that_slurm_asks_to_stop_is_requeued_and_goes_on(lab_suite: Suite) -> None:
+    """The signal reaches every process of the step; the ranks agree on a step, twice."""
+    add_phase(lab_suite, steps=20, pause_s=0.3)
+    with lab_suite.started() as running:
+        for restart in (0, 1):
+            wait_for_step(lab_suite, running, attempt=10 * restart, step=3 + 8 * restart)
+            (job,) = lab_suite.slurm("squeue", "-h", "-o", "%i", "-t", "R").split()
+            lab_suite.slurm("scancel", "--signal=USR1", job)
+        outcome = running.wait()
+    attempts = check_parts(outcome, steps=20)
+    assert [attempt.directory.attempt for attempt in attempts] == [0, 10, 20]
+    assert [event["phase"] for event in outcome.events("requeued")] == ["long", "long"]
+
+
+@pytest.mark.slow
+def test_phase_near_its_time_limit_is_requeued_and_goes_on(lab_suite: Suite) -> None:
+    """Slurm sends the signal up to a minute early: here after 16 to 30 s of one minute."""
+    lab_suite.profile["limits"] |= {"stop_before_s": 40}
+    lab_suite.profile["slurm"] |= {"time": 1}
+    add_phase(lab_suite, steps=50, pause_s=0.8)
+    attempts = check_parts(lab_suite.run_apart(), steps=50)
+    assert len(attempts) > 1
+
+
+@pytest.mark.slow
+def test_phase_that_is_requeued_without_warning_begins_again(lab_suite: Suite) -> None:
+    """Nothing was saved, so its steps are done again, and the report says which."""
+    add_phase(lab_suite, steps=12, pause_s=0.3)
+    with lab_suite.started() as running:
+        wait_for_step(lab_suite, running, attempt=0, step=3)
+        (job,) = lab_suite.slurm("squeue", "-h", "-o", "%i", "-t", "R").split()
+        lab_suite.slurm("scontrol", "requeue", job)
+        outcome = running.wait()
+    first, last = check_parts(outcome, steps=12)
+    assert not first.stopped and last.directory.attempt == 10
+    assert "was ended before it could save" in outcome.output + str(outcome.record())
