@@ -116,7 +116,7 @@ class Phase:
     @property
     def resized(self) -> tuple[str, ...]:
         """The sizes and resources that --cluster-set changed; a reference holds for none of it."""
-        sizes = {"nodes": self.nodes, "gpus_per_node": self.gpus_per_node}
+        sizes = {"nodes": self.nodes, "gpus_per_node": self.gpus_per_node, "resume": self.resume}
         sizes |= {f"args.{name}": value for name, value in self.args.items()}
         return tuple(name for name, value in sizes.items() if value.source == COMMAND_LINE)
 

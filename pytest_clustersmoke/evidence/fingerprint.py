@@ -33,7 +33,7 @@ VERSIONS = (
 # Versions that can change a measurement; history compares runs in which these are equal.
 COMPARED = ("driver", "cuda", "nccl", "torch", "deepspeed")
 # Keys of a shape other than the program's arguments.
-SHAPE = ("nodes", "ranks_per_node", "launcher", "env", "sbatch")
+SHAPE = ("nodes", "ranks_per_node", "launcher", "resume", "env", "sbatch")
 # Options of sbatch that say when and for whom a job runs, not what it measures.
 QUEUEING = {
     *("account", "qos", "priority", "nice", "wckey", "comment", "mail_type", "mail_user"),

@@ -311,6 +311,9 @@ def with_bounds(
         references=dict(profile.references.get(result.name, {})),
         resized=tuple(parse_texts(result.spec.get("resized"))),
         expect=profile.expect.get(result.name),
+        earlier=tuple(
+            replace(attempt, expect=profile.expect.get(result.name)) for attempt in result.earlier
+        ),
         past=_make_past_runs(result.directory, profile, report_dir) if report_dir else None,
     )
 

@@ -129,7 +129,7 @@ class PhaseDir:
         """All attempts that have started, in order; the first is always among them."""
         list_directory(self.root)  # clears NFS's cache of missing files
         try:
-            names = [path.name for path in (self.root / "attempts").iterdir()]
+            names = [path.name for path in (self.root / "attempts").iterdir() if path.is_dir()]
         except OSError:
             names = []
         later = sorted(int(name) for name in names if ATTEMPT.fullmatch(name))
@@ -185,7 +185,7 @@ class PhaseDir:
 
     @property
     def started_again(self) -> Path:
-        return self.start / "started_again"
+        return self.root / "started_again"
 
     @property
     def scheduler(self) -> Path:

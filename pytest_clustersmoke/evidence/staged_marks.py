@@ -31,8 +31,9 @@ def find_unrequested_fault(result: PhaseResult) -> tuple[RankResult, dict[str, A
 
     Programs that are broken on purpose may write the event as well, without a name."""
     name = fault_name(result.spec)
-    for rank in result.ranks:
-        for record in rank.events.named("staged"):
-            if record.get("name") not in (None, name or None):
-                return rank, record
+    for attempt in (*result.earlier, result):
+        for rank in attempt.ranks:
+            for record in rank.events.named("staged"):
+                if record.get("name") not in (None, name or None):
+                    return rank, record
     return None

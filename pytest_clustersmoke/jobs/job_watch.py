@@ -138,7 +138,8 @@ class WatchedJob:
             answered = self.ended_at is not None or self.unknown_since is not None
             return self.has_succeeded() or answered or now - self.complete_since > VERDICT_GRACE_S
         # COMPLETED means that every node's task wrote its result before it exited with 0.
-        missing = len(self.results) < self.nodes
+        stopped = any(result.get("stopped") is True for result in self.results.values())
+        missing = len(self.results) < self.nodes or (stopped and self.resumes)
         completed = missing and self.state is not None and self.state.raw == "COMPLETED"
         grace_s = COMPLETED_GRACE_S if completed else RESULT_GRACE_S
         ended = self.ended_at is not None and now - self.ended_at > grace_s

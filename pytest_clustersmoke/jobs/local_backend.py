@@ -106,8 +106,8 @@ class LocalBackend:
         if any(code is None for code in codes):
             _abort_after_failed_node(job, codes)
             return JobState("running", "RUNNING", "", names, at, at)
-        place = job.directory.newest
-        if not all(place.node_result(n).exists() for n in job.node_ranks):
+        places = job.directory.attempts()
+        if not all(p.node_result(n).exists() for p in places for n in job.node_ranks):
             # A launcher that was killed, perhaps while it held torchrun for the dumps.
             process_tree.end(_find_left(job), KILLED_GRACE_S)
         raw = "COMPLETED" if not any(codes) else "CANCELLED" if job.cancelled else "FAILED"
@@ -211,9 +211,10 @@ def count_cores() -> int:
 
 def _abort_after_failed_node(job: _Job, codes: list[int | None]) -> None:
     """End all nodes when one failed and left no result, as `srun --kill-on-bad-exit` does."""
-    place = job.directory.newest
+    *_, place = places = job.directory.attempts()
     for node_rank, code in enumerate(codes):
-        if code and not place.node_result(node_rank).exists():
+        # A node that failed in an attempt before has a result there, and none later.
+        if code and not any(p.node_result(node_rank).exists() for p in places):
             why = f"the node's launcher ended with status {code} and left no result"
             cause = {"reason": "launcher", "why": why, "rank": None, "gone": node_rank}
             abort_flag.raise_flag(place, node_rank, f"local{node_rank}", cause)
@@ -223,10 +224,13 @@ def _abort_after_failed_node(job: _Job, codes: list[int | None]) -> None:
 def _find_left(job: _Job) -> list[psutil.Process]:
     """Find what the launchers started and still runs: torchrun with all below it, and the ranks,
     each of which it starts in a session of its own."""
-    place = job.directory.newest
     starts = [
-        *(read_events(place.node_events(n)).last("launcher_start") for n in job.node_ranks),
-        *(read_events(place.rank_events(n)).last("start") for n in range(job.world_size)),
+        start
+        for place in job.directory.attempts()
+        for start in (
+            *(read_events(place.node_events(n)).last("launcher_start") for n in job.node_ranks),
+            *(read_events(place.rank_events(n)).last("start") for n in range(job.world_size)),
+        )
     ]
     named = [process for start in starts if start and (process := identity(start)) is not None]
     running = [found for each in named if (found := process_tree.find_process(*each)) is not None]

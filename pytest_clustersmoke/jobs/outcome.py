@@ -44,7 +44,8 @@ def judge_job(
             )
         if any(node.stopped for node in result.nodes):
             return Judgement(
-                "failed", "its ranks stopped to be resumed, and were not started again"
+                "failed",
+                "its ranks stopped to go on in another attempt, and were not started again",
             )
         if result.ranks_done == result.world_size:
             if suspension := _suspension(result):
@@ -55,7 +56,7 @@ def judge_job(
         )
     if cancelled is not None:
         return cancelled
-    started = any(
+    started = bool(result.earlier) or any(
         result.directory.claim(node.node_rank).exists() or node.result for node in result.nodes
     )
     failure = _nodes_failure(result)
@@ -84,7 +85,8 @@ def judge_job(
 def _suspension(result: PhaseResult, longer_than_s: float = 0.0) -> str:
     """A sentence on how long the job was suspended; empty if it was not. A suspension makes its
     times worthless, but is not a fault of the cluster."""
-    longest = max(result.nodes, key=lambda node: node.paused_s)
+    nodes = [node for attempt in (*result.earlier, result) for node in attempt.nodes]
+    longest = max(nodes, key=lambda node: node.paused_s)
     if longest.paused_s <= longer_than_s:
         return ""
     return f"the job was suspended for {longest.paused_s:.0f} s on {longest.name}"

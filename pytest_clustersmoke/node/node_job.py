@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..evidence.run_directory import (
     PhaseDir,
@@ -46,6 +46,7 @@ class NodeJob:
     node_rank: int
     node_name: str
     attempt: int = 0
+    used_s: float = 0.0  # of the phase's time, by attempts before in this start of the job
     nonce: str = field(default_factory=secrets.token_hex)
 
     @property
@@ -55,6 +56,11 @@ class NodeJob:
     @property
     def nodes(self) -> int:
         return int(self.spec["nodes"])
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the phase's time."""
+        return max(0.0, float(self.spec["timeout_s"]) - self.used_s)
 
     @property
     def local_ranks(self) -> int:
@@ -92,26 +98,47 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
         create_phase(job.dir, job.nodes)
     stop.write_to(job.dir.stop_asked(rank))
     result = _run_attempt(job)
-    if result.stopped and spec.get("resume") and not result.requeues:
-        job = _next_attempt(job, result)
-        result = _run_attempt(job)
-    if result.requeues:
-        _requeue(job)
+    if result.stopped and spec.get("resume") and _all_stopped(job):
+        if result.requeues:
+            _requeue(job)
+        else:
+            result = _run_attempt(_next_attempt(job, result))
     return result.value_or_raise()
+
+
+def _all_stopped(job: NodeJob) -> bool:
+    """Whether the ranks of all nodes stopped to go on in another attempt, as soon as all nodes have
+    written their results. Otherwise the job ends here, and the other node's result says why."""
+    deadline = time.monotonic() + OTHERS_S
+    paths = [job.dir.node_result(node) for node in range(job.nodes)]
+    while not all(map(visible, paths)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return all((read_json(path) or {}).get("stopped") is True for path in paths)
+
+
+def _next_attempt(job: NodeJob, before: _Result) -> NodeJob:
+    """The job's next attempt, which has what is left of the phase's time."""
+    after = replace(
+        job,
+        attempt=job.attempt + 1,
+        used_s=job.used_s + before.seconds,
+        nonce=secrets.token_hex(),
+    )
+    try:
+        create_phase(after.dir, after.nodes)
+    except OSError as error:
+        before.fail(f"the next attempt has no directory: {error}")
+    return after
 
 
 def _requeue(job: NodeJob) -> None:
     """Put the job back into the queue, for another attempt to go on. Node 0 does, and waits for
     Slurm to end it. If Slurm refuses, the job ends here: its ranks were not started again."""
-    if job.node_rank:
-        return
-    deadline = time.monotonic() + OTHERS_S
-    results = [job.dir.node_result(node) for node in range(job.nodes)]
-    while not all(map(visible, results)) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    answer = subprocess.run(["scontrol", "requeue", _job_id()], timeout=COMMAND_S, check=False)
-    if answer.returncode == 0:
-        time.sleep(REQUEUED_S)
+    if job.node_rank == 0:
+        command = ["scontrol", "requeue", _job_id()]
+        answer = subprocess.run(command, timeout=COMMAND_S, check=False)
+        if answer.returncode == 0:
+            time.sleep(REQUEUED_S)
 
 
 class _StopRequest:
@@ -132,14 +159,6 @@ class _StopRequest:
         self._came = True
         if self._path is not None:
             self._path.touch()
-
-
-def _next_attempt(job: NodeJob, before: _Result) -> NodeJob:
-    """The job's next attempt, which has what is left of the phase's time."""
-    spec = {**job.spec, "timeout_s": max(0.0, float(job.spec["timeout_s"]) - before.seconds)}
-    after = NodeJob(spec, job.node_rank, job.node_name, job.attempt + 1)
-    create_phase(after.dir, after.nodes)
-    return after
 
 
 def _run_attempt(job: NodeJob) -> _Result:
@@ -173,7 +192,7 @@ class _Result:
     def __init__(self, job: NodeJob) -> None:
         self._job = job
         self._value: dict[str, Any] = {"ok": False, "reason": "launcher", "why": "interrupted"}
-        self.seconds = 0.0
+        self._began, self.seconds = time.monotonic(), 0.0  # without suspensions
 
     @property
     def stopped(self) -> bool:
@@ -188,9 +207,15 @@ class _Result:
     def ended(self, value: dict[str, Any]) -> None:
         self._value = value
 
+    def fail(self, why: str) -> NoReturn:
+        """Say in the result that was written why the job cannot go on. Raises NodeFailed."""
+        self._value |= {"ok": False, "stopped": False, "reason": "launcher", "why": why}
+        write_json(self._job.dir.node_result(self._job.node_rank), self._value)
+        raise NodeFailed(why)
+
     def write(self, started: float, events: EventWriter) -> None:
         job = self._job
-        self.seconds = time.time() - started
+        self.seconds = time.monotonic() - self._began - float(self._value.get("paused_s", 0.0))
         if not self._value["ok"] and self._value["reason"] != "aborted":
             try:
                 raise_abort(job, self._value["reason"], self._value.get("why", ""))

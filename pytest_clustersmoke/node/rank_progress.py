@@ -76,7 +76,7 @@ class RankWatch:
         self._numbered = agent is None or numbers_by_node(job.spec)
         self._limits: dict[str, float] = job.spec["stage_limits_s"]
         now = time.monotonic()
-        self._timeout_at = now + float(job.spec["timeout_s"])
+        self._timeout_at = now + job.left_s
         self._ranks = [_Rank(rank, progressed_at=now) for rank in job.ranks]
         self._exit_poll = _ExitPoll()
         self._namespaces = read_namespaces()

@@ -224,8 +224,7 @@ class Rank:
         must call `step.backward_done()`; `gradients_of` is by default `proof.model`'s parameters.
         In fp16 give a proof, and no `gradients_of`: gradients overflow on purpose.
 
-        In a phase with `resume` the loop of the first attempt ends early (`should_stop`), and that
-        of the next begins there; call `resume` before.
+        Where a phase stops (`should_stop`), the next attempt's loop begins; call `resume` before.
         """
         first, total = self._resume.first, count
         count = self._resume.end_of_loop(total) - first
@@ -233,7 +232,7 @@ class Rank:
             count,
             samples_per_rank=samples_per_rank,
             tokens_per_rank=tokens_per_rank,
-            warmup=warmup,
+            warmup=warmup if warmup is None or count == total else min(warmup, count - 1),
             gradients_of=gradients_of,
             proof=None if proof is None else self._resume.shift(proof),
         )
@@ -322,17 +321,16 @@ class Rank:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop of `steps` ended before its last step, because the phase is to go on in
-        new processes: the program must `save_progress` now, and end."""
+        """Whether the loop of `steps` ended early: the program must `save_progress` and end."""
         return self._resume.should_stop
 
     def resume(self, load: Callable[[], Any]) -> int:
         """Load what the attempt before has saved; returns the step, from 0, at which the loop goes
         on, which is 0 in the first attempt.
 
-        `load` loads it into the model and the optimizer, which were built anew, and returns the
-        same nested state as was given to `save_progress`; it is compared bit by bit. All ranks call
-        this before `steps`. Raises RankMisuse if nothing was saved.
+        `load` loads it into a model and an optimizer built anew, and returns the same nested state
+        as `save_progress` was given; it is compared bit by bit. All ranks call this before `steps`.
+        Raises RankMisuse if nothing was saved.
         """
         if not self._resume.is_later_attempt:
             return 0
@@ -348,9 +346,9 @@ class Rank:
         """Run `save` on all ranks in stage "checkpoint", for the next attempt to go on from.
 
         `state` is what is saved: a nested state (dicts, lists, tensors, plain values). It must be
-        complete: what is missing in it cannot be compared. `next_loss(index)` computes this rank's
-        loss of the next step, without an update; the next attempt must find the same. Raises
-        RankMisuse if the phase is not to stop here.
+        complete: what is missing in it cannot be compared. `next_loss(index)`, which `Resumed`
+        needs, computes this rank's loss of a step (from 0), without an update: of the next one,
+        which the next attempt must find again, and of the first. Raises RankMisuse unless `should_stop`.
         """
         if not self.should_stop:
             raise RankMisuse("save_progress() without rank.should_stop; expected it only then")
@@ -358,7 +356,7 @@ class Rank:
         def save_and_wait() -> None:
             save()
             self.barrier()
-            self._resume.save(self.output_dir, self.is_main, state, next_loss)
+            self._resume.save(self.output_dir, state, next_loss)
 
         self.stage("checkpoint", save_and_wait)
 
@@ -424,6 +422,7 @@ class Rank:
         self.group_opened()
 
     def _close(self) -> None:
+        self._resume.check_saved()
         if self._environment.phase_dir is None and self._output_dir is not None:
             self.barrier()  # other ranks may still read from this directory
             if self.local_rank == 0:

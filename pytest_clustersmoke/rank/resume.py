@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import RESTART, read_json, write_json
+from ..evidence.run_directory import RESTART, list_directory, read_json, write_json
 from . import checkpoint
-from .process_group import broadcast_object, reduce_max
+from .process_group import reduce_max
 from .proof import Proof
 from .rank_environment import RankEnvironment, RankMisuse
 from .rank_events import RankEventWriter
 from .replay import Randomness
 
-PROGRESS = "progress.json"
+PROGRESS = "progress"  # a folder of the phase's output
 AGREE_EVERY_S = 1.0
 
 
@@ -42,6 +42,7 @@ class Resume:
         self._agreed_at = time.monotonic()
         self._events = events
         self._stop_at: int | None = None
+        self._saved = False
         self._random: Randomness | None = None
         self.first = 0
 
@@ -55,10 +56,10 @@ class Resume:
             raise RankMisuse(
                 f"count={count} steps; expected more than the {self.first} of the attempt before"
             )
-        planned = self._planned < count and self._attempt == 0
-        self._loop_ends = self._planned if planned and self._planned else count
-        self._stop_at = self._loop_ends if self._loop_ends < count else None
-        return self._loop_ends
+        if self._attempt == 0 and 0 < self._planned < count:
+            self._stop_at = self._planned
+            return self._planned
+        return count
 
     def may_stop(self, step: int) -> bool:
         """Whether the ranks must `agree` before this step."""
@@ -86,36 +87,45 @@ class Resume:
     def should_stop(self) -> bool:
         return self._stop_at is not None
 
+    def check_saved(self) -> None:
+        """Raises RankMisuse if the program ends before its last step and has saved nothing."""
+        if self._stop_at is not None and not self._saved:
+            raise RankMisuse(
+                f"the loop ended after {self._stop_at} steps, since the phase has `resume`, and "
+                "the program saved nothing; expected rank.save_progress(...) if rank.should_stop"
+            )
+
     def load(self, output: Path, load: Callable[[], Any]) -> int:
         """Load what the attempt before saved, and compare it; returns the first step, from 0."""
-        saved = broadcast_object(read_json(output / PROGRESS))
-        match saved:
-            case {"step": int(step), "world_size": int(world_size), "digest": dict(expected)}:
+        list_directory(output / PROGRESS)  # clears NFS's cache of missing files
+        match read_json(self._own_file(output, "json")):
+            case {"step": int(step), "world_size": self._world_size, "digest": dict(expected)}:
                 loaded = checkpoint.digest(load())
             case None if self._attempt >= RESTART:  # it was ended before it could save
                 self._events.event("resume", step=0)
                 return 0
-            case _:
+            case found:
+                what = (
+                    "nothing" if found is None else f"progress of {found.get('world_size')} ranks"
+                )
                 raise RankMisuse(
-                    f"attempt {self._attempt + 1} found no {PROGRESS} in {output}; expected "
-                    "rank.save_progress(...) at the end of the attempt before"
+                    f"attempt {self._attempt} found {what} in {output / PROGRESS}; expected what "
+                    f"rank.save_progress(...) left there on {self._world_size} ranks"
                 )
         mismatched = checkpoint.mismatched_paths(checkpoint.Digest(expected), loaded)
-        if world_size == self._world_size:
-            self._random = Randomness.load(self._random_file(output))
+        self._random = Randomness.load(self._own_file(output, "pt"))
         self.first = step
         self._events.event(
             "resume",
             step=step,
-            saved_by=world_size,
             equal=not mismatched,
             tensors=loaded.tensors,
             mismatched=mismatched[:10],
         )
         return step
 
-    def _random_file(self, output: Path) -> Path:
-        return output / "random" / f"rank_{self._rank:05d}.pt"
+    def _own_file(self, output: Path, kind: str) -> Path:
+        return output / PROGRESS / f"rank_{self._rank:05d}.{kind}"
 
     def begin_loop(self) -> None:
         """Draw the random numbers (of dropout, say) that the loop would have drawn without a stop;
@@ -123,24 +133,18 @@ class Resume:
         if self._random is not None:
             self._random.restore()
 
-    def save(
-        self,
-        output: Path,
-        is_main: bool,
-        state: Any,
-        next_loss: Callable[[int], Any] | None,
-    ) -> None:
+    def save(self, output: Path, state: Any, loss_of: Callable[[int], Any] | None) -> None:
         """Note what was saved, once the program has saved it."""
+        self._saved, step = True, self._stop_at or 0
+        (output / PROGRESS).mkdir(exist_ok=True)
+        Randomness().save(self._own_file(output, "pt"))
         digest = checkpoint.digest(state)
-        random_file = self._random_file(output)
-        random_file.parent.mkdir(exist_ok=True)
-        Randomness().save(random_file)
-        if is_main:
-            values = {"step": self._stop_at, "world_size": self._world_size, "digest": digest}
-            write_json(output / PROGRESS, values)
-        loss = None if next_loss is None else float(next_loss(self._stop_at or 0))
-        fields = {"step": self._stop_at, "asked": self._is_asked, "next_loss": loss}
-        self._events.event("stop", **fields, digest=digest.hex)
+        values = {"step": step, "world_size": self._world_size, "digest": digest}
+        write_json(self._own_file(output, "json"), values)
+        fields: dict[str, Any] = {"step": step, "asked": self._is_asked, "digest": digest.hex}
+        if loss_of is not None:
+            fields |= {"next_loss": float(loss_of(step)), "first_loss": float(loss_of(0))}
+        self._events.event("stop", **fields)
 
     def shift(self, proof: Proof) -> Proof:
         """The proof for a loop that begins at `first`: it counts its steps from 0."""

@@ -127,7 +127,7 @@ class StepLog:
         self._marked_at = -math.inf
 
     def number_from(self, first: int, total: int) -> None:
-        """Count the steps in marks from `first`, of `total`, where another attempt did some."""
+        """Count steps in marks from `first`, of `total`: another attempt did those before."""
         self._first, self._total = first, total
 
     def _plan_trace(self, order: TraceOrder) -> StepTrace | None:
@@ -436,7 +436,6 @@ class StepLog:
         """The mean over all ranks at each step; NaN if any rank had NaN."""
         import torch.distributed as dist
 
-        # A copy, since the local losses are recorded as well.
         losses = self._watch.losses[: self.recorded].to(self._device, copy=True)
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(losses)

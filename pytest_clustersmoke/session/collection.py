@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -25,6 +25,9 @@ from ..report.acknowledgements import Acknowledgements
 from ..text import Problem, UsageProblems
 from .items import Mistakes, PhaseClass, phase_class, phase_classes
 from .selection import all_criteria, criteria, is_whole
+
+# The criterion of `Resumed`, by which a class is known to judge what came before a stop.
+RESUMED = "test_training_before_the_stop_was_sound"
 
 
 class PhaseCollection:
@@ -118,7 +121,20 @@ class PhaseCollection:
             self.config.getoption("--cluster-trace"), phases, names, self.profile.name
         )
         self.absences += remarks
-        return [*mistakes, *self._input_problems(phases), *untraceable, *self._preflight(phases)]
+        problems = [*mistakes, *self._input_problems(phases), *self._unjudged_stops(phases)]
+        return [*problems, *untraceable, *self._preflight(phases)]
+
+    def _unjudged_stops(self, phases: Iterable[Phase]) -> Iterator[Problem]:
+        """Phases that stop and are resumed, whose criteria would judge the last attempt alone."""
+        classes = {name: cls for cls, name in self.names.items()}
+        for phase in phases:
+            names = classes[phase.name].criteria_names or ()
+            if phase.resume.value and RESUMED not in names:
+                what = (
+                    f"phase `{phase.name}` has `resume`, but no criterion judges what came before"
+                )
+                expected = "a class that also inherits `Resumed` of pytest_clustersmoke.criteria"
+                yield Problem(what, phase.resume.source, expected)
 
     def find_mistakes(self, items: Iterable[pytest.Item]) -> list[Problem]:
         """The mistakes in the markers of these items' phases."""

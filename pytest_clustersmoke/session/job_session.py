@@ -309,9 +309,10 @@ class Session:
         if pending and job.job_id not in self._ended_ids and not job.has_succeeded():
             self._backend.cancel([job.job_id])  # it was requeued, and must not run again
         result = collect_phase(job.directory, job.results)
-        for node in range(job.nodes):  # a node that was killed has left it
-            with contextlib.suppress(OSError):
-                job.directory.node_environment(node).unlink(missing_ok=True)
+        for attempt in job.directory.attempts():
+            for node in range(job.nodes):  # a node that was killed has left it
+                with contextlib.suppress(OSError):
+                    attempt.node_environment(node).unlink(missing_ok=True)
         result = job.save_details(None if self._stop.is_set() else self._backend, result)
         judgement = judge_job(result, job.last_state(), cancelled)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)

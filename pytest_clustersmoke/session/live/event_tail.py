@@ -63,7 +63,9 @@ class EventTails:
         if name and self._due[name] <= begun:
             self._tails[name].read()
             if self._tails[name].has_stopped:
-                self._tails[name] = self._open(name)
+                newest = self._open(name)
+                if newest.path != self._tails[name].path:
+                    self._tails[name] = newest
             duration = time.monotonic() - begun
             # The share is for the files of all running phases together.
             self._due[name] = begun + max(READ_EVERY_S, duration * len(running) / READ_SHARE)
@@ -81,7 +83,7 @@ class EventTail:
     def __init__(self, path: Path, job: str) -> None:
         self.mark = Mark()
         self.has_stopped = False  # to go on in another attempt
-        self._path, self._job = path, job
+        self.path, self._job = path, job
         self._offset = 0
         self._foreign = False
 
@@ -95,9 +97,9 @@ class EventTail:
     def _new_lines(self) -> list[bytes]:
         """The complete lines since the last read."""
         if not self._offset:  # so that a network file system shows the new file
-            list_directory(self._path.parent)
+            list_directory(self.path.parent)
         try:
-            with _opened(self._path) as descriptor:
+            with _opened(self.path) as descriptor:
                 size = os.fstat(descriptor).st_size
                 skipped = max(0, size - READ_BYTES - self._offset)
                 block = os.pread(descriptor, READ_BYTES, self._offset + skipped)
