@@ -148,7 +148,8 @@ class PhaseResult:
     def stopped(self) -> bool:
         """Whether its ranks stopped to go on in another attempt; one that was killed did not, and
         its steps were done again."""
-        return any(node.stopped for node in self.nodes)
+        stops = [rank.events.last("stop") for rank in self.ranks]
+        return bool(stops) and None not in stops
 
     @property
     def losses(self) -> list[float]:

@@ -348,7 +348,7 @@ class Rank:
         `state` is what is saved: a nested state (dicts, lists, tensors, plain values). It must be
         complete: what is missing in it cannot be compared. `next_loss(index)`, which `Resumed`
         needs, computes this rank's loss of a step (from 0), without an update: of the next one,
-        which the next attempt must find again, and of the first. Raises RankMisuse unless `should_stop`.
+        which the next attempt must find again, and of the first. Raises RankMisuse if not asked to.
         """
         if not self.should_stop:
             raise RankMisuse("save_progress() without rank.should_stop; expected it only then")

@@ -116,5 +116,5 @@ output.write_bytes(bytes(100))
 events.write("checkpoint", files=[{"name": "model.pt", "bytes": 100}], seconds=0.0)
 events.write("reload", equal=True, tensors=4, mismatched=[], source="model built anew")
 if place.attempt < given.stops:
-    events.write("stop", step=3, digest="d", next_loss=own_losses[0])
+    events.write("stop", step=3, digest="d", next_loss=own_losses[0], first_loss=9.0)
 events.write("done", seconds=0.1)

@@ -13,11 +13,6 @@ from tests.support.harness import Outcome, RunningPytest, Suite
 
 pytestmark = pytest.mark.lab
 
-RESUMED = """
-def test_resumed(self, phase):
-    Resumed().test_training_resumes_where_it_stopped(phase)
-    Resumed().test_training_before_the_stop_was_sound(phase)
-"""
 NEVER = 1000  # more steps than any phase here has: only the scheduler stops it
 
 
@@ -25,7 +20,7 @@ def add_phase(suite: Suite, steps: int, pause_s: float, **marker: Any) -> None:
     args = {"steps": steps, "pause_s": pause_s, "precision": "fp32"}
     script = str(PROGRAMS / "resumed.py")
     values = {"nodes": 2, "resume": NEVER, **marker}
-    suite.phase("long", script=script, args=args, body=RESUMED, **values)
+    suite.phase("long", script=script, args=args, base="Resumed", **values)
 
 
 def wait_for_step(suite: Suite, running: RunningPytest, attempt: int, step: int) -> None:

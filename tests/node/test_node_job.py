@@ -106,15 +106,13 @@ def test_faulty_gpu_on_one_node_ends_the_phase(
 
 RESUMED = """
 def test_resumed(self, phase):
-    Resumed().test_training_resumes_where_it_stopped(phase)
     assert phase.ranks_done == phase.world_size and phase.losses == [2.0, 1.0] * 2
-    Resumed().test_training_before_the_stop_was_sound(phase)
 """
 
 
 def test_phase_that_stops_is_started_again_on_all_nodes(suite: Suite) -> None:
     """The second attempt has files and nonces of its own; the times are those of both."""
-    suite.phase(nodes=2, resume=3, args={"stops": 1}, body=RESUMED)
+    suite.phase(nodes=2, resume=3, args={"stops": 1}, base="Resumed", body=RESUMED)
     result = suite.run()
     assert result.ret == 0, result.stdout.str()
     record, findings = phase(suite)
@@ -132,8 +130,16 @@ def test_phase_that_stops_is_started_again_on_all_nodes(suite: Suite) -> None:
     ("args", "resume", "words"),
     [
         ({"stops": 0}, 3, "but it started once"),
-        ({"stops": 1}, 0, "its ranks stopped to be resumed, and were not started again"),
-        ({"stops": 2}, 3, "its ranks stopped to be resumed, and were not started again"),
+        (
+            {"stops": 1},
+            0,
+            "its ranks stopped to go on in another attempt, and were not started again",
+        ),
+        (
+            {"stops": 2},
+            3,
+            "its ranks stopped to go on in another attempt, and were not started again",
+        ),
         ({"stops": 1, "fail_again": True}, 3, "rank 0: ValueError: staged"),
     ],
     ids=["never_stops", "not_asked", "stops_again", "fails_when_resumed"],
@@ -142,13 +148,13 @@ def test_phase_that_is_not_resumed_fails(
     suite: Suite, args: dict[str, Any], resume: int, words: str
 ) -> None:
     """It stops once, where it was asked to, and what ends the second attempt ends the phase."""
-    suite.phase(nodes=2, resume=resume, args=args, body=RESUMED)
+    suite.phase(nodes=2, resume=resume, args=args, base="Resumed", body=RESUMED)
     result = suite.run()
     assert result.ret == 1 and words in result.stdout.str(), result.stdout.str()
 
 
 def test_failure_of_the_second_attempt_has_its_evidence(suite: Suite) -> None:
-    suite.phase(resume=3, args={"stops": 1, "fail_again": True})
+    suite.phase(resume=3, args={"stops": 1, "fail_again": True}, base="Resumed")
     assert suite.run().ret == 1
     _, (finding, *_) = phase(suite)
     assert "staged" in finding["cause"]

@@ -1,0 +1,113 @@
+"""Whether a training went on as if it had not stopped: what each attempt recorded is judged."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
+from pytest_clustersmoke.criteria.resumption import check_earlier_attempts, check_resumption
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.phase_result import collect_phase
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+
+STOP = {"step": 5, "asked": False, "next_loss": 2.0, "first_loss": 3.0}
+RESUME = {"step": 5, "equal": True, "tensors": 4, "mismatched": []}
+
+
+def two_attempts(
+    folder: Path,
+    stop: Mapping[str, Any] | None = STOP,
+    resume: Mapping[str, Any] | None = RESUME,
+    loss: float = 2.0,
+    **start: Any,
+) -> PhaseView:
+    """A rank that stopped after five of ten steps and went on, with these records."""
+    place = PhaseDir(folder / "small")
+    write_json(place.spec, {"phase": "small", "nodes": 1, "ranks_per_node": 1, "resume": 5})
+    for attempt in (place, replace(place, attempt=1)):
+        create_phase(attempt, 1)
+        later = attempt.attempt == 1
+        process = {"pid": 100 + attempt.attempt, "pid_started": 5.0 + attempt.attempt}
+        events = EventWriter(attempt.rank_events(0))
+        events.write("start", rank=0, **(process | (start if later else {})))
+        if later and resume is not None:
+            events.write("resume", **resume)
+        events.write("step", step=10 if later else 5, steps=10)
+        mean = [loss, 1.0] if later else [3.0, 2.5]
+        events.write("losses", mean=mean, local_first=mean, local_finite=True)
+        if not later and stop is not None:
+            events.write("stop", **stop)
+        events.close()
+    return view_phase(collect_phase(place))
+
+
+def test_training_that_goes_on_passes(tmp_path: Path) -> None:
+    """The losses are those of both attempts; tiny differences are those of rounding."""
+    phase = two_attempts(tmp_path, loss=2.00001)
+    check_resumption(phase)
+    assert phase.losses == [3.0, 2.5, 2.00001, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stop": STOP | {"step": 4}}, "stopped after 4 steps; expected 5"),
+        ({"resume": None}, "did not call rank.resume"),
+        ({"resume": RESUME | {"step": 0}}, "went on at step 0; expected 5"),
+        ({"resume": RESUME | {"equal": False, "mismatched": ["model.w"]}}, "model.w"),
+        ({"resume": RESUME | {"tensors": 0}}, "it holds no tensors"),
+        ({"pid": 100, "pid_started": 5.0}, "in the process that stopped; expected a new one"),
+        ({"loss": 3.0}, "another batch, or another state"),
+        ({"loss": math.nan}, "another batch, or another state"),
+        ({"stop": {"step": 5}}, "save_progress has no next_loss"),
+        ({"stop": STOP | {"next_loss": math.nan}}, "the same step had nan"),
+    ],
+)
+def test_training_that_does_not_go_on_fails(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(AssertionError, match=re.escape(words)):
+        check_resumption(two_attempts(tmp_path, **changes))
+
+
+def test_losses_that_are_too_alike_show_no_batch(tmp_path: Path) -> None:
+    """Half a percent may be another rounding in 16 bits, or the first batch again."""
+    stop = STOP | {"first_loss": 2.01}
+    with pytest.raises(Unmeasured, match="too close to show which batch it was"):
+        check_resumption(two_attempts(tmp_path, stop=stop, loss=2.01))
+    check_resumption(two_attempts(tmp_path / "apart", loss=2.01))
+
+
+def test_steps_that_were_done_again_are_reported(tmp_path: Path) -> None:
+    """An attempt that was ended before it could save is no mistake of the training."""
+    phase = two_attempts(tmp_path, stop=None, resume={"step": 0})
+    check_resumption(phase)
+    assert "it had done 5 steps, of which those after step 0 were done again" in str(
+        phase.sensitivity
+    )
+    assert phase.losses == [2.0, 1.0]
+
+
+def test_failure_before_the_stop_says_so(tmp_path: Path) -> None:
+    """A loss that is not finite in the first attempt is found there."""
+    phase = two_attempts(tmp_path)
+    events = EventWriter(phase.earlier[0].directory.rank_events(0))
+    events.write("losses", mean=[math.nan, 2.5], local_first=[math.nan], local_finite=False)
+    events.close()
+    with pytest.raises(AssertionError, match="before the stop: "):
+        check_earlier_attempts(view_phase(collect_phase(phase.directory)))
+
+
+def test_phase_without_resume_is_skipped(tmp_path: Path) -> None:
+    phase = two_attempts(tmp_path)
+    write_json(phase.directory.spec, {"phase": "small", "nodes": 1, "ranks_per_node": 1})
+    with pytest.raises(pytest.skip.Exception, match="the phase has no `resume`"):
+        check_resumption(view_phase(collect_phase(phase.directory)))
