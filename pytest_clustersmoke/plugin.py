@@ -78,6 +78,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="maximum number of jobs at a time (default: `limits.max_jobs` of the cluster)",
     )
     group.addoption(
+        "--cluster-here",
+        action="store_true",
+        help="run phases as steps of the Slurm allocation in which pytest runs; submit no jobs",
+    )
+    group.addoption(
         "--cluster-exclusive",
         action="store_true",
         help="allow one run with this option per cluster at a time; exit with status 4 if another "
@@ -148,6 +153,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "--cluster-max-jobs",
             "--cluster-prove",
             "--cluster-exclusive",
+            "--cluster-here",
         )
         if config.getoption(option) and not name
     ]

@@ -20,7 +20,7 @@ from ..evidence.scheduler_record import AccountingEntry, JobState, SchedulerReco
 from ..text import sanitize_line
 from . import slurm_jobs, slurm_records
 from .backend import Refused
-from .slurm_jobs import TrialSubmission
+from .slurm_jobs import Allocation, JobStep, TrialSubmission
 from .slurm_records import Association, SlurmConfig, SlurmNode, SlurmPartition, SlurmQos
 
 COMMAND_TIMEOUT_S = 60.0
@@ -244,6 +244,15 @@ class SlurmClient:
         if "Invalid job id" in answer.stderr:
             return JobState("unknown", "", "Invalid job id specified")
         raise SlurmUnavailable(answer.stderr)
+
+    # An allocation and its steps. Both raise SlurmUnavailable.
+
+    def allocation(self, job: str) -> Allocation:
+        return slurm_jobs.parse_allocation(self.ask("scontrol", "-d", "-o", "show", "job", job))
+
+    def steps(self, job: str) -> list[JobStep]:
+        fields = ("-o", slurm_jobs.STEP_FIELDS)
+        return slurm_jobs.parse_steps(self.ask("squeue", "-h", "-s", "-j", job, *fields))
 
     # Details about a job that ended.
 
