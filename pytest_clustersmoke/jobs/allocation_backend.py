@@ -178,7 +178,7 @@ class AllocationBackend:
                 continue
             nodes = request.choose_nodes(allocation, busy)
             if not nodes:
-                step.waits_for = "waits for free nodes of the allocation"
+                step.waits_for = "too few nodes of the allocation are free"
                 return
             self._start(step, nodes)
             busy |= {*nodes}
@@ -202,10 +202,12 @@ class AllocationBackend:
     def _state(self, step: _Step, allocation: Allocation) -> JobState | None:
         """The state of a step; None while it is not known how it ended."""
         if step.end is None and step.process is None:
-            if not step.cancelled and allocation.runs:
+            if step.cancelled:
+                step.end = step.state("ended", "CANCELLED")
+            elif allocation.state.kind == "running":  # perhaps COMPLETING: its last state follows
                 return step.state("pending", "PENDING", step.waits_for)
-            raw, ended = ("CANCELLED", "") if step.cancelled else (NOT_STARTED, _end_of(allocation))
-            step.end = step.state("ended", raw, ended and f"{ended} before the phase started")
+            else:
+                step.end = step.state("ended", NOT_STARTED, _end_of(allocation))
         elif step.end is None and step.runs():
             return step.state("running", "RUNNING")
         elif step.end is None:
@@ -225,14 +227,15 @@ class AllocationBackend:
         if NODE_FAILED in events:
             return step.state("ended", "NODE_FAIL", f"in allocation {self._job_id}")
         if refusal or ending == "CANCELLED":
-            if allocation.state.raw == "COMPLETING":  # its state follows
+            if not allocation.runs and allocation.state.kind == "running":
                 return None
-            if not allocation.runs:
-                raw = NOT_STARTED if refusal else _raw_of(allocation)
-                return step.state("ended", raw, _end_of(allocation))
             if refusal:
-                return step.state("ended", NOT_STARTED, refusal)
-            return step.state("ended", "CANCELLED", f"allocation {self._job_id} goes on")
+                why = refusal if allocation.runs else _end_of(allocation)
+                return step.state("ended", NOT_STARTED, why)
+            if allocation.runs:
+                why = f"its step; allocation {self._job_id} goes on"
+                return step.state("ended", "CANCELLED", why)
+            return step.state("ended", _raw_of(allocation), f"with allocation {self._job_id}")
         return step.state("ended", "OUT_OF_MEMORY" if OUT_OF_MEMORY in events else "FAILED")
 
     def _srun(self, phase: Phase, directory: PhaseDir, nodes: tuple[str, ...]) -> list[str]:
@@ -331,4 +334,5 @@ def _raw_of(allocation: Allocation) -> str:
 
 
 def _end_of(allocation: Allocation) -> str:
-    return f"allocation {allocation.job_id} ended ({allocation.state.raw})"
+    how = allocation.state.raw or "Slurm no longer knows it"
+    return f"allocation {allocation.job_id} ended ({how}) before the phase started"

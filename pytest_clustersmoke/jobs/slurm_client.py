@@ -248,7 +248,14 @@ class SlurmClient:
     # An allocation and its steps. Both raise SlurmUnavailable.
 
     def allocation(self, job: str) -> Allocation:
-        return slurm_jobs.parse_allocation(self.ask("scontrol", "-d", "-o", "show", "job", job))
+        """A job in which steps can run; of one that Slurm no longer knows, only that."""
+        try:
+            shown = self.ask("scontrol", "-d", "-o", "show", "job", job)
+        except SlurmUnavailable as error:
+            if "Invalid job id" not in str(error):
+                raise
+            return Allocation(job, JobState("unknown", ""))
+        return slurm_jobs.parse_allocation(shown)
 
     def steps(self, job: str) -> list[JobStep]:
         fields = ("-o", slurm_jobs.STEP_FIELDS)

@@ -52,6 +52,7 @@ SINFO_FIELDS = "%N|%T|%H|%u|%E"
 ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,NodeList,End"
 OTHERS_FIELDS = "%i|%u|%P|%q|%S|%N"
 STEP_FIELDS = "%i|%N|%j"
+OWN_STEPS = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID
 SHOWN_OF_JOBS = (
     *("JobState", "Reason", "ExitCode", "StartTime", "EndTime", "NodeList", "Partition", "QOS"),
     *("TimeLimit", "PreemptTime", "MinMemoryNode", "MinMemoryCPU"),
@@ -170,10 +171,10 @@ class Allocation:
 
     job_id: str
     state: JobState
-    uid: int | None
-    nodes: tuple[AllocatedNode, ...]
-    ends: float | None
-    text: str
+    uid: int | None = None
+    nodes: tuple[AllocatedNode, ...] = ()
+    ends: float | None = None
+    text: str = ""
 
     @property
     def runs(self) -> bool:
@@ -256,11 +257,11 @@ def parse_allocation(text: str) -> Allocation:
 
 def parse_steps(text: str) -> list[JobStep]:
     """`squeue -h -s -o STEP_FIELDS`, without the steps of Slurm's own: a batch script's, a shell's
-    of salloc and the like, which have a name for a number."""
+    of salloc and the like, which have a name or one of the highest numbers."""
     return [
         JobStep(step_id, tuple(expand_hostlist(nodes)), name)
         for _, (step_id, nodes, name) in rows(text, 3)
-        if step_id.partition(".")[2].isdigit()
+        if (number := step_id.partition(".")[2]).isdigit() and int(number) < OWN_STEPS
     ]
 
 

@@ -169,11 +169,16 @@ class PhaseCollection:
         problems = preflight.find_plan_problems(self.profile, phases)
         environ, no_lab = self.scheduler_environ() if self.here or not self.plans_only else ({}, [])
         outside: list[Problem] = []
+        misfits: list[str] = []
         if self.here and phases and not no_lab:
-            outside, remarks = preflight.find_allocation_problems(self.profile, phases, environ)
-            self.absences += remarks
+            outside, misfits = preflight.find_allocation_problems(self.profile, phases, environ)
         if self.plans_only:
-            self.refused = [*outside, *preflight.find_misplaced_paths(self.profile, phases)]
+            self.absences += misfits  # a run has a finding on each
+            self.refused = [
+                *no_lab,
+                *outside,
+                *preflight.find_misplaced_paths(self.profile, phases),
+            ]
         else:
             problems += [*no_lab, *outside]
             problems += preflight.find_start_problems(
