@@ -95,10 +95,11 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation | Problem:
     try:
         allocation = SlurmClient(environ, ANSWER_S).allocation(job_id)
     except SlurmUnavailable as error:
-        what = f"Slurm shows no job {job_id}, which SLURM_JOB_ID names: {error}"
+        what = f"Slurm does not show job {job_id}, which SLURM_JOB_ID names: {error}"
         return Problem(what, OPTION, EXPECTED, TODO)
     if not allocation.runs:
-        what = f"job {job_id}, which SLURM_JOB_ID names, is {allocation.state.raw or 'unknown'}"
+        state = allocation.state.raw or "unknown to Slurm"
+        what = f"job {job_id}, which SLURM_JOB_ID names, is {state}"
         return Problem(what, OPTION, EXPECTED, TODO)
     if allocation.uid not in (None, os.getuid()):
         what = f"job {job_id}, which SLURM_JOB_ID names, belongs to the user {allocation.uid}"
