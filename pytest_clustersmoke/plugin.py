@@ -51,26 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="prove the gates: stage every fault that this cluster supports, in small phases; each "
         "must turn its criterion red with the right finding",
     )
-    group.addoption(
-        "--cluster-trace",
-        action="append",
-        default=[],
-        metavar="PHASE",
-        help="save a torch.profiler trace of some steps of this phase in its evidence; these steps "
-        "are left out of every rate (may be repeated)",
-    )
-    group.addoption(
-        "--cluster-trace-steps",
-        type=_parse_steps,
-        metavar="FIRST-LAST",
-        help="the steps to trace, counted from 1 (default: the last 3 in a row without a proof)",
-    )
-    group.addoption(
-        "--cluster-trace-ranks",
-        type=_parse_ranks,
-        metavar="RANKS",
-        help="the ranks to trace, such as 0,3 or 0-3 (default: 0)",
-    )
+    _add_trace_options(group)
     group.addoption(
         "--cluster-max-jobs",
         type=_parse_count,
@@ -94,6 +75,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="directory for the reports (default: ROOTDIR/reports)",
     )
     parser.addini("cluster", "the cluster to run phases on if --cluster is not given")
+
+
+def _add_trace_options(group: pytest.OptionGroup) -> None:
+    group.addoption(
+        "--cluster-trace",
+        action="append",
+        default=[],
+        metavar="PHASE",
+        help="save a torch.profiler trace of some steps of this phase in its evidence; these steps "
+        "are left out of every rate (may be repeated)",
+    )
+    group.addoption(
+        "--cluster-trace-steps",
+        type=_parse_steps,
+        metavar="FIRST-LAST",
+        help="the steps to trace, counted from 1 (default: the last 3 in a row without a proof)",
+    )
+    group.addoption(
+        "--cluster-trace-ranks",
+        type=_parse_ranks,
+        metavar="RANKS",
+        help="the ranks to trace, such as 0,3 or 0-3 (default: 0)",
+    )
 
 
 def _parse_count(text: str) -> int:

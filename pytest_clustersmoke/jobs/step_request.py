@@ -17,7 +17,7 @@ MOST_NODES = 4  # named in a message
 
 
 @dataclass(frozen=True)
-class Misfit:
+class StepMisfit:
     """Why a phase does not fit an allocation: in words, the setting that says so, and what to do.
     `is_time`: the allocation is too short, not too small."""
 
@@ -48,11 +48,11 @@ class StepRequest:
         chosen = {*first, *[name for name in free if name not in required][: self._rest(required)]}
         return tuple(name for name in free if name in chosen)
 
-    def find_misfit(self, allocation: Allocation, now: float) -> Misfit | None:
+    def find_misfit(self, allocation: Allocation, now: float) -> StepMisfit | None:
         """Why the phase cannot run in this allocation, even if nothing else runs there."""
         return self._find_small(allocation) or self._find_short(allocation, now)
 
-    def _find_small(self, allocation: Allocation) -> Misfit | None:
+    def _find_small(self, allocation: Allocation) -> StepMisfit | None:
         everything = allocation.nodes
         if len(everything) < self.nodes:
             return self._misfit(
@@ -70,7 +70,7 @@ class StepRequest:
                 return self._misfit(name, f"{plural(needed, unit)} per node", has, option)
         return self._find_left_out(everything)
 
-    def _find_left_out(self, everything: tuple[AllocatedNode, ...]) -> Misfit | None:
+    def _find_left_out(self, everything: tuple[AllocatedNode, ...]) -> StepMisfit | None:
         """The options that choose nodes hold for steps, too."""
         usable = {node.name for node in self._usable(everything)}
         missing = [name for name in self._hosts("nodelist") if name not in usable]
@@ -84,14 +84,14 @@ class StepRequest:
             return self._misfit("exclude", needed, str(len(usable)), left_out)
         return None
 
-    def _find_short(self, allocation: Allocation, now: float) -> Misfit | None:
+    def _find_short(self, allocation: Allocation, now: float) -> StepMisfit | None:
         """A time limit that nobody chose, the default of an hour, counts for nothing."""
         limit = self._phase.timeout_s
         by_default = limit.value == DEFAULT_TIMEOUT_S and limit.source == self._phase.where
         if allocation.ends is None or by_default or limit.value <= allocation.ends - now:
             return None
         left = max(0.0, allocation.ends - now)
-        return Misfit(
+        return StepMisfit(
             f"it may take {limit.value:g} s, and the allocation ends in {left:.0f} s",
             "timeout_s",
             limit,
@@ -120,10 +120,10 @@ class StepRequest:
         setting = self._phase.slurm.get(name)
         return setting.value if setting is not None else None
 
-    def _misfit(self, name: str, needed: str, has: str, option: str) -> Misfit:
+    def _misfit(self, name: str, needed: str, has: str, option: str) -> StepMisfit:
         setting = self._phase.slurm.get(name) or getattr(self._phase, name)
         todo = f"ask for a larger allocation (salloc {option})"
-        return Misfit(f"it needs {needed}, and the allocation has {has}", name, setting, todo)
+        return StepMisfit(f"it needs {needed}, and the allocation has {has}", name, setting, todo)
 
 
 def _has(count: int | None, needed: int) -> bool:

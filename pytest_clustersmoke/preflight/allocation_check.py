@@ -16,7 +16,7 @@ from ..evidence.finding import Finding
 from ..evidence.run_directory import RunDir
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, find_command
 from ..jobs.slurm_jobs import Allocation
-from ..jobs.step_request import Misfit, StepRequest
+from ..jobs.step_request import StepMisfit, StepRequest
 from ..text import Problem
 from .partition_fit import setting_evidence
 from .slurm_check import ANSWER_S, Checked, CheckNotes
@@ -109,7 +109,7 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation | Problem:
 
 def find_misfits(
     allocation: Allocation, profile: Profile, phases: Iterable[Phase]
-) -> list[tuple[Phase, Misfit]]:
+) -> list[tuple[Phase, StepMisfit]]:
     """The phases that this allocation could not run even one after the other."""
     now = time.time()
     pairs = ((phase, StepRequest(phase, profile).find_misfit(allocation, now)) for phase in phases)

@@ -14,8 +14,7 @@ import pytest
 from pytest_clustersmoke.config.hostlist import expand_hostlist
 from pytest_clustersmoke.lab import Lab
 from tests.faults.table.model import SMALL
-from tests.faults.test_lab_runs import bring_back
-from tests.faults.watched_phase import WatchedPhase
+from tests.faults.watched_phase import WatchedPhase, bring_back
 from tests.support.harness import IDLE, PROGRAMS, Suite
 from tests.support.waiting import wait_for
 
