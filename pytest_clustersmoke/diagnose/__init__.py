@@ -21,7 +21,7 @@ from pathlib import Path
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.phase_result import PhaseResult
 from ..jobs.backend import Refused
-from ..jobs.outcome import NOT_STARTED, Judgement
+from ..jobs.outcome import NOT_STARTED, OUT_OF_TIME, Judgement
 from .failure_evidence import FailureEvidence
 from .hangs import find_hang, find_library_timeout, find_mismatch
 from .log_causes import explain_findings
@@ -119,6 +119,7 @@ def _outcome_finding(evidence: FailureEvidence, judgement: Judgement) -> Finding
         "preempted": "run again, or in a partition or QOS that is not preempted",
         "cancelled": "run again",
         NOT_STARTED: "ask for a larger or longer allocation, and run again",
+        OUT_OF_TIME: "ask for a longer allocation, and run again",
         "never_ran": "look at the queue (squeue), or raise limits.queue_wait_s",
         "lost": "look at the scheduler's log; the job's own files are in the run directory",
     }

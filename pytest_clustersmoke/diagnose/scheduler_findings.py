@@ -167,8 +167,8 @@ def _time_limit(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     return Finding(
         "time-limit",
         f"Slurm ended the job at its time limit{spent}",
-        "raise slurm.time of the phase (with --cluster-here, ask for a longer allocation), or find "
-        "out what was slow: each rank's last step is in ranks/ of the run directory",
+        "raise slurm.time of the phase, or find out what was slow: each rank's last step is in "
+        "ranks/ of the run directory",
         evidence=(*record.evidence(record.job), *_quote(record.logged(*ENDINGS))),
     )
 

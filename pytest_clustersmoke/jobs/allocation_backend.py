@@ -32,7 +32,7 @@ from ..evidence.scheduler_record import (
 from ..node.node_job import run_node
 from . import batch_script
 from .job_watch import read_messages
-from .outcome import NOT_STARTED
+from .outcome import NOT_STARTED, OUT_OF_TIME
 from .slurm_backend import job_name
 from .slurm_client import SlurmClient, SlurmUnavailable
 from .slurm_jobs import Allocation, parse_step_end, parse_step_refusal
@@ -235,6 +235,9 @@ class AllocationBackend:
             if allocation.runs:
                 why = f"its step; allocation {self._job_id} goes on"
                 return step.state("ended", "CANCELLED", why)
+            if allocation.state.raw == "TIMEOUT":
+                why = f"allocation {self._job_id} ended at its time limit"
+                return step.state("ended", OUT_OF_TIME, why)
             return step.state("ended", _raw_of(allocation), f"with allocation {self._job_id}")
         return step.state("ended", "OUT_OF_MEMORY" if OUT_OF_MEMORY in events else "FAILED")
 

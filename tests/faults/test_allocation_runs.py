@@ -90,16 +90,19 @@ def test_phases_run_as_steps_on_nodes_of_their_own(here_suite: Suite) -> None:
 
 
 def test_interrupt_ends_the_steps_and_not_the_allocation(here_suite: Suite) -> None:
-    """Ctrl-C ends running and waiting phases; the allocation goes on, without a step."""
+    """Ctrl-C ends running and waiting phases, also the step that a launcher started; the allocation
+    goes on, without a step."""
     phases = [WatchedPhase.idle(here_suite, name) for name in ("first", "second")]
     here_suite.phase("waits", script=IDLE, nodes=2)
     with (
         allocation(here_suite, 2) as job,
-        here_suite.started(HERE, SLURM_JOB_ID=job) as running,
+        here_suite.started(
+            HERE, "--cluster-set", "first.launcher=srun", SLURM_JOB_ID=job
+        ) as running,
     ):
         for phase in phases:
             phase.wait()
-        assert len(steps_of(here_suite, job)) == 2
+        assert len(steps_of(here_suite, job)) == 3
         running.interrupt(signal.SIGINT)
         outcome = running.wait()
         assert outcome.ret == 2, outcome.output
@@ -204,3 +207,25 @@ def test_nodes_of_the_users_own_steps_are_not_used(here_suite: Suite) -> None:
             outcome = running.wait()
     assert outcome.ret == 0, outcome.output
     assert len(expand_hostlist(outcome.phase("small")["scheduler_nodes"])) == 2
+
+
+@pytest.mark.slow
+def test_time_limit_of_the_allocation_is_no_failure(here_suite: Suite) -> None:
+    """The phase that runs is cancelled with it, and the one that waits never ran. Their own limit
+    is the default, which nobody chose; otherwise they would not fit."""
+    del here_suite.profile["slurm"]["time"]
+    phase = WatchedPhase.idle(here_suite, "runs")
+    here_suite.phase("waits", script=IDLE)
+    with (
+        allocation(here_suite, 1, "--time=1") as job,
+        here_suite.started(HERE, SLURM_JOB_ID=job) as running,
+    ):
+        phase.wait()
+        outcome = running.wait()
+    assert outcome.ret == 6, outcome.output
+    runs, waits = (outcome.phase(name) for name in ("runs", "waits"))
+    assert runs["outcome"] == "cancelled"
+    assert runs["reason"] == f"allocation {job} ended at its time limit"
+    assert outcome.finding("runs")["id"] == "job-cancelled"
+    reason = f"allocation {job} ended (TIMEOUT) before the phase started"
+    assert (waits["outcome"], waits["reason"]) == ("never_ran", reason)

@@ -13,7 +13,7 @@ from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, w
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs.allocation_backend import AllocationBackend
 from pytest_clustersmoke.jobs.backend import make_spec
-from pytest_clustersmoke.jobs.outcome import NOT_STARTED
+from pytest_clustersmoke.jobs.outcome import NOT_STARTED, OUT_OF_TIME
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
 from tests.support.waiting import wait_for
@@ -131,7 +131,7 @@ def test_phase_waits_until_enough_nodes_are_free(phases: Phases) -> None:
         ("srun: error: n1: task 0: Exited with exit code 3\n", "RUNNING", "FAILED", ""),
         ("srun: Job step aborted: Waiting", "RUNNING", "CANCELLED", "its step; allocation 7"),
         ("srun: Job step aborted: Waiting", "CANCELLED", "CANCELLED", "with allocation 7"),
-        ("srun: Job step aborted: Waiting", "TIMEOUT", "TIMEOUT", "with allocation 7"),
+        ("srun: Job step aborted: Waiting", "TIMEOUT", OUT_OF_TIME, "allocation 7 ended"),
         ("srun: Job step aborted: Waiting", "COMPLETED", "CANCELLED", "with allocation 7"),
         ("srun: error: Node failure on n1\n", "RUNNING", "NODE_FAIL", "in allocation 7"),
         ("srun: error: Unable to create step for job 7: More", "RUNNING", NOT_STARTED, "Unable"),
@@ -159,7 +159,7 @@ def test_end_of_the_allocation_is_awaited(phases: Phases) -> None:
     wait_for("srun's end", lambda: first not in phases.backend.states([first]))
     assert phases.state(second).kind == "pending"
     phases.show("TIMEOUT")
-    assert phases.ended(first).raw == "TIMEOUT"
+    assert phases.ended(first).raw == OUT_OF_TIME
     state = phases.ended(second)
     assert (state.raw, state.started) == (NOT_STARTED, None)
     assert state.reason == "allocation 7 ended (TIMEOUT) before the phase started"
