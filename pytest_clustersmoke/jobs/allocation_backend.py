@@ -8,6 +8,7 @@ holds its CPUs and GPUs, and no step could start beside it.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import subprocess
 import threading
@@ -211,11 +212,13 @@ class AllocationBackend:
         elif step.end is None and step.runs():
             return step.state("running", "RUNNING")
         elif step.end is None:
-            step.end = self._judge_end(step, allocation)
+            with contextlib.suppress(SlurmUnavailable):
+                step.end = self._judge_end(step)
         return step.end
 
-    def _judge_end(self, step: _Step, allocation: Allocation) -> JobState | None:
-        """How a step ended whose srun has ended."""
+    def _judge_end(self, step: _Step) -> JobState | None:
+        """How a step ended whose srun has ended; None while the allocation completes. Raises
+        SlurmUnavailable."""
         assert step.process is not None
         if step.process.returncode == 0:
             return step.state("ended", "COMPLETED")
@@ -227,6 +230,7 @@ class AllocationBackend:
         if NODE_FAILED in events:
             return step.state("ended", "NODE_FAIL", f"in allocation {self._job_id}")
         if refusal or ending == "CANCELLED":
+            allocation = self._client.allocation(self._job_id)  # as it is after the step's end
             if not allocation.runs and allocation.state.kind == "running":
                 return None
             if refusal:
