@@ -51,6 +51,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="prove the gates: stage every fault that this cluster supports, in small phases; each "
         "must turn its criterion red with the right finding",
     )
+    _add_trace_options(group)
+    group.addoption(
+        "--cluster-max-jobs",
+        type=_parse_count,
+        metavar="N",
+        help="maximum number of jobs at a time (default: `limits.max_jobs` of the cluster)",
+    )
+    group.addoption(
+        "--cluster-here",
+        action="store_true",
+        help="run phases as steps of the Slurm allocation in which pytest runs; submit no jobs",
+    )
+    group.addoption(
+        "--cluster-exclusive",
+        action="store_true",
+        help="allow one run with this option per cluster at a time; exit with status 4 if another "
+        "is active",
+    )
+    group.addoption(
+        "--cluster-report-dir",
+        metavar="DIR",
+        help="directory for the reports (default: ROOTDIR/reports)",
+    )
+    parser.addini("cluster", "the cluster to run phases on if --cluster is not given")
+
+
+def _add_trace_options(group: pytest.OptionGroup) -> None:
     group.addoption(
         "--cluster-trace",
         action="append",
@@ -71,24 +98,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="RANKS",
         help="the ranks to trace, such as 0,3 or 0-3 (default: 0)",
     )
-    group.addoption(
-        "--cluster-max-jobs",
-        type=_parse_count,
-        metavar="N",
-        help="maximum number of jobs at a time (default: `limits.max_jobs` of the cluster)",
-    )
-    group.addoption(
-        "--cluster-exclusive",
-        action="store_true",
-        help="allow one run with this option per cluster at a time; exit with status 4 if another "
-        "is active",
-    )
-    group.addoption(
-        "--cluster-report-dir",
-        metavar="DIR",
-        help="directory for the reports (default: ROOTDIR/reports)",
-    )
-    parser.addini("cluster", "the cluster to run phases on if --cluster is not given")
 
 
 def _parse_count(text: str) -> int:
@@ -148,6 +157,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "--cluster-max-jobs",
             "--cluster-prove",
             "--cluster-exclusive",
+            "--cluster-here",
         )
         if config.getoption(option) and not name
     ]

@@ -21,7 +21,7 @@ from pathlib import Path
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.phase_result import PhaseResult
 from ..jobs.backend import Refused
-from ..jobs.outcome import Judgement
+from ..jobs.outcome import NOT_STARTED, OUT_OF_TIME, Judgement
 from .failure_evidence import FailureEvidence
 from .hangs import find_hang, find_library_timeout, find_mismatch
 from .log_causes import explain_findings
@@ -118,9 +118,12 @@ def _outcome_finding(evidence: FailureEvidence, judgement: Judgement) -> Finding
         "cluster_failed": "look at the nodes it ran on; the scheduler's log says more",
         "preempted": "run again, or in a partition or QOS that is not preempted",
         "cancelled": "run again",
+        NOT_STARTED: "ask for a larger or longer allocation, and run again",
+        OUT_OF_TIME: "ask for a longer allocation, and run again",
         "never_ran": "look at the queue (squeue), or raise limits.queue_wait_s",
         "lost": "look at the scheduler's log; the job's own files are in the run directory",
     }
     name = judgement.outcome.replace("_", "-")
-    fix = fixes.get(judgement.outcome, "read the job's logs in the run directory")
+    cause = judgement.ended_by if judgement.ended_by in fixes else judgement.outcome
+    fix = fixes.get(cause, "read the job's logs in the run directory")
     return Finding(f"job-{name}", judgement.reason, fix, evidence=log_tail(evidence.directory))

@@ -1,8 +1,9 @@
 """The interface of a backend, and the job spec: submitit ships `node_job.run_node` to the nodes.
 
 slurm_backend.py  one Slurm job of N nodes with one task each, through sbatch and srun
+allocation_backend.py  one step of the user's own allocation; step_request.py: what it needs there
 local_backend.py  N virtual nodes on this machine, each in a session of its own
-batch_script.py   the parts of the batch script that both backends share
+batch_script.py   the parts of the batch script that the backends share
 slurm_client.py   runs Slurm's commands, in their own sessions and without an outer job's variables
 slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py: about jobs
 """
@@ -68,8 +69,13 @@ class Backend(Protocol):
         """The exact batch script, for the dry run and the report."""
 
 
-def make_backend(profile: Profile, environ: Mapping[str, str]) -> Backend:
-    """Make the profile's backend. `environ`: the user's environment, with the lab's SLURM_CONF."""
+def make_backend(profile: Profile, environ: Mapping[str, str], here: bool = False) -> Backend:
+    """Make the profile's backend. `environ`: the user's environment, with the lab's SLURM_CONF;
+    `here`: in the allocation that it names."""
+    if here:
+        from .allocation_backend import AllocationBackend
+
+        return AllocationBackend(profile, environ)
     if profile.backend == "slurm":
         from .slurm_backend import SlurmBackend
 

@@ -1,4 +1,4 @@
-"""The parts of a batch script that both backends share."""
+"""The parts of a batch script that the backends share."""
 
 from __future__ import annotations
 

@@ -13,6 +13,9 @@ from ..evidence.staged_marks import find_unrequested_fault
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 # What happened to a job if its state alone does not show it.
 PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
+# A step that was not started in its allocation, and one that ended with it, at a time limit that is
+# not the phase's own. The state's reason says it in words.
+NOT_STARTED, OUT_OF_TIME = "NOT_STARTED", "OUT_OF_TIME"
 # Ranks that fail after a suspension this long may have failed because of it: their own time limits
 # kept running.
 EXCUSING_SUSPENSION_S = 30.0
@@ -132,6 +135,10 @@ def _judge_scheduler_end(result: PhaseResult, state: JobState, started: bool) ->
         return Judgement("failed", "the scheduler ended the job at its time limit", raw)
     if raw == "OUT_OF_MEMORY":
         return Judgement("failed", "the scheduler reports that the job used too much memory", raw)
+    if raw == NOT_STARTED:
+        return Judgement("never_ran", state.reason, raw)
+    if raw == OUT_OF_TIME:
+        return Judgement("cancelled", state.reason, raw)
     if raw == "DEADLINE" and not started:
         return Judgement("never_ran", f"the scheduler reports {ending}")
     return None

@@ -20,7 +20,7 @@ from ..evidence.scheduler_record import AccountingEntry, JobState, SchedulerReco
 from ..text import sanitize_line
 from . import slurm_jobs, slurm_records
 from .backend import Refused
-from .slurm_jobs import TrialSubmission
+from .slurm_jobs import Allocation, JobStep, TrialSubmission
 from .slurm_records import Association, SlurmConfig, SlurmNode, SlurmPartition, SlurmQos
 
 COMMAND_TIMEOUT_S = 60.0
@@ -250,6 +250,22 @@ class SlurmClient:
         if "Invalid job id" in answer.stderr:
             return JobState("unknown", "", "Invalid job id specified")
         raise SlurmUnavailable(answer.stderr)
+
+    # An allocation and its steps. Both raise SlurmUnavailable.
+
+    def allocation(self, job: str) -> Allocation:
+        """A job in which steps can run; of one that Slurm no longer knows, only that."""
+        try:
+            shown = self.ask("scontrol", "-d", "-o", "show", "job", job)
+        except SlurmUnavailable as error:
+            if "Invalid job id" not in str(error):
+                raise
+            return Allocation(job, JobState("unknown", ""))
+        return slurm_jobs.parse_allocation(shown)
+
+    def steps(self, job: str) -> list[JobStep]:
+        fields = ("-o", slurm_jobs.STEP_FIELDS)
+        return slurm_jobs.parse_steps(self.ask("squeue", "-h", "-s", "-j", job, *fields))
 
     # Details about a job that ended.
 

@@ -1,5 +1,5 @@
-"""Parses what Slurm prints about jobs: their states, how they ended, trial submissions, and its
-messages in a job's own log.
+"""Parses what Slurm prints about jobs: their states, how they ended, allocations and their steps,
+trial submissions, and its messages in a job's own log.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
+from ..config.hostlist import expand_hostlist
 from ..evidence.scheduler_record import (
     CANCELLED,
     NODE_FAILED,
@@ -21,7 +22,7 @@ from ..evidence.scheduler_record import (
     ScheduledJob,
 )
 from ..text import sanitize_line
-from .slurm_records import fields_of, rows, value_or_empty
+from .slurm_records import count_gpus, fields_of, rows, value_or_empty
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 # The reason of a job that was requeued after a failed launch; only an operator can release it.
@@ -50,6 +51,8 @@ SACCT_FIELDS = "JobIDRaw,State,Reason,NodeList,Submit,Start"
 SINFO_FIELDS = "%N|%T|%H|%u|%E"
 ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,NodeList,End"
 OTHERS_FIELDS = "%i|%u|%P|%q|%S|%N"
+STEP_FIELDS = "%i|%N|%j"
+OWN_STEPS = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID
 SHOWN_OF_JOBS = (
     *("JobState", "Reason", "ExitCode", "StartTime", "EndTime", "NodeList", "Partition", "QOS"),
     *("TimeLimit", "PreemptTime", "MinMemoryNode", "MinMemoryCPU"),
@@ -81,6 +84,16 @@ MESSAGES = (
         re.compile(r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,99}: Out Of Memory"),
     ),
 )
+# How srun's own log shows the end of a step, in the order of its lines: Slurm ended the step, or a
+# task of it ended first. Where a task fails, some versions add the first message after it.
+_STEP_ENDED = re.compile(
+    r"(?P<outside>srun: Job step aborted|\*\*\* STEP \S{1,60} ON \S{1,300} CANCELLED AT )|"
+    r"srun: error: [\w.\[\],-]{1,300}: tasks? [\d,-]{1,99}: "
+)
+_NO_STEP = re.compile(r"srun: error: (Unable to create step for job .{1,300})")
+# Of one or several nodes of a job, in the output of `scontrol -d -o show job`.
+_ALLOCATED = re.compile(r" Nodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)")
+_UID = re.compile(r"\((\d{1,10})\)$")
 # Node states that keep jobs away, as sinfo prints them (man sinfo, NODE STATE CODES).
 _DOWN = re.compile(r"down|fail|unk|not_responding|\*$")
 _DRAINED = re.compile(r"drain|maint")
@@ -142,6 +155,41 @@ class TrialSubmission:
         return bool(_NO_NODES.search(self.message))
 
 
+@dataclass(frozen=True)
+class AllocatedNode:
+    """A node of an allocation, and what the allocation has of it; None if Slurm does not say."""
+
+    name: str
+    cpus: int | None = None
+    gpus: int | None = None
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A job in which steps can run. `uid`: the user's; `ends`: its time limit in Unix seconds, None
+    if it has none; `text`: what Slurm shows of it."""
+
+    job_id: str
+    state: JobState
+    uid: int | None = None
+    nodes: tuple[AllocatedNode, ...] = ()
+    ends: float | None = None
+    text: str = ""
+
+    @property
+    def runs(self) -> bool:
+        return self.state.raw == "RUNNING"
+
+
+@dataclass(frozen=True)
+class JobStep:
+    """A step of a job that has not ended: its id, such as `12.3`, its nodes and its name."""
+
+    step_id: str
+    nodes: tuple[str, ...]
+    name: str
+
+
 def parse_squeue(text: str) -> dict[str, JobState]:
     """`squeue -h -o SQUEUE_FIELDS`, by job id."""
     return {cells[0]: _state(*cells[1:]) for _, cells in rows(text, 6)}
@@ -179,6 +227,65 @@ def parse_scheduled_job(text: str) -> ScheduledJob:
         text=" ".join(f"{name}={value}" for name, value in values.items() if value),
         shown=shown,
     )
+
+
+def parse_allocation(text: str) -> Allocation:
+    """`scontrol -d -o show job`: the first job's nodes, with their CPUs and GPUs."""
+    line = sanitize_line(next(iter(text.splitlines()), ""))
+    fields = fields_of(line)
+    user = _UID.search(fields.get("UserId", ""))
+    state = parse_scontrol_job(line)
+    shown = {
+        name: AllocatedNode(name, _count_numbers(cpus), sum(count_gpus(gres).values()))
+        for nodes, cpus, gres in _ALLOCATED.findall(line)
+        for name in expand_hostlist(nodes)
+    }
+    return Allocation(
+        fields.get("JobId", ""),
+        state,
+        int(user[1]) if user else None,
+        tuple(shown.get(name, AllocatedNode(name)) for name in expand_hostlist(state.nodes)),
+        unix_seconds(fields.get("EndTime", "")),
+        " ".join(
+            f"{name}={fields[name]}"
+            for name in ("JobId", "JobState", "NodeList", "TimeLimit", "EndTime")
+            if name in fields
+        )
+        + "".join(match[0] for match in _ALLOCATED.finditer(line)),
+    )
+
+
+def parse_steps(text: str) -> list[JobStep]:
+    """`squeue -h -s -o STEP_FIELDS`, without the steps of Slurm's own: a batch script's, a shell's
+    of salloc and the like, which have a name or one of the highest numbers."""
+    return [
+        JobStep(step_id, tuple(expand_hostlist(nodes)), name)
+        for _, (step_id, nodes, name) in rows(text, 3)
+        if (number := step_id.partition(".")[2]).isdigit() and int(number) < OWN_STEPS
+    ]
+
+
+def parse_step_end(log: str) -> str:
+    """How srun's own log shows that a step ended: `CANCELLED` if Slurm ended it, `FAILED` if a task
+    of it ended first, otherwise empty."""
+    end = _STEP_ENDED.search(log)
+    if end is None:
+        return ""
+    return "CANCELLED" if end["outside"] else "FAILED"
+
+
+def parse_step_refusal(log: str) -> str:
+    """Why Slurm did not create a step, from srun's own log; empty if it did."""
+    refusal = _NO_STEP.search(log)
+    return sanitize_line(refusal[1]) if refusal else ""
+
+
+def _count_numbers(ranges: str) -> int | None:
+    """How many numbers `0-3,8` holds; None if it is not such a list."""
+    if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", ranges, re.ASCII):
+        return None
+    spans = [part.partition("-") for part in ranges.split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
 
 
 def parse_sinfo(text: str) -> tuple[NodeStatus, ...]:

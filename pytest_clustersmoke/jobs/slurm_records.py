@@ -181,7 +181,7 @@ def parse_nodes(text: str) -> dict[str, SlurmNode]:
                 {state.strip("*~#!%$@^-") for state in fields.get("State", "").split("+")} - {""}
             ),
             *((reason[1] or "", reason[2] or "", reason[3] or "") if reason else ("", "", "")),
-            gpus_by_type=_gpus(fields.get("Gres", "")),
+            gpus_by_type=count_gpus(fields.get("Gres", "")),
             cpus=cpus,
             usable_cpus=_count(fields.get("CPUEfctv")) or cpus,
             memory=memory,
@@ -303,7 +303,7 @@ def _seconds(text: str) -> float:
         return inf
 
 
-def _gpus(gres: str) -> dict[str, int]:
+def count_gpus(gres: str) -> dict[str, int]:
     """The GPUs by type in `gpu:a100:2(S:0-1),gpu:1g.10gb:7,shard:8`; "" is an unnamed type."""
     gpus: dict[str, int] = {}
     for entry in _SOCKETS.sub("", gres).split(","):

@@ -27,7 +27,7 @@ from .rendezvous import Endpoint
 MONITOR_INTERVAL_S = 0.5
 STARTER = "pytest_clustersmoke.node.rank_starter"
 # Of an outer step these would size or bind the step of the ranks; the rest finds Slurm.
-KEPT_BY_SRUN = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CONF")
+KEPT_BY_SRUN = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NAME", "SLURM_CONF")
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,8 @@ class SrunStep:
     shown = "srun"
 
     def command(self) -> list[str]:
-        return ["srun"]
+        nodes = os.environ.get("SLURM_STEP_NODELIST")  # an allocation may have others, too
+        return ["srun", *([f"--nodelist={nodes}"] if nodes else [])]
 
     def arguments(self, launch: NodeLaunch) -> list[str]:
         return [

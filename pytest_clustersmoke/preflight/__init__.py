@@ -15,6 +15,10 @@ slurm_check.py          the questions, and everything that keeps a phase from ru
 partition_fit.py        a phase compared with partitions and nodes
 account_limits.py       a phase compared with accounts, QOS and their limits
 
+With --cluster-here:
+
+allocation_check.py     a phase compared with the allocation in which it shall run
+
 Remarks about environment variables, which never change a verdict:
 
 variable_remarks.py     before the job
@@ -40,6 +44,7 @@ from .access import (
 
 __all__ = [
     "Start",
+    "find_allocation_problems",
     "find_misplaced_paths",
     "find_missing_commands",
     "find_plan_problems",
@@ -73,6 +78,16 @@ def find_plan_problems(profile: Profile, phases: Iterable[Phase]) -> list[Proble
         *unfit_launchers.find_launchers(profile, phases),
         *(problem for phase in phases for problem in precision.find_bf16_arguments(phase, profile)),
     ]
+
+
+def find_allocation_problems(
+    profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]
+) -> tuple[list[Problem], list[str]]:
+    """For --cluster-here: why nothing can run in this allocation, or a line on each phase that
+    cannot."""
+    from . import allocation_check
+
+    return allocation_check.find_allocation_problems(profile, phases, environ)
 
 
 def find_misplaced_paths(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:

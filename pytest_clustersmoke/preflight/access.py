@@ -83,10 +83,13 @@ def find_unusable_paths(
     return problems
 
 
-def prepare_run(profile: Profile, run_id: str, environ: Mapping[str, str]) -> Start:
+def prepare_run(
+    profile: Profile, run_id: str, environ: Mapping[str, str], here: bool = False
+) -> Start:
     """Create the run's directory and the backend; raises UsageProblems.
 
-    `environ` is the user's, with the lab's SLURM_CONF if the profile is a lab's.
+    `environ` is the user's, with the lab's SLURM_CONF if the profile is a lab's; `here`: in the
+    allocation that it names.
     """
     from ..jobs.backend import make_backend
 
@@ -94,9 +97,13 @@ def prepare_run(profile: Profile, run_id: str, environ: Mapping[str, str]) -> St
         raise UsageProblems(missing)
     run = create_run(profile.shared_dir, run_id)
     write_json(run.run, describe_run(profile, run_id))
-    backend = make_backend(profile, environ)
+    backend = make_backend(profile, environ, here)
     if profile.backend != "slurm":
         return Start(run, backend, None)
+    if here:
+        from .allocation_check import AllocationCheck
+
+        return Start(run, backend, AllocationCheck(profile, environ))
     from .slurm_check import SlurmCheck
 
     return Start(run, backend, SlurmCheck(profile, backend, environ))

@@ -53,6 +53,7 @@ class PhaseCollection:
             or config.getoption("collectonly")
             or config.getoption("setupplan", False)
         )
+        self.here = bool(config.getoption("--cluster-here"))
 
     def resolve_phases(
         self,
@@ -182,11 +183,20 @@ class PhaseCollection:
         from .. import preflight  # not for --collect-only, which must be fast
 
         problems = preflight.find_plan_problems(self.profile, phases)
+        environ, no_lab = self.scheduler_environ() if self.here or not self.plans_only else ({}, [])
+        outside: list[Problem] = []
+        misfits: list[str] = []
+        if self.here and phases and not no_lab:
+            outside, misfits = preflight.find_allocation_problems(self.profile, phases, environ)
         if self.plans_only:
-            self.refused = preflight.find_misplaced_paths(self.profile, phases)
+            self.absences += misfits  # a run has a finding on each
+            self.refused = [
+                *no_lab,
+                *outside,
+                *preflight.find_misplaced_paths(self.profile, phases),
+            ]
         else:
-            environ, no_lab = self.scheduler_environ()
-            problems += no_lab
+            problems += [*no_lab, *outside]
             problems += preflight.find_start_problems(
                 self.profile, phases, self.report_dir, environ
             )
@@ -199,7 +209,7 @@ class PhaseCollection:
             raise pytest.UsageError(str(UsageProblems([*problems, *self._ask_scheduler(phases)])))
 
     def _ask_scheduler(self, phases: Sequence[Phase]) -> list[Problem]:
-        if self.plans_only:
+        if self.plans_only or self.here:
             return []
         from .. import preflight
 

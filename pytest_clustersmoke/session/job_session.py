@@ -141,7 +141,7 @@ class Session:
                 self._take_requests()
                 self._submit_ready(poller)
                 poller.poll(self._watched.values())
-                self._check_jobs()
+                self._check_jobs(poller)
                 self._stop.wait(TICK_S)
             if self._watched or self._waiting:
                 self._cancel_all()
@@ -260,12 +260,13 @@ class Session:
         submitted = self._submitted_wall[phase.name]
         self.board.set_submitted(phase.name, job_id, submitted, self._starts.get(phase.name))
 
-    def _check_jobs(self) -> None:
+    def _check_jobs(self, poller: Poller) -> None:
         for job in list(self._watched.values()):
             if job.after and not self._may_start(job):
                 continue
             if job.is_over():
                 self._settle(job)
+                poller.poll_soon()  # it leaves its nodes to another
                 continue
             if job.was_requeued:
                 job.was_requeued = False

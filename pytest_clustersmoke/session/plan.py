@@ -19,11 +19,15 @@ from ..text import Problem
 
 
 def print_plan(
-    phases: Iterable[Phase], profile: Profile, run_id: str, refused: Iterable[Problem] = ()
+    phases: Iterable[Phase],
+    profile: Profile,
+    run_id: str,
+    refused: Iterable[Problem] = (),
+    here: bool = False,
 ) -> None:
     """Print each phase's batch script, environment, command line of its launcher and sources to
-    stdout, after the reasons why a real run would be refused."""
-    backend = make_backend(profile, os.environ)
+    stdout, after the reasons why a real run would be refused. `here`: as steps of an allocation."""
+    backend = make_backend(profile, os.environ, here and profile.backend == "slurm")
     run = RunDir(profile.shared_dir / run_id)
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper):

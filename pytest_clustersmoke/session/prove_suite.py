@@ -42,6 +42,10 @@ WITH_TRACE = (
     "--cluster-trace does not run with --cluster-prove, whose phases have staged faults; omit one "
     "of them"
 )
+WITH_HERE = (
+    "--cluster-prove does not run with --cluster-here: each fault is staged in a job of its own, "
+    "which it may take down; omit one of them"
+)
 
 
 class ProveSuite(Suite):
@@ -55,6 +59,8 @@ class ProveSuite(Suite):
             raise pytest.UsageError(WITH_XDIST)
         if config.getoption("--cluster-trace"):
             raise pytest.UsageError(WITH_TRACE)
+        if config.getoption("--cluster-here"):
+            raise pytest.UsageError(WITH_HERE)
         # A staged fault must turn its criterion red even if `known` lists that failure.
         super().__init__(config, profile.model_copy(update={"known": ()}))
         self.proof = ProofRecord(

@@ -102,7 +102,8 @@ class Suite:
         if self.config.getoption("--cluster-dry-run"):
             from .plan import print_plan
 
-            print_plan(phases, self.profile, self.run_id, self.collection.refused)
+            refused, here = self.collection.refused, self.collection.here
+            print_plan(phases, self.profile, self.run_id, refused, here)
             session.items.clear()  # nothing runs, so nothing must be reported as run
             return (yield)
         continues = not session.testsfailed or self.config.option.continue_on_collection_errors
@@ -129,7 +130,7 @@ class Suite:
             environ, no_lab = self.collection.scheduler_environ()
             if no_lab:
                 raise UsageProblems(no_lab)
-            start = preflight.prepare_run(self.profile, self.run_id, environ)
+            start = preflight.prepare_run(self.profile, self.run_id, environ, self.collection.here)
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
         self.run = start.run

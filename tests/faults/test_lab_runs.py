@@ -16,7 +16,7 @@ from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.lab import Lab
 from tests.faults.table.model import SMALL
-from tests.faults.watched_phase import WatchedPhase
+from tests.faults.watched_phase import WatchedPhase, bring_back
 from tests.support.harness import IDLE, PROGRAMS, Outcome, Suite
 from tests.support.labs import running_lab
 from tests.support.waiting import wait_for
@@ -146,19 +146,6 @@ def struck(
         outcome = running.wait(180)
         bring_back(suite, down)
     yield outcome, phases
-
-
-def bring_back(suite: Suite, node: str) -> None:
-    """Make the node idle again. A node that has registered meanwhile already is, and refuses."""
-
-    def idle() -> bool:
-        if suite.slurm("sinfo", "-h", "-n", node, "-o", "%T").split()[0] == "idle":
-            return True
-        with contextlib.suppress(AssertionError):
-            suite.slurm("scontrol", "update", f"nodename={node}", "state=resume")
-        return False
-
-    wait_for(f"{node} to be idle", idle)
 
 
 def strike_through_slurm(suite: Suite, phases: dict[str, WatchedPhase]) -> None:

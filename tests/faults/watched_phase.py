@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.evidence.scheduler_record import read_scheduler_record
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import IDLE, Suite
-from tests.support.waiting import wait_for_event
+from tests.support.waiting import wait_for, wait_for_event
 
 LONG = {"seconds": 600}
 
@@ -72,3 +73,16 @@ class WatchedPhase:
         """This phase's event in the run's journal, which may still be written to."""
         events = read_events(self.suite.run_dir().journal).named(name)
         return {event["phase"]: event for event in events}[self.name]
+
+
+def bring_back(suite: Suite, node: str) -> None:
+    """Make the node idle again. A node that has registered meanwhile already is, and refuses."""
+
+    def idle() -> bool:
+        if suite.slurm("sinfo", "-h", "-n", node, "-o", "%T").split()[0] == "idle":
+            return True
+        with contextlib.suppress(AssertionError):
+            suite.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+        return False
+
+    wait_for(f"{node} to be idle", idle)

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.evidence.scheduler_record import JobState
-from pytest_clustersmoke.jobs.outcome import CLUSTER_STATES, Judgement, judge_job
+from pytest_clustersmoke.jobs.outcome import (
+    CLUSTER_STATES,
+    NOT_STARTED,
+    OUT_OF_TIME,
+    Judgement,
+    judge_job,
+)
 from tests.support.evidence import Evidence
 
 INTERRUPTED = Judgement("cancelled", "the run was interrupted")
@@ -153,3 +159,13 @@ def test_suspended_job_is_not_measured(
     assert judged.outcome == outcome
     assert ("suspended for 7" in judged.reason) is (outcome == "preempted")
     assert ("timeout" in judged.reason) is not ok
+
+
+def test_end_of_the_users_allocation_is_no_failure(tmp_path: Path) -> None:
+    """A step that never started, or whose allocation was too short, says nothing about the
+    cluster, whatever its nodes wrote as they were ended."""
+    waiting = judge_job(Evidence(tmp_path / "a").result(), ended(NOT_STARTED, "no room"))
+    assert waiting == Judgement("never_ran", "no room", NOT_STARTED)
+    evidence = Evidence(tmp_path / "b").started().node(0, ok=False, reason="ranks", why="killed")
+    cut = judge_job(evidence.result(), ended(OUT_OF_TIME, "too short"))
+    assert cut == Judgement("cancelled", "too short", OUT_OF_TIME)

@@ -1,4 +1,4 @@
-"""Parsing of what `sbatch --test-only` prints."""
+"""Parsing of what Slurm prints about trial submissions, allocations and steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from datetime import datetime
 
 import pytest
 
-from pytest_clustersmoke.jobs.slurm_jobs import parse_test_only
+from pytest_clustersmoke.jobs.slurm_jobs import (
+    AllocatedNode,
+    JobStep,
+    parse_allocation,
+    parse_step_end,
+    parse_step_refusal,
+    parse_steps,
+    parse_test_only,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +93,67 @@ def test_refusal_names_its_cause(words: str, kinds: set[str]) -> None:
 def test_unreachable_controller_refuses_nothing(words: str) -> None:
     """No answer says nothing about the job."""
     assert parse_test_only(1, words).accepted is None
+
+
+# As Slurm 22.05 prints an allocation of which one node has more CPUs.
+SHOWN = (
+    "JobId=7 JobName=interactive UserId=ann(1001) GroupId=ann(1001) JobState=RUNNING Reason=None "
+    "SubmitTime=2026-11-23T23:52:04 StartTime=2026-11-23T23:52:05 EndTime=2026-11-23T23:57:05 "
+    "NodeList=node[0-2] BatchHost=node0 NumNodes=3 JOB_GRES=gpu:fake:6  "
+    " Nodes=node[0-1] CPU_IDs=0-1 Mem=0 GRES=gpu:fake:2(IDX:0-1) "
+    " Nodes=node2 CPU_IDs=0-2,5 Mem=0 GRES= MinCPUsNode=1 Command=(null)"
+)
+
+
+def test_allocation_is_parsed() -> None:
+    """Whose it is, until when, and what it has of each node."""
+    allocation = parse_allocation(SHOWN)
+    assert (allocation.job_id, allocation.uid, allocation.runs) == ("7", 1001, True)
+    assert allocation.ends == datetime(2026, 11, 23, 23, 57, 5).timestamp()
+    assert allocation.nodes == (
+        AllocatedNode("node0", 2, 2),
+        AllocatedNode("node1", 2, 2),
+        AllocatedNode("node2", 4, 0),
+    )
+
+
+def test_allocation_without_details_has_unknown_counts() -> None:
+    """A job that waits, or a format that is not known, has no count that could refuse a phase."""
+    allocation = parse_allocation("JobId=7 JobState=RUNNING EndTime=Unknown NodeList=n[1-2] X=1")
+    assert allocation.nodes == (AllocatedNode("n1"), AllocatedNode("n2"))
+    assert allocation.ends is None and allocation.uid is None
+    assert not parse_allocation("").runs
+
+
+def test_steps_that_slurm_starts_itself_are_left_out() -> None:
+    """The shells of salloc and batch scripts use no resources."""
+    text = "7.interactive|n0|interactive\n7.batch|n0|batch\n7.4294967290|n0|sh\n7.3|n[0-1]|a|b\n"
+    assert parse_steps(text) == [JobStep("7.3", ("n0", "n1"), "a|b")]
+
+
+ABORTED = "srun: Job step aborted: Waiting up to 4 seconds for job step to finish.\n"
+CANCELLED = "slurmstepd-n2: error: *** STEP 2.2 ON n2 CANCELLED AT 2026-11-23T23:52:56 ***\n"
+EXITED = "srun: error: n2: task 0: Exited with exit code 3\n"
+TERMINATING = "srun: launch/slurm: _step_signal: Terminating StepId=2.2\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "end"),
+    [
+        (CANCELLED + ABORTED + EXITED + TERMINATING, "CANCELLED"),
+        (ABORTED + EXITED, "CANCELLED"),
+        (EXITED + TERMINATING + CANCELLED, "FAILED"),  # srun itself ends the other tasks
+        ("srun: error: n[1-2]: tasks 0-1: Killed\n", "FAILED"),
+        ("anything else\n", ""),
+    ],
+)
+def test_first_line_about_the_end_of_a_step_counts(log: str, end: str) -> None:
+    """A step that Slurm ended is no failure of its tasks, which only follow."""
+    assert parse_step_end(log) == end
+
+
+def test_refusal_of_a_step_is_quoted() -> None:
+    """srun's message, without its name."""
+    words = "Unable to create step for job 1: More processors requested than permitted"
+    assert parse_step_refusal(f"srun: error: {words}\n") == words
+    assert parse_step_refusal(EXITED) == ""

@@ -446,6 +446,7 @@ def test_setting_is_checked_like_cluster_yaml(suite: Suite, setting: str, words:
         ("--cluster-set", "small.nodes=2"),
         ("--cluster-max-jobs", "2"),
         ("--cluster-trace", "small"),
+        ("--cluster-here",),
     ],
 )
 def test_options_that_need_a_cluster_are_refused_without_one(

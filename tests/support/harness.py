@@ -212,18 +212,22 @@ class Suite(RunFiles):
 
     @contextmanager
     def started(
-        self, *words: str | Path, cluster: str = "one", **variables: str
+        self,
+        *words: str | Path,
+        cluster: str = "one",
+        inside: Sequence[str] = (),
+        **variables: str,
     ) -> Iterator[RunningPytest]:
-        """Start pytest in a process of its own, with more variables; stop it on exit."""
+        """Start pytest in a process of its own, by the command `inside` if there is one, with more
+        variables; stop it on exit."""
         self._follow_profile()
-        environ = {name: v for name, v in os.environ.items() if name not in self._outer}
         self._processes += 1
         out, err = (self.path / f"pytest{self._processes}.{kind}" for kind in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
-                pytest_command(*words, cluster=cluster),
+                [*inside, *pytest_command(*words, cluster=cluster)],
                 cwd=self.path,
-                env={**environ, **self._slurm_variables, self.marker: "1", **variables},
+                env={**self.environ(), self.marker: "1", **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -248,6 +252,11 @@ class Suite(RunFiles):
         assert self.runs() == [] and not self.reports.exists()
         lines = [line.removeprefix("ERROR: ") for line in outcome.stderr.lines if line]
         return [line.replace(f"{self.path}/", "") for line in lines]
+
+    def environ(self) -> dict[str, str]:
+        """A user's environment, with this suite's Slurm and no variable of an outer run."""
+        own = {name: value for name, value in os.environ.items() if name not in self._outer}
+        return {**own, **self._slurm_variables}
 
     def slurm(self, *command: str) -> str:
         """Run a command of this suite's Slurm; return what it prints."""
