@@ -108,15 +108,27 @@ def test_paths_that_sbatch_would_misread(path: str, bad: str) -> None:
     )
 
 
+def paths_of(phase: PhaseDir) -> list[Path]:
+    """Every path of an attempt that a property or a method with a rank gives."""
+    names = [name for name, value in vars(PhaseDir).items() if isinstance(value, property)]
+    paths = [path for name in names if isinstance(path := getattr(phase, name), Path)]
+    methods = {name: method for name, method in vars(PhaseDir).items() if callable(method)}
+    other = {"attempts", "restarted"}
+    return paths + [m(phase, 0) for n, m in methods.items() if n[0] != "_" and n not in other]
+
+
 def test_every_path_lies_in_the_phase_directory() -> None:
     """No two files of a phase share a path, and none lies outside."""
     phase = PhaseDir(Path("/run/phases/p"))
-    names = [name for name, value in vars(PhaseDir).items() if isinstance(value, property)]
-    paths = [path for name in names if isinstance(path := getattr(phase, name), Path)]
-    paths += [
-        method(phase, 0)
-        for name, method in vars(PhaseDir).items()
-        if callable(method) and not name.startswith("_")
-    ]
+    paths = paths_of(phase)
     assert len(set(paths)) == len(paths) > 15
     assert all(path.is_relative_to(phase.root) for path in paths)
+
+
+def test_later_attempt_shares_only_what_belongs_to_the_job() -> None:
+    """What a start of the launcher writes lies in its own directory."""
+    first, later = PhaseDir(Path("/run/phases/p")), PhaseDir(Path("/run/phases/p"), 1)
+    shared = {path.name for path in {*paths_of(first)} & {*paths_of(later)}}
+    job = {"spec.json", "preflight.txt", "batch.sh", "submitit", "setup_failed", "result.json"}
+    job |= {"past.json", "output", "started_again", "scheduler.jsonl", "stop.0.0"}
+    assert shared == job
