@@ -98,11 +98,13 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
         create_phase(job.dir, job.nodes)
     stop.write_to(job.dir.stop_asked(rank))
     result = _run_attempt(job)
-    if result.stopped and spec.get("resume") and _all_stopped(job):
-        if result.requeues:
-            _requeue(job)
-        else:
-            result = _run_attempt(_next_attempt(job, result))
+    goes_on = bool(spec.get("resume")) and result.stopped and _all_stopped(job)
+    if goes_on and not result.requeues and job.attempt == 0:
+        job = _next_attempt(job, result)
+        result = _run_attempt(job)
+        goes_on = result.stopped and _all_stopped(job)
+    if goes_on and result.requeues:
+        _requeue(job)
     return result.value_or_raise()
 
 
@@ -158,7 +160,8 @@ class _StopRequest:
     def _note(self, _signum: int, _frame: object) -> None:
         self._came = True
         if self._path is not None:
-            self._path.touch()
+            with contextlib.suppress(OSError):  # a full disk: the job ends at its limit
+                self._path.touch()
 
 
 def _run_attempt(job: NodeJob) -> _Result:

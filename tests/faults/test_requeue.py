@@ -46,16 +46,17 @@ def check_parts(outcome: Outcome, steps: int) -> tuple[PhaseResult, ...]:
 
 
 def test_phase_that_slurm_asks_to_stop_is_requeued_and_goes_on(lab_suite: Suite) -> None:
-    """The signal reaches every process of the step; the ranks agree on a step, twice."""
-    add_phase(lab_suite, steps=20, pause_s=0.3)
+    """The signal reaches every process of the step; the ranks agree on a step, twice: once in the
+    attempt after a stop of the phase's own."""
+    add_phase(lab_suite, steps=20, pause_s=0.3, resume=4)
     with lab_suite.started() as running:
-        for restart in (0, 1):
-            wait_for_step(lab_suite, running, attempt=10 * restart, step=3 + 8 * restart)
+        for attempt, step in ((1, 7), (10, 13)):  # the first stops by itself
+            wait_for_step(lab_suite, running, attempt, step)
             (job,) = lab_suite.slurm("squeue", "-h", "-o", "%i", "-t", "R").split()
             lab_suite.slurm("scancel", "--signal=USR1", job)
         outcome = running.wait()
     attempts = check_parts(outcome, steps=20)
-    assert [attempt.directory.attempt for attempt in attempts] == [0, 10, 20]
+    assert [attempt.directory.attempt for attempt in attempts] == [0, 1, 10, 20]
     assert [event["phase"] for event in outcome.events("requeued")] == ["long", "long"]
 
 
