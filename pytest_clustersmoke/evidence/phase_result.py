@@ -145,20 +145,13 @@ class PhaseResult:
         return {rank.backend for rank in self.ranks if rank.backend is not None}
 
     @property
-    def stopped(self) -> bool:
-        """Whether its ranks stopped to go on in another attempt; one that was killed did not, and
-        its steps were done again."""
-        stops = [rank.events.last("stop") for rank in self.ranks]
-        return bool(stops) and None not in stops
-
-    @property
     def losses(self) -> list[float]:
         """The loss of every step of all attempts, averaged over all ranks; fails if ranks
         differ."""
         per_rank = {
             rank.rank: (rank.events.last("losses") or {}).get("mean") for rank in self.ranks
         }
-        before = [loss for attempt in self.earlier if attempt.stopped for loss in attempt.losses]
+        before = [loss for attempt in self.earlier for loss in attempt.losses]
         return before + parse_numbers(self._agreed("losses", per_rank))
 
     def metric(self, name: str) -> Metric:

@@ -66,7 +66,7 @@ class WatchedJob:
     nodes: int
     submitted_at: float
     after: str = ""  # the phase that it waits for in the queue
-    resumes: bool = False  # it may be requeued, and then goes on
+    resumes: bool = False  # its ranks may stop, and go on in another attempt
     restarts: int = 0
     was_requeued: bool = False  # since somebody last asked
     state: JobState | None = None
@@ -85,12 +85,23 @@ class WatchedJob:
             self._read_results()
         if self.results and self.failing_since is None and visible(self.directory.abort):
             self.failing_since = time.monotonic()
-        if not any(result.get("stopped") is True for result in self.results.values()):
+        if not self._has_stopped():
             return len(self.results) == self.nodes
         if (newest := self.directory.newest) != self.directory:
             self.directory = newest
             self.results = {}
         return False
+
+    def _has_stopped(self) -> bool:
+        """Whether ranks of this attempt stopped to go on in another."""
+        return any(result.get("stopped") is True for result in self.results.values())
+
+    def _asked_for_requeue(self) -> bool:
+        """Whether all ranks saved and stopped, and the job requeued itself. A requeue that it did
+        not ask for may hide a node that failed, so nothing is resumed after it."""
+        self.check_files()
+        asked = [result.get("requeue") is True for result in self.results.values()]
+        return len(asked) == self.nodes and all(asked)
 
     def _read_results(self) -> None:
         for node in set(range(self.nodes)) - self.results.keys():
@@ -114,7 +125,7 @@ class WatchedJob:
         # A running job that is pending again was requeued; Slurm restarts it minutes later.
         requeued = was_running and state.kind == "pending" and state.raw != "CONFIGURING"
         self.state, self.unknown_since = state, None
-        if requeued and self.resumes:
+        if requeued and self._asked_for_requeue():
             self._await_restart()
             return
         self.running = self.running or state.kind == "running"
@@ -138,8 +149,7 @@ class WatchedJob:
             answered = self.ended_at is not None or self.unknown_since is not None
             return self.has_succeeded() or answered or now - self.complete_since > VERDICT_GRACE_S
         # COMPLETED means that every node's task wrote its result before it exited with 0.
-        stopped = any(result.get("stopped") is True for result in self.results.values())
-        missing = len(self.results) < self.nodes or (stopped and self.resumes)
+        missing = len(self.results) < self.nodes or (self._has_stopped() and self.resumes)
         completed = missing and self.state is not None and self.state.raw == "COMPLETED"
         grace_s = COMPLETED_GRACE_S if completed else RESULT_GRACE_S
         ended = self.ended_at is not None and now - self.ended_at > grace_s
@@ -154,10 +164,8 @@ class WatchedJob:
 
     def has_succeeded(self) -> bool:
         """Whether every node has reported success, as far as `check_files` has seen."""
-        return len(self.results) == self.nodes and all(
-            result.get("ok") is True and result.get("stopped") is not True
-            for result in self.results.values()
-        )
+        succeeded = all(result.get("ok") is True for result in self.results.values())
+        return len(self.results) == self.nodes and succeeded and not self._has_stopped()
 
     def save_details(self, backend: Backend | None, result: PhaseResult) -> PhaseResult:
         """Save the scheduler's details about a job that did not succeed and about its nodes, with

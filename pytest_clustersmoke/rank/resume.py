@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import RESTART, list_directory, read_json, write_json
+from ..evidence.run_directory import list_directory, read_json, write_json
 from . import checkpoint
 from .process_group import reduce_max
 from .proof import Proof
@@ -101,9 +101,6 @@ class Resume:
         match read_json(self._own_file(output, "json")):
             case {"step": int(step), "world_size": self._world_size, "digest": dict(expected)}:
                 loaded = checkpoint.digest(load())
-            case None if self._attempt >= RESTART:  # it was ended before it could save
-                self._events.event("resume", step=0)
-                return 0
             case found:
                 what = (
                     "nothing" if found is None else f"progress of {found.get('world_size')} ranks"
