@@ -72,7 +72,7 @@ def test_phase_near_its_time_limit_is_requeued_and_goes_on(lab_suite: Suite) -> 
 
 @pytest.mark.slow
 def test_phase_that_is_requeued_without_warning_is_not_resumed(lab_suite: Suite) -> None:
-    """Nobody knows why: a node may have failed. The job is cancelled, and the run proves nothing."""
+    """A node may have failed. The job is cancelled, and the run proves nothing."""
     add_phase(lab_suite, steps=12, pause_s=0.3)
     with lab_suite.started() as running:
         wait_for_step(lab_suite, running, attempt=0, step=3)
