@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..text import Problem, near
+from .sweep import Point, Sweep, find_mistake, label, list_points
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 MARKER_KEYS = (
@@ -22,6 +23,7 @@ MARKER_KEYS = (
     "launcher",
     "after",
     "resume",
+    "sweep",
     "needs",
 )
 # What starts the ranks on the nodes: node/launchers.py.
@@ -65,6 +67,19 @@ class Marked:
     launcher: LauncherName = TORCHRUN
     after: str = ""  # the phase whose job must have passed before
     resume: int = 0  # steps before it stops, saves, and goes on in new processes
+    base: str = ""  # the phase that a sweep makes this one from, and
+    point: Point = field(default_factory=dict)  # the values of its arguments
+    points: Sequence[str] = ()  # the names of all that the sweep makes
+
+    @property
+    def entry(self) -> str:
+        """The name under which a profile has it."""
+        return self.base or self.name
+
+    def at(self, point: Point, sweep: Sweep) -> Marked:
+        """The phase at one point of its sweep."""
+        name, *points = (f"{self.name}-{label(each)}" for each in (point, *list_points(sweep)))
+        return replace(self, name=name, base=self.name, point=dict(point), points=points)
 
     @property
     def size_mark(self) -> str:
@@ -153,6 +168,10 @@ def _check_values(kwargs: Mapping[str, Any], name: Any, where: str) -> list[Prob
         problems.append(
             Problem(f"resume={resume!r} of phase {name!r} is not valid", where, expected)
         )
+    mistake = find_mistake(kwargs.get("sweep", {}))
+    if mistake is not None:
+        what, expected = mistake
+        problems.append(Problem(f"sweep of phase {name!r} {what}", where, expected))
     for key in ("nodes", "gpus_per_node", "timeout_s"):
         value = kwargs.get(key, 1)
         kinds = (int, float) if key == "timeout_s" else (int,)
