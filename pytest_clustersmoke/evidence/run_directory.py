@@ -262,6 +262,13 @@ class PhaseDir:
         return self.start / "build" / f"{node_rank:0>4}"
 
 
+def find_attempt(start: Path) -> PhaseDir:
+    """The attempt that writes its files in `start`, as far as the path shows."""
+    if start.parent.name == "attempts" and ATTEMPT.fullmatch(start.name):
+        return PhaseDir(start.parent.parent, int(start.name))
+    return PhaseDir(start)
+
+
 def place_of_rank(folder: str, environ: Mapping[str, str]) -> PhaseDir:
     """Where a rank of the phase in `folder` writes, by its environment."""
     attempt = environ.get(ATTEMPT_VARIABLE, "")
