@@ -66,7 +66,8 @@ class Marked:
     needs: Needs = Needs()
     launcher: LauncherName = TORCHRUN
     after: str = ""  # the phase whose job must have passed before
-    resume: int = 0  # steps before it stops, saves, and goes on in new processes
+    # Steps before it stops, saves, and goes on in new processes; True: where the scheduler asks.
+    resume: int = 0
     base: str = ""  # the phase that a sweep makes this one from, and
     point: Point = field(default_factory=dict)  # the values of its arguments
     points: Sequence[str] = ()  # the names of all that the sweep makes
@@ -163,8 +164,8 @@ def _check_values(kwargs: Mapping[str, Any], name: Any, where: str) -> list[Prob
             Problem(f"after={after!r} of phase {name!r} is not valid", where, "a phase's name")
         )
     resume = kwargs.get("resume", 0)
-    if type(resume) is not int or resume < 0:
-        expected = "a number of steps, or 0"
+    if not isinstance(resume, int) or resume < 0:
+        expected = "a number of steps, True or 0"
         problems.append(
             Problem(f"resume={resume!r} of phase {name!r} is not valid", where, expected)
         )

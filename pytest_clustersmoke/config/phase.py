@@ -102,7 +102,8 @@ class Phase:
     small: Mapping[str, Sourced] = field(default_factory=dict)  # arguments that train in seconds
     launcher: Sourced = Sourced(TORCHRUN, DEFAULT)
     after: Sourced = Sourced("", DEFAULT)  # the phase whose job must have passed before
-    resume: Sourced = Sourced(0, DEFAULT)  # steps before it stops and is resumed; 0: it does not
+    # Steps before it stops and is resumed; True: where the scheduler asks; 0: it does not.
+    resume: Sourced = Sourced(0, DEFAULT)
     proof: Sourced = Sourced("sampled", DEFAULT)
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
     writes_gib: float = 0.0  # its checkpoint

@@ -192,10 +192,10 @@ class PhaseSettings(f.Section):
         default=None,
         description="steps to be proven besides the first and the last, drawn at random (3)",
     )
-    resume: f.Count | Literal[0] | None = Field(
+    resume: f.Count | Literal[0] | bool | None = Field(
         default=None,
-        description="steps after which the phase stops, saves, and goes on in new processes; 0: "
-        "it does not stop",
+        description="steps after which the phase stops, saves, and goes on in new processes; "
+        "true: only where the scheduler asks it to; 0: it does not stop",
     )
     sweep: dict[f.ArgumentName, tuple[f.SweptValue, ...]] | None = Field(
         default=None,

@@ -13,13 +13,11 @@ from tests.support.harness import Outcome, RunningPytest, Suite
 
 pytestmark = pytest.mark.lab
 
-NEVER = 1000  # more steps than any phase here has: only the scheduler stops it
-
 
 def add_phase(suite: Suite, steps: int, pause_s: float, **marker: Any) -> None:
     args = {"steps": steps, "pause_s": pause_s, "precision": "fp32"}
     script = str(PROGRAMS / "resumed.py")
-    values = {"nodes": 2, "resume": NEVER, **marker}
+    values = {"nodes": 2, "resume": True, **marker}
     suite.phase("long", script=script, args=args, base="Resumed", **values)
 
 
