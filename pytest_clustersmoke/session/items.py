@@ -64,8 +64,8 @@ class PhaseClass(pytest.Class):
     def sweep(self) -> Sweep:
         """The sweep of the profile or of the marker; empty if the marker's has a mistake, which is
         reported later. A proof stages faults in the phase as it is without."""
-        suite, config = suite_of(self.config), self.config
-        if config.getoption("--cluster-prove"):
+        suite, _ = suite_of(self.config), self.obj  # pytest reads a class's markers with it
+        if self.config.getoption("--cluster-prove"):
             return {}
         name = next(iter(self.marker.args), "")
         chosen = suite.sweep_of(name) if suite is not None else None
@@ -137,7 +137,6 @@ def make_collector(
 ) -> PhaseClass | PhaseSweep:
     """The collector of the class `name` with a `phase` marker."""
     phase: PhaseClass = PhaseClass.from_parent(parent, name=name)
-    assert phase.obj is obj  # reads its markers
     points = list_points(phase.sweep)
     if not points:
         return phase
