@@ -68,9 +68,9 @@ class Marked:
     after: str = ""  # the phase whose job must have passed before
     # Steps before it stops, saves, and goes on in new processes; True: where the scheduler asks.
     resume: int = 0
-    base: str = ""  # the phase that a sweep makes this one from, and
-    point: Point = field(default_factory=dict)  # the values of its arguments
-    points: Sequence[str] = ()  # the names of all that the sweep makes
+    base: str = ""  # the phase of whose sweep this one is a point
+    point: Point = field(default_factory=dict)  # the values of the arguments that are swept
+    points: Sequence[str] = ()  # the names of all points of that sweep
 
     @property
     def entry(self) -> str:

@@ -107,8 +107,8 @@ class Phase:
     proof: Sourced = Sourced("sampled", DEFAULT)
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
     writes_gib: float = 0.0  # its checkpoint
-    base: str = ""  # the phase that a sweep makes this one from, and
-    point: Mapping[str, Any] = field(default_factory=dict)  # the arguments that differ from its own
+    base: str = ""  # the phase of whose sweep this one is a point
+    point: Mapping[str, Any] = field(default_factory=dict)  # arguments that differ from the phase's
     staged: Staged | None = None  # set only by --cluster-prove
     trace: Trace | None = None  # set only by --cluster-trace
 
@@ -265,9 +265,11 @@ def _at_point(phase: Phase, marked: Marked, profile: Profile) -> Phase:
     """The phase with the arguments of its point; `point` keeps those that it did not have."""
     in_profile = profile.phases[marked.entry].sweep is not None
     source = profile.where("phases", marked.entry, "sweep") if in_profile else marked.where
-    before = {name: value.value for name, value in phase.args.items()}
+    before = {name: repr(value.value) for name, value in phase.args.items()}
     args = {name: Sourced(value, f"{source}: sweep") for name, value in marked.point.items()}
-    changed = {name: value for name, value in marked.point.items() if before.get(name) != value}
+    changed = {
+        name: value for name, value in marked.point.items() if before.get(name) != repr(value)
+    }
     return replace(phase, args={**phase.args, **args}, point=changed)
 
 

@@ -199,8 +199,8 @@ class PhaseSettings(f.Section):
     )
     sweep: dict[f.ArgumentName, tuple[f.SweptValue, ...]] | None = Field(
         default=None,
-        description="values of arguments: one phase for each combination, all as one job array; "
-        "{} drops the marker's",
+        description="values of arguments: one phase for each combination, on Slurm all in one job "
+        "array; {} drops the marker's",
     )
     writes_gib: f.Seconds | None = Field(
         default=None, description="GiB that the phase writes; `shared_dir` must have room for them"

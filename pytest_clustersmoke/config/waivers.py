@@ -57,7 +57,8 @@ class Known(f.Section):
     @classmethod
     def _matches_a_phase(cls, phase: str | None, info: ValidationInfo) -> str | None:
         phases = _listed_phases(info)
-        if phase is not None and phases and not any(fnmatchcase(name, phase) for name in phases):
+        is_point = phase is not None and phase.startswith(tuple(f"{name}-" for name in phases))
+        if phase and phases and not is_point and not any(fnmatchcase(n, phase) for n in phases):
             what = f"`{phase}` in {{at}} matches no phase listed under `phases`"
             raise f.misfit(f"one of {quote_names(phases)}", near(phase, phases), what)
         return phase

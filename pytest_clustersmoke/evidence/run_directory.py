@@ -50,7 +50,7 @@ RESTART = 10  # the attempts of a job that was requeued once begin with 10, twic
 ATTEMPT_VARIABLE = "CLUSTERSMOKE_ATTEMPT"
 ATTEMPT = re.compile(r"[1-9]\d{0,2}")
 MAX_RERUNS = 3  # of a phase in one run
-RERUN = re.compile(rf"(.+)\.confirm([1-{MAX_RERUNS}])")  # no phase of a suite has a dot in its name
+RERUN = re.compile(rf"(.+)\.confirm([1-{MAX_RERUNS}])")  # no phase has a word after a dot
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 

@@ -67,7 +67,7 @@ class _Step:
 
     @property
     def name(self) -> str:
-        return job_name(self.phase, self.directory)
+        return job_name(self.phase.name, self.directory)
 
     @property
     def waits(self) -> bool:
@@ -261,7 +261,7 @@ class AllocationBackend:
         flags = {key.replace("_", "-"): value for key, value in options.items()}
         return [
             *("srun", f"--jobid={self._job_id or JOB_VARIABLE}", "--overlap"),
-            f"--job-name={job_name(phase, directory)}",
+            f"--job-name={job_name(phase.name, directory)}",
             *(f"--nodes={phase.nodes.value}", f"--ntasks={phase.nodes.value}"),
             *("--ntasks-per-node=1", f"--nodelist={','.join(nodes) or NODES_VARIABLE}"),
             *("--export=ALL", "--kill-on-bad-exit=1", "--unbuffered", "--input=none"),

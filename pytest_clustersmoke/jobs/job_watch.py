@@ -77,6 +77,7 @@ class WatchedJob:
     unknown_since: float | None = None
     failing_since: float | None = None
     complete_since: float | None = None
+    requeued_since: float | None = None
     results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def check_files(self) -> bool:
@@ -126,9 +127,14 @@ class WatchedJob:
         was_running = self.state is not None and self.state.kind == "running"
         # A running job that is pending again was requeued; Slurm restarts it minutes later.
         requeued = was_running and state.kind == "pending" and state.raw != "CONFIGURING"
+        if requeued and self.resumes and not self._asked_for_requeue():
+            # The results of its nodes may be seen a little later than its state.
+            self.requeued_since = self.requeued_since or now
+            if now - self.requeued_since < RESULT_GRACE_S:
+                return
         self.state, self.unknown_since = state, None
-        if state.reason == TURN:
-            self.submitted_at = time.monotonic()  # the queue's limit counts from then
+        if self.waits_for_turn:
+            self.submitted_at = now  # the queue's limit counts from its turn
         if requeued and self._asked_for_requeue():
             self._await_restart()
             return
@@ -141,7 +147,12 @@ class WatchedJob:
         self.restarts, self.was_requeued = self.restarts + 1, True
         self.directory = self.directory.restarted(self.restarts)
         self.results, self.running, self.submitted_at = {}, False, time.monotonic()
-        self.failing_since = self.complete_since = None
+        self.failing_since = self.complete_since = self.requeued_since = None
+
+    @property
+    def waits_for_turn(self) -> bool:
+        """Whether it is a task of an array of which as many run as may run at a time."""
+        return self.state is not None and self.state.reason == TURN
 
     def is_over(self) -> bool:
         """Whether no more results can be expected from the job."""

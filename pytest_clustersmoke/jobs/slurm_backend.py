@@ -37,7 +37,8 @@ class SlurmBackend:
     def submit_array(
         self, jobs: Sequence[tuple[Phase, PhaseDir]], at_once: int, after: str = ""
     ) -> list[str]:
-        executors = [self._executor(phase, directory, after) for phase, directory in jobs]
+        name = job_name(jobs[0][0].entry, jobs[0][1])
+        executors = [self._executor(phase, directory, after, name) for phase, directory in jobs]
         scripts = [executor.write_script() for executor in executors]
         array = jobs[0][1].array
         array.mkdir(mode=0o700)
@@ -45,7 +46,7 @@ class SlurmBackend:
             (array / str(index)).symlink_to(directory.submitit)
         path = array / "batch.sh"
         write_atomically(path, _array_script(scripts, array, at_once))
-        array_id = self._client.submit(path, job_name(*jobs[0]))
+        array_id = self._client.submit(path, name)
         for index, (executor, (_, directory)) in enumerate(zip(executors, jobs, strict=True)):
             executor.job_id = f"{array_id}_{index}"
             executor.submit(run_node, str(directory.spec))  # for the task, which waits for it
@@ -65,13 +66,17 @@ class SlurmBackend:
         self._client.start_now(job_id)
 
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
-        self._client.cancel(f"--name={job_name(phase, directory)}")
+        in_array = (directory.array / "batch.sh").exists()
+        name = job_name(phase.entry if in_array else phase.name, directory)
+        self._client.cancel(f"--name={name}")
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         executor = self._executor(phase, directory)
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
-    def _executor(self, phase: Phase, directory: PhaseDir, after: str = "") -> _Sbatch:
+    def _executor(
+        self, phase: Phase, directory: PhaseDir, after: str = "", array: str = ""
+    ) -> _Sbatch:
         executor = _Sbatch(
             directory, self._client, batch_script.python_command(phase, self._profile)
         )
@@ -92,8 +97,8 @@ class SlurmBackend:
             options["gpus_per_node"] = phase.gpus_per_node.value
         run_id = directory.root.parent.parent.name
         executor.update_parameters(
-            job_name=job_name(phase, directory),
-            comment=f"clustersmoke run={run_id} phase={phase.entry}",
+            job_name=array or job_name(phase.name, directory),
+            comment=f"clustersmoke run={run_id} phase={phase.entry if array else phase.name}",
             nodes=phase.nodes.value,
             ntasks_per_node=1,
             setup=batch_script.strict_setup_lines(
@@ -117,10 +122,9 @@ class SlurmBackend:
         return {"requeue": True, "signal": f"USR1@{self._profile.limits.stop_before_s}"}
 
 
-def job_name(phase: Phase, directory: PhaseDir) -> str:
-    """A name with run and phase, so that squeue alone finds any job of ours. An array has one name
-    for all points of a sweep."""
-    return f"clustersmoke-{directory.root.parent.parent.name}-{phase.entry}"
+def job_name(phase: str, directory: PhaseDir) -> str:
+    """A name with run and phase, so that squeue alone finds any job of ours."""
+    return f"clustersmoke-{directory.root.parent.parent.name}-{phase}"
 
 
 def _array_script(scripts: Sequence[Path], array: Path, at_once: int) -> str:

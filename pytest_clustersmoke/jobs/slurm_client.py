@@ -187,10 +187,10 @@ class SlurmClient:
         """Find a job by its name after sbatch timed out: it may be in the queue nevertheless, and
         would run unwatched. Raises Refused."""
         try:
-            answer = self.run("squeue", "-h", "-o", "%i", "-n", name)
+            answer = self.run("squeue", "-h", "-o", "%F", "-n", name)  # an array has one id
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Refused(f"{timeout}; squeue does not answer either") from error
-        job_ids = answer.stdout.split()
+        job_ids = list(dict.fromkeys(answer.stdout.split()))
         if len(job_ids) != 1 or not job_ids[0].isdigit():
             raise Refused(f"{timeout}; no job named {name} is in the queue") from timeout
         return job_ids[0]
@@ -237,7 +237,7 @@ class SlurmClient:
 
     def _sacct(self, jobs: list[str]) -> dict[str, JobState]:
         fields = ("-o", slurm_jobs.SACCT_FIELDS)
-        answer = self.run("sacct", "-n", "-P", "-X", "-j", ",".join(jobs), *fields)
+        answer = self.run("sacct", "-n", "-P", "-X", "--array", "-j", ",".join(jobs), *fields)
         if answer.returncode != 0:
             # Many clusters have accounting disabled; do not ask them again.
             self._accounting = "disabled" not in answer.stderr

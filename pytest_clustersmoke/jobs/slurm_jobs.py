@@ -47,9 +47,9 @@ ENDED = {
     "TIMEOUT",
 }
 SQUEUE_FIELDS = "%i|%T|%r|%N|%V|%S"
-SACCT_FIELDS = "JobIDRaw,State,Reason,NodeList,Submit,Start"
+SACCT_FIELDS = "JobID,State,Reason,NodeList,Submit,Start"
 SINFO_FIELDS = "%N|%T|%H|%u|%E"
-ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,NodeList,End"
+ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,End"
 OTHERS_FIELDS = "%i|%u|%P|%q|%S|%N"
 STEP_FIELDS = "%i|%N|%j"
 OWN_STEPS = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID

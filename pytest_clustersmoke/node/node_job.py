@@ -137,7 +137,7 @@ def _requeue(job: NodeJob) -> None:
     """Put the job back into the queue, for another attempt to go on. Node 0 does, and waits for
     Slurm to end it. If Slurm refuses, the job ends here: its ranks were not started again."""
     if job.node_rank == 0:
-        command = ["scontrol", "requeue", _job_id()]
+        command = ["scontrol", "requeue", _task_id() or _job_id()]
         answer = subprocess.run(command, timeout=COMMAND_S, check=False)
         if answer.returncode == 0:
             time.sleep(REQUEUED_S)
@@ -300,6 +300,13 @@ def _claim(job: NodeJob) -> None:
 
 def _job_id() -> str:
     return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID", "")
+
+
+def _task_id() -> str:
+    """The job as a task of its array; empty if it is none. The last task of an array has the
+    array's own job id, and requeueing that would requeue every task."""
+    array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID", "") for name in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else ""
 
 
 def _reset_signals() -> None:

@@ -119,9 +119,11 @@ class SlurmCheck:
     def _test_submissions(
         self, phases: Iterable[Phase], run: RunDir, deadline: float
     ) -> dict[str, TrialSubmission]:
-        """Test-submit each phase; stop once sbatch has timed out."""
+        """Test-submit each phase, and of a sweep the first point, which asks for what all ask for;
+        stop once sbatch has timed out."""
         trials: dict[str, TrialSubmission] = {}
-        for phase in phases:
+        first = {phase.entry: phase for phase in reversed(list(phases))}
+        for phase in reversed(first.values()):
             directory = run.phase(phase.name)
             write_atomically(directory.batch_script, self._backend.script(phase, directory))
             seconds = min(ANSWER_S, deadline - time.monotonic())

@@ -33,7 +33,7 @@ class Acknowledgements:
     def __init__(self, profile: Profile, run_id: str) -> None:
         # The day in the run's name, so that all processes agree.
         day = datetime.strptime(run_id[:8], "%Y%m%d").date()
-        self._phases = tuple(profile.phases)
+        self.entries: dict[str, str] = {name: name for name in profile.phases}
         places = [profile.where("known", index) for index in range(len(profile.known))]
         entries = list(zip(profile.known, places, strict=True))
         self._held = [(entry, where) for entry, where in entries if day <= entry.until]
@@ -43,14 +43,28 @@ class Acknowledgements:
         """The entry that covers a failed criterion of this phase. If the job did not pass, no
         criterion was judged: the entry for the job covers them all."""
         if result.outcome == "passed":
-            return self._of_criterion(result.name, criterion)
+            return self._of_criterion(result, criterion)
         if result.outcome in NO_FAILURE:
             return None
-        return self._of_criterion(result.name, JOB) or self._of_nodes(result)
+        return self._of_criterion(result, JOB) or self._of_nodes(result)
 
-    def _of_criterion(self, phase: str, criterion: str) -> KnownRecord | None:
-        covering = (pair for pair in self._held if _names(pair[0], phase, criterion))
-        return next((_failure(f"{phase}: {criterion}", [pair]) for pair in covering), None)
+    def _of_criterion(self, result: PhaseResult, criterion: str) -> KnownRecord | None:
+        covering = (
+            pair
+            for pair in self._held
+            if _covers(pair[0], result.name, result.entry) and _is_criterion(pair[0], criterion)
+        )
+        return next((_failure(f"{result.name}: {criterion}", [pair]) for pair in covering), None)
+
+    def set_points(self, entries: Mapping[str, str]) -> None:
+        """Take the points of swept phases, with the name of each one's phase, for that phase."""
+        swept = set(entries.values())
+        kept = {name: name for name in self.entries if name not in swept}
+        self.entries = {**kept, **entries}
+
+    def _phases(self, entry: Known, names: Iterable[str]) -> list[str]:
+        """Those of these phases that an entry names, itself or the phase of its sweep."""
+        return [name for name in names if _covers(entry, name, self.entries.get(name, name))]
 
     def _of_nodes(self, result: PhaseResult) -> KnownRecord | None:
         """The entries that together cover every host that failed by itself; None if a finding has
@@ -98,7 +112,7 @@ class Acknowledgements:
         criteria of each collected phase; entries for other phases cannot be checked."""
         problems = []
         for entry, where in self._held:
-            phases = _phases(entry, self._phases)
+            phases = self._phases(entry, self.entries)
             collected = [criteria.get(phase) for phase in phases]
             if not set(phases) & set(selected) or None in collected:
                 continue
@@ -136,19 +150,30 @@ class Acknowledgements:
         for entry, where in self._held:
             unneeded = f"nothing failed that the entry of `known` at {where} covers"
             if entry.node is None:
-                if _was_judged(entry, record) and not _failed(entry, record):
+                if self._was_judged(entry, record) and not self._failed(entry, record):
                     yield f"{unneeded}: remove it?"
             elif not any(_is_node(entry, host) for host in hosts):
                 was_used = any(_is_node(entry, node) for node in nodes)
                 yield f"{unneeded}{': remove it?' if was_used else '; no job ran on that node'}"
 
+    def _was_judged(self, entry: Known, record: RunRecord) -> bool:
+        """Whether the phases that an entry names were judged: a criterion is only judged if its job
+        passed."""
+        judged = {"passed"} if entry.criterion != JOB else {"passed", "failed", "cluster_failed"}
+        outcomes = {phase.phase: phase.outcome for phase in record.phases}
+        return all(outcomes[name] in judged for name in self._phases(entry, outcomes))
 
-def _names(entry: Known, phase: str, criterion: str) -> bool:
-    return bool(_phases(entry, [phase])) and _is_criterion(entry, criterion)
+    def _failed(self, entry: Known, record: RunRecord) -> bool:
+        return any(
+            criterion.result in ("failed", "known") and _is_criterion(entry, name)
+            for phase in record.phases
+            if self._phases(entry, [phase.phase])
+            for name, criterion in phase.criteria.items()
+        )
 
 
-def _phases(entry: Known, names: Iterable[str]) -> list[str]:
-    return [name for name in names if entry.phase is not None and fnmatchcase(name, entry.phase)]
+def _covers(entry: Known, *names: str) -> bool:
+    return entry.phase is not None and any(fnmatchcase(name, entry.phase) for name in names)
 
 
 def _is_criterion(entry: Known, name: str) -> bool:
@@ -191,19 +216,3 @@ def _is_full(record: RunRecord) -> bool:
     """Whether every phase and criterion of the cluster was selected, and the run finished."""
     ended = not record.interrupted and record.counts.exit_status <= 1
     return ended and not record.selection and all(p.counts.has_ended for p in record.phases)
-
-
-def _was_judged(entry: Known, record: RunRecord) -> bool:
-    """Whether the phases that an entry names were judged: a criterion is only judged if its job
-    passed."""
-    judged = {"passed"} if entry.criterion != JOB else {"passed", "failed", "cluster_failed"}
-    outcomes = {phase.phase: phase.outcome for phase in record.phases}
-    return all(outcomes[name] in judged for name in _phases(entry, outcomes))
-
-
-def _failed(entry: Known, record: RunRecord) -> bool:
-    return any(
-        criterion.result in ("failed", "known") and _names(entry, phase.phase, name)
-        for phase in record.phases
-        for name, criterion in phase.criteria.items()
-    )

@@ -71,7 +71,14 @@ class PhaseCollection:
             self.config.getoption("--cluster-set"),
             () if whole else self.profile.phases,
         )
-        self.markers, self._mistakes = list(markers.values()), mistakes
+        self.set_markers(markers.values())
+        self._mistakes = mistakes
+        for cls, marked in markers.items():
+            if marked.base and marked.name in self.profile.phases:
+                what = f"a point of the sweep of phase `{marked.base}` is named `{marked.name}`"
+                expected = "names that no phase of the cluster has"
+                problem = Problem(what, marked.where, expected, "list other values")
+                self._mistakes.setdefault(cls, []).append(problem)
         for cls in mistakes.keys() - markers.keys():
             cls.add_marker(read_size_mark(cls.marker.kwargs))
         for cls, marked in markers.items():
@@ -91,6 +98,13 @@ class PhaseCollection:
         gone = [item for item in items if not self._is_on_cluster(item)]
         self.config.hook.pytest_deselected(items=gone)
         items[:] = kept
+
+    def set_markers(self, markers: Iterable[Marked]) -> None:
+        """Take the markers that were collected, here or by a worker of xdist."""
+        self.markers = list(markers)
+        self.acknowledgements.set_points(
+            {each.name: each.base for each in self.markers if each.base}
+        )
 
     def with_traces(self, phases: Mapping[str, Phase]) -> dict[str, Phase]:
         """The phases, those of --cluster-trace with what to trace."""

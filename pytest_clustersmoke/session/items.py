@@ -68,7 +68,7 @@ class PhaseClass(pytest.Class):
         if self.config.getoption("--cluster-prove"):
             return {}
         name = next(iter(self.marker.args), "")
-        chosen = suite.sweep_of(name) if suite is not None else None
+        chosen = suite.sweep_of(name) if suite is not None and isinstance(name, str) else None
         sweep = self.marker.kwargs.get("sweep", {}) if chosen is None else chosen
         return {} if find_mistake(sweep) else sweep
 

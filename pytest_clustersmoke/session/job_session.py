@@ -215,8 +215,9 @@ class Session:
         return None
 
     def _started(self) -> list[WatchedJob]:
-        """The jobs that do not wait in the queue for another."""
-        return [job for job in self._watched.values() if job.after not in self._watched]
+        """The jobs that wait neither for another nor for their turn in an array."""
+        jobs = [job for job in self._watched.values() if not job.waits_for_turn]
+        return [job for job in jobs if job.after not in self._watched]
 
     def _has_room(self, phase: Phase) -> bool:
         """Whether another job may start: local jobs share the cores or GPUs of this machine."""

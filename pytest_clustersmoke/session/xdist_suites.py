@@ -81,7 +81,8 @@ class XdistController:
             for marker in plan["phases"]
         ]
         settings = suite.config.getoption("--cluster-set")
-        collection.markers, collection.absences = markers, plan["absences"]
+        collection.set_markers(markers)
+        collection.absences = plan["absences"]
         phases, _ = resolve_all(markers, suite.profile, settings)
         collection.phases = collection.with_traces(phases)
         chosen = [collection.phases[name] for name in plan["chosen"]]

@@ -21,11 +21,13 @@ def add_phase(suite: Suite, steps: int, pause_s: float, **marker: Any) -> None:
     suite.phase("long", script=script, args=args, base="Resumed", **values)
 
 
-def wait_for_step(suite: Suite, running: RunningPytest, attempt: int, step: int) -> None:
+def wait_for_step(
+    suite: Suite, running: RunningPytest, attempt: int, step: int, name: str = "long"
+) -> None:
     """Wait until an attempt has marked this step, counted from the first of all."""
 
     def look() -> bool:
-        place = suite.run_dir().phase("long")
+        place = suite.run_dir().phase(name)
         attempts = {each.attempt: each for each in place.attempts()}
         if attempt not in attempts:
             return False
@@ -56,6 +58,23 @@ def test_phase_that_slurm_asks_to_stop_is_requeued_and_goes_on(lab_suite: Suite)
     attempts = check_parts(outcome, steps=20)
     assert [attempt.directory.attempt for attempt in attempts] == [0, 1, 10, 20]
     assert [event["phase"] for event in outcome.events("requeued")] == ["long", "long"]
+
+
+@pytest.mark.slow
+def test_task_of_an_array_is_requeued_alone(lab_suite: Suite) -> None:
+    """Slurm gives the last task the array's own job id, by which it would requeue all tasks."""
+    lab_suite.profile["limits"] |= {"max_jobs": 1}
+    add_phase(lab_suite, steps=12, pause_s=0.3, nodes=1, sweep={"steps": [6, 20]})
+    with lab_suite.started() as running:
+        wait_for_step(lab_suite, running, attempt=0, step=3, name="long-steps-20")
+        (job,) = lab_suite.slurm("squeue", "-h", "-o", "%i", "-t", "R").split()
+        assert job.endswith("_1")
+        lab_suite.slurm("scancel", "--signal=USR1", job)
+        outcome = running.wait()
+    assert outcome.ret == 0, outcome.output
+    assert [event["phase"] for event in outcome.events("requeued")] == ["long-steps-20"]
+    assert len(outcome.evidence("long-steps-20").losses) == 20
+    assert lab_suite.slurm("squeue", "-h", "-o", "%i").split() == []
 
 
 @pytest.mark.slow

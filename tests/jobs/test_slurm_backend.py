@@ -189,10 +189,14 @@ def test_points_of_a_sweep_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> No
         "#SBATCH --dependency=afterok:12",
         "#SBATCH --job-name=clustersmoke-run1-small",
         f"#SBATCH --output={first.array}/%a/%j_0_log.out",
+        "#SBATCH --comment='clustersmoke run=run1 phase=small'",
         str(second.batch_script),
     ):
         assert line in lines, line
     assert len([line for line in lines if "--error=" in line]) == 1
+    slurm.answers("scancel", "")
+    chosen.cancel_named(*jobs[0])
+    assert slurm.calls()[-1] == "scancel --name=clustersmoke-run1-small"
     assert (first.array / "1").resolve() == second.submitit.resolve()
     assert (second.submitit / "4711_1_submitted.pkl").is_file()
     task = {**slurm.environ, "SLURM_ARRAY_TASK_ID": "1"}

@@ -32,7 +32,7 @@ def test_one_squeue_for_all_jobs(slurm: FakeSlurm, client: SlurmClient) -> None:
     """One squeue covers all jobs; no other command runs."""
     slurm.answers("squeue", JOB.format("RUNNING") + "\n8|PENDING|Priority||x|N/A\n")
     states = client.job_states(["7", "8"])
-    assert slurm.calls() == ["squeue -h -a -t all -o %i|%T|%r|%N|%V|%S -j 7,8"]
+    assert slurm.calls() == ["squeue -h -a -t all -r -o %i|%T|%r|%N|%V|%S -j 7,8"]
     assert states["7"].kind == "running" and states["7"].nodes == "n[1-2]"
     assert states["7"].reason == ""
     assert states["7"].started == datetime(2026, 1, 2, 3, 5, 5).timestamp()
@@ -77,6 +77,26 @@ def test_kinds_of_job_states(slurm: FakeSlurm, client: SlurmClient, raw: str, ki
     slurm.answers("squeue", JOB.format(raw))
     state = client.job_states(["7"])["7"]
     assert (state.kind, state.raw) == (kind, raw)
+
+
+def test_task_of_an_array_is_known_by_its_own_id(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """In squeue with a line for each task, and in sacct, whose raw id is another number."""
+    slurm.answers("squeue", JOB.replace("7|", "7_0|").format("RUNNING") + "\n")
+    slurm.answers("sacct", JOB.replace("7|", "7_1|").format("NODE_FAIL") + "\n")
+    states = client.job_states(["7_0", "7_1"])
+    assert (states["7_0"].raw, states["7_1"].raw) == ("RUNNING", "NODE_FAIL")
+    assert " --array -j 7_1 -o JobID," in slurm.calls()[-1]
+
+
+def test_array_is_found_after_sbatch_timed_out(tmp_path: Path) -> None:
+    """squeue lists its tasks, each with the id of the array; it must not run unwatched."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, line in (("sbatch", "sleep 60"), ("squeue", 'test "$3" = %F && echo 7 && echo 7')):
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    assert SlurmClient({"PATH": path}, timeout_s=1).submit(tmp_path / "x.sh", "x") == "7"
 
 
 def test_sacct_is_asked_if_squeue_does_not_know_a_job(

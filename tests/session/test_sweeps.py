@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date, timedelta
+
 import pytest
 
 from tests.support.harness import Suite
@@ -80,7 +82,41 @@ def test_mistakes_of_sweeps_are_refused(suite: Suite) -> None:
     suite.phase()
     suite.profile["phases"]["small"] = {"sweep": {"steps": ["a b"]}}
     (message,) = suite.refused()
-    assert "clusters.one.phases.small.sweep has steps='a b'; expected a number" in message
+    assert "clusters.one.phases.small.sweep has steps='a b'; expected a finite number" in message
+
+
+def test_point_named_like_another_phase_is_refused(suite: Suite) -> None:
+    """Also if no test that was collected defines the other one: they would share a history."""
+    suite.phase(sweep=SWEEP)
+    suite.profile["phases"][POINTS[0]] = None
+    assert suite.refused() == [
+        "test_small.py:3: a point of the sweep of phase `small` is named `small-steps-3`; expected "
+        "names that no phase of the cluster has; list other values"
+    ]
+
+
+@pytest.mark.parametrize("phase", ["small", POINTS[1], "small-*"])
+def test_known_failure_of_points_is_accepted(phase: str, suite: Suite) -> None:
+    """By the name of the phase, of the point, or a glob; one that fails nowhere else is covered."""
+    suite.phase(body="def test_bad(self, phase):\n    assert phase.args['steps'] == 3", sweep=SWEEP)
+    until = (date.today() + timedelta(days=9)).isoformat()
+    entry = {"phase": phase, "criterion": "test_bad", "reason": "slow", "until": until}
+    suite.cluster(phases={"small": None}, known=[entry])
+    outcome = suite.run()
+    assert outcome.ret == 6, outcome.output  # a known failure proves nothing
+    results = [outcome.phase(name)["criteria"]["test_bad"]["result"] for name in POINTS]
+    assert results == ["passed", "known"]
+    suite.cluster(phases={"small": None}, known=[{**entry, "criterion": "test_typo"}])
+    last = suite.run("--co").output + suite.run().output
+    assert "`test_typo` matches no criterion of small-steps-" in last
+
+
+@pytest.mark.parametrize("name", [["small"], None])
+def test_name_that_is_no_text_has_a_clear_message(name: object, suite: Suite) -> None:
+    path = suite.phase(sweep=SWEEP)
+    path.write_text(path.read_text().replace('"small"', repr(name), 1))
+    (message,) = suite.refused()
+    assert message.startswith("test_small.py:3: the phase marker has no valid name")
 
 
 def test_nothing_runs_after_all_points(suite: Suite) -> None:
