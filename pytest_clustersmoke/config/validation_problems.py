@@ -25,6 +25,7 @@ _EXPECTED = {
     "finite_number": "a finite number",
     "greater_than": "a number above {gt:g}",
     "less_than_equal": "a number of at most {le:g}",
+    "greater_than_equal": "a number of at least {ge:g}",
 }
 
 

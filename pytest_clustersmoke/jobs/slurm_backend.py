@@ -54,6 +54,9 @@ class SlurmBackend:
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
         self._client.cancel(f"--name={job_name(phase, directory)}")
 
+    def close(self) -> None:
+        """Nothing to do: nothing stays open."""
+
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         executor = self._executor(phase, directory)
         return executor._make_submission_file_text(executor._submitit_command_str, "")

@@ -119,6 +119,7 @@ class Session:
         if self._thread.is_alive():
             self._thread.join(timeout=CLOSE_S)
         if not self._thread.is_alive():
+            self._backend.close()
             with contextlib.suppress(OSError):  # a full disk must not hide the verdict
                 self._journal.write("closed")
             return []
@@ -372,8 +373,10 @@ class Session:
                     job.record_state(states[job.job_id])
             self._end_jobs()  # again, if the scheduler did not accept it
             time.sleep(TICK_S)
-        interrupted = Judgement("cancelled", "the run was interrupted")
         for job in jobs:
+            left = job.state.left if job.state else ""
+            reason = f"the run was interrupted{f'; {left}' if left else ''}"
+            interrupted = Judgement("cancelled", reason)
             self._settle(job, None if job.phase in failed else interrupted)
         while self._waiting:
             phase = self._waiting.pop(0)
