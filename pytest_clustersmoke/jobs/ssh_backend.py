@@ -109,15 +109,15 @@ class SshBackend:
             name: SshHost(name, host, profile, self._sockets)
             for name, host in name_hosts(profile.hosts).items()
         }
-        self._left_out: dict[str, str] = {}
+        self._left_out: set[str] = set()
         self._jobs: dict[str, _Job] = {}
         self._answered: dict[str, float] = {}
         self._errors: dict[str, str] = {}
         self._changing = threading.Lock()  # a job that was cancelled gets no hosts, and no start
 
-    def leave_out(self, hosts: Mapping[str, str]) -> None:
-        """Run nothing on these hosts; the values say why."""
-        self._left_out = dict(hosts)
+    def leave_out(self, hosts: Iterable[str]) -> None:
+        """Run nothing on these hosts."""
+        self._left_out = set(hosts)
 
     def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
         write_atomically(directory.batch_script, self.script(phase, directory))

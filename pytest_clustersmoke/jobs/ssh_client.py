@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import selectors
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -265,11 +264,6 @@ class _Call:
         except subprocess.TimeoutExpired:
             return False
         return True
-
-
-def find_ssh(environ: Mapping[str, str]) -> str | None:
-    """The path of `ssh`; None if it is not on PATH."""
-    return shutil.which("ssh", path=environ.get("PATH", os.defpath))
 
 
 def ask_hosts(

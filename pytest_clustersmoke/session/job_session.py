@@ -35,6 +35,8 @@ from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 
 __all__ = ["Progress", "Session", "WatchFailed"]
 
+# What keeps a phase from running because the cluster's own nodes are out.
+LACK_OF_NODES = ("nodes-unavailable", "host-unreachable")
 CLOSE_S = 2.7  # and about a second to write the report and leave
 CANCEL_CONFIRM_S = 2.0
 # How long `close` waits for a scheduler that has not answered; its command goes on without us.
@@ -180,7 +182,7 @@ class Session:
             self._waiting.remove(phase)
             self._write_spec(phase)
             self._journal.write("refused", phase=phase.name, words=findings[0].cause)
-            lacks_nodes = all(finding.id == "nodes-unavailable" for finding in findings)
+            lacks_nodes = all(finding.id in LACK_OF_NODES for finding in findings)
             outcome = "cluster_failed" if lacks_nodes else "never_ran"
             judgement = Judgement(outcome, findings[0].cause)
             self._finish(phase.name, judgement, None, "", findings)

@@ -12,9 +12,7 @@ from tests.support.ssh_servers import Servers, ssh_servers
 
 
 @pytest.fixture
-def servers(
-    tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]
-) -> Iterator[Servers]:
+def servers(tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]) -> Iterator[Servers]:
     with ssh_servers(tmp_path / "ssh", leftovers[0]) as servers:
         yield servers
 
