@@ -33,7 +33,7 @@ from .outcome import HOST_LOST, HOSTS_SILENT
 from .slurm_client import clean_environ
 from .ssh_client import HostUnavailable, SocketFolder, SshHost, ask_hosts
 
-ANSWER_S = 10.0  # for a script on a host
+ANSWER_S, SILENT_S = 10.0, 4.0  # for a script on a host, and on one that did not answer before
 CANCEL_GRACE_S = 1.5
 # A host without an answer for this long is lost; sooner if another node of its phase has failed.
 LOST_S, LOST_WITH_FAILURE_S = 30.0, 10.0
@@ -70,7 +70,6 @@ class _Job:
     nodes: list[_Node] = field(default_factory=list)
     started: float | None = None
     waits_for: str = ""
-    waits_since: float | None = None  # for hosts that do not answer
     cancelled: bool = False
     failed_since: float | None = None
     end: JobState | None = None
@@ -213,7 +212,12 @@ class SshBackend:
 
     def _choose_hosts(self) -> None:
         """Give hosts to the phases whose turn it is, in the order of submission."""
-        busy = {node.host for job in self._jobs.values() for node in job.nodes if job.runs}
+        busy = {
+            node.host
+            for job in self._jobs.values()
+            for node in job.nodes
+            if job.end is None or not node.is_over
+        }
         for job in [job for job in self._jobs.values() if job.waits]:
             count, usable = job.phase.nodes.value, self._usable()
             free = [host for host in usable if host not in busy]
@@ -257,7 +261,8 @@ class SshBackend:
         by_host: dict[SshHost, list[tuple[_Job, _Node]]] = {}
         for job in self._jobs.values():
             for node in job.nodes:
-                if not node.is_over:
+                # Whatever comes back on a lost host ends by itself; asking would only take time.
+                if not node.is_over and not (job.end and self._silent_s(node.host)):
                     by_host.setdefault(node.host, []).append((job, node))
         return by_host
 
@@ -268,7 +273,10 @@ class SshBackend:
         scripts = {host: self._make_script(nodes, grace_s) for host, nodes in by_host.items()}
         for host in scripts:
             self._answered.setdefault(host.name, time.monotonic())
-        asked = ask_hosts(scripts, lambda host: host.run(scripts[host], ANSWER_S))
+        asked = ask_hosts(
+            scripts,
+            lambda host: host.run(scripts[host], SILENT_S if self._silent_s(host) else ANSWER_S),
+        )
         for host, lines in asked.items():
             nodes = {node.word: (job, node) for job, node in by_host[host]}
             if isinstance(lines, HostUnavailable):

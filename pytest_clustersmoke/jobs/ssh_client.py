@@ -92,7 +92,9 @@ class SshHost:
         word = secrets.token_hex(8)
         # As long as the closing line has not arrived, the shell runs nothing.
         text = f"{{\necho; echo {word}+\n(\n{script}\n) </dev/null 2>&1\necho {word}-\n}}\n"
-        command = self._ssh("-S", str(socket), "-o", "ControlMaster=no", "exec /bin/sh -s")
+        # A command that hangs must end there, too; what it started in another session goes on.
+        shell = f"exec timeout -k 1 {timeout_s + 1:.0f} /bin/sh -s"
+        command = self._ssh("-S", str(socket), "-o", "ControlMaster=no", shell)
         with _Call(command, self._sockets.environ) as call:
             timed_out = not call.exchange(text.encode(), deadline)
         return self._parse(call, word, timed_out, timeout_s)

@@ -15,14 +15,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.lab import packages
+from pytest_clustersmoke import lab
+from pytest_clustersmoke.lab import lab_state, packages
 from pytest_clustersmoke.lab.lab_settings import LabError
+from tests.support.labs import running_lab
 from tests.support.waiting import wait_for
 
 PROGRAMS = {"openssh-server": "sshd", "openssh-client": "ssh"}
+NAMESPACES = ("--net", "--uts", "--mount")
+SSH_PORT = 2222
 RUN = Path("/run/sshd")  # sshd refuses to start without it; the service would make it
 
 
@@ -141,7 +146,7 @@ class Servers:
             if server.process.poll() is None:
                 server.kill()
 
-    def profile(self, *servers: Server) -> dict[str, object]:
+    def profile(self, *servers: Server) -> dict[str, Any]:
         """The keys of a profile that has these servers as hosts."""
         return {
             "backend": "ssh",
@@ -159,6 +164,45 @@ def ssh_servers(folder: Path, marker: str) -> Iterator[Servers]:
         yield servers
     finally:
         servers.stop()
+
+
+class IsolatedHosts:
+    """Hosts with addresses, mounts and a /tmp of their own, each with an SSH server."""
+
+    def __init__(self, name: str, servers: Servers) -> None:
+        (record,) = [record for record in lab_state.list_running() if record.name == name]
+        holders = {daemon.role: daemon.pid for daemon in record.daemons}
+        lines = record.files.hosts.read_text().splitlines()
+        addresses = {names[0]: address for address, *names in map(str.split, lines) if names}
+        self.servers = servers
+        self._enter = {
+            node: ("nsenter", "--target", str(holders[f"host-{node}"]), *NAMESPACES, "--")
+            for node in addresses
+            if f"host-{node}" in holders
+        }
+        self.by_name = {
+            node: servers.start(address=addresses[node], prefix=enter, port=SSH_PORT)
+            for node, enter in self._enter.items()
+        }
+
+    def run(self, node: str, script: str) -> None:
+        """Run a script on the host, beside its SSH server."""
+        command = [*self._enter[node], "sh", "-ec", script]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, (script, done.stderr)
+
+    def name_of(self, address: str) -> str:
+        return next(node for node, server in self.by_name.items() if server.address == address)
+
+
+@contextlib.contextmanager
+def isolated_hosts(folder: Path, marker: str, count: int = 4) -> Iterator[IsolatedHosts]:
+    """The hosts of an isolated lab, whose Slurm nobody uses. Everything must lie in a folder that
+    they see (`visible_folder`)."""
+    need_sshd()
+    settings = lab.LabSettings(name="hosts", nodes=count, isolated=True, directory=folder / "lab")
+    with running_lab(settings) as running, ssh_servers(folder / "ssh", marker) as servers:
+        yield IsolatedHosts(running.name, servers)
 
 
 def make_key(path: Path) -> None:
