@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     Field,
     PrivateAttr,
     ValidationInfo,
@@ -21,7 +20,7 @@ from pydantic import (
 
 from ..text import near
 from . import field_types as f
-from .hosts import Host, Hosts, SshSettings, refuse_repeated
+from .hosts import Hosts, SshSettings, refuse_repeated
 from .marker import LauncherName
 from .metrics import METRICS
 from .sbatch_options import Options, normalize_option
@@ -429,23 +428,3 @@ def is_text(route: Route) -> bool:
 
 
 READING = Reading(key=key_form, is_text=is_text)
-
-
-def section_model(route: Route) -> type[BaseModel] | None:
-    """The model at a route inside a profile; None if users choose the keys there."""
-    if route == ():
-        return Profile
-    models: dict[tuple[str, int], type[BaseModel]] = {
-        ("hardware", 1): Hardware,
-        ("limits", 1): Limits,
-        ("hosts", 2): Host,
-        ("ssh", 1): SshSettings,
-        ("env", 1): EnvSettings,
-        ("env", 2): EnvBlock,
-        ("phases", 2): PhaseSettings,
-        ("phases", 3): EnvBlock,
-        ("references", 3): Reference,
-        ("expect", 2): Expectation,
-        ("known", 2): Known,
-    }
-    return models.get((str(route[0]), len(route)))

@@ -95,7 +95,7 @@ class HostProcess:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HostAnswer:
     """A line that a script printed: what it says, of the node with which word, and more words."""
 
     what: str
@@ -132,14 +132,14 @@ def make_script(calls: list[str]) -> str:
     return "\n".join([FUNCTIONS, *calls])
 
 
-def parse_answers(lines: list[str]) -> list[Answer]:
+def parse_answers(lines: list[str]) -> list[HostAnswer]:
     """The answers among the lines that a script printed; other lines are the shell's errors."""
     answers = []
     for line in lines:
         what, *words = line.split()[:8] or [""]
         known = (RUNS, RESULT, GONE, REBOOTED, ENDED, LEFT, "started")
         if what in known and words:
-            answers.append(Answer(what, words[0], tuple(words[1:])))
+            answers.append(HostAnswer(what, words[0], tuple(words[1:])))
     return answers
 
 

@@ -313,7 +313,7 @@ class SshBackend:
         return host_script.make_script(calls)
 
     @staticmethod
-    def _note(node: _Node, answer: host_script.Answer) -> None:
+    def _note(node: _Node, answer: host_script.HostAnswer) -> None:
         """Note an answer. A node that was being started while it was cancelled has not ended."""
         if answer.what == "started":
             node.process, node.starting = answer.process or node.process, False

@@ -66,9 +66,6 @@ REFUSALS = {
 }
 
 
-Fault = tuple[str, str, str]  # a finding's id, what is wrong, what to do
-
-
 @dataclass(frozen=True)
 class _Look:
     """A host as it was found: what it answered, and how far its clock is ahead of ours."""
@@ -121,28 +118,31 @@ class HostCheck:
         """What keeps the host from running phases; each cause names it."""
         if isinstance(answer, HostUnavailable):
             identity, fix = REFUSALS[answer.kind]
-            faults: list[Fault] = [(identity, str(answer), fix.format(command=host.command))]
+            faults = [Finding(identity, str(answer), fix.format(command=host.command))]
         else:
             faults = [*_judge_files(folder, token, answer.facts), *self._judge_host(answer.facts)]
             faults = faults or [*_judge_python(folder, answer.facts)]
         return [
-            Finding(id, f"{host.name}: {why}", fix, hosts=(host.name,)) for id, why, fix in faults
+            replace(fault, cause=f"{host.name}: {fault.cause}", hosts=(host.name,))
+            for fault in faults
         ]
 
-    def _judge_host(self, facts: HostFacts) -> Iterator[Fault]:
+    def _judge_host(self, facts: HostFacts) -> Iterator[Finding]:
         hardware = self._profile.hardware
         if facts.lacks:
             why = f"the programs {', '.join(facts.lacks)} are not on its PATH"
-            yield "host-lacks-programs", why, "install bash, coreutils, util-linux, grep and sed"
+            yield Finding(
+                "host-lacks-programs", why, "install bash, coreutils, util-linux, grep and sed"
+            )
         if facts.jobs:
             jobs = ", ".join(job.rpartition("/")[0] for job in facts.jobs)
             fix = "wait until that run has ended, or end its processes (CLUSTERSMOKE_HOST_JOB)"
-            yield "host-in-use", f"it still runs {jobs}, of another run", fix
+            yield Finding("host-in-use", f"it still runs {jobs}, of another run", fix)
         is_known = hardware.device == "cuda" and facts.gpus is not None
         if is_known and (facts.gpus or 0) < hardware.gpus_per_node:
             why = f"nvidia-smi lists {plural(facts.gpus or 0, 'GPU')}, and the profile has "
             fix = "check whether a GPU is lost (nvidia-smi -L), or correct hardware.gpus_per_node"
-            yield "gpus-missing", why + str(hardware.gpus_per_node), fix
+            yield Finding("gpus-missing", why + str(hardware.gpus_per_node), fix)
 
     def _compare(
         self, looks: Mapping[SshHost, _Look], found: dict[SshHost, list[Finding]]
@@ -186,7 +186,7 @@ def _make_folder(run: RunDir, rank: int) -> PhaseDir:
     return folder
 
 
-def _judge_files(folder: PhaseDir, token: Path, facts: HostFacts) -> Iterator[Fault]:
+def _judge_files(folder: PhaseDir, token: Path, facts: HostFacts) -> Iterator[Finding]:
     """Whether both sides see what the other one wrote."""
     word, seen, deadline = token.read_text(), folder.root / "seen", time.monotonic() + SEEN_WITHIN_S
     why = ""
@@ -198,25 +198,29 @@ def _judge_files(folder: PhaseDir, token: Path, facts: HostFacts) -> Iterator[Fa
         time.sleep(POLL_S)
     if why:
         fix = "mount the same file system at the same path on all hosts and here, or move "
-        yield "shared-directory-not-seen", why, f"{fix}`shared_dir`"
+        yield Finding("shared-directory-not-seen", why, f"{fix}`shared_dir`")
 
 
-def _judge_python(folder: PhaseDir, facts: HostFacts) -> Iterator[Fault]:
+def _judge_python(folder: PhaseDir, facts: HostFacts) -> Iterator[Finding]:
     """Whether the nodes' Python starts there, and has this package."""
     own = metadata.version(OWN_PACKAGE)
     if visible(folder.setup_failed):
         status, _, line = folder.setup_failed.read_text(errors="replace").strip().partition("\t")
         why = f"the setup line `{sanitize_line(line)}` failed with status {sanitize_line(status)}"
-        yield "setup-line-failed", why, "run the line in a fresh shell there"
+        yield Finding("setup-line-failed", why, "run the line in a fresh shell there")
     elif not facts.python:
         why = f"the nodes' Python does not start there: {facts.said or 'it says nothing'}"
-        yield "python-missing-on-node", why, "set `python` in cluster.yaml to an interpreter there"
+        yield Finding(
+            "python-missing-on-node", why, "set `python` in cluster.yaml to an interpreter there"
+        )
     elif not facts.package:
         why = f"{facts.python.get('executable')} has no package {OWN_PACKAGE}"
-        yield "package-missing-on-node", why, "install it into the environment of `setup`, `python`"
+        yield Finding(
+            "package-missing-on-node", why, "install it into the environment of `setup`, `python`"
+        )
     elif facts.package != own:
         why = f"it has {OWN_PACKAGE} {facts.package}, and this machine {own}"
-        yield "versions-differ", why, "use the same environment on every host and here"
+        yield Finding("versions-differ", why, "use the same environment on every host and here")
 
 
 def _remark_on_clocks(looks: Mapping[str, _Look]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 from pytest_clustersmoke.evidence.process_start import start_s
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase
 from pytest_clustersmoke.jobs import host_script
-from pytest_clustersmoke.jobs.host_script import Answer, HostProcess
+from pytest_clustersmoke.jobs.host_script import HostAnswer, HostProcess
 from tests.support.waiting import wait_for
 
 WORD = "run/small/0@host"
@@ -30,7 +30,7 @@ def phase(tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]) -> Pha
     return directory
 
 
-def ask(*calls: str) -> list[Answer]:
+def ask(*calls: str) -> list[HostAnswer]:
     script = host_script.make_script(list(calls))
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=30)
     assert done.stderr == ""

@@ -205,7 +205,8 @@ def test_missing_client_is_a_usage_error(ssh_suite: Suite, tmp_path: Path) -> No
     assert "no `ssh` on PATH" in outcome.output
 
 
-def test_local_ssh_is_not_asked_for_a_host_key(ssh_suite: Suite, servers: Servers) -> None:
+@pytest.mark.slow
+def test_host_with_another_key_is_left_out(ssh_suite: Suite, servers: Servers) -> None:
     """One host's key is not the known one: a phase of two nodes never runs, and says why; one of a
     single node runs on the other host, and the run says which host is left out."""
     lines = servers.known_hosts.read_text().splitlines()
