@@ -78,6 +78,7 @@ def test_interrupt_ends_every_process(ssh_suite: Suite, leftovers: Leftovers) ->
     assert outcome.phase("runs")["reason"] == "the run was interrupted"
 
 
+@pytest.mark.slow
 def test_phase_survives_its_connections(ssh_suite: Suite) -> None:
     """All connections are killed while it runs: it goes on, and its result is right."""
     ssh_suite.phase("small", script=IDLE, nodes=2, args={"seconds": 4})
