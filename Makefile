@@ -32,7 +32,7 @@ TESTS := $(PYTEST) tests -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The tests start hundreds of processes that import the package; each would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install smoke test test-all test-oldest lint format bench faults soak slurm browser clean
+.PHONY: help install smoke test test-all test-oldest lint format bench faults soak slurm browser ssh clean
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -59,10 +59,15 @@ slurm: $(INSTALLED)
 browser: $(INSTALLED)
 	@$(BIN)/python -m tests.support.browser || test -z "$$CLUSTERSMOKE_REQUIRE_BROWSER"
 
-test: slurm browser
+# The same for Debian's OpenSSH packages, whose server the tests of `backend: ssh` start themselves
+# (CLUSTERSMOKE_REQUIRE_LAB=1).
+ssh: $(INSTALLED)
+	@$(BIN)/python -m tests.support.ssh_servers || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
+
+test: slurm browser ssh
 	$(TESTS) -m 'not slow and not slow_lab'
 
-test-all: slurm browser
+test-all: slurm browser ssh
 	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 	$(TESTS)
 

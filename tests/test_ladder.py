@@ -14,7 +14,15 @@ from pytest_clustersmoke.report.record_schema import SCHEMA_PATH
 from tests.report.browsing import Opened, first_screen, started
 from tests.support.harness import properties
 from tests.support.labs import visible_folder
-from tests.support.ladder import LAB_LAUNCHERS, NODES, PHASES, check_phases, run_ladder, run_on_lab
+from tests.support.ladder import (
+    LAB_LAUNCHERS,
+    NODES,
+    PHASES,
+    check_phases,
+    run_ladder,
+    run_on_hosts,
+    run_on_lab,
+)
 from tests.support.outcome import RunFiles
 from tests.support.report_files import JunitFile, check_agreement, find_schema_errors
 
@@ -124,6 +132,18 @@ def test_every_phase_passes_on_isolated_nodes(lab_dir: Path) -> None:
     check_phases(ladder)
     nodes = {phase["phase"]: phase["nodes"] for phase in ladder.record()["phases"]}
     assert len({node["host"] for node in nodes["zero1_4node"]}) == 4
+
+
+@pytest.mark.slow_lab
+def test_every_phase_passes_on_hosts_without_a_scheduler(lab_dir: Path) -> None:
+    """The whole ladder is FIT on four hosts that are reached over SSH, each with its own address;
+    a phase's nodes are on different hosts."""
+    ladder = run_on_hosts(lab_dir)
+    check_phases(ladder)
+    check_files(ladder)
+    for phase in ladder.record()["phases"]:
+        hosts = [node["host"] for node in phase["nodes"]]
+        assert len({*hosts}) == len(hosts) == NODES.get(phase["phase"], 1)
 
 
 @pytest.mark.slow_lab

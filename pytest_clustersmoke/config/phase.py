@@ -329,8 +329,8 @@ def explain_absence(marked: Marked, profile: Profile) -> str:
     has = profile.hardware.gpus_per_node
     if marked.gpus_per_node > has:
         why = f"it needs {marked.gpus_per_node} GPUs per node, and {profile.name} has {has}"
-    elif profile.hardware.nodes is not None and marked.nodes > profile.hardware.nodes:
-        why = f"it needs {marked.nodes} nodes, and {profile.name} has {profile.hardware.nodes}"
+    elif profile.most_nodes is not None and marked.nodes > profile.most_nodes:
+        why = f"it needs {marked.nodes} nodes, and {profile.name} has {profile.most_nodes}"
     else:
         why = "its profile does not list it under `phases`"
     return f"{marked.entry} does not run on {profile.name}: {why}"
@@ -361,13 +361,14 @@ def check_sizes(phase: Phase, profile: Profile) -> list[Problem]:
                 "change the phase's `gpus_per_node`, or remove the phase from `phases`",
             )
         )
-    most = profile.hardware.nodes
+    most = profile.most_nodes
     if most is not None and phase.nodes.value > most:
+        key = "hardware.nodes" if most == profile.hardware.nodes else "hosts"
         problems.append(
             Problem(
                 f"phase `{phase.name}` asks for {phase.nodes.value} nodes",
                 phase.nodes.source,
-                f"at most {most} (`hardware.nodes` of {profile.name})",
+                f"at most {most} (`{key}` of {profile.name})",
             )
         )
     return problems

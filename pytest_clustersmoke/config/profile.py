@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     Field,
     PrivateAttr,
     ValidationInfo,
@@ -21,6 +20,7 @@ from pydantic import (
 
 from ..text import near
 from . import field_types as f
+from .hosts import Hosts, SshSettings, refuse_repeated
 from .marker import LauncherName
 from .metrics import METRICS
 from .sbatch_options import Options, normalize_option
@@ -58,6 +58,8 @@ VERSION_NAMES = (
 )
 
 TRANSPORT_FAMILIES = ("P2P", "SHM", "NET", "NVLS", "COLLNET")
+# Backends that submit nothing to Slurm.
+OTHER_BACKENDS = ("local", "ssh")
 _GLOB_START = re.compile(r"[*?\[]")
 
 
@@ -298,8 +300,8 @@ class Expectation(f.Section):
 class Profile(f.Section):
     """A cluster of cluster.yaml, validated and with its variables expanded."""
 
-    backend: Literal["local", "slurm"] = Field(
-        description="how jobs are run: on this machine, or by Slurm"
+    backend: Literal["local", "slurm", "ssh"] = Field(
+        description="how jobs are run: on this machine, by Slurm, or on hosts without a scheduler"
     )
     description: str = Field(default="", description="one line for `--cluster-list`")
     shared_dir: f.AbsolutePath = Field(
@@ -312,6 +314,12 @@ class Profile(f.Section):
         default=None, description="shell command for Python on the nodes; by default this Python"
     )
     lab: bool = Field(default=False, description="use the Slurm that `clustersmoke lab up` started")
+    hosts: Annotated[Hosts, AfterValidator(refuse_repeated)] = Field(
+        default=(), description="the hosts that `backend: ssh` runs jobs on"
+    )
+    ssh: SshSettings = Field(
+        default=SshSettings(), description="how ssh logs in on `hosts` that do not say otherwise"
+    )
     hardware: Hardware = Field(description="the hardware of a node")
     setup: tuple[f.Text, ...] = Field(
         default=(),
@@ -366,10 +374,27 @@ class Profile(f.Section):
     @field_validator("lab")
     @classmethod
     def _is_a_slurm(cls, lab: bool, info: ValidationInfo) -> bool:
-        if lab and f.profile_value(info, "backend") == "local":
-            what = "`lab: true` in {at}, but the profile's backend is `local`"
+        backend = f.profile_value(info, "backend")
+        if lab and backend in OTHER_BACKENDS:
+            what = f"`lab: true` in {{at}}, but the profile's backend is `{backend}`"
             raise f.misfit("`backend: slurm`, since the lab runs Slurm", what=what)
         return lab
+
+    @field_validator("hosts", "ssh")
+    @classmethod
+    def _is_for_ssh(cls, value: object, info: ValidationInfo) -> object:
+        backend, key = f.profile_value(info, "backend"), info.field_name
+        if backend in ("local", "slurm"):
+            what = f"`{key}` in {{at}}, but the profile's backend is `{backend}`"
+            raise f.misfit("`backend: ssh`, which reaches hosts itself", f"remove `{key}`", what)
+        return value
+
+    @model_validator(mode="after")
+    def _has_hosts(self) -> Profile:
+        if self.backend == "ssh" and not self.hosts:
+            error = f.misfit("a list of hosts", what="`backend: ssh` in {at} without `hosts`")
+            f.raise_misfits([(("backend",), error, self.backend)])
+        return self
 
     _name: str = PrivateAttr("")
     _source: Source = PrivateAttr(default_factory=lambda: Source("cluster.yaml"))
@@ -378,6 +403,12 @@ class Profile(f.Section):
     def name(self) -> str:
         """The profile's name: its key under `clusters`."""
         return self._name
+
+    @property
+    def most_nodes(self) -> int | None:
+        """How many nodes a phase can have; None if that is not known."""
+        limits = [count for count in (self.hardware.nodes, len(self.hosts)) if count]
+        return min(limits, default=None)
 
     def where(self, *route: str | int) -> str:
         """`file:line` of a key, or of the nearest key around it if it is absent."""
@@ -411,21 +442,3 @@ def is_text(route: Route) -> bool:
 
 
 READING = Reading(key=key_form, is_text=is_text)
-
-
-def section_model(route: Route) -> type[BaseModel] | None:
-    """The model at a route inside a profile; None if users choose the keys there."""
-    if route == ():
-        return Profile
-    models: dict[tuple[str, int], type[BaseModel]] = {
-        ("hardware", 1): Hardware,
-        ("limits", 1): Limits,
-        ("env", 1): EnvSettings,
-        ("env", 2): EnvBlock,
-        ("phases", 2): PhaseSettings,
-        ("phases", 3): EnvBlock,
-        ("references", 3): Reference,
-        ("expect", 2): Expectation,
-        ("known", 2): Known,
-    }
-    return models.get((str(route[0]), len(route)))

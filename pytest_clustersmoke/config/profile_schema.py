@@ -77,6 +77,8 @@ def _add_names(models: dict[str, Any]) -> None:
         model["stage_limits_s"]["propertyNames"] = {"enum": list(STAGE_LIMITS_S)}
     settings = profile["phases"]["additionalProperties"]
     profile["phases"]["additionalProperties"] = {"anyOf": [settings, {"type": "null"}]}
+    host = profile["hosts"]["items"]
+    profile["hosts"]["items"] = {"anyOf": [host, {"type": "string"}]}
     profile["require"]["items"] = {"enum": list(CRITERIA_KINDS)}
     versions = models["Expectation"]["properties"]["versions"]
     versions["propertyNames"] = {"enum": list(VERSION_NAMES)}

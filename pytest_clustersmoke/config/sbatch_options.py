@@ -123,11 +123,12 @@ def _options(values: Any, info: ValidationInfo) -> dict[str, str | int | bool]:
     """The options of a `slurm` section; an empty one becomes `false`, which drops it."""
     if not isinstance(values, dict):
         raise PydanticKnownError("dict_type")
-    if values and profile_value(info, "backend") == "local":
+    backend = profile_value(info, "backend")
+    if values and backend in ("local", "ssh"):
         raise misfit(
             "no options, since nothing is submitted to Slurm",
             "remove them, or set `backend: slurm`",
-            "{key} has sbatch options, but the profile's backend is `local`",
+            f"{{key}} has sbatch options, but the profile's backend is `{backend}`",
         )
     misfits: Misfits = [
         ((key,), error, value)

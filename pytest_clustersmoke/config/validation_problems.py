@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..text import Problem, near, quote_names
 from .field_types import MISFIT, Scalar
-from .profile import section_model
+from .hosts import Host, SshSettings
+from .profile import (
+    EnvBlock,
+    EnvSettings,
+    Expectation,
+    Hardware,
+    Limits,
+    PhaseSettings,
+    Profile,
+    Reference,
+)
+from .waivers import Known
 from .yaml_source import Route
 
 _LONGEST_SHOWN = 60
@@ -25,6 +36,7 @@ _EXPECTED = {
     "finite_number": "a finite number",
     "greater_than": "a number above {gt:g}",
     "less_than_equal": "a number of at most {le:g}",
+    "greater_than_equal": "a number of at least {ge:g}",
 }
 
 
@@ -52,7 +64,7 @@ def _describe(error: ErrorDetails, route: Route) -> tuple[str, str, str]:
     kind, context = error["type"], error.get("ctx", {})
     if kind == MISFIT:
         return context["what"], context["expected"], context["todo"]
-    model = section_model(route[:-1]) if route else None
+    model = _section_model(route[:-1]) if route else None
     keys = model.model_fields if model else {}
     key = str(route[-1]) if route else ""
     if kind == "extra_forbidden":
@@ -89,3 +101,23 @@ def _describe_value(value: Any) -> str:
     if len(text) > _LONGEST_SHOWN:
         text = f"{text[:_LONGEST_SHOWN]}..."
     return f"is `{text}`"
+
+
+def _section_model(route: Route) -> type[BaseModel] | None:
+    """The model at a route inside a profile; None if users choose the keys there."""
+    if route == ():
+        return Profile
+    models: dict[tuple[str, int], type[BaseModel]] = {
+        ("hardware", 1): Hardware,
+        ("limits", 1): Limits,
+        ("hosts", 2): Host,
+        ("ssh", 1): SshSettings,
+        ("env", 1): EnvSettings,
+        ("env", 2): EnvBlock,
+        ("phases", 2): PhaseSettings,
+        ("phases", 3): EnvBlock,
+        ("references", 3): Reference,
+        ("expect", 2): Expectation,
+        ("known", 2): Known,
+    }
+    return models.get((str(route[0]), len(route)))

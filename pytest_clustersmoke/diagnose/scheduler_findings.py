@@ -19,7 +19,15 @@ from ..evidence.scheduler_record import (
     SchedulerRecord,
     SlurmMessage,
 )
-from ..jobs.outcome import CLUSTER_STATES, PROLOG, REQUEUED, SUSPENDED, Judgement
+from ..jobs.outcome import (
+    CLUSTER_STATES,
+    HOST_LOST,
+    HOSTS_SILENT,
+    PROLOG,
+    REQUEUED,
+    SUSPENDED,
+    Judgement,
+)
 from .failure_evidence import FailureEvidence
 
 MOST_SHOWN = 4  # nodes
@@ -32,6 +40,8 @@ def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> li
         return _unavailable(evidence.result.scheduler, judgement)
     looks: dict[str, Callable[[FailureEvidence, Judgement], Finding]] = {
         **dict.fromkeys(CLUSTER_STATES, _node_down),
+        HOST_LOST: _host_lost,
+        HOSTS_SILENT: _hosts_silent,
         PROLOG: _prolog,
         REQUEUED: _requeued,
         "PREEMPTED": _preempted,
@@ -60,6 +70,29 @@ def _node_down(evidence: FailureEvidence, judgement: Judgement) -> Finding:
         "`scontrol show node` and slurmctld's log say more",
         evidence=(*record.evidence(*down[:MOST_SHOWN], record.job), *_quote(logged)),
         hosts=hosts,
+    )
+
+
+def _host_lost(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    record = evidence.result.scheduler
+    return Finding(
+        "host-lost",
+        judgement.reason,
+        "look at the host's console and log; run again once it answers, or without it (`hosts` in "
+        "cluster.yaml)",
+        evidence=record.evidence(*record.nodes[:MOST_SHOWN]),
+        hosts=tuple(node.name for node in record.nodes),
+    )
+
+
+def _hosts_silent(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    record = evidence.result.scheduler
+    return Finding(
+        "hosts-silent",
+        judgement.reason,
+        "look at this machine's network; the phase goes on where it can, and its evidence is in "
+        "the run directory",
+        evidence=record.evidence(*record.nodes[:MOST_SHOWN]),
     )
 
 

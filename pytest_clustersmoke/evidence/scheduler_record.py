@@ -30,7 +30,8 @@ class JobState:
     `kind` is ours: pending, running, ended, held (requeued after a failed launch; it does not start
     by itself) or unknown (the scheduler has forgotten the job).
     `raw` and `reason` are the scheduler's words; times are Unix seconds, None if not given;
-    `expected_start` is its estimate for a pending job.
+    `expected_start` is its estimate for a pending job. `left` says where processes of a job that
+    was to end may still run.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class JobState:
     submitted: float | None = None
     started: float | None = None
     expected_start: float | None = None
+    left: str = ""
 
 
 @dataclass(frozen=True)

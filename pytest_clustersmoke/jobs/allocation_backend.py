@@ -148,6 +148,9 @@ class AllocationBackend:
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
         """Nothing to do: the id of a step is known before it starts."""
 
+    def close(self) -> None:
+        """Nothing to do: nothing stays open."""
+
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         return self._script(phase, directory, ())
 

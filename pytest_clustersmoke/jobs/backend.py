@@ -2,6 +2,8 @@
 
 slurm_backend.py  one Slurm job of N nodes with one task each, through sbatch and srun
 allocation_backend.py  one step of the user's own allocation; step_request.py: what it needs there
+ssh_backend.py    hosts without a scheduler; ssh_client.py: the connection to one of them,
+                  host_script.py: what runs there
 local_backend.py  N virtual nodes on this machine, each in a session of its own
 batch_script.py   the parts of the batch script that the backends share
 slurm_client.py   runs Slurm's commands, in their own sessions and without an outer job's variables
@@ -65,6 +67,9 @@ class Backend(Protocol):
         """Cancel a job by its name, because its submission was not answered yet and its id is
         unknown."""
 
+    def close(self) -> None:
+        """End what only this process uses; jobs go on."""
+
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         """The exact batch script, for the dry run and the report."""
 
@@ -91,6 +96,10 @@ def make_backend(profile: Profile, environ: Mapping[str, str], here: bool = Fals
         from .slurm_backend import SlurmBackend
 
         return SlurmBackend(profile, environ)
+    if profile.backend == "ssh":
+        from .ssh_backend import SshBackend
+
+        return SshBackend(profile, environ)
     from .local_backend import LocalBackend
 
     return LocalBackend(profile, environ)

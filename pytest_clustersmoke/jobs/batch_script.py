@@ -20,9 +20,14 @@ def setup_lines(phase: Phase, profile: Profile) -> tuple[str, ...]:
 
 def python_command(phase: Phase, profile: Profile) -> str:
     """The shell command that starts Python on the nodes: the profile's `python`, or this one."""
-    python = profile.python or shlex.quote(sys.executable)
+    python = node_python(profile)
     flags = phase.staged.python_flags if phase.staged else ""
     return f"{python} {flags}".rstrip()
+
+
+def node_python(profile: Profile) -> str:
+    """The same, whatever the phase."""
+    return profile.python or shlex.quote(sys.executable)
 
 
 def environment_lines(phase: Phase) -> list[str]:

@@ -139,6 +139,9 @@ class LocalBackend:
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
         """Nothing to do: the id of a local job is known as soon as it starts."""
 
+    def close(self) -> None:
+        """Nothing to do: nothing stays open."""
+
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         python = batch_script.python_command(phase, self._profile)
         command = f"{python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}"

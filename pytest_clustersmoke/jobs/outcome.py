@@ -16,6 +16,8 @@ PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
 # A step that was not started in its allocation, and one that ended with it, at a time limit that is
 # not the phase's own. The state's reason says it in words.
 NOT_STARTED, OUT_OF_TIME = "NOT_STARTED", "OUT_OF_TIME"
+# Hosts without a scheduler that stopped answering: some of them, or all.
+HOST_LOST, HOSTS_SILENT = "HOST_LOST", "HOSTS_SILENT"
 # Ranks that fail after a suspension this long may have failed because of it: their own time limits
 # kept running.
 EXCUSING_SUSPENSION_S = 30.0
@@ -137,6 +139,10 @@ def _judge_scheduler_end(result: PhaseResult, state: JobState, started: bool) ->
         return Judgement("failed", "the scheduler reports that the job used too much memory", raw)
     if raw == NOT_STARTED:
         return Judgement("never_ran", state.reason, raw)
+    if raw == HOST_LOST:
+        return Judgement("cluster_failed", state.reason, raw)
+    if raw == HOSTS_SILENT:
+        return Judgement("lost", state.reason, raw)
     if raw == OUT_OF_TIME:
         return Judgement("cancelled", state.reason, raw)
     if raw == "DEADLINE" and not started:

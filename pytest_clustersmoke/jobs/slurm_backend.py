@@ -70,6 +70,9 @@ class SlurmBackend:
         name = job_name(phase.entry if in_array else phase.name, directory)
         self._client.cancel(f"--name={name}")
 
+    def close(self) -> None:
+        """Nothing to do: nothing stays open."""
+
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         executor = self._executor(phase, directory)
         return executor._make_submission_file_text(executor._submitit_command_str, "")

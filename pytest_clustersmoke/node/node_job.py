@@ -73,10 +73,11 @@ class NodeJob:
         return range(self.node_rank * self.local_ranks, (self.node_rank + 1) * self.local_ranks)
 
 
-def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
+def run_node(spec_path: str, node_rank: int | None = None, node_name: str = "") -> dict[str, Any]:
     """Run this node's part of the job described by the file `spec_path`; returns its result.
 
-    `node_rank` is given for local virtual nodes; under Slurm it is SLURM_NODEID. Raises NodeFailed
+    `node_rank` and `node_name` are given where no Slurm sets SLURM_NODEID and SLURMD_NODENAME; a
+    virtual node of one machine has a rank only. Raises NodeFailed
     on failure, so that the task exits non-zero; the same reason is in the node's `result.json`,
     which the controller reads.
     """
@@ -89,9 +90,8 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
             "directory is shared with the node"
         )
     rank = int(os.environ.get("SLURM_NODEID", "0")) if node_rank is None else node_rank
-    name = os.environ.get("SLURMD_NODENAME") or (
-        f"local{rank}" if spec["backend"] == "local" else socket.gethostname()
-    )
+    own_name = f"local{rank}" if spec["backend"] == "local" else socket.gethostname()
+    name = node_name or os.environ.get("SLURMD_NODENAME") or own_name
     job = NodeJob(spec, rank, name)
     if spec.get("resume") and (restarts := int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
         job = replace(job, attempt=job.dir.restarted(restarts).attempt)

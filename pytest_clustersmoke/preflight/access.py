@@ -92,12 +92,17 @@ def prepare_run(
     allocation that it names.
     """
     from ..jobs.backend import make_backend
+    from ..jobs.ssh_backend import SshBackend
 
     if missing := find_missing_commands(profile, environ):
         raise UsageProblems(missing)
     run = create_run(profile.shared_dir, run_id)
     write_json(run.run, describe_run(profile, run_id))
     backend = make_backend(profile, environ, here)
+    if isinstance(backend, SshBackend):
+        from .host_check import HostCheck
+
+        return Start(run, backend, HostCheck(profile, backend))
     if profile.backend != "slurm":
         return Start(run, backend, None)
     if here:
@@ -110,10 +115,16 @@ def prepare_run(
 
 
 def find_missing_commands(profile: Profile, environ: Mapping[str, str]) -> list[Problem]:
-    """Report Slurm's commands that are not on PATH as one problem; none for other backends."""
-    if profile.backend != "slurm":
+    """Report commands of Slurm, or `ssh`, that are not on PATH as one problem."""
+    if profile.backend == "local":
         return []
     from ..jobs.slurm_client import find_command
+
+    if profile.backend == "ssh":
+        if find_command("ssh", environ):
+            return []
+        what = f"no `ssh` on PATH, but {profile.name} is a cluster that it reaches"
+        return [Problem(what, profile.where("backend"), "OpenSSH's client", "install it")]
 
     missing = [name for name in SLURM_COMMANDS if find_command(name, environ) is None]
     if not missing:

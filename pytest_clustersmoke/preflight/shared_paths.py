@@ -58,7 +58,7 @@ def find_node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Probl
         yield from _check_scripts(
             [phase for phase in phases if phase.script.is_relative_to(local)], local
         )
-    if profile.backend != "slurm":
+    if profile.backend == "local":
         return
     python = _find_interpreter(profile)
     for local in profile.node_local:

@@ -65,7 +65,9 @@ class PhaseContext:
 
     def inherited(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Variables of pytest's shell that reach the ranks: sbatch, srun and local jobs pass on
-        every variable that neither the profile nor the launcher sets or unsets."""
+        every variable that neither the profile nor the launcher sets or unsets, ssh none."""
+        if self.profile.backend == "ssh":
+            return {}
         decided = {*self.phase.env_set, *self.phase.env_unset, *self.launchers, *NEVER_INHERITED}
         return {
             name: value for name, value in filter_variables(environ).items() if name not in decided

@@ -35,6 +35,8 @@ from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 
 __all__ = ["Progress", "Session", "WatchFailed"]
 
+# What keeps a phase from running because the cluster's own nodes are out.
+LACK_OF_NODES = ("nodes-unavailable", "host-unreachable")
 CLOSE_S = 2.7  # and about a second to write the report and leave
 CANCEL_CONFIRM_S = 2.0
 # How long `close` waits for a scheduler that has not answered; its command goes on without us.
@@ -119,6 +121,7 @@ class Session:
         if self._thread.is_alive():
             self._thread.join(timeout=CLOSE_S)
         if not self._thread.is_alive():
+            self._backend.close()
             with contextlib.suppress(OSError):  # a full disk must not hide the verdict
                 self._journal.write("closed")
             return []
@@ -179,7 +182,7 @@ class Session:
             self._waiting.remove(phase)
             self._write_spec(phase)
             self._journal.write("refused", phase=phase.name, words=findings[0].cause)
-            lacks_nodes = all(finding.id == "nodes-unavailable" for finding in findings)
+            lacks_nodes = all(finding.id in LACK_OF_NODES for finding in findings)
             outcome = "cluster_failed" if lacks_nodes else "never_ran"
             judgement = Judgement(outcome, findings[0].cause)
             self._finish(phase.name, judgement, None, "", findings)
@@ -395,8 +398,10 @@ class Session:
                     job.record_state(states[job.job_id])
             self._end_jobs()  # again, if the scheduler did not accept it
             time.sleep(TICK_S)
-        interrupted = Judgement("cancelled", "the run was interrupted")
         for job in jobs:
+            left = job.state.left if job.state else ""
+            reason = f"the run was interrupted{f'; {left}' if left else ''}"
+            interrupted = Judgement("cancelled", reason)
             self._settle(job, None if job.phase in failed else interrupted)
         while self._waiting:
             phase = self._waiting.pop(0)

@@ -158,9 +158,9 @@ def added(lines: str) -> str:
         (
             "setpu: []",
             "unknown key `setpu` in clusters.one; expected one of `backend`, `description`, "
-            "`shared_dir`, `node_local`, `python`, `lab`, `hardware`, `setup`, `slurm`, `env`, "
-            "`limits`, `stage_limits_s`, `require`, `sizes`, `phases`, `references`, "
-            "`history_check`, `expect`, `known`; did you mean `setup`?",
+            "`shared_dir`, `node_local`, `python`, `lab`, `hosts`, `ssh`, `hardware`, `setup`, "
+            "`slurm`, `env`, `limits`, `stage_limits_s`, `require`, `sizes`, `phases`, "
+            "`references`, `history_check`, `expect`, `known`; did you mean `setup`?",
         ),
         (
             "python: ${PY:-python",
@@ -240,14 +240,14 @@ def test_invalid_reference_is_refused(
         (
             "backend: slurm",
             "backend: slrum",
-            "3: clusters.one.backend is `slrum`; expected one of `local`, `slurm`; did you mean "
-            "`slurm`?",
+            "3: clusters.one.backend is `slrum`; expected one of `local`, `slurm`, `ssh`; did you "
+            "mean `slurm`?",
         ),
         (
             "    backend: slurm\n",
             "",
             "2: clusters.one has no `backend`; expected `backend` (how jobs are run: on this "
-            "machine, or by Slurm)",
+            "machine, by Slurm, or on hosts without a scheduler)",
         ),
         (
             "/shared",
@@ -414,3 +414,60 @@ def test_missing_file_is_reported_with_what_to_do(
     assert str(raised.value) == (
         f"--cluster-config: no such file: {tmp_path}/other.yaml; expected a file of profiles"
     )
+
+
+SSH = """\
+clusters:
+  one:
+    backend: ssh
+    shared_dir: /shared
+    hardware: {gpu: any, gpus_per_node: 2}
+    phases: {small: }
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("", "3: `backend: ssh` in clusters.one without `hosts`; expected a list of hosts"),
+        (
+            "    hosts: [-oUser=x]\n",
+            "7: clusters.one.hosts[0].host is `-oUser=x`; expected a host's name or address",
+        ),
+        (
+            "    hosts: [me@a]\n",
+            "7: clusters.one.hosts[0].host is `me@a`; expected a host's name or address alone; "
+            "write {host: a, user: me}",
+        ),
+        (
+            "    hosts: [a, {host: a, port: 22}]\n",
+            "7: `a` is in clusters.one.hosts twice; expected each host once; remove it",
+        ),
+        (
+            "    hosts: [{host: a, port: 0}]\n",
+            "7: clusters.one.hosts[0].port is `0`; expected a number of at least 1",
+        ),
+        (
+            "    hosts: [a]\n    ssh: {user: -l}\n",
+            "8: clusters.one.ssh.user is `-l`; expected a user's name",
+        ),
+        (
+            "    hosts: [7]\n",
+            "7: clusters.one.hosts[0] is `7`; expected a host's name or address, or a mapping with "
+            "`host`",
+        ),
+    ],
+)
+def test_mistake_in_hosts_is_reported_in_one_line(
+    problems: Problems, lines: str, expected: str
+) -> None:
+    """A name that `ssh` would take for an option is refused as well."""
+    assert problems(SSH + lines) == [f"cluster.yaml:{expected}"]
+
+
+def test_hosts_of_another_backend_are_refused(problems: Problems) -> None:
+    text = SSH.replace("backend: ssh", "backend: local") + "    hosts: [a]\n    ssh: {user: me}\n"
+    assert [problem.split(";")[0] for problem in problems(text)] == [
+        f"cluster.yaml:{line}: `{key}` in clusters.one, but the profile's backend is `local`"
+        for line, key in ((7, "hosts"), (8, "ssh"))
+    ]

@@ -64,6 +64,9 @@ class FakeBackend:
             self.jobs[job] = self.on_cancel
         return True
 
+    def close(self) -> None:
+        self.calls.append(("close",))
+
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         return "#!/bin/bash\n"
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 from pytest_clustersmoke import lab
 from tests.support.harness import ROOT
 from tests.support.labs import running_lab
+from tests.support.leftovers import none_left
 from tests.support.outcome import RunFiles
+from tests.support.ssh_servers import isolated_hosts
 
 PHASES = {
     "mlp_1gpu",
@@ -116,3 +121,14 @@ def run_on_lab(
         words += ("--cluster-set", f"{phase}.launcher={launcher}")
     with running_lab(settings) as running:
         return run_ladder(folder, "lab", *words, SLURM_CONF=str(running.slurm_conf))
+
+
+def run_on_hosts(folder: Path, *words: str) -> RunFiles:
+    """Run the ladder on four isolated hosts without a scheduler, with the sizes of `local`."""
+    clusters = yaml.safe_load((ROOT / "cluster.yaml").read_text())["clusters"]
+    with none_left() as (marker, _), isolated_hosts(folder, marker) as hosts:
+        profile = {**clusters["local"], **hosts.servers.profile(), "history_check": "warn"}
+        profile["hardware"] = {"gpu": "none", "device": "cpu", "gpus_per_node": 2}
+        file = folder / "cluster.yaml"
+        file.write_text(json.dumps({"clusters": {"hosts": profile}}))
+        return run_ladder(folder, "hosts", f"--cluster-config={file}", *words)

@@ -159,8 +159,8 @@ def _in_use(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
         show_value(f"pid {p.get('pid')} {p.get('name')} ({p.get('memory')} on {p.get('gpu')})")
         for p in processes
     ]
-    # Slurm gives a GPU to one job alone; on the user's own machine a desktop may share it.
-    severity = FAILURE if spec.get("backend") == "slurm" else WARNING
+    # Nodes of a cluster are for one job alone; on the user's own machine a desktop may share a GPU.
+    severity = WARNING if spec.get("backend") == "local" else FAILURE
     yield node.build_finding(
         "gpu-in-use",
         f"other processes use its GPUs before the job starts: {shorten_names(lines)}",

@@ -1,0 +1,125 @@
+"""What a host is asked before the first job: one script, and its answers as records.
+
+Each answer is a line that starts with a word of our own, so that whatever `setup` prints besides is
+left out. The Python that the nodes will run says its versions itself.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config.phase import Phase
+from ..config.profile import Profile
+from ..evidence.run_directory import PhaseDir
+from ..node.node_facts import PACKAGES
+from . import batch_script
+from .host_script import WORD
+
+PROGRAMS = ("bash", "setsid", "timeout", "grep", "sed")
+OWN_PACKAGE = "pytest-clustersmoke"
+CLOCK_SCRIPT = "date +'csm-time %s.%N'"
+PYTHON = """
+import importlib.metadata, json, platform, sys
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except Exception:
+        return None
+found = {name: version(name) for name in %r}
+print("csm-python", json.dumps({"executable": sys.executable, "python": platform.python_version(),
+    "packages": {name: value for name, value in found.items() if value}}))
+"""
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a host answered; None or empty where it did not.
+
+    `sees`: the word that it read from the run directory; `jobs`: jobs of other runs that it still
+    runs; `said`: the last line that Python's start printed.
+    """
+
+    sees: str = ""
+    lacks: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    gpus: int | None = None
+    python: Mapping[str, Any] = field(default_factory=dict)
+    said: str = ""
+
+    @property
+    def package(self) -> str:
+        """The version of this package there; empty if it is not installed."""
+        packages = self.python.get("packages")
+        return str(packages.get(OWN_PACKAGE, "")) if isinstance(packages, dict) else ""
+
+
+def parse_clock(lines: list[str]) -> float | None:
+    """The host's time in Unix seconds."""
+    for line in lines:
+        if line.startswith("csm-time "):
+            try:
+                return float(line.split()[1].removesuffix(".%N").removesuffix(".N"))
+            except ValueError:
+                return None
+    return None
+
+
+def probe_script(profile: Profile, phase: Phase, name: str, folder: PhaseDir, token: Path) -> str:
+    """Read `token`, write the same to a file in the host's own `folder`, and say what is there. The
+    Python is that of this phase."""
+    python = batch_script.node_python(profile)
+    code = shlex.quote(PYTHON % (list(dict.fromkeys((OWN_PACKAGE, *PACKAGES))),))
+    lines = [
+        *batch_script.strict_setup_lines(profile.setup, folder),
+        *batch_script.environment_lines(phase),
+        f"exec {python} -c {code}",
+    ]
+    seen, own = shlex.quote(str(token)), shlex.quote(str(folder.root / "seen"))
+    script = [
+        f"word=$(cat {seen})",
+        'echo "csm-sees $word"',
+        f'( umask 077; echo "$word" > {own} )',
+        f"for name in {' '.join(PROGRAMS)}; do",
+        '  command -v "$name" >/dev/null 2>&1 || echo "csm-lacks $name"',
+        "done",
+        f"for file in $(grep -lsz '^{WORD}=.*@{name}$' /proc/[0-9]*/environ); do",
+        f"  echo \"csm-job $(tr '\\0' '\\n' < $file | sed -n 's/^{WORD}=//p')\"",
+        "done",
+        "if command -v nvidia-smi >/dev/null 2>&1; then",
+        "  echo \"csm-gpus $(nvidia-smi -L | grep -c '^GPU ')\"",
+        "fi",
+        f"bash -c {shlex.quote(chr(10).join(lines))}",
+    ]
+    return "\n".join(script)
+
+
+def parse_facts(lines: list[str]) -> HostFacts:
+    """Untrusted text: what does not have the known form counts as missing."""
+    words: dict[str, list[str]] = {}
+    for line in lines:
+        key, _, rest = line.partition(" ")
+        if key.startswith("csm-"):
+            words.setdefault(key, []).append(rest.strip())
+    gpus = (words.get("csm-gpus") or [""])[-1]
+    others = [line for line in lines if line.strip() and not line.startswith("csm-")]
+    return HostFacts(
+        sees=(words.get("csm-sees") or [""])[0],
+        lacks=tuple(words.get("csm-lacks", ())),
+        jobs=tuple(dict.fromkeys(words.get("csm-job", ()))),
+        gpus=int(gpus) if gpus.isdigit() else None,
+        python=_parse_object((words.get("csm-python") or [""])[-1]),
+        said=others[-1] if others else "",
+    )
+
+
+def _parse_object(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,148 @@
+"""The shell scripts that run on a host: they start one node of a job, look at it and end it.
+
+A node's process is identified by its pid, its start time and the host's boot: the kernel reuses
+pids. All that it starts inherits a variable with a word of the job's own, by which whatever is left
+is found, in whatever session it is.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from ..evidence.run_directory import PhaseDir
+
+WORD = "CLUSTERSMOKE_HOST_JOB"
+KILL_AFTER_S = 60  # from TERM to KILL, at the time limit
+# What `look` and `cancel` print about a node: it runs; its process has ended, with a result or
+# without one; another boot of the host; its end, with what was left.
+RUNS, RESULT, GONE, REBOOTED, ENDED, LEFT = "runs", "result", "gone", "rebooted", "ended", "left"
+
+FUNCTIONS = r"""
+boot=$(cat /proc/sys/kernel/random/boot_id)
+start_of() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d ' ' -f 20; }
+state_of() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d ' ' -f 1; }
+is_same() { [ "$boot" = "$3" ] && [ "$(start_of "$1")" = "$2" ] && [ "$(state_of "$1")" != Z ]; }
+marked() {
+  for entry in $(grep -lsz "^CLUSTERSMOKE_HOST_JOB=$1\$" /proc/[0-9]*/environ); do
+    pid=${entry#/proc/}
+    pid=${pid%/environ}
+    case $(state_of "$pid") in Z|X|'') ;; *) echo "$pid" ;; esac
+  done
+}
+kill_marked() {
+  for _ in 1 2 3 4 5; do
+    pids=$(marked "$1")
+    [ -z "$pids" ] && return
+    kill -KILL $pids 2>/dev/null
+    sleep 0.1
+  done
+  for pid in $(marked "$1"); do
+    echo "left $1 $pid $(state_of "$pid") $(tr '\0' ' ' < "/proc/$pid/cmdline" | head -c 80)"
+  done
+}
+start() { # directory node time-limit word id
+  umask 077
+  own=$1/nodes/$(printf %04d "$2")
+  if mkdir "$own/start" 2>/dev/null; then
+    cd "$1/submitit" || exit
+    export CLUSTERSMOKE_HOST_JOB="$4" SUBMITIT_EXECUTOR=local SUBMITIT_LOCAL_JOB_ID="$5"
+    setsid timeout --foreground -k 60 "$3" bash "$1/batch.sh" \
+      < /dev/null >> "$1/submitit/${5}_0_log.out" 2>> "$1/submitit/${5}_0_log.err" &
+    pid=$!
+    echo "$pid $(start_of "$pid") $boot" > "$own/start/process.new"
+    mv "$own/start/process.new" "$own/start/process"
+  fi
+  for _ in 1 2 3 4 5 6 7 8 9 10; do
+    [ -e "$own/start/process" ] && break
+    sleep 0.2
+  done
+  echo "started $4 $(cat "$own/start/process")"
+}
+look() { # directory node word pid start boot
+  if is_same "$4" "$5" "$6"; then echo "runs $3"; return; fi
+  kill_marked "$3"
+  if ls "$1/nodes/$(printf %04d "$2")/result.json" >/dev/null 2>&1; then echo "result $3"
+  elif [ "$boot" != "$6" ]; then echo "rebooted $3"
+  else echo "gone $3"
+  fi
+}
+cancel() { # grace word pid start boot
+  if [ -n "$3" ] && is_same "$3" "$4" "$5"; then
+    kill -TERM "$3"
+    waits=$1
+    while [ "$waits" -gt 0 ] && is_same "$3" "$4" "$5"; do
+      sleep 0.1
+      waits=$((waits - 1))
+    done
+  fi
+  kill_marked "$2"
+  [ -z "$(marked "$2")" ] && echo "ended $2"
+}
+"""
+
+
+@dataclass(frozen=True)
+class HostProcess:
+    """A node's process on its host: pid, start time in clock ticks since boot, and the boot."""
+
+    pid: str = ""
+    start: str = ""
+    boot: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.pid}@{self.start}"
+
+
+@dataclass(frozen=True)
+class HostAnswer:
+    """A line that a script printed: what it says, of the node with which word, and more words."""
+
+    what: str
+    word: str
+    words: tuple[str, ...]
+
+    @property
+    def process(self) -> HostProcess | None:
+        """The process in an answer `started`; None if it names none."""
+        is_one = len(self.words) == 3 and all(word.isdigit() for word in self.words[:2])
+        return HostProcess(*self.words) if self.what == "started" and is_one else None
+
+
+def start_call(
+    directory: PhaseDir, node_rank: int, limit_s: float, word: str, local_id: str
+) -> str:
+    """Start the node, unless that was done before; `started WORD PID START BOOT`."""
+    return _call("start", directory.root, node_rank, f"{limit_s:.0f}", word, local_id)
+
+
+def look_call(directory: PhaseDir, node_rank: int, word: str, process: HostProcess) -> str:
+    """Whether the node still runs. Once it does not, whatever is left of it is ended."""
+    return _call("look", directory.root, node_rank, word, process.pid, process.start, process.boot)
+
+
+def cancel_call(grace_s: float, word: str, process: HostProcess | None) -> str:
+    """End the node: TERM to exactly its process, and after a while KILL to all that is left."""
+    known = process or HostProcess()
+    tenths = round(grace_s * 10)
+    return _call("cancel", tenths, word, known.pid, known.start, known.boot)
+
+
+def make_script(calls: list[str]) -> str:
+    return "\n".join([FUNCTIONS, *calls])
+
+
+def parse_answers(lines: list[str]) -> list[HostAnswer]:
+    """The answers among the lines that a script printed; other lines are the shell's errors."""
+    answers = []
+    for line in lines:
+        what, *words = line.split()[:8] or [""]
+        known = (RUNS, RESULT, GONE, REBOOTED, ENDED, LEFT, "started")
+        if what in known and words:
+            answers.append(HostAnswer(what, words[0], tuple(words[1:])))
+    return answers
+
+
+def _call(name: str, *words: object) -> str:
+    """Each in a subshell, so that one that fails does not end the others."""
+    return f"( {shlex.join([name, *map(str, words)])} )"

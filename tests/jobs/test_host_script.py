@@ -1,0 +1,143 @@
+"""The scripts that run on a host, run by this machine's own shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.evidence.process_start import start_s
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase
+from pytest_clustersmoke.jobs import host_script
+from pytest_clustersmoke.jobs.host_script import HostAnswer, HostProcess
+from tests.support.waiting import wait_for
+
+WORD = "run/small/0@host"
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def phase(tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]) -> PhaseDir:
+    """A phase whose node only waits, in a session of its own besides."""
+    directory = PhaseDir(tmp_path / "run" / "phases" / "small")
+    create_phase(directory, 1)
+    directory.submitit.mkdir()
+    lines = [f"export {leftovers[0]}=1", "setsid sleep 600 & echo $! > $0.child", "sleep 600"]
+    directory.batch_script.write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def ask(*calls: str) -> list[HostAnswer]:
+    script = host_script.make_script(list(calls))
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=30)
+    assert done.stderr == ""
+    return host_script.parse_answers(done.stdout.splitlines())
+
+
+def start(phase: PhaseDir) -> HostProcess:
+    (answer,) = ask(host_script.start_call(phase, 0, LIMIT_S, WORD, "small.0"))
+    assert answer.process is not None
+    wait_for("the node's other session", Path(f"{phase.batch_script}.child").exists)
+    return answer.process
+
+
+def look(phase: PhaseDir, process: HostProcess) -> str:
+    (answer,) = ask(host_script.look_call(phase, 0, WORD, process))
+    assert answer.word == WORD
+    return answer.what
+
+
+def cancel(process: HostProcess | None) -> str:
+    (answer,) = ask(host_script.cancel_call(1.0, WORD, process))
+    return answer.what
+
+
+def test_node_is_started_once_and_recorded(phase: PhaseDir) -> None:
+    """A start whose answer was lost is asked for again, and finds the first one."""
+    first, again = start(phase), start(phase)
+    assert first == again
+    assert int(first.start) / os.sysconf("SC_CLK_TCK") == start_s(int(first.pid))
+    record = phase.node(0) / "start" / "process"
+    assert record.read_text().split() == [first.pid, first.start, first.boot]
+    assert os.getsid(int(first.pid)) == int(first.pid)
+    assert look(phase, first) == host_script.RUNS
+    assert cancel(first) == host_script.ENDED
+
+
+def test_cancel_ends_every_session_of_the_node(
+    phase: PhaseDir, leftovers: tuple[str, Callable[[], list[str]]]
+) -> None:
+    process = start(phase)
+    assert len(leftovers[1]()) >= 2
+    assert cancel(process) == host_script.ENDED
+    assert leftovers[1]() == []
+    assert look(phase, process) == host_script.GONE
+
+
+def test_cancel_without_a_known_process_finds_the_node_by_its_word(
+    phase: PhaseDir, leftovers: tuple[str, Callable[[], list[str]]]
+) -> None:
+    start(phase)
+    assert cancel(None) == host_script.ENDED
+    assert leftovers[1]() == []
+
+
+@pytest.mark.parametrize("other", [{"start": "1"}, {"boot": "another"}])
+def test_reused_pid_is_never_ended(other: dict[str, str]) -> None:
+    """A process with the pid, but of another start or boot, is a stranger."""
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        ticks = Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        own = HostProcess(str(stranger.pid), ticks, boot)
+        process = HostProcess(own.pid, other.get("start", ticks), other.get("boot", boot))
+        assert cancel(process) == host_script.ENDED
+        assert stranger.poll() is None
+        assert cancel(own) == host_script.ENDED  # the same with its own start does end it
+        assert stranger.wait(5) != 0
+
+
+def test_what_a_killed_node_left_is_ended(
+    phase: PhaseDir, leftovers: tuple[str, Callable[[], list[str]]]
+) -> None:
+    """Its ranks run in sessions of their own; a look ends them once the node is gone."""
+    process = start(phase)
+    os.kill(int(process.pid), 9)
+    wait_for("the node's end", lambda: look(phase, process) == host_script.GONE)
+    assert leftovers[1]() == []
+
+
+def test_node_with_a_result_has_ended_well(phase: PhaseDir) -> None:
+    process = start(phase)
+    phase.node_result(0).write_text("{}")
+    assert look(phase, process) == host_script.RUNS
+    cancel(process)
+    assert look(phase, process) == host_script.RESULT
+    assert look(phase, HostProcess(process.pid, process.start, "another")) == host_script.RESULT
+
+
+def test_restarted_host_is_told_from_an_ended_node(phase: PhaseDir) -> None:
+    assert look(phase, HostProcess("1", "1", "another")) == host_script.REBOOTED
+
+
+def test_node_ends_at_its_time_limit(
+    phase: PhaseDir, leftovers: tuple[str, Callable[[], list[str]]]
+) -> None:
+    """Without any client: here after one second, as TERM ends its shell."""
+    (answer,) = ask(host_script.start_call(phase, 0, 1.0, WORD, "small.0"))
+    process = answer.process
+    assert process is not None
+    wait_for("the limit", lambda: look(phase, process) == host_script.GONE)
+
+
+def test_node_that_cannot_write_says_so(tmp_path: Path) -> None:
+    """Where the directory is missing, the answer names no process."""
+    script = host_script.start_call(PhaseDir(tmp_path / "none"), 0, LIMIT_S, WORD, "small.0")
+    done = subprocess.run(
+        ["sh", "-c", host_script.make_script([script])], capture_output=True, text=True
+    )
+    (answer,) = host_script.parse_answers(done.stdout.splitlines())
+    assert answer.process is None
+    assert "No such file or directory" in done.stderr
