@@ -143,7 +143,8 @@ def require_converted(phase: PhaseView) -> None:
     nodes=2,
     args=SIZES,
     small=SMALL,
-    needs={"bf16": True, "writes_gib": 84},  # 16 bytes for each of 5,627,060,224 parameters
+    # 16 bytes for each of 5,627,060,224 parameters.
+    needs={"bf16": True, "writes_gib": 84, "extra": "megatron"},
 )
 class TestMegatronOnTwoNodes(TrainedWithMegatron, TalkedBetweenNodes):
     """5,627,060,224 parameters, of whose optimizer each of two nodes holds half."""
