@@ -62,6 +62,16 @@ class TrainedWithMegatron(Trained, TalkedInsideNodes):
         wrong = {r: s for r, s in phase.facts("group_sizes").items() if s != expected}
         assert not rest and not wrong, f"sizes by rank: {wrong}; expected {expected}"
 
+    def test_gradients_are_in_sync(self, phase: PhaseView) -> None:
+        """Within the ranks that hold the same part of the model."""
+        require_no_stages(phase, "gradients")
+        super().test_gradients_are_in_sync(phase)
+
+    def test_ranks_train_on_their_own_data(self, phase: PhaseView) -> None:
+        """The ranks of one model share their batches, and replicas do not."""
+        require_no_stages(phase, "data")
+        super().test_ranks_train_on_their_own_data(phase)
+
     def test_sequence_is_split_with_the_tensors(self, phase: PhaseView) -> None:
         """Under sequence parallelism each tensor parallel rank keeps its part of the sequence
         between two layers. Megatron has it only with tensor parallelism."""
@@ -119,6 +129,12 @@ class TrainedWithMegatron(Trained, TalkedInsideNodes):
             f"the logits of the converted model are off by {error:.2g}, relative to all of them; "
             f"expected {most:g} at most"
         )
+
+
+def require_no_stages(phase: PhaseView, kind: str) -> None:
+    __tracebackhide__ = True
+    if phase.args["pp"] > 1:
+        raise Unmeasured(kind, "a stage of a pipeline has no pass of its own to prove")
 
 
 def require_one_stage(phase: PhaseView) -> None:

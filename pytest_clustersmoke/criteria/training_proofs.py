@@ -362,7 +362,7 @@ def check_precision(phase: PhaseResult) -> None:
         gradients = record.get("gradients")
         named = gradients.get("precision") if isinstance(gradients, dict) else None
         if not seen:
-            raise Unmeasured("precision", "the model has no torch.nn.Linear layer")
+            raise Unmeasured("precision", "the model has no linear layer")
         if DTYPES.get(str(named)) not in seen:
             fail(
                 f"the linear layers computed in {', '.join(seen)} on {phase.ranks[rank]} at step "

@@ -249,6 +249,16 @@ def test_phase_is_fit(tmp_path: Path, tp: int) -> None:
 
 
 @pytest.mark.slow
+def test_phase_of_two_stages_is_inconclusive(tmp_path: Path) -> None:
+    """It trains and nothing fails, but the gradients are not proven."""
+    files, done = run_phase(tmp_path, "--cluster-set", "megatron_2node.args.pp=2")
+    assert done.returncode == 6, done.stdout + done.stderr
+    (phase,) = files.record()["phases"]
+    assert phase["outcome"] == "passed"
+    assert "failed" not in {each["result"] for each in phase["criteria"].values()}
+
+
+@pytest.mark.slow
 def test_phase_that_cannot_be_split_is_unfit(tmp_path: Path) -> None:
     """The finding on the job says what cannot be divided."""
     files, done = run_phase(tmp_path, "--cluster-set", "megatron_2node.args.tp=3")
