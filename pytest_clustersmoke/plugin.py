@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .session.items import MARKERS, PhaseClass, phase_class, suite_of
+from .session.items import (
+    MARKERS,
+    PhaseClass,
+    PhaseSweep,
+    make_collector,
+    phase_class,
+    suite_of,
+)
 from .session.selection import ItemSelection
 
 if TYPE_CHECKING:
@@ -183,12 +190,12 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
-) -> PhaseClass | None:
+) -> PhaseClass | PhaseSweep | None:
     marks = getattr(obj, "pytestmark", ()) if isinstance(obj, type) else ()
     if any(getattr(mark, "name", "") == "phase" for mark in marks) and collector.istestclass(
         obj, name
     ):
-        return PhaseClass.from_parent(collector, name=name, obj=obj)
+        return make_collector(collector, name, obj)
     return None
 
 

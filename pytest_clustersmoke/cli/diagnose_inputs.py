@@ -1,8 +1,8 @@
 """The logs to read, from the arguments of `clustersmoke diagnose`, and their writers if known.
 
 A directory means all files below it, except hidden ones and those that are not text. In a phase
-directory of this suite only logs are read, not our own records; there the path of a log gives its
-rank and node.
+directory of this suite only logs are read, not our own records, and of several attempts those of
+the last; there the path of a log gives its rank and node.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ..config.marker import numbers_by_node
-from ..evidence.run_directory import PhaseDir, read_json
+from ..evidence.run_directory import PhaseDir, find_attempt, read_json
 from ..text import shorten
-from .log_inputs import MAX_NAMED, PHASES, SPEC, Inputs
+from .log_inputs import MAX_NAMED, NCCL, PHASES, SPEC, Inputs
 
-# Folders of logs in a phase directory; everything else is ours, or written by the program.
-LOG_FOLDERS = ("submitit", "nodes", "nccl")
+# Folders of an attempt's logs; everything else is ours, or written by the program.
+LOG_FOLDERS = ("nodes", NCCL)
 MAX_RANKS = 2**16
 OURS = (".json", ".jsonl", ".pkl", ".sh")
 
@@ -62,7 +62,7 @@ class LogInputs:
 
 def _add_logs(inputs: Inputs, path: Path) -> list[str]:
     """Add the logs of a directory; returns their names."""
-    phases = [path] if (path / SPEC).is_file() else _phases(path)
+    phases = [path] if find_attempt(path).spec.is_file() else _phases(path)
     if len(phases) > 1:
         names = shorten(list(map(str, phases)), MAX_NAMED)
         reason = f"contains the logs of {len(phases)} jobs; name the directory of one: {names}"
@@ -84,9 +84,11 @@ def _phases(path: Path) -> list[Path]:
 
 
 def _logs(phase: Path, walk: Callable[[Path], Iterator[Path]]) -> Iterator[Path]:
-    for folder in LOG_FOLDERS:
-        if (phase / folder).is_dir():
-            yield from (file for file in walk(phase / folder) if file.suffix not in OURS)
+    asked = find_attempt(phase)
+    attempt = asked if asked.attempt else asked.newest
+    for folder in (attempt.submitit, *(attempt.start / name for name in LOG_FOLDERS)):
+        if folder.is_dir():
+            yield from (file for file in walk(folder) if file.suffix not in OURS)
 
 
 def _writer(path: Path) -> tuple[str, int | None, bool]:
@@ -100,7 +102,7 @@ def _writer(path: Path) -> tuple[str, int | None, bool]:
         folder, number = parts[at - 1], parts[at]
         if folder not in ("nodes", "nccl") or not number.isdigit():
             continue
-        phase = PhaseDir(Path(*parts[: at - 1]))
+        phase = find_attempt(Path(*parts[: at - 1]))
         spec = _read_once(phase.spec)
         if spec is None:
             continue
@@ -112,7 +114,7 @@ def _writer(path: Path) -> tuple[str, int | None, bool]:
             if logs and isinstance(ranks_per_node, int) and numbers_by_node(spec)
             else None
         )
-        survived = rank is not None and rank in _survivors(phase.root)
+        survived = rank is not None and rank in _survivors(phase)
         return host if isinstance(host, str) else "", rank, survived
     return "", None, False
 
@@ -124,22 +126,20 @@ def _read_once(path: Path) -> Mapping[str, Any] | None:
 
 
 @lru_cache(maxsize=1)
-def _survivors(phase: Path) -> frozenset[int]:
-    """The ranks of a phase that finished well; none if its records are not usable."""
+def _survivors(directory: PhaseDir) -> frozenset[int]:
+    """The ranks of an attempt that finished well; none if its records are not usable."""
     from ..diagnose.failure_evidence import FailureEvidence
     from ..evidence.phase_result import collect_phase
 
-    directory = PhaseDir(phase)
     spec = _read_once(directory.spec) or {}
     nodes, ranks_per_node = spec.get("nodes"), spec.get("ranks_per_node")
     if (
         type(nodes) is not int
         or type(ranks_per_node) is not int
         or not 0 < nodes * ranks_per_node <= MAX_RANKS
+        or not isinstance(spec.get("phase"), str)
     ):
         return frozenset()
-    return (
-        FailureEvidence(collect_phase(directory)).survivors
-        if isinstance(spec.get("phase"), str)
-        else frozenset()
-    )
+    last = collect_phase(directory)
+    attempts = {result.directory: result for result in (*last.earlier, last)}
+    return FailureEvidence(attempts[directory]).survivors if directory in attempts else frozenset()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..evidence.run_directory import PhaseDir, find_attempt
 from ..text import near, shorten
 
 STDIN = "-"
@@ -109,7 +110,7 @@ class Inputs:
 
 def _add_nccl_logs(inputs: Inputs, path: Path) -> None:
     phases = [path] if _is_phase(path) else sorted(filter(_is_phase, _children(path / PHASES)))
-    tops = [phase / NCCL for phase in phases] or [path]
+    tops = [PhaseDir(phase).newest.start / NCCL for phase in phases] or [path]
     files = {top: list(inputs.walk(top)) for top in tops}
     filled = [top for top in tops if files[top]]
     if len(filled) > 1:
@@ -145,7 +146,7 @@ def _scope(path: Path) -> str:
     """The node's directory name, for a log in a run directory; else empty."""
     folder = path.absolute().parent
     above = folder.parent
-    if above.name == NCCL and folder.name.isdigit() and (above.parent / SPEC).is_file():
+    if above.name == NCCL and folder.name.isdigit() and find_attempt(above.parent).spec.is_file():
         return folder.name
     return ""
 

@@ -244,6 +244,9 @@ Version = Annotated[Line, WithJsonSchema({"type": ["string", "number"]})]
 _ARGUMENT_FORM = "letters, digits and `_`, starting with a letter"
 ArgumentName = Annotated[str, valid_name("an argument", r"[A-Za-z][A-Za-z0-9_]*", _ARGUMENT_FORM)]
 Argument = Annotated[Scalar | None, PlainValidator(_argument), WithJsonSchema(_SCALAR_SCHEMA)]
+SweptValue = Annotated[
+    Scalar, PlainValidator(_argument), WithJsonSchema({"type": ["string", "number", "boolean"]})
+]
 Lower = Annotated[float, PlainValidator(_lower), _PERCENT_SCHEMA]
 Upper = Annotated[float, PlainValidator(_upper), _PERCENT_SCHEMA]
 Day = Annotated[

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..text import Problem, near
+from .sweep import Point, Sweep, find_mistake, label, list_points
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 MARKER_KEYS = (
@@ -22,6 +23,7 @@ MARKER_KEYS = (
     "launcher",
     "after",
     "resume",
+    "sweep",
     "needs",
 )
 # What starts the ranks on the nodes: node/launchers.py.
@@ -65,7 +67,21 @@ class Marked:
     needs: Needs = Needs()
     launcher: LauncherName = TORCHRUN
     after: str = ""  # the phase whose job must have passed before
-    resume: int = 0  # steps before it stops, saves, and goes on in new processes
+    # Steps before it stops, saves, and goes on in new processes; True: where the scheduler asks.
+    resume: int = 0
+    base: str = ""  # the phase that a sweep makes this one from, and
+    point: Point = field(default_factory=dict)  # the values of its arguments
+    points: Sequence[str] = ()  # the names of all that the sweep makes
+
+    @property
+    def entry(self) -> str:
+        """The name under which a profile has it."""
+        return self.base or self.name
+
+    def at(self, point: Point, sweep: Sweep) -> Marked:
+        """The phase at one point of its sweep."""
+        name, *points = (f"{self.name}-{label(each)}" for each in (point, *list_points(sweep)))
+        return replace(self, name=name, base=self.name, point=dict(point), points=points)
 
     @property
     def size_mark(self) -> str:
@@ -149,11 +165,15 @@ def _check_values(kwargs: Mapping[str, Any], name: Any, where: str) -> list[Prob
             Problem(f"after={after!r} of phase {name!r} is not valid", where, "a phase's name")
         )
     resume = kwargs.get("resume", 0)
-    if type(resume) is not int or resume < 0:
-        expected = "a number of steps, or 0"
+    if not isinstance(resume, int) or resume < 0:
+        expected = "a number of steps, True or 0"
         problems.append(
             Problem(f"resume={resume!r} of phase {name!r} is not valid", where, expected)
         )
+    mistake = find_mistake(kwargs.get("sweep", {}))
+    if mistake is not None:
+        what, expected = mistake
+        problems.append(Problem(f"sweep of phase {name!r} {what}", where, expected))
     for key in ("nodes", "gpus_per_node", "timeout_s"):
         value = kwargs.get(key, 1)
         kinds = (int, float) if key == "timeout_s" else (int,)

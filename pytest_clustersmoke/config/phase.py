@@ -102,10 +102,13 @@ class Phase:
     small: Mapping[str, Sourced] = field(default_factory=dict)  # arguments that train in seconds
     launcher: Sourced = Sourced(TORCHRUN, DEFAULT)
     after: Sourced = Sourced("", DEFAULT)  # the phase whose job must have passed before
-    resume: Sourced = Sourced(0, DEFAULT)  # steps before it stops and is resumed; 0: it does not
+    # Steps before it stops and is resumed; True: where the scheduler asks; 0: it does not.
+    resume: Sourced = Sourced(0, DEFAULT)
     proof: Sourced = Sourced("sampled", DEFAULT)
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
     writes_gib: float = 0.0  # its checkpoint
+    base: str = ""  # the phase that a sweep makes this one from, and
+    point: Mapping[str, Any] = field(default_factory=dict)  # the arguments that differ from its own
     staged: Staged | None = None  # set only by --cluster-prove
     trace: Trace | None = None  # set only by --cluster-trace
 
@@ -114,11 +117,18 @@ class Phase:
         return int(self.nodes.value) * int(self.gpus_per_node.value)
 
     @property
+    def entry(self) -> str:
+        """The name under which a profile has it."""
+        return self.base or self.name
+
+    @property
     def resized(self) -> tuple[str, ...]:
-        """The sizes and resources that --cluster-set changed; a reference holds for none of it."""
+        """The sizes and resources that --cluster-set or a sweep changed; a reference holds for none
+        of it."""
         sizes = {"nodes": self.nodes, "gpus_per_node": self.gpus_per_node, "resume": self.resume}
         sizes |= {f"args.{name}": value for name, value in self.args.items()}
-        return tuple(name for name, value in sizes.items() if value.source == COMMAND_LINE)
+        changed = [name for name, value in sizes.items() if value.source == COMMAND_LINE]
+        return (*changed, *(f"args.{name}" for name in self.point))
 
     @property
     def size_mark(self) -> str:
@@ -202,12 +212,13 @@ def _check_setting(setting: Setting, profile: Profile) -> list[Problem]:
 
 def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Phase:
     """The phase with the profile and the `--cluster-set` settings applied."""
-    name, chosen = marked.name, profile.phases[marked.name]
-    here = ("phases", name)
+    chosen = profile.phases[marked.entry]
+    here = ("phases", marked.entry)
     args = {key: Sourced(value, marked.where) for key, value in marked.args.items()}
     small = {key: Sourced(value, f"{marked.where}: small") for key, value in marked.small.items()}
     phase = Phase(
-        name=name,
+        name=marked.name,
+        base=marked.base,
         where=marked.where,
         script=marked.script,
         nodes=Sourced(marked.nodes, marked.where),
@@ -233,7 +244,7 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
         phase = replace(phase, writes_gib=chosen.writes_gib)
     settings = list(settings)
     for target, key, inner, value in settings:
-        if target == name and key != "env":
+        if target == marked.entry and key != "env":
             phase = _override(phase, key, inner, value)
     nodes_block = "multi_node" if phase.nodes.value > 1 else "single_node"
     for path, block in (
@@ -243,11 +254,21 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
     ):
         phase = _with_env(phase, profile, path, block)
     for target, key, inner, value in settings:
-        if target == name and key == "env":
+        if target == marked.entry and key == "env":
             phase = _override(phase, "env_set", inner, value)
             kept = {key: value for key, value in phase.env_unset.items() if key != inner}
             phase = replace(phase, env_unset=kept)
-    return _end_before_job(phase)
+    return _end_before_job(_at_point(phase, marked, profile))
+
+
+def _at_point(phase: Phase, marked: Marked, profile: Profile) -> Phase:
+    """The phase with the arguments of its point; `point` keeps those that it did not have."""
+    in_profile = profile.phases[marked.entry].sweep is not None
+    source = profile.where("phases", marked.entry, "sweep") if in_profile else marked.where
+    before = {name: value.value for name, value in phase.args.items()}
+    args = {name: Sourced(value, f"{source}: sweep") for name, value in marked.point.items()}
+    changed = {name: value for name, value in marked.point.items() if before.get(name) != value}
+    return replace(phase, args={**phase.args, **args}, point=changed)
 
 
 def _end_before_job(phase: Phase) -> Phase:
@@ -310,12 +331,12 @@ def explain_absence(marked: Marked, profile: Profile) -> str:
         why = f"it needs {marked.nodes} nodes, and {profile.name} has {profile.hardware.nodes}"
     else:
         why = "its profile does not list it under `phases`"
-    return f"{marked.name} does not run on {profile.name}: {why}"
+    return f"{marked.entry} does not run on {profile.name}: {why}"
 
 
 def find_undefined(marked: Iterable[Marked], profile: Profile) -> list[str]:
     """Phases that the profile lists but no test defines, each in one sentence."""
-    names = {marker.name for marker in marked}
+    names = {marker.entry for marker in marked}
     return [
         f"{profile.name} lists the phase {name}, but no collected test defines it"
         + (f"; {hint}" if (hint := near(name, names - profile.phases.keys())) else "")
@@ -405,8 +426,9 @@ def resolve_all(
     named in `uncollected`.
     """
     problems: dict[str, list[Problem]] = defaultdict(list)
-    listed = {marker.name: marker for marker in marked if marker.name in profile.phases}
-    names = {*listed, *uncollected}
+    listed = [marker for marker in marked if marker.entry in profile.phases]
+    swept = {marker.entry: marker.point for marker in listed}
+    names = {*swept, *uncollected}
     settings = []
     for text in texts:
         try:
@@ -417,10 +439,13 @@ def resolve_all(
         target = setting[0]
         if target not in names:
             what = f"no collected phase `{target}` runs on {profile.name}"
-            expected = f"one of {', '.join(listed) or 'none'}"
+            expected = f"one of {', '.join(swept) or 'none'}"
             problems[""].append(Problem(what, COMMAND_LINE, expected, near(target, names)))
         mistakes = _check_setting(setting, profile)
+        if setting[1] == "args" and setting[2] in swept.get(target, ()):
+            what = f"{text!r} sets an argument that phase `{target}` sweeps"
+            mistakes.append(Problem(what, COMMAND_LINE, "an argument that it does not sweep"))
         problems[target if target in names else ""] += mistakes
         settings += [] if mistakes else [setting]
-    phases = {name: resolve(marker, profile, settings) for name, marker in listed.items()}
+    phases = {marker.name: resolve(marker, profile, settings) for marker in listed}
     return phases, problems

@@ -24,6 +24,7 @@ from . import field_types as f
 from .marker import LauncherName
 from .metrics import METRICS
 from .sbatch_options import Options, normalize_option
+from .sweep import Sweep, find_mistake
 from .waivers import Known
 from .yaml_source import Reading, Route, Source
 
@@ -191,10 +192,15 @@ class PhaseSettings(f.Section):
         default=None,
         description="steps to be proven besides the first and the last, drawn at random (3)",
     )
-    resume: f.Count | Literal[0] | None = Field(
+    resume: f.Count | Literal[0] | bool | None = Field(
         default=None,
-        description="steps after which the phase stops, saves, and goes on in new processes; 0: "
-        "it does not stop",
+        description="steps after which the phase stops, saves, and goes on in new processes; "
+        "true: only where the scheduler asks it to; 0: it does not stop",
+    )
+    sweep: dict[f.ArgumentName, tuple[f.SweptValue, ...]] | None = Field(
+        default=None,
+        description="values of arguments: one phase for each combination, all as one job array; "
+        "{} drops the marker's",
     )
     writes_gib: f.Seconds | None = Field(
         default=None, description="GiB that the phase writes; `shared_dir` must have room for them"
@@ -207,6 +213,14 @@ class PhaseSettings(f.Section):
     stage_limits_s: _StageLimits = Field(
         default={}, description="as for the cluster, for this phase"
     )
+
+    @field_validator("sweep")
+    @classmethod
+    def _has_points(cls, sweep: Sweep | None) -> Sweep | None:
+        mistake = find_mistake(sweep or {})
+        if mistake is not None:
+            raise f.misfit(mistake[1], what=f"{{key}} {mistake[0]}")
+        return sweep
 
     @field_validator("nodes", "gpus_per_node")
     @classmethod

@@ -295,23 +295,27 @@ def check_data(phase: PhaseResult) -> None:
     records = phase.events("losses")
     losses = {rank: parse_numbers(event.get("local_first")) for rank, event in records.items()}
     steps = min(map(len, losses.values()), default=0)
-    if len(losses) != phase.world_size or steps < FEWEST_LOCAL_LOSSES:
+    complete = len(losses) == phase.world_size
+    models = _group_models(records)
+    if shared := [ranks for ranks in models if len(ranks) > 1]:
+        _check_shared_batches(phase, shared)
+    if complete and len(models) < 2:
+        pytest.skip("the model is split over all ranks, which share each batch")
+    own = [losses[ranks[0]] for ranks in models]
+    if complete and not all(_alike(step) for step in zip(*own, strict=False)):
+        return
+    if not complete or steps < FEWEST_LOCAL_LOSSES:
         raise Unmeasured(
             "data",
             f"not every rank recorded a loss of its own in {FEWEST_LOCAL_LOSSES} steps or more; "
             "step.record(loss=...) needs the rank's own",
         )
-    models = _group_models(records)
-    _check_shared_batches(phase, [ranks for ranks in models if len(ranks) > 1])
-    if len(models) < 2:
-        pytest.skip("the model is split over all ranks, which share each batch")
-    if all(_alike(step) for step in zip(*(losses[ranks[0]] for ranks in models), strict=False)):
-        fail(
-            f"the data is not sharded: the local losses of all {phase.world_size} ranks are "
-            f"identical in each of {steps} steps; expected a different share of the data on "
-            "each rank (DistributedSampler, or a seed that depends on rank.rank), and in "
-            "step.record the rank's own loss, not an average over the ranks"
-        )
+    fail(
+        f"the data is not sharded: the local losses of all {phase.world_size} ranks are "
+        f"identical in each of {steps} steps; expected a different share of the data on "
+        "each rank (DistributedSampler, or a seed that depends on rank.rank), and in "
+        "step.record the rank's own loss, not an average over the ranks"
+    )
 
 
 def _group_models(records: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
@@ -329,7 +333,7 @@ def _check_shared_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -
     it, since each is computed by all of them."""
     __tracebackhide__ = True
     proofs = list_proofs(phase)
-    if models and not proofs:
+    if not proofs:
         raise Unmeasured("data", NO_PROOF)
     for step, records in proofs.items():
         require_all_ranks(phase, records, f"the proof of step {step}")

@@ -89,6 +89,11 @@ class PhaseResult:
         return str(self.spec["phase"])
 
     @property
+    def entry(self) -> str:
+        """The name under which a profile has it: of all points of a sweep, the phase's."""
+        return parse_text(self.spec.get("entry")) or self.name
+
+    @property
     def outcome(self) -> str:
         return parse_text(self.job.get("outcome")) or "lost"
 
@@ -300,14 +305,13 @@ def with_bounds(
 ) -> PhaseResult:
     """The same result with the profile's bounds for the phase: references, expectations and, with
     `report_dir`, its past runs."""
+    expect = profile.expect.get(result.entry)
     return replace(
         result,
-        references=dict(profile.references.get(result.name, {})),
+        references=dict(profile.references.get(result.entry, {})),
         resized=tuple(parse_texts(result.spec.get("resized"))),
-        expect=profile.expect.get(result.name),
-        earlier=tuple(
-            replace(attempt, expect=profile.expect.get(result.name)) for attempt in result.earlier
-        ),
+        expect=expect,
+        earlier=tuple(replace(attempt, expect=expect) for attempt in result.earlier),
         past=_make_past_runs(result.directory, profile, report_dir) if report_dir else None,
     )
 

@@ -7,7 +7,7 @@
     phases/<phase>/                  of a rerun, phases/<phase>.confirm<N>/
         spec.json                    the job as plain data; written before it is submitted
         preflight.txt                the scheduler's answer before the job was submitted
-        batch.sh, submitit/          the batch script; submitit's files
+        batch.sh, submitit/, array/  the batch script; submitit's files; of an array of phases
         setup_failed                 the setup line that failed, if one did
         claim.<node>                 created with O_EXCL by the node that starts: at most once
         started_again                written by a later start, which found the claim and ended
@@ -152,6 +152,12 @@ class PhaseDir:
         return self.root / "submitit"
 
     @property
+    def array(self) -> Path:
+        """What Slurm reads and writes of an array of phases, in the first of them: its batch
+        script, and a link to the `submitit` of each, by its number in the array."""
+        return self.root / "array"
+
+    @property
     def setup_failed(self) -> Path:
         return self.root / "setup_failed"
 
@@ -254,6 +260,13 @@ class PhaseDir:
 
     def build(self, node_rank: int | str) -> Path:
         return self.start / "build" / f"{node_rank:0>4}"
+
+
+def find_attempt(start: Path) -> PhaseDir:
+    """The attempt that writes its files in `start`, as far as the path shows."""
+    if start.parent.name == "attempts" and ATTEMPT.fullmatch(start.name):
+        return PhaseDir(start.parent.parent, int(start.name))
+    return PhaseDir(start)
 
 
 def place_of_rank(folder: str, environ: Mapping[str, str]) -> PhaseDir:

@@ -10,9 +10,9 @@ slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..config.phase import Phase
 from ..config.profile import Profile
@@ -20,7 +20,7 @@ from ..evidence.run_directory import PhaseDir
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from ..evidence.transport_rule import TransportRule
 
-__all__ = ["Backend", "JobState", "Refused", "make_backend", "make_spec"]
+__all__ = ["ArrayBackend", "Backend", "JobState", "Refused", "make_backend", "make_spec"]
 
 
 class Refused(Exception):
@@ -69,6 +69,17 @@ class Backend(Protocol):
         """The exact batch script, for the dry run and the report."""
 
 
+@runtime_checkable
+class ArrayBackend(Protocol):
+    """A backend that can start several phases as one job array."""
+
+    def submit_array(
+        self, jobs: Sequence[tuple[Phase, PhaseDir]], at_once: int, after: str = ""
+    ) -> list[str]:
+        """Start a job for each of these phases, which differ in their arguments only, at most
+        `at_once` of them at a time; return their ids. Raises Refused."""
+
+
 def make_backend(profile: Profile, environ: Mapping[str, str], here: bool = False) -> Backend:
     """Make the profile's backend. `environ`: the user's environment, with the lab's SLURM_CONF;
     `here`: in the allocation that it names."""
@@ -90,11 +101,12 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
     fault = {"fault": phase.staged.as_spec()} if phase.staged else {}
     trace = {"trace": phase.trace.as_spec()} if phase.trace else {}
     resume = {"resume": phase.resume.value} if phase.resume.value and not phase.staged else {}
-    between = TransportRule.of(profile.expect.get(phase.name), inside=False)
+    between = TransportRule.of(profile.expect.get(phase.entry), inside=False)
     return {
         "schema": 1,
         "run_id": run_id,
         "phase": phase.name,
+        "entry": phase.entry,
         "phase_dir": str(directory),
         "backend": profile.backend,
         "nodes": phase.nodes.value,

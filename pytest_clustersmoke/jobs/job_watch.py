@@ -38,6 +38,8 @@ VERDICT_GRACE_S = 6.0
 # then sinfo may show that node in service again.
 NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
+# Why a task of an array is pending while as many of them run as may run at a time.
+TURN = "JobArrayTaskLimit"
 MAX_LINES = 100_000  # of each of the job's own logs; ranks do not write there
 MAX_MESSAGES = 256
 
@@ -125,6 +127,8 @@ class WatchedJob:
         # A running job that is pending again was requeued; Slurm restarts it minutes later.
         requeued = was_running and state.kind == "pending" and state.raw != "CONFIGURING"
         self.state, self.unknown_since = state, None
+        if state.reason == TURN:
+            self.submitted_at = time.monotonic()  # the queue's limit counts from then
         if requeued and self._asked_for_requeue():
             self._await_restart()
             return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,25 @@ class SlurmBackend:
         self._client = SlurmClient(environ)
 
     def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
-        executor = self._executor(phase, directory)
-        if after:
-            # Without the second option the job would stay in the queue if the other one failed.
-            order = {"dependency": f"afterok:{after}", "kill_on_invalid_dep": "yes"}
-            executor.parameters["additional_parameters"] |= order
-        job = executor.submit(run_node, str(directory.spec))
+        job = self._executor(phase, directory, after).submit(run_node, str(directory.spec))
         return str(job.job_id)
+
+    def submit_array(
+        self, jobs: Sequence[tuple[Phase, PhaseDir]], at_once: int, after: str = ""
+    ) -> list[str]:
+        executors = [self._executor(phase, directory, after) for phase, directory in jobs]
+        scripts = [executor.write_script() for executor in executors]
+        array = jobs[0][1].array
+        array.mkdir(mode=0o700)
+        for index, (_, directory) in enumerate(jobs):
+            (array / str(index)).symlink_to(directory.submitit)
+        path = array / "batch.sh"
+        write_atomically(path, _array_script(scripts, array, at_once))
+        array_id = self._client.submit(path, job_name(*jobs[0]))
+        for index, (executor, (_, directory)) in enumerate(zip(executors, jobs, strict=True)):
+            executor.job_id = f"{array_id}_{index}"
+            executor.submit(run_node, str(directory.spec))  # for the task, which waits for it
+        return [executor.job_id for executor in executors]
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         return self._client.job_states(job_ids)
@@ -58,7 +71,7 @@ class SlurmBackend:
         executor = self._executor(phase, directory)
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
-    def _executor(self, phase: Phase, directory: PhaseDir) -> _Sbatch:
+    def _executor(self, phase: Phase, directory: PhaseDir, after: str = "") -> _Sbatch:
         executor = _Sbatch(
             directory, self._client, batch_script.python_command(phase, self._profile)
         )
@@ -72,12 +85,15 @@ class SlurmBackend:
         if cpus is not None:
             srun_args.append(f"--cpus-per-task={cpus}")  # srun does not inherit it since 22.05
             options["cpus_per_task"] = cpus
+        if after:
+            # Without the second option the job would stay in the queue if the other one failed.
+            options |= {"dependency": f"afterok:{after}", "kill_on_invalid_dep": "yes"}
         if self._profile.hardware.gpu != "none":
             options["gpus_per_node"] = phase.gpus_per_node.value
         run_id = directory.root.parent.parent.name
         executor.update_parameters(
             job_name=job_name(phase, directory),
-            comment=f"clustersmoke run={run_id} phase={phase.name}",
+            comment=f"clustersmoke run={run_id} phase={phase.entry}",
             nodes=phase.nodes.value,
             ntasks_per_node=1,
             setup=batch_script.strict_setup_lines(
@@ -102,13 +118,45 @@ class SlurmBackend:
 
 
 def job_name(phase: Phase, directory: PhaseDir) -> str:
-    """A name with run and phase, so that squeue alone finds any job of ours."""
-    return f"clustersmoke-{directory.root.parent.parent.name}-{phase.name}"
+    """A name with run and phase, so that squeue alone finds any job of ours. An array has one name
+    for all points of a sweep."""
+    return f"clustersmoke-{directory.root.parent.parent.name}-{phase.entry}"
+
+
+def _array_script(scripts: Sequence[Path], array: Path, at_once: int) -> str:
+    """A batch script whose task N runs the Nth of these scripts, with the options of the first.
+    What Slurm itself says of a task goes where that script's output goes."""
+    own = ("#SBATCH --output=", "#SBATCH --error=")
+    options = [
+        line
+        for line in scripts[0].read_text(encoding="utf-8").splitlines()
+        if line.startswith("#SBATCH ") and not line.startswith(own)
+    ]
+    logs = [
+        f"{option}{shlex.quote(f'{array}/%a/%j_0_log.{kind}')}"
+        for option, kind in zip(own, ("out", "err"), strict=True)
+    ]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *options,
+            *logs,
+            f"#SBATCH --array=0-{len(scripts) - 1}%{at_once}",
+            "scripts=(",
+            *(shlex.quote(str(script)) for script in scripts),
+            ")",
+            'exec bash "${scripts[$SLURM_ARRAY_TASK_ID]}"',
+            "",
+        ]
+    )
 
 
 class _Sbatch(SlurmExecutor):
     """submitit's executor with three differences: it needs no srun on this machine, so that a dry
-    run works anywhere; it requests no early signal; and `SlurmClient` runs sbatch."""
+    run works anywhere; it requests no early signal; and `SlurmClient` runs sbatch, unless the job
+    has an id already, as a task of an array has."""
+
+    job_id = ""
 
     def __init__(self, directory: PhaseDir, client: SlurmClient, python: str) -> None:
         self._directory = directory
@@ -126,10 +174,14 @@ class _Sbatch(SlurmExecutor):
         lines = text.splitlines(keepends=True)
         return "".join(line for line in lines if not line.startswith(SUBMITIT_SIGNAL))
 
-    def _submit_command(self, command: str) -> SlurmJob[Any]:
+    def write_script(self) -> Path:
         path = self._directory.batch_script
         Path(self.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, self._make_submission_file_text(command, ""))
-        job_id = self._client.submit(path, str(self.parameters["job_name"]))
+        write_atomically(path, self._make_submission_file_text(self._submitit_command_str, ""))
+        return path
+
+    def _submit_command(self, command: str) -> SlurmJob[Any]:
+        if not self.job_id:
+            self.job_id = self._client.submit(self.write_script(), str(self.parameters["job_name"]))
         tasks = list(range(self._num_tasks()))
-        return SlurmJob(folder=self.folder, job_id=job_id, tasks=tasks)
+        return SlurmJob(folder=self.folder, job_id=self.job_id, tasks=tasks)

@@ -228,7 +228,8 @@ class SlurmClient:
         return states
 
     def _squeue(self, jobs: list[str]) -> dict[str, JobState]:
-        fields = ("-o", slurm_jobs.SQUEUE_FIELDS, "-j", ",".join(jobs))
+        # -r: a line for each task of an array
+        fields = ("-r", "-o", slurm_jobs.SQUEUE_FIELDS, "-j", ",".join(jobs))
         answer = self.run("squeue", "-h", "-a", "-t", "all", *fields)
         if answer.returncode != 0 and "Invalid job id" not in answer.stderr:
             raise SlurmUnavailable(answer.stderr)

@@ -43,7 +43,7 @@ class PhaseContext:
     def rules(self) -> list[TransportRule]:
         """What NCCL is expected to use, inside nodes and between them, where ranks have peers;
         empty if nothing is expected or NCCL does not run."""
-        expect = self.profile.expect.get(self.phase.name)
+        expect = self.profile.expect.get(self.phase.entry)
         if expect is None or not self.runs_nccl:
             return []
         nodes, ranks = int(self.phase.nodes.value), int(self.phase.gpus_per_node.value)
@@ -158,7 +158,7 @@ def remark_on_contradictions(
                 for name in contradiction.names
             )
             verb = "rules" if len(contradiction.names) == 1 else "rule"
-            where = context.profile.where("expect", context.phase.name, contradiction.key)
+            where = context.profile.where("expect", context.phase.entry, contradiction.key)
             text = (
                 f"{values} {verb} out everything that is expected: {contradiction.expected} "
                 f"({where})"
@@ -173,7 +173,7 @@ def _to_problem(context: PhaseContext, contradiction: Contradiction) -> Problem:
         f" with {name}={show_value(str(variables[name].value))} ({variables[name].source})"
         for name in more
     )
-    name = context.phase.name
+    name = context.phase.entry
     todo = f"change {' or '.join(contradiction.names)}, or `expect.{name}.{contradiction.key}`"
     if first == "NCCL_IB_DISABLE":
         todo += "; a plugin's InfiniBand has its own name, such as `NET/IBext*`"

@@ -52,7 +52,8 @@ class RankEnvironment:
     proof_steps: int = PROOF_STEPS
     proof: str = SAMPLED
     trace: TraceOrder | None = None
-    resume: int = 0  # steps after which the first attempt stops; 0: it does not
+    # Steps after which the first attempt stops; True: where the scheduler asks; 0: it does not.
+    resume: int = 0
 
 
 def read_rank_environment() -> RankEnvironment:
@@ -78,7 +79,7 @@ def read_rank_environment() -> RankEnvironment:
         proof_steps=int(spec.get("proof_steps", PROOF_STEPS)),
         proof=str(spec.get("proof", SAMPLED)),
         trace=_read_trace(spec, phase_dir) if phase_dir else None,
-        resume=int(spec.get("resume", 0)),
+        resume=spec.get("resume", 0),
     )
 
 

@@ -33,7 +33,8 @@ class Resume:
         directory = environment.phase_dir
         self._attempt = directory.attempt if directory is not None else 0
         self._rank, self._world_size = environment.rank, environment.world_size
-        self._planned = environment.resume
+        self._may_stop = bool(environment.resume)
+        self._planned = 0 if environment.resume is True else environment.resume
         self._stop_file: Path | None = None
         if directory is not None:
             self._stop_file = directory.stop_asked(environment.node_rank)
@@ -63,7 +64,7 @@ class Resume:
 
     def may_stop(self, step: int) -> bool:
         """Whether the ranks must `agree` before this step."""
-        return bool(self._planned) and step >= self._agree_at and step > self.first
+        return self._may_stop and step >= self._agree_at and step > self.first
 
     def agree(self, step: int, device: str) -> bool:
         """Whether the scheduler will end the job soon, and all ranks stop before this step. They

@@ -21,6 +21,7 @@ from ..config.phase import (
     resolve_all,
 )
 from ..config.profile import Profile
+from ..config.sweep import Sweep
 from ..report.acknowledgements import Acknowledgements
 from ..text import Problem, UsageProblems
 from .items import Mistakes, PhaseClass, phase_class, phase_classes
@@ -79,7 +80,7 @@ class PhaseCollection:
                 cls.add_marker(phases[marked.name].size_mark)
         self.absences = [
             explain_absence(marked, self.profile)
-            for marked in markers.values()
+            for marked in {marked.entry: marked for marked in markers.values()}.values()
             if marked.name not in phases
         ]
         if whole:
@@ -125,6 +126,19 @@ class PhaseCollection:
         problems = [*mistakes, *self._input_problems(phases), *self._unjudged_stops(phases)]
         return [*problems, *untraceable, *self._preflight(phases)]
 
+    def sweep_of(self, phase: str) -> Sweep | None:
+        """The sweep that the profile has for a phase; None if it has none."""
+        settings = self.profile.phases.get(phase)
+        return settings.sweep if settings is not None else None
+
+    @property
+    def phases_of_cluster(self) -> list[str]:
+        """The phases that the profile lists, in its order; the points of a sweep in place of the
+        phase."""
+        points = {marked.entry: marked.points for marked in self.markers}
+        names = (points.get(entry) or [entry] for entry in self.profile.phases)
+        return list(chain.from_iterable(names))
+
     def _unjudged_stops(self, phases: Iterable[Phase]) -> Iterator[Problem]:
         """Phases that stop and are resumed, whose criteria would judge the last attempt alone."""
         classes = {name: cls for cls, name in self.names.items()}
@@ -146,7 +160,7 @@ class PhaseCollection:
 
     def _input_problems(self, phases: Sequence[Phase]) -> list[Problem]:
         """Mistakes in --cluster-set and `known` that concern these phases, or no phase."""
-        names = ["", *(phase.name for phase in phases)]
+        names = ["", *dict.fromkeys(name for phase in phases for name in (phase.entry, phase.name))]
         criteria = {name: cls.criteria_names for cls, name in self.names.items()}
         return [
             *check_order(phases, self._known_names()),
@@ -160,7 +174,7 @@ class PhaseCollection:
         names = {*self.profile.phases, *(marked.name for marked in self.markers)}
         if not is_whole(self.config):
             names |= {marked.after for marked in self.markers}
-        return names
+        return names - {marked.base for marked in self.markers}
 
     def scheduler_environ(self) -> tuple[Mapping[str, str], list[Problem]]:
         """The environment for the scheduler's commands, with SLURM_CONF for a lab profile, and the

@@ -6,17 +6,19 @@ import inspect
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from ..config.marker import Marked
+from ..config.sweep import Point, Sweep, find_mistake, label, list_points
 from ..text import Problem
 
 MARKERS = (
     "phase(name, script, nodes=1, gpus_per_node=1, args={}, small={}, timeout_s=3600, "
-    'launcher="torchrun", after="", resume=0, needs={}): '
+    'launcher="torchrun", after="", resume=0, sweep={}, needs={}): '
     "one training job; the class's tests are its criteria",
     "detects(fault, ..., required=True): a criterion that must (or, with False, may) turn red "
     "when --cluster-prove stages one of these faults",
@@ -52,10 +54,34 @@ class _FailureText(TerminalRepr):
 
 
 class PhaseClass(pytest.Class):
-    """A class marked `@pytest.mark.phase(...)`: its job comes first, then its criteria."""
+    """A class marked `@pytest.mark.phase(...)`: its job comes first, then its criteria.
+    If the phase is swept, there is one for each point, in a `PhaseSweep`."""
 
+    point: Point = MappingProxyType({})
     job: JobItem
     criteria: Sequence[pytest.Item | pytest.Collector] = ()  # all of them, whatever is selected
+
+    @property
+    def sweep(self) -> Sweep:
+        """The sweep of the profile or of the marker; empty if the marker's has a mistake, which is
+        reported later. A proof stages faults in the phase as it is without."""
+        suite, _ = suite_of(self.config), self.obj  # pytest reads a class's markers with it
+        if self.config.getoption("--cluster-prove"):
+            return {}
+        name = next(iter(self.marker.args), "")
+        chosen = suite.sweep_of(name) if suite is not None else None
+        sweep = self.marker.kwargs.get("sweep", {}) if chosen is None else chosen
+        return {} if find_mistake(sweep) else sweep
+
+    def _getobj(self) -> Any:
+        if isinstance(self.parent, PhaseSweep):
+            return self.parent.obj
+        return super()._getobj()  # type: ignore[no-untyped-call]
+
+    @property
+    def title(self) -> str:
+        """The class, for the headline of a failure."""
+        return f"{self.parent.name}.{self.name}" if self.point and self.parent else self.name
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         self.job = JobItem.from_parent(self, name="job")
@@ -93,6 +119,32 @@ class PhaseClass(pytest.Class):
         return f"{_shorten(self.path)}:{self.line}"
 
 
+class PhaseSweep(pytest.Collector):
+    """A class whose phase is swept: it holds a `PhaseClass` for each point."""
+
+    def __init__(self, obj: object, points: Sequence[Point], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.obj, self._points = obj, points
+
+    def collect(self) -> Iterator[PhaseClass]:
+        for point in self._points:
+            node: PhaseClass = PhaseClass.from_parent(self, name=label(point))
+            node.point = point
+            yield node
+
+
+def make_collector(
+    parent: pytest.Module | pytest.Class, name: str, obj: object
+) -> PhaseClass | PhaseSweep:
+    """The collector of the class `name` with a `phase` marker."""
+    phase: PhaseClass = PhaseClass.from_parent(parent, name=name)
+    points = list_points(phase.sweep)
+    if not points:
+        return phase
+    sweep: PhaseSweep = PhaseSweep.from_parent(parent, name=name, obj=obj, points=points)
+    return sweep
+
+
 class PhaseItem(pytest.Item):
     """A test of a phase that is not a function of its class."""
 
@@ -104,7 +156,7 @@ class PhaseItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         assert isinstance(self.parent, PhaseClass)
-        return self.path, self.parent.line - 1, f"{self.parent.name}.{self.name}"
+        return self.path, self.parent.line - 1, f"{self.parent.title}.{self.name}"
 
 
 class JobItem(PhaseItem):
@@ -157,6 +209,9 @@ def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, Marked],
             mistakes[cls] = problems
         if marked is None:
             continue
+        if cls.point:
+            marked = marked.at(cls.point, cls.sweep)
+            cls.extra_keyword_matches.add(marked.name)
         other = named.setdefault(marked.name, cls)
         if other is not cls:
             problem = Problem(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from .. import diagnose
@@ -25,7 +25,7 @@ from ..evidence.run_counts import CriterionRecord
 from ..evidence.run_directory import PhaseDir, RunDir, create_phase, write_json
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import EventWriter, to_json_value
-from ..jobs.backend import Backend, Refused, make_spec
+from ..jobs.backend import ArrayBackend, Backend, Refused, make_spec
 from ..jobs.job_watch import Poller, WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_job
 from ..node.abort_flag import visible
@@ -65,7 +65,7 @@ class Session:
         self.board = Board(self.phases)
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
         self._stop = threading.Event()
-        self._submitting: Phase | None = None
+        self._submitting: Sequence[Phase] = ()
         self._ending = threading.Lock()
         self._ended_ids: set[str] = set()
         self._journal = EventWriter(run.journal)
@@ -123,14 +123,14 @@ class Session:
                 self._journal.write("closed")
             return []
         _run_in_thread(self._cancel_quietly).join(timeout=LAST_CALL_S)
-        phase = self._submitting
-        if phase is None:
+        phases = self._submitting
+        if not phases:
             return []
-        directory = self.run.phase(phase.name)
-        _run_in_thread(lambda: self._backend.cancel_named(phase, directory)).join(
+        first, directory = phases[0], self.run.phase(phases[0].name)  # an array has one name
+        _run_in_thread(lambda: self._backend.cancel_named(first, directory)).join(
             timeout=LAST_CALL_S
         )
-        return [phase.name]
+        return [phase.name for phase in phases]
 
     def _watch_jobs(self) -> None:
         try:
@@ -192,8 +192,9 @@ class Session:
 
     def _submit_ready(self, poller: Poller) -> None:
         while not self._stop.is_set() and (phase := self._next_phase()):
-            self._waiting.remove(phase)
-            self._submit(phase)
+            phases = self._with_siblings(phase)
+            self._waiting = [other for other in self._waiting if other not in phases]
+            self._submit(phases)
             poller.poll_soon()
 
     def _next_phase(self) -> Phase | None:
@@ -213,10 +214,13 @@ class Session:
             has_turn = False
         return None
 
+    def _started(self) -> list[WatchedJob]:
+        """The jobs that do not wait in the queue for another."""
+        return [job for job in self._watched.values() if job.after not in self._watched]
+
     def _has_room(self, phase: Phase) -> bool:
         """Whether another job may start: local jobs share the cores or GPUs of this machine."""
-        started = [job for job in self._watched.values() if job.after not in self._watched]
-        if len(started) >= self.profile.limits.max_jobs:
+        if len(self._started()) >= self.profile.limits.max_jobs:
             return False
         capacity = self._backend.ranks_at_once
         if capacity is None or not self._watched:
@@ -224,41 +228,59 @@ class Session:
         busy = sum(self.phases[name].world_size for name in self._watched)
         return busy + phase.world_size <= capacity
 
-    def _submit(self, phase: Phase) -> None:
-        before = self._watched.get(phase.after.value)
-        judged = self.outcomes.get(phase.after.value)
+    def _with_siblings(self, phase: Phase) -> list[Phase]:
+        """The phases to be submitted with this one: the other points of its sweep, as one array."""
+        if not phase.base or not isinstance(self._backend, ArrayBackend):
+            return [phase]
+        return [other for other in self._waiting if other.base == phase.base]
+
+    def _submit(self, phases: Sequence[Phase]) -> None:
+        """Submit one phase, or several that differ in their arguments as one array."""
+        before = self._watched.get(phases[0].after.value)
+        judged = self.outcomes.get(phases[0].after.value)
+        directories = [self._write_spec(phase) for phase in phases]
         if judged is not None and judged.outcome != "passed":
-            self._write_spec(phase)
-            self._give_up(phase.name)
+            for phase in phases:
+                self._give_up(phase.name)
             return
-        directory = self._write_spec(phase)
-        create_phase(directory, phase.nodes.value)
-        self._journal.write("intent", phase=phase.name, **self._fault_mark(phase.name))
-        self._submitted_wall[phase.name] = time.time()
-        self._submitting = phase
+        for phase, directory in zip(phases, directories, strict=True):
+            create_phase(directory, phase.nodes.value)
+            self._journal.write("intent", phase=phase.name, **self._fault_mark(phase.name))
+            self._submitted_wall[phase.name] = time.time()
+        jobs = list(zip(phases, directories, strict=True))
+        self._submitting = phases
         try:
-            job_id = self._backend.submit(phase, directory, before.job_id if before else "")
+            job_ids = self._call_backend(jobs, before.job_id if before else "")
         except Refused as refusal:
-            self._submitting = None
-            self._journal.write("refused", phase=phase.name, words=str(refusal))
-            finding = diagnose.explain_refusal(refusal, directory.batch_script)
-            judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
-            self._finish(phase.name, judgement, None, "", [finding])
+            self._submitting = ()
+            for phase, directory in jobs:
+                self._journal.write("refused", phase=phase.name, words=str(refusal))
+                finding = diagnose.explain_refusal(refusal, directory.batch_script)
+                judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
+                self._finish(phase.name, judgement, None, "", [finding])
             return
-        watched = WatchedJob(
-            phase.name,
-            job_id,
-            directory,
-            int(phase.nodes.value),
-            time.monotonic(),
-            before.phase if before else "",
-            resumes=bool(phase.resume.value),
-        )
-        self._watched[phase.name] = watched  # first, so that any later error cancels the job
-        self._submitting = None
-        self._journal.write("submitted", phase=phase.name, job_id=job_id)
-        submitted = self._submitted_wall[phase.name]
-        self.board.set_submitted(phase.name, job_id, submitted, self._starts.get(phase.name))
+        for (phase, directory), job_id in zip(jobs, job_ids, strict=True):
+            # First, so that any later error cancels the job.
+            self._watched[phase.name] = WatchedJob(
+                phase.name,
+                job_id,
+                directory,
+                int(phase.nodes.value),
+                time.monotonic(),
+                before.phase if before else "",
+                resumes=bool(phase.resume.value),
+            )
+        self._submitting = ()
+        for phase, job_id in zip(phases, job_ids, strict=True):
+            self._journal.write("submitted", phase=phase.name, job_id=job_id)
+            submitted = self._submitted_wall[phase.name]
+            self.board.set_submitted(phase.name, job_id, submitted, self._starts.get(phase.name))
+
+    def _call_backend(self, jobs: Sequence[tuple[Phase, PhaseDir]], after: str) -> list[str]:
+        if len(jobs) == 1 or not isinstance(self._backend, ArrayBackend):
+            return [self._backend.submit(*job, after) for job in jobs]
+        room = self.profile.limits.max_jobs - len(self._started())
+        return self._backend.submit_array(jobs, max(1, room), after)
 
     def _check_jobs(self, poller: Poller) -> None:
         for job in list(self._watched.values()):

@@ -110,5 +110,8 @@ class UnusableSuite:
         problems = chain(self._problems, *mistakes.values())
         raise pytest.UsageError(str(UsageProblems(problems)))
 
+    def sweep_of(self, phase: str) -> None:
+        return None
+
     def header(self) -> list[str]:
         return []

@@ -22,6 +22,7 @@ from ..config.cluster_file import find_config
 from ..config.marker import Marked
 from ..config.phase import Phase
 from ..config.profile import Profile
+from ..config.sweep import Sweep
 from ..evidence.run_counts import RunTally
 from ..text import UsageProblems
 from .collection import PhaseCollection
@@ -118,7 +119,8 @@ class Suite:
         selected: Mapping[str, Iterable[str]],
     ) -> None:
         """Count the chosen phases and criteria for the verdict."""
-        count_selection(self.tally, self.config, phases, self.profile, defined, selected)
+        names = self.collection.phases_of_cluster
+        count_selection(self.tally, self.config, phases, names, defined, selected)
 
     def start(self, phases: list[Phase]) -> None:
         """Run the preflight checks, then submit. Raises UsageError with all problems."""
@@ -175,6 +177,7 @@ class Suite:
         config = find_config(self.config.rootpath, self.config.getoption("--cluster-config"))
         return {
             "phases_chosen": list(self.tally.phases),
+            "phases_of_cluster": self.tally.phases_of_cluster,
             "selection": self.tally.counts.selection,
             "config": str(config.absolute()),
         }
@@ -188,6 +191,10 @@ class Suite:
     def _cancel(self) -> None:
         if self.session is not None:
             self.session.cancel()
+
+    def sweep_of(self, phase: str) -> Sweep | None:
+        """The sweep that the profile has for a phase; None if it has none."""
+        return self.collection.sweep_of(phase)
 
     def name_of(self, item: pytest.Item) -> str:
         """The phase whose result an item judges."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from ..config.phase import Phase
-from ..config.profile import Profile
 from ..evidence.finding import add_place, describe_findings
 from ..evidence.metric import BETWEEN, INSIDE
 from ..evidence.phase_result import PhaseResult
@@ -162,7 +161,7 @@ def count_selection(
     tally: RunTally,
     config: pytest.Config,
     chosen: Iterable[Phase],
-    profile: Profile,
+    phases_of_cluster: list[str],
     defined: Mapping[str, Iterable[str]],
     selected: Mapping[str, Iterable[str]],
 ) -> None:
@@ -176,8 +175,8 @@ def count_selection(
         if phase.name in defined:
             counts.defined = sorted(defined[phase.name])
             counts.selected = sorted(selected.get(phase.name, ()))
-    tally.phases_of_cluster = list(profile.phases)
-    tally.counts.undefined_phases = [name for name in profile.phases if name not in defined]
+    tally.phases_of_cluster = phases_of_cluster
+    tally.counts.undefined_phases = [name for name in phases_of_cluster if name not in defined]
     tally.counts.is_whole = is_whole(config)
     is_part = len(tally.phases) < len(tally.phases_of_cluster)
     is_cut = any(phase.counts.is_cut for phase in tally.phases.values())

@@ -22,6 +22,7 @@ import pytest
 from ..config.marker import Marked, Needs
 from ..config.phase import Phase, resolve_all
 from ..config.profile import Profile
+from ..config.sweep import Sweep
 from ..evidence.phase_result import collect_phase
 from ..evidence.run_directory import RunDir, read_json, write_json
 from ..text import Problem
@@ -80,7 +81,7 @@ class XdistController:
             for marker in plan["phases"]
         ]
         settings = suite.config.getoption("--cluster-set")
-        collection.absences = plan["absences"]
+        collection.markers, collection.absences = markers, plan["absences"]
         phases, _ = resolve_all(markers, suite.profile, settings)
         collection.phases = collection.with_traces(phases)
         chosen = [collection.phases[name] for name in plan["chosen"]]
@@ -124,6 +125,9 @@ class WorkerSuite:
         self, markers: Mapping[PhaseClass, Marked], mistakes: Mistakes, items: list[pytest.Item]
     ) -> None:
         self.collection.resolve_phases(markers, mistakes, items)
+
+    def sweep_of(self, phase: str) -> Sweep | None:
+        return self.collection.sweep_of(phase)
 
     def select(self, items: list[pytest.Item]) -> None:
         self._problems = self.collection.check_selection(items)  # the controller raises them, once

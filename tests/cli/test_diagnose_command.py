@@ -194,6 +194,20 @@ def test_path_of_a_log_gives_rank_and_node(run: Any, tmp_path: Path) -> None:
         assert (findings["rank_killed"]["ranks"], findings["rank_killed"]["hosts"]) == ([5], ["n1"])
 
 
+def test_last_attempt_is_diagnosed(run: Any, tmp_path: Path) -> None:
+    """What an attempt before it logged is read if its directory is named."""
+    first = phase(tmp_path)
+    last = PhaseDir(first.root, attempt=10)
+    logs = last.rank_logs(0) / "run_x" / "attempt_0" / "1"
+    logs.mkdir(parents=True)
+    (logs / "stderr.log").write_text("OSError: [Errno 28] No space left on device\n")
+    (finding,) = run("--json", first.root).json
+    assert (finding["id"], finding["ranks"]) == ("disk_full", [1])
+    assert run("--json", last.start).json == [finding]
+    before = run("--json", first.rank_logs(1)).json
+    assert [(each["id"], each["ranks"]) for each in before] == [("cuda_oom", [3])]
+
+
 @pytest.mark.parametrize("done", [True, False])
 def test_error_that_a_rank_survived_is_not_a_finding(run: Any, tmp_path: Path, done: bool) -> None:
     """The rank caught an out-of-memory error and finished; otherwise the error counts."""

@@ -66,6 +66,14 @@ def test_only_nccl_logs_of_a_phase_are_read(tmp_path: Path) -> None:
     assert source.scope == "0001"
 
 
+def test_logs_of_the_last_attempt_are_read(tmp_path: Path) -> None:
+    """Each start of the ranks opens the same communicators anew."""
+    first = phase(tmp_path / "small", "h")
+    last = write(PhaseDir(first.root, attempt=1).nccl_logs(0) / "h.9.log")
+    (source,) = Inputs.of([str(first.root)]).found
+    assert (source.path, source.scope) == (last, "0000")
+
+
 def test_directories_of_other_tools_name_no_nodes(tmp_path: Path) -> None:
     """Without a spec.json next to it, `nccl/0000` may be a rank's directory, not a node's."""
     write(tmp_path / "nccl" / "0000" / "h.7.log")

@@ -102,6 +102,24 @@ def test_failure_before_the_stop_says_so(tmp_path: Path) -> None:
         check_earlier_attempts(view_phase(collect_phase(phase.directory)))
 
 
+def test_phase_that_stops_where_the_scheduler_asks(tmp_path: Path) -> None:
+    """`resume: true`: a stop that nobody asked for fails; without one, nothing is judged."""
+    spec = {"phase": "small", "nodes": 1, "ranks_per_node": 1, "resume": True}
+    for name, asked in (("asked", True), ("unasked", False)):
+        phase = two_attempts(tmp_path / name, stop={**STOP, "asked": asked})
+        write_json(phase.directory.spec, spec)
+        phase = view_phase(collect_phase(phase.directory))
+        if asked:
+            check_resumption(phase)
+            continue
+        with pytest.raises(AssertionError, match="after 5 steps; expected where the scheduler"):
+            check_resumption(phase)
+    whole = view_phase(replace(phase, earlier=()))
+    for check in (check_resumption, check_earlier_attempts):
+        with pytest.raises(pytest.skip.Exception, match="did not ask the phase to stop"):
+            check(whole)
+
+
 def test_phase_without_resume_is_skipped(tmp_path: Path) -> None:
     phase = two_attempts(tmp_path)
     write_json(phase.directory.spec, {"phase": "small", "nodes": 1, "ranks_per_node": 1})

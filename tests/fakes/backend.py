@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pytest_clustersmoke.config.phase import Phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
@@ -33,6 +33,12 @@ class FakeBackend:
         self.directories[phase.name] = directory
         self.jobs[phase.name] = JobState("pending", "PENDING", "Priority")
         return phase.name
+
+    def submit_array(
+        self, jobs: Sequence[tuple[Phase, PhaseDir]], at_once: int, after: str = ""
+    ) -> list[str]:
+        self.calls.append(("array", str(at_once), *(phase.name for phase, _ in jobs)))
+        return [self.submit(phase, directory, after) for phase, directory in jobs]
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         wanted = list(job_ids)

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,24 @@ def test_second_rung_waits_in_the_queue_for_the_first(fails: bool, lab_suite: Su
     assert ended_state(lab_suite, second["job_id"]) == "CANCELLED"
     ended = {event["phase"]: event["time"] for event in outcome.events("ended")}
     assert ended["second"] - ended["first"] < SEEN_WITHIN_S
+
+
+def test_sweep_is_one_array_of_which_each_task_has_a_result(lab_suite: Suite) -> None:
+    """One point fails alone. While another runs, a point waits for its turn and not for the queue,
+    whose limit is shorter."""
+    args = {**SMALL, "how": "exits-3", "when": "step", "at_step": 1}
+    sweep = {"at_rank": [1, 0, 2]}  # of one rank, so only 0 fails
+    lab_suite.profile["limits"] |= {"max_jobs": 1, "queue_wait_s": 8}
+    lab_suite.phase("swept", script=PROGRAMS / "ends.py", args=args, sweep=sweep)
+    outcome = lab_suite.run_apart()
+    assert outcome.ret == 1, outcome.output
+    phases = [outcome.phase(f"swept-at_rank-{rank}") for rank in sweep["at_rank"]]
+    assert [phase["outcome"] for phase in phases] == ["passed", "failed", "passed"]
+    array = {phase["job_id"].partition("_")[0] for phase in phases}
+    assert len(array) == 1
+    assert [phase["job_id"] for phase in phases] == [f"{min(array)}_{index}" for index in range(3)]
+    assert all(one["ended"] <= next["started"] + 1 for one, next in pairwise(phases))
+    assert outcome.finding("swept-at_rank-0")["ranks"] == [0]
 
 
 def test_failing_setup_line_is_named(lab_suite: Suite) -> None:

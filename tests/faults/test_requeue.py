@@ -13,13 +13,11 @@ from tests.support.harness import Outcome, RunningPytest, Suite
 
 pytestmark = pytest.mark.lab
 
-NEVER = 1000  # more steps than any phase here has: only the scheduler stops it
-
 
 def add_phase(suite: Suite, steps: int, pause_s: float, **marker: Any) -> None:
     args = {"steps": steps, "pause_s": pause_s, "precision": "fp32"}
     script = str(PROGRAMS / "resumed.py")
-    values = {"nodes": 2, "resume": NEVER, **marker}
+    values = {"nodes": 2, "resume": True, **marker}
     suite.phase("long", script=script, args=args, base="Resumed", **values)
 
 
@@ -72,7 +70,7 @@ def test_phase_near_its_time_limit_is_requeued_and_goes_on(lab_suite: Suite) -> 
 
 @pytest.mark.slow
 def test_phase_that_is_requeued_without_warning_is_not_resumed(lab_suite: Suite) -> None:
-    """Nobody knows why: a node may have failed. The job is cancelled, and the run proves nothing."""
+    """A node may have failed. The job is cancelled, and the run proves nothing."""
     add_phase(lab_suite, steps=12, pause_s=0.3)
     with lab_suite.started() as running:
         wait_for_step(lab_suite, running, attempt=0, step=3)

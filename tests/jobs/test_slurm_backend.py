@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,41 @@ def test_submission_returns_the_job_id(slurm: FakeSlurm, tmp_path: Path) -> None
     assert kept.read_text().startswith("#!/bin/bash\n")
     seen = (slurm.folder / "sbatch.env").read_text()
     assert "SLURM_JOB_ID" not in seen and "SBATCH_PARTITION" not in seen
+
+
+def test_points_of_a_sweep_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """One sbatch; task N runs the script of the Nth point, and logs where that point's files are.
+    Each point's function lies where submitit's task looks for it."""
+    slurm.answers("sbatch", "4711\n")
+    names = ("small-x-1", "small-x-2")
+    profile = make_profile(tmp_path, backend="slurm", phases=dict.fromkeys(names))
+    jobs = []
+    for name in names:
+        phase = make_phase(profile, name)
+        directory = PhaseDir(tmp_path / "run1" / "phases" / name)
+        write_json(directory.spec, make_spec(phase, profile, "run1", directory.root))
+        jobs.append((replace(phase, base="small"), directory))
+    chosen = SlurmBackend(profile, slurm.environ)
+    assert chosen.submit_array(jobs, at_once=1, after="12") == ["4711_0", "4711_1"]
+    first, second = (directory for _, directory in jobs)
+    script = first.array / "batch.sh"
+    assert slurm.calls() == [f"sbatch --parsable {script}"]
+    lines = script.read_text().splitlines()
+    for line in (
+        "#SBATCH --array=0-1%1",
+        "#SBATCH --dependency=afterok:12",
+        "#SBATCH --job-name=clustersmoke-run1-small",
+        f"#SBATCH --output={first.array}/%a/%j_0_log.out",
+        str(second.batch_script),
+    ):
+        assert line in lines, line
+    assert len([line for line in lines if "--error=" in line]) == 1
+    assert (first.array / "1").resolve() == second.submitit.resolve()
+    assert (second.submitit / "4711_1_submitted.pkl").is_file()
+    task = {**slurm.environ, "SLURM_ARRAY_TASK_ID": "1"}
+    second.batch_script.write_text('echo "second $SLURM_ARRAY_TASK_ID"\n')
+    ran = subprocess.run(["bash", script], env=task, capture_output=True, text=True, check=True)
+    assert ran.stdout == "second 1\n"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,26 @@ class Run:
         self.sessions: list[Session] = []
 
     def start(
-        self, *names: str, gpus: int = 1, nodes: int = 1, after: Any = (), **keys: Any
+        self,
+        *names: str,
+        gpus: int = 1,
+        nodes: int = 1,
+        after: Any = (),
+        sweep: str = "",
+        **keys: Any,
     ) -> Session:
-        """Start phases of these names; `after`: phase -> the one that it runs after."""
+        """Start phases of these names; `after`: phase -> the one that it runs after; `sweep`: the
+        phase of which those named `sweep-...` are points."""
         keys.setdefault("limits", {"poll_s": 0.05})
         profile = make_profile(self.folder, phases=dict.fromkeys(names), **keys)
         order = dict(after)
         phases = [
             make_phase(profile, name, gpus_per_node=gpus, nodes=nodes, after=order.get(name, ""))
             for name in names
+        ]
+        phases = [
+            replace(phase, base=sweep) if sweep and phase.name.startswith(f"{sweep}-") else phase
+            for phase in phases
         ]
         root = self.folder / "run1"
         root.mkdir()
@@ -175,6 +187,30 @@ def test_phase_starts_once_the_one_before_it_has_passed(run: Run) -> None:
     run.passes("second")
     session.wait("second", ignore)
     assert session.outcomes["second"].outcome == "passed"
+
+
+def test_points_of_a_sweep_are_submitted_as_one_array(run: Run) -> None:
+    """As many at a time as there is room for; other phases wait for room, as ever."""
+    session = run.start("a", "x-1", "x-2", "x-3", "b", sweep="x", limits={"max_jobs": 3})
+    until(lambda: len(run.submitted()) == 4)
+    assert run.backend.named("array") == [("2", "x-1", "x-2", "x-3")]
+    for name in ("a", "x-1"):
+        run.passes(name)
+        session.wait(name, ignore)
+    until(lambda: run.submitted()[4:] == ["b"])
+    run.passes("x-2")
+    session.wait("x-2", ignore)
+    assert session.outcomes["x-2"].outcome == "passed"
+
+
+def test_refused_array_is_refused_at_each_point(run: Run) -> None:
+    """Each point has the scheduler's message, and none is submitted again."""
+    run.backend.refusals["x-1"] = "no such partition"
+    session = run.start("x-1", "x-2", sweep="x")
+    for name in ("x-1", "x-2"):
+        session.wait(name, ignore)
+        assert "no such partition" in session.outcomes[name].reason
+    assert len(run.backend.named("array")) == 1
 
 
 @pytest.mark.parametrize("chains", [True, False])

@@ -158,7 +158,7 @@ def _waiting_reason(state: PhaseState, now: float) -> str:
 
 def _show_job(state: PhaseState) -> str:
     """The job's id for the scheduler's commands; empty for a local job."""
-    return f"job {state.job_id}" if state.job_id.isdigit() and state.state != DONE else ""
+    return f"job {state.job_id}" if state.job_id[:1].isdigit() and state.state != DONE else ""
 
 
 def start(estimated: float | None, now: float) -> str:

@@ -1,0 +1,57 @@
+"""Sweeps: a phase that lists several values for some of its arguments is one phase for each
+combination of them, a point, with a name of its own."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+MOST_POINTS = 100
+LONGEST_LABEL = 100  # of a directory's name, which has 255 characters at most
+# Values are part of names: of directories, Slurm's jobs and tests.
+_VALUE = re.compile(r"[A-Za-z0-9_.+-]+", re.ASCII)
+
+Sweep = Mapping[str, Sequence[Any]]
+Point = Mapping[str, Any]
+
+
+def list_points(sweep: Sweep) -> list[Point]:
+    """Every combination of the values, in the order in which they are written; none without a
+    sweep."""
+    if not sweep:
+        return []
+    return [dict(zip(sweep, values, strict=True)) for values in product(*sweep.values())]
+
+
+def label(point: Point) -> str:
+    """`learning_rate-0.0003-steps-20`: only characters that `-k` and node ids of pytest allow."""
+    return "-".join(f"{name}-{value}" for name, value in point.items())
+
+
+def find_mistake(sweep: object) -> tuple[str, str] | None:
+    """What is wrong with a sweep, as the end of a sentence about it, and what was expected; None if
+    nothing is."""
+    if not isinstance(sweep, Mapping):
+        return "is not a mapping", "argument: [value, value]"
+    for name, values in sweep.items():
+        if not isinstance(name, str) or not isinstance(values, list | tuple) or not values:
+            return f"has no list of values for {name!r}", "argument: [value, value]"
+        for value in values:
+            if not isinstance(value, str | int | float) or not _VALUE.fullmatch(str(value)):
+                expected = "a number, true, false, or text of letters, digits and `_.+-`: a name "
+                return f"has {name}={value!r}", f"{expected}is made from it"
+        twice = [text for text, count in Counter(map(str, values)).items() if count > 1]
+        if twice:
+            return f"has {name}={twice[0]} twice", "each value once"
+    points = prod(map(len, sweep.values()))
+    if points > MOST_POINTS:
+        return f"has {points:,} points", f"at most {MOST_POINTS}"
+    longest = max((label(point) for point in list_points(sweep)), key=len, default="")
+    if len(longest) > LONGEST_LABEL:
+        expected = f"names and values of at most {LONGEST_LABEL} characters together"
+        return f"makes the name `{longest}`", expected
+    return None

@@ -1,0 +1,93 @@
+"""A phase that is swept: one phase, one result and one set of criteria for each point."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.harness import Suite
+
+SWEEP = {"steps": [3, 5]}
+POINTS = ["small-steps-3", "small-steps-5"]
+OF_POINT = "test_small.py::TestSmall::steps-5"
+
+
+def test_each_point_is_a_phase_of_its_own(suite: Suite) -> None:
+    """Each trains with its own value; the verdict counts the points in place of the phase."""
+    suite.phase(args={"steps": 1}, sweep=SWEEP)
+    outcome = suite.run()
+    assert outcome.ret == 0, outcome.output
+    record = outcome.record()
+    assert record["phases_of_cluster"] == POINTS
+    assert [phase["phase"] for phase in record["phases"]] == POINTS
+    assert record["sentence"].startswith("FIT: 2 of 2 phases passed")
+    for name, steps in zip(POINTS, SWEEP["steps"], strict=True):
+        phase = outcome.evidence(name)
+        assert [rank.steps_done for rank in phase.ranks] == [steps] and phase.entry == "small"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (OF_POINT,),
+        ("-k", "small-steps-5"),
+        ("-k", "steps-5"),
+        (f"{OF_POINT}::test_all_done",),
+    ],
+)
+def test_point_can_be_selected_alone(words: tuple[str, ...], suite: Suite) -> None:
+    """By its node id or its name, which pytest prints."""
+    suite.phase(sweep=SWEEP)
+    outcome = suite.run(*words)
+    assert outcome.ret == 0, outcome.output
+    assert [phase["phase"] for phase in outcome.record()["phases"]] == POINTS[1:]
+    assert "1 of 2 phases passed" in outcome.record()["sentence"]
+
+
+@pytest.mark.parametrize("words", [("-k", "small"), ("test_small.py::TestSmall",), ("-n", "2")])
+def test_name_of_the_phase_selects_all_points(words: tuple[str, ...], suite: Suite) -> None:
+    """Also under pytest-xdist, whose controller collects nothing."""
+    suite.phase(sweep=SWEEP)
+    outcome = suite.run_apart(*words)
+    assert outcome.ret == 0, outcome.output
+    assert [phase["phase"] for phase in outcome.record()["phases"]] == POINTS
+    assert outcome.record()["phases_of_cluster"] == POINTS
+
+
+def test_sweep_of_the_profile_replaces_that_of_the_marker(suite: Suite) -> None:
+    """An empty one drops it."""
+    suite.phase(sweep=SWEEP)
+    suite.profile["phases"]["small"] = {"sweep": {"steps": [7]}}
+    lines = suite.run("--collect-only", "-q").output
+    assert "TestSmall::steps-7::job" in lines and "steps-5" not in lines
+    suite.profile["phases"]["small"] = {"sweep": {}}
+    assert "TestSmall::job" in suite.run("--collect-only", "-q").output
+
+
+def test_points_are_collected_without_a_cluster(suite: Suite) -> None:
+    """By the marker's sweep; they are skipped, as every phase is."""
+    suite.phase(sweep=SWEEP)
+    outcome = suite.run(cluster="")
+    assert outcome.ret == 0 and "skipped" in outcome.output
+    assert f"{OF_POINT}::job" in suite.run("--collect-only", "-q", cluster="").output
+
+
+def test_mistakes_of_sweeps_are_refused(suite: Suite) -> None:
+    """Each once, with its place."""
+    suite.phase(sweep={"steps": [3, 3]})
+    assert suite.refused() == [
+        "test_small.py:3: sweep of phase 'small' has steps=3 twice; expected each value once"
+    ]
+    suite.phase()
+    suite.profile["phases"]["small"] = {"sweep": {"steps": ["a b"]}}
+    (message,) = suite.refused()
+    assert "clusters.one.phases.small.sweep has steps='a b'; expected a number" in message
+
+
+def test_nothing_runs_after_all_points(suite: Suite) -> None:
+    """The order of a phase is after one other, so the name of a swept phase is refused."""
+    suite.phase(sweep=SWEEP)
+    suite.phase("later", after="small")
+    (message,) = suite.refused()
+    assert "phase `later` runs after `small`, which no test defines" in message
+    suite.phase("later", after=POINTS[0].replace(".", "-"))
+    assert suite.run().ret == 0
