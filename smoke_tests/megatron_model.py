@@ -15,7 +15,11 @@ from megatron.core.dist_checkpointing.serialization import get_default_save_shar
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -128,6 +132,7 @@ def configure(args: argparse.Namespace) -> TransformerConfig:
         sequence_parallel=args.tp > 1,  # Megatron refuses it otherwise
         # Each rank draws whole weights and keeps its part, so they do not depend on tp.
         use_cpu_initialization=True,
+        finalize_model_grads_func=finalize_model_grads,
     )
 
 

@@ -46,7 +46,7 @@ SLACK = 1.25
 WEIGHT_BYTES = {"bf16": 2, "fp32": 4}
 MASTER_BYTES = 12  # fp32 weights and two moments
 DTYPES = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
-# Relative to all logits. On the CPU healthy runs gave up to 5e-3 in bf16 and 3e-7 in fp32.
+# Relative to all logits. On the CPU healthy runs gave up to 4.8e-3 in bf16 and 2.1e-7 in fp32.
 LOGIT_TOLERANCE = {"bf16": 2e-2, "fp32": 1e-5}
 
 
@@ -121,10 +121,12 @@ class TrainedWithMegatron(Trained, TalkedInsideNodes):
         require_converted(phase)
         assert phase.fact("imported_megatron") is False
 
+    # A file of other weights gives other logits, and weights that are not finite give none.
+    @pytest.mark.detects("checkpoint-foreign", "loss-nan", required=False)
     def test_converted_checkpoint_gives_the_same_logits(self, phase: PhaseView) -> None:
         """In plain PyTorch, as the trained model gives them while it is split over ranks."""
         require_converted(phase)
-        error, most = phase.fact("logits_error"), LOGIT_TOLERANCE[phase.fact("precision")]
+        error, most = float(phase.fact("logits_error")), LOGIT_TOLERANCE[phase.fact("precision")]
         assert error <= most, (  # false for NaN
             f"the logits of the converted model are off by {error:.2g}, relative to all of them; "
             f"expected {most:g} at most"

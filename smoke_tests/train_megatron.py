@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 import convert_megatron
@@ -110,15 +109,15 @@ def backward(
 ) -> torch.Tensor:
     """All micro batches of a step, and the reduction of their gradients; returns the loss."""
 
-    def reduce(*given: Any, **named: Any) -> None:
-        local_done()  # the reduction waits for the other replicas
-        finalize_model_grads(*given, **named)
+    def run_forward(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:
+        result = forward(batches, model)
+        local_done()  # what follows waits for the other replicas
+        return result
 
-    engine.ddp.config.finalize_model_grads_func = reduce
     engine.ddp.zero_grad_buffer()
     engine.optimizer.zero_grad()
     losses = get_forward_backward_func()(
-        forward_step_func=forward,
+        forward_step_func=run_forward,
         data_iterator=batches,
         model=engine.ddp,
         num_microbatches=count_micro_batches(args),

@@ -31,8 +31,10 @@ PROGRAM = SMOKE_TESTS / "train_megatron.py"
 ARGS = {**suite.SIZES, **suite.SMALL}
 CHECKPOINT = f"iter_{ARGS['steps']:07}"
 STAND_INS = os.pathsep.join(map(str, (REPOSITORY / "tests" / "fakes" / "cuda_on_cpu", REPOSITORY)))
-OWN_CRITERIA = [name for name in vars(suite.TrainedWithMegatron) if name.startswith("test_")]
-DATA = "test_ranks_train_on_their_own_data"
+DATA = "test_ranks_train_on_their_own_data"  # skipped where there is a single replica
+OWN_CRITERIA = [
+    name for name in vars(suite.TrainedWithMegatron) if name.startswith("test_") and name != DATA
+]
 PROVEN = (
     "test_gradients_are_in_sync",
     "test_repeated_steps_give_the_same_gradients",
@@ -246,6 +248,7 @@ def test_phase_is_fit(tmp_path: Path, tp: int) -> None:
     results = {name: each["result"] for name, each in phase["criteria"].items()}
     assert "failed" not in results.values()
     assert {name for name in OWN_CRITERIA if results[name] != "passed"} == set()
+    assert results[DATA] == ("skipped" if tp == 2 else "passed")
 
 
 @pytest.mark.slow
@@ -297,7 +300,7 @@ def test_two_stages_train_on_gloo(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 2e-2)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 5e-3)])
 def test_tensor_parallel_losses_follow_those_of_one_rank(
     tmp_path: Path, precision: str, tolerance: float
 ) -> None:
