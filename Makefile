@@ -1,9 +1,9 @@
 # make smoke        every phase on this machine, through submitit's local executor
 # make test         all tests except the slow ones, also on a real Slurm if this machine can run one
 # make test-all     all tests, also the slow ones: accounting, isolated nodes, every staged fault
-# make test-oldest  all phases but FSDP's, which needs torch 2.6, and the tests of the rank API, on
-#                   the oldest supported versions (constraints-oldest.txt; Python 3.10 to 3.12;
-#                   downloads about 3 GB)
+# make test-oldest  all phases but those of FSDP and Megatron, which need torch 2.6, and the tests of
+#                   the rank API, on the oldest supported versions (constraints-oldest.txt; Python
+#                   3.10 to 3.12; downloads about 3 GB)
 # make lint         ruff and mypy --strict
 # make bench        overhead of a phase, speed of reading NCCL's logs, cost of a proof,
 #                   how often a rank that computes wrongly is named, which slow ranks would be,
@@ -44,7 +44,7 @@ $(INSTALLED): pyproject.toml constraints-cpu.txt
 	  { echo "Python 3.10 or newer is needed: for example, make PYTHON=python3.11" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "the venv module is missing: apt-get install python3-venv" >&2; exit 2; }
-	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[train,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[train,megatron,dev]'
 	@touch $@
 
 smoke: $(INSTALLED)

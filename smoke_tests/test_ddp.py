@@ -1,20 +1,16 @@
-"""Two GPUs under DistributedDataParallel (Gilbreth HPC Training Guide, section 6)."""
+"""Two GPUs under DistributedDataParallel, on one node (Gilbreth HPC Training Guide, section 6) and
+on two (Distributed AI training in action, sections 3.2 and 9.1)."""
 
 import pytest
 
-from pytest_clustersmoke.criteria import PhaseView, TalkedInsideNodes, Trained
+from pytest_clustersmoke.criteria import PhaseView, TalkedBetweenNodes, TalkedInsideNodes, Trained
+
+SIZES = {"hidden_size": 2048, "batch_size": 64, "steps": 100}
+SMALL = {"hidden_size": 128, "batch_size": 32, "steps": 30, "learning_rate": 0.001}
 
 
-@pytest.mark.ddp
-@pytest.mark.phase(
-    "ddp_2gpu",
-    script="train_mlp.py",
-    gpus_per_node=2,
-    args={"hidden_size": 2048, "batch_size": 64, "steps": 100},
-    small={"hidden_size": 128, "batch_size": 32, "steps": 30, "learning_rate": 0.001},
-)
-class TestDdpOnTwoGpus(Trained, TalkedInsideNodes):
-    """100,681,728 parameters."""
+class TrainedWithDdp(Trained):
+    """The criteria of a DDP phase, in addition to those of any training."""
 
     def test_model_is_wrapped_in_ddp(self, phase: PhaseView) -> None:
         assert phase.fact("engine") == "DistributedDataParallel"
@@ -24,3 +20,15 @@ class TestDdpOnTwoGpus(Trained, TalkedInsideNodes):
         files = phase.checkpoint_files()
         assert list(files) == ["ddp.pt"]
         assert files["ddp.pt"] >= 12 * phase.fact("parameters")
+
+
+@pytest.mark.ddp
+@pytest.mark.phase("ddp_2gpu", script="train_mlp.py", gpus_per_node=2, args=SIZES, small=SMALL)
+class TestDdpOnTwoGpus(TrainedWithDdp, TalkedInsideNodes):
+    """100,681,728 parameters."""
+
+
+@pytest.mark.ddp
+@pytest.mark.phase("ddp_2node", script="train_mlp.py", nodes=2, args=SIZES, small=SMALL)
+class TestDdpOnTwoNodes(TrainedWithDdp, TalkedBetweenNodes):
+    """The same, on two nodes of one GPU."""

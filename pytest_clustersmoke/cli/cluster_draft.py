@@ -15,6 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from ..config.marker import Needs
 from ..preflight.precision import lacks_bf16
 from ..text import plural
 from .partition_survey import ClusterSurvey, NodeKind, PartitionChoice, gpu_words
@@ -40,13 +41,13 @@ _MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/@-]*")
 
 @dataclass(frozen=True)
 class DraftPhase:
-    """A phase of the profile; `left_out` is the reason if it is left out, `downloads` what its
-    ranks download."""
+    """A phase of the profile; `left_out` is the reason if it is left out, `remark` what it needs
+    besides nodes and GPUs."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     left_out: str = ""
-    downloads: str = ""
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ def _phases(choice: PartitionChoice) -> list[DraftPhase]:
         why = why or (lacks_bf16(kind.gpu) if needs.bf16 else "")
         settings: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus}
         settings["slurm"] = {**_share(kind, gpus), "time": _time(nodes, choice)}
-        phases.append(DraftPhase(marked.name, settings, why, needs.downloads))
+        phases.append(DraftPhase(marked.name, settings, why, _describe_needs(needs)))
     return phases
 
 
@@ -302,9 +303,15 @@ def _note_shares(draft: ClusterDraft, kind: NodeKind) -> None:
     why = f"each job gets CPUs and memory in proportion to its GPUs (a node has {node})"
     draft.guess("phases", why)
     for phase in draft.phases:
-        if phase.downloads and not phase.left_out:
-            why = f"it downloads {phase.downloads} to the node's $HF_HOME"
-            draft.guess(f"phases.{phase.name}", why)
+        if phase.remark and not phase.left_out:
+            draft.guess(f"phases.{phase.name}", phase.remark)
+
+
+def _describe_needs(needs: Needs) -> str:
+    """What somebody must provide on the nodes; empty if nothing."""
+    if needs.extra:
+        return f"its program needs pip install 'pytest-clustersmoke[{needs.extra}]' on the nodes"
+    return f"it downloads {needs.downloads} to the node's $HF_HOME" if needs.downloads else ""
 
 
 def _too_few(nodes: int, per_node: int, most: float, has: int, unit: str) -> str:

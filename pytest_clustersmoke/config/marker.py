@@ -47,6 +47,7 @@ class Needs:
     bf16: bool = False
     writes_gib: float = 0.0  # its checkpoint
     downloads: str = ""  # what its ranks download from the Hugging Face hub
+    extra: str = ""  # the extra of this package that its program needs besides `train`
     whole_nodes: bool = False  # it uses all GPUs of its nodes
     min_nodes: int = 0  # the fewest nodes it is useful on; 0 if it needs all of its `nodes`
 

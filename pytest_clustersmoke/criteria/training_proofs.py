@@ -22,6 +22,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import (
     UNNAMED_KERNELS,
     parse_finite,
+    parse_int,
     parse_numbers,
     parse_text,
     parse_texts,
@@ -119,8 +120,10 @@ def _describe_factor(record: Mapping[str, Any], world_size: int) -> str:
     tolerance = parse_finite(record.get("tolerance")) or 0
     if factor is None or abs(factor - 1) <= tolerance:
         return ""
-    if abs(factor / world_size - 1) <= tolerance:
-        return f"scaled by {factor:.4g} (the world size): summed, not averaged; "
+    ranks = parse_int(record.get("ranks")) or world_size
+    if abs(factor / ranks - 1) <= tolerance:
+        number = "world size" if ranks == world_size else "number of replicas"
+        return f"scaled by {factor:.4g} (the {number}): summed, not averaged; "
     return f"scaled by {factor:.4g}; "
 
 
@@ -289,10 +292,17 @@ def check_data(phase: PhaseResult) -> None:
     __tracebackhide__ = True
     if phase.world_size < 2:
         pytest.skip("there is no other rank to compare with")
-    losses = [parse_numbers(event.get("local_first")) for event in phase.events("losses").values()]
-    steps = min(map(len, losses), default=0)
+    records = phase.events("losses")
+    losses = {rank: parse_numbers(event.get("local_first")) for rank, event in records.items()}
+    steps = min(map(len, losses.values()), default=0)
     complete = len(losses) == phase.world_size
-    if complete and not all(_alike(step) for step in zip(*losses, strict=False)):
+    models = _group_models(records)
+    if shared := [ranks for ranks in models if len(ranks) > 1]:
+        _check_shared_batches(phase, shared)
+    if complete and len(models) < 2:
+        pytest.skip("the model is split over all ranks, which share each batch")
+    own = [losses[ranks[0]] for ranks in models]
+    if complete and not all(_alike(step) for step in zip(*own, strict=False)):
         return
     if not complete or steps < FEWEST_LOCAL_LOSSES:
         raise Unmeasured(
@@ -306,6 +316,35 @@ def check_data(phase: PhaseResult) -> None:
         "each rank (DistributedSampler, or a seed that depends on rank.rank), and in "
         "step.record the rank's own loss, not an average over the ranks"
     )
+
+
+def _group_models(records: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
+    """The ranks that hold the parts of one model, and share its batches: each rank alone, unless
+    the model is split over ranks."""
+    models: dict[tuple[bool, int], list[int]] = defaultdict(list)
+    for rank, record in records.items():
+        replica = parse_int(record.get("replica"))
+        models[replica is None, rank if replica is None else replica].append(rank)
+    return list(models.values())
+
+
+def _check_shared_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -> None:
+    """Fail if ranks that hold parts of one model saw different batches. Their losses cannot show
+    it, since each is computed by all of them."""
+    __tracebackhide__ = True
+    proofs = list_proofs(phase)
+    if not proofs:
+        raise Unmeasured("data", NO_PROOF)
+    for step, records in proofs.items():
+        require_all_ranks(phase, records, f"the proof of step {step}")
+        for ranks in models:
+            batches = {parse_int(records[rank].get("batch")) for rank in ranks}
+            if len(batches) > 1 or None in batches:
+                fail(
+                    f"ranks {ranges(ranks)} hold the parts of one model, but saw different batches "
+                    f"at step {step}; expected the same: draw data by the data parallel rank, and "
+                    "not by rank.rank"
+                )
 
 
 def _alike(losses: Sequence[float]) -> bool:
@@ -327,7 +366,7 @@ def check_precision(phase: PhaseResult) -> None:
         gradients = record.get("gradients")
         named = gradients.get("precision") if isinstance(gradients, dict) else None
         if not seen:
-            raise Unmeasured("precision", "the model has no torch.nn.Linear layer")
+            raise Unmeasured("precision", "the model has no linear layer")
         if DTYPES.get(str(named)) not in seen:
             fail(
                 f"the linear layers computed in {', '.join(seen)} on {phase.ranks[rank]} at step "

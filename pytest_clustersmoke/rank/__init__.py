@@ -32,9 +32,10 @@
 """
 
 from .core import Rank
+from .leaves import Groups
 from .proof import Proof
 from .steps import Step, StepLog
 from .stopwatch import Stopwatch
 from .twin import TwinLog
 
-__all__ = ["Proof", "Rank", "Step", "StepLog", "Stopwatch", "TwinLog"]
+__all__ = ["Groups", "Proof", "Rank", "Step", "StepLog", "Stopwatch", "TwinLog"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .leaves import Leaves, gather_whole, whole_shape
+from .leaves import Groups, Leaves, gather_whole, is_partial, whole_shape
 from .rank_environment import RankMisuse
 from .replay import Randomness
 
@@ -47,6 +47,7 @@ class Probe:
     scale: float
     world_size: int
     model: Any = None  # needed if the parameters are sharded
+    groups: Groups | None = None  # if the model is split over ranks
 
     def __post_init__(self) -> None:
         if not self.parameters:
@@ -55,6 +56,11 @@ class Probe:
             raise RankMisuse(
                 f"precision={self.precision!r}; expected one of {', '.join(TOLERANCES)}"
             )
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks' gradients a mean has."""
+        return self.world_size if self.groups is None else int(self.groups.data.size())
 
     def run(
         self, local_loss: Callable[[], torch.Tensor], backward: Callable[[], object]
@@ -102,6 +108,8 @@ class Probe:
         spreads = _relative(spread, scale)
         worst = max(range(len(errors)), key=lambda i: _badness(errors[i]))
         tolerance = TOLERANCES[self.precision]
+        # Where the model is split over all ranks, nothing is to be reduced.
+        reduced = self.ranks > 1 or any(is_partial(p) for _, p in self.parameters)
         return {
             "parameters": len(self.parameters),
             "compared": len(errors),
@@ -111,7 +119,8 @@ class Probe:
             "precision": self.precision,
             "local_spread": max(spreads),
             "least_local_spread": min(spreads),
-            "sensitive": max(spreads) > SENSITIVE_BY * tolerance,
+            "sensitive": max(spreads) > SENSITIVE_BY * tolerance or not reduced,
+            "ranks": self.ranks,
             "synced": errors[worst] <= tolerance,  # false for NaN
             "factor": _common_factor([float(column.sum()) for column in products], tolerance),
         }
@@ -128,12 +137,16 @@ class Probe:
         # A sharded parameter has the whole tensor's shape, and its gradient is gathered.
         shape, device = whole_shape(parameter), parameter.device
         zeros = partial(torch.zeros, shape, dtype=torch.float32, device=device)
-        local = zeros() if own is None else own.float()
-        mean = local / self.world_size
-        dist.all_reduce(mean)
+        alone = zeros() if own is None else own.float()
+        local = alone
+        if self.groups is not None and is_partial(parameter):
+            local = alone.clone()
+            dist.all_reduce(local, group=self.groups.model)
+        mean = local / self.ranks
+        dist.all_reduce(mean, group=None if self.groups is None else self.groups.data)
         gradient = self.applied(parameter)
         applied = zeros() if gradient is None else gather_whole(gradient).float() * self.scale
-        error, spread = _square(applied - mean), _square(local - mean)
+        error, spread = _square(applied - mean), _square(alone - mean)
         every = max(1, mean.numel() // SAMPLED)
         ours, theirs = (t.reshape(-1)[::every].double() for t in (applied, mean))
         products = [ours.dot(ours), theirs.dot(theirs), ours.dot(theirs)]

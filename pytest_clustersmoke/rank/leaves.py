@@ -7,11 +7,15 @@ tensors from step to step, and only frees their memory.
 
 DeepSpeed's ZeRO-3 gathers, too, but into the parameters themselves: they are the leaves. Between
 passes all but the smallest are empty. What a rank holds is `ds_tensor`.
+
+Megatron's tensor parallelism gathers nothing: each rank computes with its part of a parameter, and
+they add up the results. Parts and their gradients are ordinary tensors, with marks of Megatron's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +23,55 @@ from .rank_environment import RankMisuse
 
 # The index of a parameter, and its local gradient.
 Watcher = Callable[[int, Any], None]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups, with this rank in them, of a model that is split over ranks.
+
+    The ranks of `model` share each batch, and each holds its own part of the model; those of `data`
+    hold the same part, and each has its own data. Every rank is in one group of each kind, and the
+    sizes multiply to the world size. Under context parallelism `sequence_parts` ranks of `data`
+    have parts of the same sequences.
+    """
+
+    model: Any
+    data: Any
+    sequence_parts: int = 1
+
+    def __post_init__(self) -> None:
+        import torch.distributed as dist
+
+        sizes, ranks = (self.model.size(), self.data.size()), dist.get_world_size()
+        if sizes[0] * sizes[1] != ranks:
+            raise RankMisuse(
+                f"groups of {sizes[0]} ranks (model) and {sizes[1]} (data); expected sizes that "
+                f"multiply to {ranks}, the world size"
+            )
+
+    @property
+    def replicas(self) -> int:
+        """How many batches the ranks train on together."""
+        return int(self.data.size()) // self.sequence_parts
+
+
+def is_partial(parameter: Any) -> bool:
+    """Whether local gradients are to be added up over the ranks of a model: under Megatron's
+    sequence parallelism each rank has a part of the sequence."""
+    return bool(getattr(parameter, "sequence_parallel", False))
+
+
+def is_linear(module: Any) -> bool:
+    """Whether it is a linear layer; Megatron's, and Transformer Engine's for it, are known by their
+    names."""
+    import torch
+
+    return isinstance(module, torch.nn.Linear) or type(module).__name__.endswith("ParallelLinear")
+
+
+def _is_tensor_parallel(module: Any) -> bool:
+    group = getattr(module, "tp_group", None)
+    return group is not None and group.size() > 1
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -57,6 +110,8 @@ def waits_in_forward(model: Any) -> str:
         return "the forward pass gathers parameters from other ranks"
     if shares_statistics(model):
         return "the forward pass averages the statistics of batch norms over the ranks"
+    if any(map(_is_tensor_parallel, model.modules())):
+        return "the forward pass adds up what tensor parallel ranks compute"
     return ""
 
 
@@ -75,9 +130,12 @@ def local_part(tensor: Any) -> Any:
     return tensor.to_local() if _is_dtensor(tensor) else tensor
 
 
-def find_part(tensor: Any) -> tuple[int, ...]:
+def find_part(tensor: Any, groups: Groups | None = None) -> tuple[int, ...]:
     """Which part of a sharded tensor this rank holds: its place in the dimensions of the mesh over
-    which the tensor is split. Ranks with equal places hold replicas; () if it is not split."""
+    which the tensor is split, or in the group of the model, where Megatron splits it. Ranks with
+    equal places hold replicas; () if it is not split."""
+    if groups is not None and getattr(tensor, "tensor_model_parallel", False):
+        return (groups.model.rank(),)
     if _is_zero3(tensor):
         import torch.distributed as dist
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .proof import Proof, find_optimizer
+from .proof import FP16, Proof, find_optimizer
 from .replay import fingerprint
 from .watches import GradientWatch, ReplicaWatch, Rows
 
@@ -23,8 +23,8 @@ class PassWatch:
     (from 0).
 
     `losses` are this rank's own, on the host, there once the device has passed them. With `twin`
-    the numbers of every step are kept for `rows`. Where gradients `may_overflow`, under dynamic
-    loss scaling, they are not watched.
+    the numbers of every step are kept for `rows`. In fp16 gradients overflow on purpose, under
+    dynamic loss scaling, and are not watched.
     """
 
     def __init__(
@@ -35,8 +35,7 @@ class PassWatch:
         device: Any,
         twin: Proof | None = None,
         first: int = 0,
-        model: Any = None,
-        may_overflow: bool = False,
+        proof: Proof | None = None,
     ) -> None:
         import torch
 
@@ -46,9 +45,10 @@ class PassWatch:
         self.replicas: ReplicaWatch | None = None
         keeps = twin is not None
         if watched is not None:
-            if not may_overflow:
+            model, groups = (None, None) if proof is None else (proof.model, proof.groups)
+            if proof is None or proof.precision != FP16:
                 self.gradients = GradientWatch(watched, count - first, device, keeps, model)
-            self.replicas = ReplicaWatch(watched, count, world_size, device, keeps)
+            self.replicas = ReplicaWatch(watched, count, world_size, device, keeps, groups)
         self.states: StateWatch | None = None
         if twin is not None:
             whole = self.replicas is not None and self.replicas.takes_every_step

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cross_replay import RANKS, CrossReplay
 from .gradients import Probe
-from .leaves import shares_statistics, waits_in_forward
+from .leaves import Groups, shares_statistics, waits_in_forward
 from .rank_environment import RankMisuse
 from .replay import MOST_NAMES, EnginePass, Randomness, Replay, Unrepeatable
 
@@ -45,7 +45,9 @@ class Proof:
     on that rank; with three ranks or more, each then also repeats the passes of two others.
     `optimizer`, or a function that returns it, is measured as part of the rank's own step: a new
     one of its class steps on copies; the optimizer itself is never called. Of an optimizer that
-    wraps another (DeepSpeed, accelerate) the inner one is taken.
+    wraps another (DeepSpeed, accelerate) the inner one is taken. `groups` says which ranks hold
+    which part of a model that is split over ranks (tensor parallelism); without it all ranks hold
+    the whole model, or parts of it that the engine gathers.
     """
 
     model: torch.nn.Module
@@ -56,6 +58,7 @@ class Proof:
     batch_dim: int | None = 0
     optimizer: torch.optim.Optimizer | Callable[[], Any] | None = None
     peer_loss: Callable[[int, int], torch.Tensor | Iterable[torch.Tensor]] | None = None
+    groups: Groups | None = None
 
 
 def find_optimizer(proof: Proof) -> Any:
@@ -99,7 +102,9 @@ class StepProver:
             precision=proof.precision,
             scale=proof.scale,
             world_size=world_size,
+            groups=proof.groups,
         )
+        self.replicas = world_size if proof.groups is None else proof.groups.replicas
         proven = sorted(self.steps)
         # Two more passes each: a drawn step and the last are enough for a device that is wrong each
         # time.
@@ -111,12 +116,13 @@ class StepProver:
         self.waits_in_forward = bool(waits_in_forward(proof.model))
 
     @property
-    def model(self) -> torch.nn.Module:
-        return self._proof.model
+    def proof(self) -> Proof:
+        return self._proof
 
     @property
-    def precision(self) -> str:
-        return self._proof.precision
+    def replica(self) -> int | None:
+        """Which share of the data this rank trains on, if the model is split over ranks."""
+        return None if self._proof.groups is None else int(self._proof.groups.data.rank())
 
     @property
     def is_open(self) -> bool:
@@ -125,7 +131,8 @@ class StepProver:
 
     def begin(self, index: int) -> None:
         if index in self.steps:
-            self._pass = EnginePass(self._proof.model, self._parameters, self._proof.batch_dim)
+            proof, shared = self._proof, self._proof.groups is not None
+            self._pass = EnginePass(proof.model, self._parameters, proof.batch_dim, shared)
 
     def prove(self, index: int) -> dict[str, Any]:
         """Prove the step; the fields of the `proof` event, with the reason in `not_measured` if it
@@ -153,6 +160,7 @@ class StepProver:
             "step": index + 1,
             "seconds": self.seconds[index],
             "samples": engine.samples,
+            "batch": engine.batch,
             "dtypes": sorted(engine.dtypes),
             **fields,
         }
@@ -162,7 +170,7 @@ class StepProver:
         model, local_loss = self._proof.model, self._proof.local_loss
         replay = Replay(model, self._parameters, lambda: local_loss(index), randomness)
         local, own = replay.gradients()
-        overflowed = self.precision == FP16 and self._any_overflowed(local)
+        overflowed = self._proof.precision == FP16 and self._any_overflowed(local)
         differing, kernels = replay.find_differences(engine, own)
         fields = {
             "replayed": len(own),
@@ -172,7 +180,7 @@ class StepProver:
             "shares_statistics": shares_statistics(model),
             "overflowed": overflowed,
             "gradients": (
-                {"precision": self.precision} if overflowed else self._probe.compare(local)
+                {"precision": self._proof.precision} if overflowed else self._probe.compare(local)
             ),
         }
         if self._cross is not None and index in self._crossed:

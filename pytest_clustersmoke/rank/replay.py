@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..evidence.telemetry import UNNAMED_KERNELS
-from .leaves import Leaves, waits_in_forward
+from .leaves import Leaves, is_linear, waits_in_forward
 
 if TYPE_CHECKING:
     import torch
@@ -104,11 +104,14 @@ class EnginePass:
         model: torch.nn.Module,
         parameters: Sequence[torch.nn.Parameter],
         batch_dim: int | None,
+        shares_batch: bool = False,
     ) -> None:
         import torch
 
         device = parameters[0].device
         self.samples: int | None = None
+        # Of the tensors that the model got, if ranks share batches: whether they really do.
+        self.batch: int | None = 0 if shares_batch else None
         self.dtypes: set[str] = set()
         self.randomness: Randomness | None = None
         self._batch_dim = batch_dim
@@ -119,7 +122,7 @@ class EnginePass:
         self._handles += [
             module.register_forward_hook(self._note_dtype)
             for module in model.modules()
-            if isinstance(module, torch.nn.Linear)
+            if is_linear(module)
         ]
 
     def close(self) -> list[int]:
@@ -136,13 +139,16 @@ class EnginePass:
 
         if self.randomness is None:
             self.randomness = Randomness()
+        tensors = [v for v in (*inputs, *named.values()) if isinstance(v, torch.Tensor)]
+        if self.batch is not None:
+            self.batch += sum(int(fingerprint(tensor)) for tensor in tensors)
         if self._batch_dim is not None:
-            tensors = [v for v in (*inputs, *named.values()) if isinstance(v, torch.Tensor)]
             sizes = [t.shape[self._batch_dim] for t in tensors if t.dim() > self._batch_dim]
             self.samples = (self.samples or 0) + sizes[0] if sizes else self.samples
 
     def _note_dtype(self, _module: Any, _inputs: Any, output: Any) -> None:
-        self.dtypes.add(str(getattr(output, "dtype", "unknown")).removeprefix("torch."))
+        first = output[0] if isinstance(output, tuple) else output
+        self.dtypes.add(str(getattr(first, "dtype", "unknown")).removeprefix("torch."))
 
     def _add_print(self, index: int, gradient: torch.Tensor) -> None:
         self._prints[index] += fingerprint(gradient)

@@ -23,7 +23,7 @@ from .own_step import OwnStep
 from .pass_watch import PassWatch
 from .peak_memory import PeakMemory, resident_bytes
 from .process_group import barrier
-from .proof import FP16, StepProver
+from .proof import StepProver
 from .rank_environment import RankMisuse, TraceOrder
 from .rank_events import RankEventWriter
 from .step_clock import CpuClock, CudaClock
@@ -83,8 +83,8 @@ class StepLog:
         device: torch.device,
         world_size: int,
         count: int,
-        samples_per_rank: int,
-        tokens_per_rank: int | None = None,
+        samples_per_rank: float,
+        tokens_per_rank: float | None = None,
         warmup: int | None = None,
         gradients_of: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         prover: StepProver | None = None,
@@ -106,6 +106,7 @@ class StepLog:
         self._events = events
         self._device = device
         self._world_size = world_size
+        self._replicas = world_size if prover is None else prover.replicas
         self._samples_per_rank = samples_per_rank
         self._tokens_per_rank = tokens_per_rank
         self._clock: CpuClock
@@ -123,8 +124,7 @@ class StepLog:
         self._memory = PeakMemory(str(device))
         self._before_step = before_step or (lambda index, count: None)
         self._begins_itself = True
-        self._marked = 0
-        self._marked_at = -math.inf
+        self._marked, self._marked_at = 0, -math.inf
 
     def number_from(self, first: int, total: int) -> None:
         """Count steps in marks from `first`, of `total`: another attempt did those before."""
@@ -182,8 +182,7 @@ class StepLog:
             self._device,
             twin=twin,
             first=first,
-            model=None if self._prover is None else self._prover.model,
-            may_overflow=self._prover is not None and self._prover.precision == FP16,
+            proof=None if self._prover is None else self._prover.proof,
         )
 
     def start(self) -> None:
@@ -375,6 +374,7 @@ class StepLog:
                 not_finite_at=next((i for i, v in enumerate(local, 1) if not isfinite(v)), None),
                 local_final=local[-1],
                 local_first=local[:MOST_LOCAL_LOSSES],
+                replica=None if self._prover is None else self._prover.replica,
             )
 
     def _mark(self, passed: int, now: float) -> None:
@@ -403,7 +403,7 @@ class StepLog:
         values = {
             "steps_per_s": steps_per_s,
             "steady_steps_per_s": len(steady) / sum(steady),
-            "samples_per_s": steps_per_s * self._samples_per_rank * self._world_size,
+            "samples_per_s": steps_per_s * self._samples_per_rank * self._replicas,
             "step_time_p50_s": statistics.median(steady),
             "step_time_p95_s": _percentile(steady, 95),
         }

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .leaves import Leaves, find_part, is_partitioned, local_part
+from .leaves import Groups, Leaves, find_part, is_partitioned, local_part
 from .rank_environment import RankMisuse
 from .replay import fingerprint
 
@@ -137,9 +137,11 @@ class ReplicaWatch:
         world_size: int,
         device: torch.device,
         keeps: bool = False,
+        groups: Groups | None = None,
     ) -> None:
         import torch
 
+        self._groups = groups
         named = list(named_parameters)
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
@@ -184,7 +186,7 @@ class ReplicaWatch:
     def close(self) -> dict[str, Any] | None:
         """The fields of the `replicas` event, the same on all ranks: the steps compared, the first
         at which ranks differ, the last before it, the parameter that differs, and the ranks in
-        groups that hold the same values. Only ranks that hold the same part of each parameter are
+        groups that hold the same values. Of each parameter only ranks that hold the same part are
         compared. None where there is no other rank."""
         import torch
         import torch.distributed as dist
@@ -192,31 +194,32 @@ class ReplicaWatch:
         if self._world_size < 2 or not self._parameters:
             return None
         fields: dict[str, Any] = {"every": self._every, "compared": len(self._steps)}
-        parts: list[Any] = [None] * self._world_size
-        dist.all_gather_object(parts, find_part(self._parameters[0]))
-        if len(set(parts)) == self._world_size:
+        parts: list[Any] = [None] * self._world_size  # of each rank, for each parameter
+        dist.all_gather_object(parts, [find_part(p, self._groups) for p in self._parameters])
+        if all(len(set(places)) == self._world_size for places in zip(*parts, strict=True)):
             return fields | {"compared": 0, "sharded": True}
         if self._done not in (0, *self._steps[-1:]):  # the loop stopped before its last step
             self._take_row()
             fields["compared"] = len(self._steps)
         rows = self._rows[: len(self._steps)]
         differing = torch.zeros_like(rows, dtype=torch.bool)
-        for part in sorted(set(parts)):
-            is_own = parts[dist.get_rank()] == part
+        for part in sorted({part for of_rank in parts for part in of_rank}):
+            own = [held == part for held in parts[dist.get_rank()]]
+            is_own = torch.tensor(own, device=rows.device)
             limits = torch.iinfo(rows.dtype)
-            lowest = rows.clone() if is_own else torch.full_like(rows, limits.max)
-            highest = rows.clone() if is_own else torch.full_like(rows, limits.min)
+            lowest = torch.where(is_own, rows, limits.max)
+            highest = torch.where(is_own, rows, limits.min)
             dist.all_reduce(lowest, dist.ReduceOp.MIN)
             dist.all_reduce(highest, dist.ReduceOp.MAX)
-            differing |= lowest != highest
+            differing |= lowest < highest  # not so where no rank holds this part
         if not differing.any():
             return fields | {"equal": True}
         row, column = differing.nonzero()[0].tolist()
         everyone = [torch.zeros_like(rows[row, column]) for _ in range(self._world_size)]
         dist.all_gather(everyone, rows[row, column].contiguous())
         groups: dict[tuple[Any, int], list[int]] = {}
-        for rank, (part, value) in enumerate(zip(parts, everyone, strict=True)):
-            groups.setdefault((part, int(value)), []).append(rank)
+        for rank, (held, value) in enumerate(zip(parts, everyone, strict=True)):
+            groups.setdefault((held[column], int(value)), []).append(rank)
         return fields | {
             "equal": False,
             "differ_at": self._steps[row],

@@ -28,6 +28,7 @@ MARKERS = (
     "ddp: phases that train under DistributedDataParallel",
     "deepspeed: phases that train with DeepSpeed",
     "fsdp: phases that shard parameters with FSDP2",
+    "megatron: phases that train with Megatron's core",
     "lora: phases that fine-tune adapters",
 )
 SUITE = "clustersmoke-suite"  # the plugin's name

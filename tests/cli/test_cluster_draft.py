@@ -126,8 +126,15 @@ def test_one_node_of_one_gpu(slurm: Slurm, profile: Made) -> None:
 def test_nodes_of_one_gpu(slurm: Slurm, profile: Made) -> None:
     """All-reduce between nodes is listed, and its transports are left to be written."""
     slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="gpu:a100:1") for i in range(2)))
-    made, _ = profile()
-    assert set(made.phases) == {"mlp_1gpu", "zero3_offload_2node", "allreduce_multinode"}
+    made, text = profile()
+    assert set(made.phases) == {
+        "mlp_1gpu",
+        "ddp_2node",
+        "zero3_offload_2node",
+        "megatron_2node",
+        "allreduce_multinode",
+    }
+    assert any("pytest-clustersmoke[megatron]" in mark for mark in marks(text))
     between = made.expect["allreduce_multinode"]
     assert (between.intra_node, between.inter_node, between.forbid) == ((), (), ())
 
@@ -139,12 +146,13 @@ def test_gpus_without_bf16(slurm: Slurm, profile: Made) -> None:
     assert set(made.phases) == {
         "mlp_1gpu",
         "ddp_2gpu",
+        "ddp_2node",
         "ddp_epochs",
         "zero2_4node",
         "allreduce_1node",
         "allreduce_multinode",
     }
-    assert text.count("compute capability 7.0") == 7
+    assert text.count("compute capability 7.0") == 8
 
 
 def test_most_common_kind_of_node_is_chosen(slurm: Slurm, init: Init, profile: Made) -> None:

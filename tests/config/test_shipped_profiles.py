@@ -26,6 +26,7 @@ from pytest_clustersmoke.config.profile import (
 
 ROOT = Path(__file__).parents[2]
 LADDER = ("mlp_1gpu", "ddp_2gpu", "zero1_2gpu", "zero1_4node")
+TWO_NODES = ("ddp_2node",)
 LORA = ("lora_sft_ddp", "lora_sft_2node")
 FSDP = ("fsdp_1node", "fsdp_lora_2node")
 ZERO = ("zero2_4node", "zero3_offload_2node")
@@ -40,7 +41,7 @@ def shipped() -> ClusterFile:
 
 def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> None:
     """Under cron, which sets hardly any variables, every profile still loads."""
-    assert shipped.names == ("local", "lab", "gilbreth", "nebius")
+    assert shipped.names == ("local", "lab", "gilbreth", "nebius", "chapter8")
     for name in shipped.names:
         profile = shipped.profile(name)
         assert profile.name == name
@@ -52,10 +53,11 @@ def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> No
 @pytest.mark.parametrize(
     ("name", "phases"),
     [
-        ("local", LADDER[:2] + EPOCHS + LADDER[2:] + ZERO + LORA + FSDP + SWEEP),
-        ("lab", LADDER[:2] + EPOCHS + LADDER[2:] + ZERO + LORA + FSDP + SWEEP),
+        ("local", LADDER[:2] + TWO_NODES + EPOCHS + LADDER[2:] + ZERO + LORA + FSDP + SWEEP),
+        ("lab", LADDER[:2] + TWO_NODES + EPOCHS + LADDER[2:] + ZERO + LORA + FSDP + SWEEP),
         ("gilbreth", LADDER + SWEEP),
         ("nebius", LORA + SWEEP),
+        ("chapter8", (*TWO_NODES, FSDP[1], ZERO[1], "megatron_2node", SWEEP[1])),
     ],
 )
 def test_profiles_list_their_phases(
@@ -94,6 +96,24 @@ def test_gilbreth_requests_the_resources_of_its_guide(shipped: ClusterFile) -> N
             dict(zip(keys, ("normal", 32, "200G", "01:00:00"), strict=True), exclusive=True),
         ),
     }
+
+
+def test_chapter8_requests_the_resources_of_its_jobs(shipped: ClusterFile) -> None:
+    """Two nodes of one GPU each, with the CPUs, memory and time of each job's header; the sweep has
+    those of the DDP job."""
+    profile = shipped.profile("chapter8")
+    assert profile.slurm == {"partition": "gpu", "mem": "200G"}
+    phases = profile.phases
+    assert {(phase.nodes, phase.gpus_per_node) for phase in phases.values()} == {(2, 1)}
+    assert {name: dict(phase.slurm) for name, phase in phases.items()} == {
+        "ddp_2node": {"cpus_per_task": 28, "time": "24:00:00"},
+        "fsdp_lora_2node": {"cpus_per_task": 28, "time": "24:00:00"},
+        "zero3_offload_2node": {"cpus_per_task": 8, "time": "4:00:00"},
+        "megatron_2node": {"cpus_per_task": 8, "time": "4:00:00"},
+        "allreduce_multinode": {"cpus_per_task": 28, "time": "24:00:00"},
+    }
+    assert phases["megatron_2node"].env.set["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert phases["fsdp_lora_2node"].args == {"sharding": "full"}
 
 
 def test_gilbreth_loads_external_first_and_unsets_interfaces(shipped: ClusterFile) -> None:

@@ -115,6 +115,37 @@ def test_same_data_on_every_rank_is_not_sharded(pair: Evidence) -> None:
     check_data(pair.result())
 
 
+SHARED = [0.5, 0.4, 0.3, 0.2, 0.1]
+
+
+def share_model(pair: Evidence, *batches: Any) -> None:
+    """Both ranks hold parts of one model, and saw these batches at a proven step."""
+    pair.each("losses", mean=SHARED, local_first=SHARED, replica=0)
+    for rank, batch in enumerate(batches):
+        pair.rank(rank, ("proof", {**PROOF, "batch": batch}))
+
+
+def test_ranks_of_one_model_share_their_batches(pair: Evidence) -> None:
+    """Their losses are equal, as each is computed by both: the batches themselves are compared."""
+    share_model(pair, 7, 7)
+    with pytest.raises(pytest.skip.Exception, match="the model is split over all ranks"):
+        check_data(pair.result())
+
+
+@pytest.mark.parametrize("other", [8, None, "7", True])
+def test_ranks_of_one_model_with_different_batches_fail(pair: Evidence, other: Any) -> None:
+    """Also if a rank does not say which batch it saw."""
+    share_model(pair, 7, other)
+    with pytest.raises(AssertionError, match="ranks 0-1 hold the parts of one model, but saw diff"):
+        check_data(pair.result())
+
+
+def test_ranks_of_one_model_without_a_proof_are_unmeasured(pair: Evidence) -> None:
+    share_model(pair)
+    with pytest.raises(Unmeasured, match=r"gave rank\.steps no `proof`"):
+        check_data(pair.result())
+
+
 @pytest.mark.parametrize("local", [None, [0.5] * 4, {}])
 def test_local_losses_that_show_nothing_are_unmeasured(pair: Evidence, local: Any) -> None:
     """Losses that are missing or too few do not show whether the data is sharded."""

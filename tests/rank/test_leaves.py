@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_clustersmoke.rank.leaves import Leaves, find_part, gather_whole, local_part
+from pytest_clustersmoke.rank.leaves import (
+    Groups,
+    Leaves,
+    find_part,
+    gather_whole,
+    local_part,
+)
 from pytest_clustersmoke.rank.rank_environment import RankMisuse
 from tests.rank.conftest import Run
 
@@ -35,6 +41,28 @@ def test_plain_tensors_are_their_own_leaves() -> None:
     leaves.close()
     model(torch.ones(3)).sum().backward()
     assert sorted(seen) == [0, 1]
+
+
+class Group:
+    """What `Groups` sees of a process group."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        self.size, self.rank = (lambda: size), (lambda: rank)
+
+
+def test_parts_of_a_split_model_are_known_by_the_marks_of_megatron(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks of one model hold different parts of what is split, and replicas of the rest."""
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 4)
+    groups = Groups(model=Group(2, 1), data=Group(2, 0))
+    split, whole = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    split.tensor_model_parallel = True  # type: ignore[attr-defined]
+    assert (find_part(split, groups), find_part(whole, groups), find_part(split)) == ((1,), (), ())
+    assert groups.replicas == 2
+    assert Groups(Group(1, 0), Group(4, 0), sequence_parts=2).replicas == 2
+    with pytest.raises(RankMisuse, match=r"groups of 2 ranks \(model\) and 4 \(data\)"):
+        Groups(model=Group(2, 1), data=Group(4, 0))
 
 
 def test_sharded_parameters_need_their_model() -> None:

@@ -23,7 +23,8 @@ import sys
 sys.path.insert(0, {folder!r})
 import torch, {module} as program
 {change}
-program.main()
+if __name__ == "__main__":  # not in processes that the program spawns
+    program.main()
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 pytest.importorskip("peft")
 pytest.importorskip("transformers")
 
-SUITES = ("mlp", "ddp", "epochs", "zero", "lora_sft", "fsdp", "allreduce")
+# `make test-oldest` has no Megatron.
+MEGATRON = ("megatron",) if find_spec("megatron") else ()
+SUITES = ("mlp", "ddp", "epochs", "zero", "lora_sft", "fsdp", *MEGATRON, "allreduce")
 HOW = {"precision", "offload"}  # how a phase trains, and no size
 
 

@@ -20,6 +20,7 @@ from tests.support.ssh_servers import isolated_hosts
 PHASES = {
     "mlp_1gpu",
     "ddp_2gpu",
+    "ddp_2node",
     "ddp_epochs",
     "zero1_2gpu",
     "zero1_4node",
@@ -33,6 +34,7 @@ PHASES = {
     "allreduce_multinode",
 }
 NODES = {
+    "ddp_2node": 2,
     "zero1_4node": 4,
     "zero2_4node": 4,
     "zero3_offload_2node": 2,
