@@ -102,8 +102,7 @@ class Phase:
     small: Mapping[str, Sourced] = field(default_factory=dict)  # arguments that train in seconds
     launcher: Sourced = Sourced(TORCHRUN, DEFAULT)
     after: Sourced = Sourced("", DEFAULT)  # the phase whose job must have passed before
-    # Steps before it stops and is resumed; True: where the scheduler asks; 0: it does not.
-    resume: Sourced = Sourced(0, DEFAULT)
+    resume: Sourced = Sourced(0, DEFAULT)  # steps before it stops; True: where Slurm asks it to
     proof: Sourced = Sourced("sampled", DEFAULT)
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
     writes_gib: float = 0.0  # its checkpoint
@@ -123,8 +122,7 @@ class Phase:
 
     @property
     def resized(self) -> tuple[str, ...]:
-        """The sizes and resources that --cluster-set or a sweep changed; a reference holds for none
-        of it."""
+        """The sizes and resources that --cluster-set or a sweep changed: references hold for none."""
         sizes = {"nodes": self.nodes, "gpus_per_node": self.gpus_per_node, "resume": self.resume}
         sizes |= {f"args.{name}": value for name, value in self.args.items()}
         changed = [name for name, value in sizes.items() if value.source == COMMAND_LINE]
@@ -265,12 +263,10 @@ def _at_point(phase: Phase, marked: Marked, profile: Profile) -> Phase:
     """The phase with the arguments of its point; `point` keeps those that it did not have."""
     in_profile = profile.phases[marked.entry].sweep is not None
     source = profile.where("phases", marked.entry, "sweep") if in_profile else marked.where
-    before = {name: repr(value.value) for name, value in phase.args.items()}
     args = {name: Sourced(value, f"{source}: sweep") for name, value in marked.point.items()}
-    changed = {
-        name: value for name, value in marked.point.items() if before.get(name) != repr(value)
-    }
-    return replace(phase, args={**phase.args, **args}, point=changed)
+    written = {name: repr(setting.value) for name, setting in phase.args.items()}
+    point = {key: value for key, value in marked.point.items() if written.get(key) != repr(value)}
+    return replace(phase, args={**phase.args, **args}, point=point)
 
 
 def _end_before_job(phase: Phase) -> Phase:
