@@ -122,7 +122,7 @@ class Phase:
 
     @property
     def resized(self) -> tuple[str, ...]:
-        """The sizes and resources that --cluster-set or a sweep changed: references hold for none."""
+        """What --cluster-set or a sweep changed of the sizes, for which no reference holds then."""
         sizes = {"nodes": self.nodes, "gpus_per_node": self.gpus_per_node, "resume": self.resume}
         sizes |= {f"args.{name}": value for name, value in self.args.items()}
         changed = [name for name, value in sizes.items() if value.source == COMMAND_LINE]
