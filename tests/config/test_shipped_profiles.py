@@ -41,7 +41,7 @@ def shipped() -> ClusterFile:
 
 def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> None:
     """Under cron, which sets hardly any variables, every profile still loads."""
-    assert shipped.names == ("local", "lab", "gilbreth", "nebius", "chapter8")
+    assert shipped.names == ("local", "lab", "gilbreth", "nebius", "glm", "chapter8")
     for name in shipped.names:
         profile = shipped.profile(name)
         assert profile.name == name
@@ -57,6 +57,7 @@ def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> No
         ("lab", LADDER[:2] + TWO_NODES + EPOCHS + LADDER[2:] + ZERO + LORA + FSDP + SWEEP),
         ("gilbreth", LADDER + SWEEP),
         ("nebius", LORA + SWEEP),
+        ("glm", (FSDP[1], SWEEP[1])),
         ("chapter8", (*TWO_NODES, FSDP[1], ZERO[1], "megatron_2node", SWEEP[1])),
     ],
 )
@@ -114,6 +115,18 @@ def test_chapter8_requests_the_resources_of_its_jobs(shipped: ClusterFile) -> No
     }
     assert phases["megatron_2node"].env.set["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert phases["fsdp_lora_2node"].args == {"sharding": "full"}
+
+
+def test_glm_reaches_both_nodes_of_its_guide(shipped: ClusterFile) -> None:
+    """All GPUs of both, over the guide's interface; variables of the environment name others."""
+    profile = shipped.profile("glm")
+    assert [host.host for host in profile.hosts] == ["10.11.7.50", "innmi1srh2-p041"]
+    phases = profile.phases.values()
+    assert {(phase.nodes, phase.gpus_per_node) for phase in phases} == {(2, 8)}
+    assert profile.env.multi_node.set == {"NCCL_SOCKET_IFNAME": "enp26s0np0"}
+    environ = {"CLUSTERSMOKE_NODE0": "a", "CLUSTERSMOKE_NODE1": "b"}
+    others = load_cluster_file(ROOT / "cluster.yaml", environ).profile("glm").hosts
+    assert [host.host for host in others] == ["a", "b"]
 
 
 def test_gilbreth_loads_external_first_and_unsets_interfaces(shipped: ClusterFile) -> None:
