@@ -97,6 +97,11 @@ class SshHost:
         command = self._ssh("-S", str(socket), "-o", "ControlMaster=no", shell)
         with _Call(command, self._sockets.environ) as call:
             timed_out = not call.exchange(text.encode(), deadline)
+        if call.status == FAILED and not timed_out and self._has_session_ended():
+            # A login shell that ends the master's session may end this one on the way: what it
+            # says is seen on a connection of its own.
+            with _Call(self._ssh("-S", "none", shell), self._sockets.environ) as call:
+                timed_out = not call.exchange(text.encode(), deadline)
         return self._parse(call, word, timed_out, timeout_s)
 
     def close(self) -> None:
@@ -113,6 +118,14 @@ class SshHost:
         except subprocess.TimeoutExpired:
             master.kill()
             master.wait()
+
+    def _has_session_ended(self) -> bool:
+        """Whether the master's session, which never ends by itself, ended on the host's side."""
+        if self._master is None:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return 0 <= self._master.wait(END_S) < FAILED
+        return False
 
     @property
     def command(self) -> str:

@@ -288,6 +288,8 @@ class Session:
 
     def _check_jobs(self, poller: Poller) -> None:
         for job in list(self._watched.values()):
+            if self._stop.is_set():
+                return  # what was just seen of it may be our own cancellation
             if job.after and not self._may_start(job):
                 continue
             if job.is_over():

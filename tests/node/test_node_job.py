@@ -135,10 +135,11 @@ def test_phase_that_stops_is_started_again_on_all_nodes(suite: Suite) -> None:
             0,
             "its ranks stopped to go on in another attempt, and were not started again",
         ),
-        (
+        pytest.param(
             {"stops": 2},
             3,
             "its ranks stopped to go on in another attempt, and were not started again",
+            marks=pytest.mark.slow,  # node 0 waits a minute for a requeue
         ),
         ({"stops": 1, "fail_again": True}, 3, "rank 0: ValueError: staged"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -525,3 +525,22 @@ def test_requeued_job_is_cancelled(run: Run) -> None:
     session.wait("a", ignore)
     assert run.backend.named("cancel") == [("a",)]
     assert run.result("a")["outcome"] != "passed"
+
+
+def test_state_that_our_own_cancellation_made_is_an_interruption(run: Run) -> None:
+    """The scheduler's answer, which was on its way, already has the cancelled job."""
+    answer = run.backend.states
+
+    def interrupt(job_ids: Iterable[str]) -> dict[str, JobState]:
+        if run.sessions and not run.backend.named("cancel"):
+            run.sessions[0].cancel()
+            until(lambda: run.backend.named("cancel"))
+            run.fails("a")  # its node was asked to end
+        return answer(job_ids)
+
+    session = run.start("a")
+    until(lambda: run.submitted() == ["a"])
+    run.backend.states = interrupt  # type: ignore[method-assign]
+    session.wait("a", ignore)
+    assert session.outcomes["a"].outcome == "cancelled"
+    assert session.outcomes["a"].reason == "the run was interrupted"
