@@ -63,6 +63,7 @@ def check_twin(phase: PhaseResult) -> None:
     firsts = {rank: first for rank, r in records.items() if (first := find_first(r)) is not None}
     if firsts:
         _name_first(phase, records, firsts)
+    phase.judged.add(KIND)
 
 
 def _require_comparison(phase: PhaseResult, rank: int, record: Mapping[str, Any]) -> None:

@@ -39,7 +39,9 @@ def four(tmp_path: Path) -> Evidence:
 
 def test_equal_passes_pass(four: Evidence) -> None:
     """Every rank compared its steps, and nothing differs."""
-    check_twin(four.each("twin", **EQUAL).result())
+    phase = four.each("twin", **EQUAL).result()
+    check_twin(phase)
+    assert phase.judged == {"twin"}  # else the phase is not FIT
 
 
 def test_sampled_phase_is_skipped(tmp_path: Path) -> None:
