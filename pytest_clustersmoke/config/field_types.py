@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ..text import near, quote_names
+from .sweep import ARGUMENT, ARGUMENT_FORM
 from .yaml_source import Route
 
 # The type of pydantic error that carries `what`, `expected` and `todo` in its context.
@@ -241,8 +242,7 @@ VariableValue = Annotated[
     str, PlainValidator(_variable_value), WithJsonSchema({"type": ["string", "number", "boolean"]})
 ]
 Version = Annotated[Line, WithJsonSchema({"type": ["string", "number"]})]
-_ARGUMENT_FORM = "letters, digits and `_`, starting with a letter"
-ArgumentName = Annotated[str, valid_name("an argument", r"[A-Za-z][A-Za-z0-9_]*", _ARGUMENT_FORM)]
+ArgumentName = Annotated[str, valid_name("an argument", ARGUMENT, ARGUMENT_FORM)]
 Argument = Annotated[Scalar | None, PlainValidator(_argument), WithJsonSchema(_SCALAR_SCHEMA)]
 SweptValue = Annotated[
     Scalar, PlainValidator(_argument), WithJsonSchema({"type": ["string", "number", "boolean"]})

@@ -13,9 +13,12 @@ from typing import Any
 
 MOST_POINTS = 100
 LONGEST_LABEL = 100  # of a directory's name, which has 255 characters at most
+ARGUMENT, ARGUMENT_FORM = (
+    r"[A-Za-z][A-Za-z0-9_]*",
+    "letters, digits and `_`, starting with a letter",
+)
 # Names and values are part of the names of directories, Slurm's jobs and tests. Only a number has a
 # dot: a rerun of a phase has its name, a dot and a word.
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 _TEXT = re.compile(r"[A-Za-z0-9_+-]+", re.ASCII)
 
 Sweep = Mapping[str, Sequence[Any]]
@@ -41,9 +44,8 @@ def find_mistake(sweep: object) -> tuple[str, str] | None:
     if not isinstance(sweep, Mapping):
         return "is not a mapping", "argument: [value, value]"
     for name, values in sweep.items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            expected = "letters, digits and `_`, starting with a letter"
-            return f"has the argument {name!r}", expected
+        if not isinstance(name, str) or not re.fullmatch(ARGUMENT, name):
+            return f"has the argument {name!r}", ARGUMENT_FORM
         if not isinstance(values, list | tuple) or not values:
             return f"has no list of values for {name!r}", "argument: [value, value]"
         for value in values:

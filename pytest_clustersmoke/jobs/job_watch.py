@@ -127,7 +127,8 @@ class WatchedJob:
         was_running = self.state is not None and self.state.kind == "running"
         # A running job that is pending again was requeued; Slurm restarts it minutes later.
         requeued = was_running and state.kind == "pending" and state.raw != "CONFIGURING"
-        if requeued and self.resumes and not self._asked_for_requeue():
+        asked = requeued and self._asked_for_requeue()
+        if requeued and self.resumes and not asked:
             # The results of its nodes may be seen a little later than its state.
             self.requeued_since = self.requeued_since or now
             if now - self.requeued_since < RESULT_GRACE_S:
@@ -135,7 +136,7 @@ class WatchedJob:
         self.state, self.unknown_since = state, None
         if self.waits_for_turn:
             self.submitted_at = now  # the queue's limit counts from its turn
-        if requeued and self._asked_for_requeue():
+        if asked:
             self._await_restart()
             return
         self.running = self.running or state.kind == "running"

@@ -98,7 +98,7 @@ class SlurmCheck:
         trials = self._test_submissions(phases, run, deadline)
         findings_by_phase = {}
         for phase in phases:
-            trial = trials.get(phase.name, TrialSubmission(None, ""))
+            trial = trials.get(phase.entry, TrialSubmission(None, ""))
             record = CheckNotes(run.phase(phase.name))
             if trial.message:
                 record.note(trial.message)
@@ -106,12 +106,13 @@ class SlurmCheck:
             record.write()
             if findings:
                 findings_by_phase[phase.name] = findings
-        starts = {name: trial.start for name, trial in trials.items() if trial.start is not None}
+        tried = {phase.name: trials[phase.entry] for phase in phases if phase.entry in trials}
+        starts = {name: trial.start for name, trial in tried.items() if trial.start is not None}
         runs = [phase for phase in phases if phase.name not in findings_by_phase]
         lines = [
             *find_doubtful(self._profile, phases, (slurm.nodes or {}).values()),
             *report_unavailable_nodes(runs, slurm),
-            *_report_starts(starts, findings_by_phase, trials),
+            *_report_starts(starts, findings_by_phase, tried),
             *(f"not checked: {words}" for words in self._unasked),
         ]
         return Checked(findings_by_phase, starts, tuple(lines))
@@ -119,21 +120,24 @@ class SlurmCheck:
     def _test_submissions(
         self, phases: Iterable[Phase], run: RunDir, deadline: float
     ) -> dict[str, TrialSubmission]:
-        """Test-submit each phase, and of a sweep the first point, which asks for what all ask for;
-        stop once sbatch has timed out."""
+        """Test-submit each phase, by its entry in the profile: of a sweep the first point, which
+        asks for what all ask for. Stop once sbatch has timed out."""
         trials: dict[str, TrialSubmission] = {}
-        first = {phase.entry: phase for phase in reversed(list(phases))}
-        for phase in reversed(first.values()):
+        asked = set()
+        for phase in phases:
             directory = run.phase(phase.name)
             write_atomically(directory.batch_script, self._backend.script(phase, directory))
+            if phase.entry in asked:
+                continue
+            asked.add(phase.entry)
             seconds = min(ANSWER_S, deadline - time.monotonic())
             timed_out = any(trial.timed_out for trial in trials.values())
             if timed_out or seconds <= 0:
                 self._unasked.append(f"sbatch --test-only of {phase.name}: Slurm was too slow")
                 continue
-            trials[phase.name] = self._client.test_only(directory.batch_script, seconds)
-            if trials[phase.name].accepted is None:
-                self._unasked.append(f"{phase.name}: {trials[phase.name].message}")
+            trial = trials[phase.entry] = self._client.test_only(directory.batch_script, seconds)
+            if trial.accepted is None:
+                self._unasked.append(f"{phase.name}: {trial.message}")
         return trials
 
     def _ask_slurm(self) -> Slurm:

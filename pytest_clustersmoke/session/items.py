@@ -66,10 +66,13 @@ class PhaseClass(pytest.Class):
         """The sweep of the profile or of the marker; empty if the marker's has a mistake, which is
         reported later. A proof stages faults in the phase as it is without."""
         suite, _ = suite_of(self.config), self.obj  # pytest reads a class's markers with it
+        collection = suite.collection if suite is not None else None
         if self.config.getoption("--cluster-prove"):
             return {}
         name = next(iter(self.marker.args), "")
-        chosen = suite.sweep_of(name) if suite is not None and isinstance(name, str) else None
+        chosen = None
+        if collection is not None and isinstance(name, str):
+            chosen = collection.sweep_of(name)
         sweep = self.marker.kwargs.get("sweep", {}) if chosen is None else chosen
         return {} if find_mistake(sweep) else sweep
 

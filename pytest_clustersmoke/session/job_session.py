@@ -242,16 +242,15 @@ class Session:
         """Submit one phase, or several that differ in their arguments as one array."""
         before = self._watched.get(phases[0].after.value)
         judged = self.outcomes.get(phases[0].after.value)
-        directories = [self._write_spec(phase) for phase in phases]
+        jobs = [(phase, self._write_spec(phase)) for phase in phases]
         if judged is not None and judged.outcome != "passed":
             for phase in phases:
                 self._give_up(phase.name)
             return
-        for phase, directory in zip(phases, directories, strict=True):
+        for phase, directory in jobs:
             create_phase(directory, phase.nodes.value)
             self._journal.write("intent", phase=phase.name, **self._fault_mark(phase.name))
             self._submitted_wall[phase.name] = time.time()
-        jobs = list(zip(phases, directories, strict=True))
         self._submitting = phases
         try:
             job_ids = self._call_backend(jobs, before.job_id if before else "")

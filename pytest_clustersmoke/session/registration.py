@@ -103,15 +103,14 @@ class UnusableSuite:
     """Takes a suite's place if cluster.yaml cannot be used: its problems are reported together
     with those of the phases' markers."""
 
+    collection = None
+
     def __init__(self, problems: Iterable[Problem]) -> None:
         self._problems = list(problems)
 
     def resolve_phases(self, markers: object, mistakes: Mistakes, items: object) -> None:
         problems = chain(self._problems, *mistakes.values())
         raise pytest.UsageError(str(UsageProblems(problems)))
-
-    def sweep_of(self, phase: str) -> None:
-        return None
 
     def header(self) -> list[str]:
         return []

@@ -22,7 +22,6 @@ from ..config.cluster_file import find_config
 from ..config.marker import Marked
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..config.sweep import Sweep
 from ..evidence.run_counts import RunTally
 from ..text import UsageProblems
 from .collection import PhaseCollection
@@ -191,10 +190,6 @@ class Suite:
     def _cancel(self) -> None:
         if self.session is not None:
             self.session.cancel()
-
-    def sweep_of(self, phase: str) -> Sweep | None:
-        """The sweep that the profile has for a phase; None if it has none."""
-        return self.collection.sweep_of(phase)
 
     def name_of(self, item: pytest.Item) -> str:
         """The phase whose result an item judges."""

@@ -22,7 +22,6 @@ import pytest
 from ..config.marker import Marked, Needs
 from ..config.phase import Phase, resolve_all
 from ..config.profile import Profile
-from ..config.sweep import Sweep
 from ..evidence.phase_result import collect_phase
 from ..evidence.run_directory import RunDir, read_json, write_json
 from ..text import Problem
@@ -126,9 +125,6 @@ class WorkerSuite:
         self, markers: Mapping[PhaseClass, Marked], mistakes: Mistakes, items: list[pytest.Item]
     ) -> None:
         self.collection.resolve_phases(markers, mistakes, items)
-
-    def sweep_of(self, phase: str) -> Sweep | None:
-        return self.collection.sweep_of(phase)
 
     def select(self, items: list[pytest.Item]) -> None:
         self._problems = self.collection.check_selection(items)  # the controller raises them, once

@@ -251,6 +251,20 @@ def test_requeued_job_is_over_before_it_restarts(tmp_path: Path, clock: Clock) -
     assert job.is_over()
 
 
+def test_results_seen_after_a_requeue_still_ask_for_it(tmp_path: Path, clock: Clock) -> None:
+    """A shared file system may show the nodes' results after the scheduler reports the requeue."""
+    evidence = Evidence(tmp_path)
+    job = watched(evidence)
+    job.resumes = True
+    job.record_state(JobState("running", "RUNNING"))
+    job.record_state(JobState("pending", "PENDING"))
+    assert job.restarts == 0 and not job.is_over()
+    clock.now += job_watch.RESULT_GRACE_S - 0.1
+    evidence.node(0, requeue=True)
+    job.record_state(JobState("pending", "PENDING"))
+    assert job.restarts == 1 and not job.is_over()
+
+
 def test_unknown_job_is_lost_after_a_while(tmp_path: Path, clock: Clock) -> None:
     """A job unknown once is not lost; one that stays unknown is, and has no last state."""
     job = watched(Evidence(tmp_path))
