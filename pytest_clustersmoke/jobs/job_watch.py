@@ -79,6 +79,15 @@ class WatchedJob:
     complete_since: float | None = None
     requeued_since: float | None = None
     results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    failed_first: bool | None = None  # whether it had failed when this run ended it
+    state_before_end: JobState | None = None
+
+    def expect_end(self) -> None:
+        """Note how the job is just before this run ends it: nodes that are ended raise the abort
+        flag, too, and the scheduler then reports a cancellation."""
+        if self.failed_first is None:
+            self.failed_first = visible(self.directory.abort)
+            self.state_before_end = self.state
 
     def check_files(self) -> bool:
         """Read the files of the job's last attempt; return whether all nodes have written their
@@ -208,7 +217,10 @@ class WatchedJob:
         )
 
     def last_state(self) -> JobState | None:
-        """The last state that the scheduler reported; None if it no longer knows the job."""
+        """The last state that the scheduler reported, other than a cancellation by this run; None
+        if it no longer knows the job."""
+        if self.failed_first and self.state is not None and self.state.raw == "CANCELLED":
+            return self.state_before_end
         return None if self.unknown_since is not None else self.state
 
 

@@ -28,7 +28,6 @@ from ..evidence.telemetry import EventWriter, to_json_value
 from ..jobs.backend import ArrayBackend, Backend, Refused, make_spec
 from ..jobs.job_watch import Poller, WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_job
-from ..node.abort_flag import visible
 from ..preflight.slurm_check import Checked
 from ..report.run_archive import name_archived
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
@@ -389,7 +388,6 @@ class Session:
     def _cancel_all(self) -> None:
         """End every job with one call, and wait a while for the scheduler to confirm each."""
         jobs = list(self._watched.values())
-        failed = {job.phase for job in jobs if visible(job.directory.abort)}
         self._end_jobs()
         deadline = time.monotonic() + CANCEL_CONFIRM_S
         while time.monotonic() < deadline and not all(job.ended_at for job in jobs):
@@ -403,7 +401,7 @@ class Session:
             left = job.state.left if job.state else ""
             reason = f"the run was interrupted{f'; {left}' if left else ''}"
             interrupted = Judgement("cancelled", reason)
-            self._settle(job, None if job.phase in failed else interrupted)
+            self._settle(job, None if job.failed_first else interrupted)
         while self._waiting:
             phase = self._waiting.pop(0)
             judgement = Judgement("cancelled", "the run was interrupted before it was submitted")
@@ -412,7 +410,10 @@ class Session:
     def _end_jobs(self) -> None:
         """End the jobs that were not ended yet, with one call. Any thread may call this."""
         with self._ending:
-            jobs = {job.job_id for job in list(self._watched.values())} - self._ended_ids
+            watched = {job.job_id: job for job in list(self._watched.values())}
+            jobs = watched.keys() - self._ended_ids
+            for job_id in jobs:
+                watched[job_id].expect_end()
             if jobs and self._backend.cancel(sorted(jobs)):
                 self._ended_ids |= jobs
                 self._journal.write("cancelled", jobs=sorted(jobs))

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.config.profile import Profile
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, write_json
+from pytest_clustersmoke.evidence.run_directory import (
+    PhaseDir,
+    create_phase,
+    write_atomically,
+    write_json,
+)
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs.allocation_backend import AllocationBackend
 from pytest_clustersmoke.jobs.backend import make_spec
@@ -60,7 +65,7 @@ class Phases:
         return self.backend.states([job])[job]
 
     def end(self, log: str) -> None:
-        self.slurm.folder.joinpath("srun.end").write_text(log)
+        write_atomically(self.slurm.folder / "srun.end", log)
 
     def ended(self, job: str) -> JobState:
         def look() -> JobState | None:

@@ -22,6 +22,7 @@ from pytest_clustersmoke.evidence.run_directory import (
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter, read_events
 from pytest_clustersmoke.jobs import job_watch
+from pytest_clustersmoke.node.abort_flag import raise_flag
 from pytest_clustersmoke.session import job_session as module
 from pytest_clustersmoke.session.job_session import Progress, Session, WatchFailed
 from tests.fakes.backend import FakeBackend
@@ -544,3 +545,30 @@ def test_state_that_our_own_cancellation_made_is_an_interruption(run: Run) -> No
     session.wait("a", ignore)
     assert session.outcomes["a"].outcome == "cancelled"
     assert session.outcomes["a"].reason == "the run was interrupted"
+
+
+@pytest.mark.parametrize(("failed_first", "outcome"), [(True, "failed"), (False, "cancelled")])
+def test_failure_before_an_interruption_stays_one(
+    run: Run, failed_first: bool, outcome: str
+) -> None:
+    """A node that was asked to end raises the abort flag as well: that is the interruption."""
+    end, cause = run.backend.cancel, {"reason": "node", "why": "it is broken", "rank": None}
+
+    def raise_abort() -> None:
+        raise_flag(run.run.phase("a"), 0, "n0", cause)
+        run.fails("a")
+
+    def cancel(job_ids: Iterable[str]) -> bool:
+        if not failed_first:
+            raise_abort()
+        return end(job_ids)
+
+    session = run.start("a", nodes=2)
+    until(lambda: run.submitted() == ["a"])
+    run.backend.cancel = cancel  # type: ignore[method-assign]
+    if failed_first:
+        raise_abort()
+    session.cancel()
+    session.wait("a", ignore)
+    assert session.outcomes["a"].outcome == outcome, session.outcomes["a"]
+    assert ("broken" in session.outcomes["a"].reason) is failed_first
