@@ -9,8 +9,10 @@ from pathlib import Path
 from ..lab import lab_state, packages, teardown
 from ..lab.bringup import bring_up
 from ..lab.daemons import clean_environment
+from ..lab.lab_gpus import FAKE_PER_NODE
 from ..lab.lab_settings import DEFAULT_NAME, LabError, LabSettings
 from ..lab.lab_state import LabRecord
+from ..text import plural
 
 SINFO_TIMEOUT_S = 3.0
 
@@ -18,8 +20,8 @@ SINFO_TIMEOUT_S = 3.0
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     lab = subparsers.add_parser(
         "lab",
-        help="run a real Slurm on this machine, with fake GPUs",
-        description="A real Slurm on this machine: a controller, nodes with fake GPUs, two "
+        help="run a real Slurm on this machine, with fake or real GPUs",
+        description="A real Slurm on this machine: a controller, nodes with fake or real GPUs, two "
         "partitions. It listens on loopback only (isolated nodes on a network of their own), and "
         "leaves nothing behind.",
     )
@@ -57,11 +59,16 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="number of nodes (default: %(default)s)",
     )
     up.add_argument(
+        "--gpus",
+        choices=("fake", "real"),
+        default=defaults.gpus,
+        help="fake GPUs, or this machine's own, each for one node only (default: %(default)s)",
+    )
+    up.add_argument(
         "--gpus-per-node",
         type=int,
-        default=defaults.gpus_per_node,
         metavar="N",
-        help="fake GPUs per node (default: %(default)s)",
+        help=f"GPUs per node (default: {FAKE_PER_NODE} fake ones, or an equal share of the real)",
     )
     up.add_argument(
         "--cpus-per-node",
@@ -105,6 +112,7 @@ def _up(parsed: argparse.Namespace) -> int:
         LabSettings(
             name=parsed.name,
             nodes=parsed.nodes,
+            gpus=parsed.gpus,
             gpus_per_node=parsed.gpus_per_node,
             cpus_per_node=parsed.cpus_per_node,
             accounting=parsed.accounting,
@@ -157,10 +165,9 @@ def _nodes(record: LabRecord) -> str:
         states = client.node_states()
     except SlurmUnavailable as error:
         return str(error)
-    gpus = record.lab().gpus_per_node
-    return (
-        ", ".join(f"{name} {state}" for name, state in states.items()) + f" ({gpus} fake GPUs each)"
-    )
+    lab = record.lab()
+    gpus = plural(lab.gpus_per_node, f"{lab.gpus} GPU")
+    return ", ".join(f"{name} {state}" for name, state in states.items()) + f" ({gpus} each)"
 
 
 def _env(parsed: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
-"""A lab: a real Slurm on this machine, with fake GPUs. `clustersmoke lab` starts and ends it.
+"""A lab: a real Slurm on this machine, with fake or real GPUs (`clustersmoke lab`).
 
 lab_settings.py   the settings of a lab, and a running lab, as plain data
 lab_paths.py      where a lab's files are
+lab_gpus.py       the GPUs of each node
 packages.py       which Debian packages a lab needs
 slurm_config.py   the contents of the configuration files
 addresses.py      the address that daemons listen on, and free ports for them

@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..evidence.run_directory import write_atomically
@@ -30,6 +30,7 @@ from .addresses import (
 from .daemons import Daemons, munged_command
 from .isolation import Isolation, find_isolation_obstacle
 from .lab_claim import claim
+from .lab_gpus import NodeGpus, divide_gpus
 from .lab_paths import LabDir
 from .lab_settings import Lab, LabError, LabSettings, LabStartError, check_settings
 from .lab_state import LabRecord
@@ -81,10 +82,11 @@ def bring_up(settings: LabSettings, say: Say) -> Lab:
     reason = find_obstacle(settings.accounting, settings.isolated, settings.memory)
     if reason:
         raise LabError(f"no lab can be started on this machine: {reason}")
+    shares = divide_gpus(settings)
     began = time.monotonic()
     root = claim(settings, say)
     try:
-        lab = _start(settings, root, say)
+        lab = _start(settings, shares, root, say)
     except LabStartError as error:
         kept = teardown.end_lab(lab_state.read_record(settings.name, root), keep_logs=True)
         # The log that the error names was moved.
@@ -97,17 +99,17 @@ def bring_up(settings: LabSettings, say: Say) -> Lab:
     return lab
 
 
-def _start(settings: LabSettings, root: Path, say: Say) -> Lab:
+def _start(settings: LabSettings, shares: NodeGpus, root: Path, say: Say) -> Lab:
     record = lab_state.read_record(settings.name, root)
     files = record.files
     files.make()
     daemons = Daemons(files, record.token, lab_state.Journal(files.journal), TIMEOUT_S)
     version = _read_version()
-    nodes, gpus = plural(settings.nodes, "node"), plural(settings.gpus_per_node, "fake GPU")
+    nodes, gpus = plural(settings.nodes, "node"), plural(shares.per_node, f"{settings.gpus} GPU")
     say(f"lab {settings.name}: Slurm {version}, {nodes} with {gpus} each, in {root}")
     with contextlib.ExitStack() as stack:
         site = stack.enter_context(_reserve_site(settings, record, daemons))
-        plan = _make_plan(settings, files, site, version)
+        plan = _make_plan(settings, shares, files, site, version)
         write_files(plan)
         if settings.memory:
             memory.make_group(files, record.token)
@@ -116,9 +118,10 @@ def _start(settings: LabSettings, root: Path, say: Say) -> Lab:
         settings.name,
         files.slurm_conf,
         tuple(node.name for node in site.nodes),
-        settings.gpus_per_node,
+        shares.per_node,
         settings.accounting,
         settings.isolated,
+        settings.gpus,
     )
     lab_state.write_state(lab_state.read_record(settings.name, root), lab, version)
     return lab
@@ -150,7 +153,10 @@ def _plan_local_nodes(ports: Iterable[int], control: Control) -> tuple[NodePlan,
     )
 
 
-def _make_plan(settings: LabSettings, files: LabDir, site: Site, version: str) -> Plan:
+def _make_plan(
+    settings: LabSettings, shares: NodeGpus, files: LabDir, site: Site, version: str
+) -> Plan:
+    uuids = shares.uuids or ((),) * len(site.nodes)
     return Plan(
         files=files,
         cluster=re.sub(r"\W", "_", settings.name),
@@ -158,9 +164,9 @@ def _make_plan(settings: LabSettings, files: LabDir, site: Site, version: str) -
         control_host=os.uname().nodename.partition(".")[0],
         control_address=site.control.address,
         control_port=site.control_port,
-        nodes=site.nodes,
+        nodes=tuple(replace(node, gpus=gpus) for node, gpus in zip(site.nodes, uuids, strict=True)),
         cpus_per_node=settings.cpus_per_node,
-        gpus_per_node=settings.gpus_per_node,
+        gpus_per_node=shares.per_node,
         slurm_version=_parse_version(version),
         accounting_port=site.accounting_port if settings.accounting else None,
         memory=settings.memory,
@@ -172,13 +178,16 @@ def _make_plan(settings: LabSettings, files: LabDir, site: Site, version: str) -
 
 
 def write_files(plan: Plan) -> None:
-    """Write the configuration files, the munge key and the fake devices."""
+    """Write the configuration files, the munge key and what stands in for devices."""
     files = plan.files
     write_atomically(files.slurm_conf, slurm_config.render_slurm_conf(plan, plan.clients_bound))
     write_atomically(plan.daemons_conf, slurm_config.render_slurm_conf(plan, plan.daemons_bound))
     write_atomically(files.gres_conf, slurm_config.render_gres_conf(plan))
     write_atomically(files.cgroup_conf, slurm_config.render_cgroup_conf(plan))
     write_atomically(files.plugstack_conf, "")
+    if plan.real_gpus:
+        write_atomically(files.task_prolog, slurm_config.render_task_prolog(plan))
+        files.task_prolog.chmod(0o755)
     if plan.accounting_port is not None:
         write_atomically(files.slurmdbd_conf, slurm_config.render_slurmdbd_conf(plan))
     files.munge_key.touch(mode=0o600)

@@ -6,7 +6,8 @@ labs_home()/<name>            the lab's directory, 0700 (or a link to what --dir
     slurm.conf, gres.conf, cgroup.conf, plugstack.conf, slurmdbd.conf,
         munge.key, hosts
         daemons.conf              slurm.conf as the daemons read it, if that differs
-    dev/                      the fake GPUs
+    task_prolog               names the real GPUs of each node, if the lab has any
+    dev/                      what stands in for the GPUs' devices
     log/<role>.log, .out      each daemon's own log, and what it printed
     spool/                    slurmctld's state, a spool directory for each node, the database
     run/                      sockets and pid files
@@ -70,6 +71,10 @@ class LabDir:
     @property
     def plugstack_conf(self) -> Path:
         return self.root / "plugstack.conf"
+
+    @property
+    def task_prolog(self) -> Path:
+        return self.root / "task_prolog"
 
     @property
     def cgroup_conf(self) -> Path:

@@ -26,7 +26,8 @@ class LabSettings:
 
     name: str = DEFAULT_NAME
     nodes: int = 4
-    gpus_per_node: int = 2
+    gpus: str = "fake"  # or "real": this machine's own, divided among the nodes
+    gpus_per_node: int | None = None
     cpus_per_node: int = 8
     accounting: bool = False
     isolated: bool = False
@@ -44,6 +45,7 @@ class Lab:
     gpus_per_node: int
     accounting: bool
     isolated: bool
+    gpus: str = "fake"
 
 
 def check_settings(settings: LabSettings) -> None:
@@ -59,7 +61,7 @@ def check_settings(settings: LabSettings) -> None:
         )
     for option, value, low, high in (
         ("--nodes", settings.nodes, 1, 64),
-        ("--gpus-per-node", settings.gpus_per_node, 0, 16),
+        ("--gpus-per-node", settings.gpus_per_node or 0, 0, 16),
         ("--cpus-per-node", settings.cpus_per_node, 1, 256),
     ):
         if not low <= value <= high:

@@ -79,6 +79,7 @@ class LabRecord:
             gpus_per_node=int(self.state.get("gpus_per_node", 0)),
             accounting=bool(self.state.get("accounting")),
             isolated=bool(self.state.get("isolated")),
+            gpus=str(self.state.get("gpus", "fake")),
         )
 
 
@@ -155,6 +156,7 @@ def write_state(record: LabRecord, lab: Lab, slurm_version: str) -> None:
             "name": lab.name,
             "slurm_conf": str(lab.slurm_conf),
             "nodes": list(lab.nodes),
+            "gpus": lab.gpus,
             "gpus_per_node": lab.gpus_per_node,
             "accounting": lab.accounting,
             "isolated": lab.isolated,

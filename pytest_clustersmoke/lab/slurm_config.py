@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ class NodePlan:
     hostname: str
     address: str
     port: int
+    gpus: tuple[str, ...] = ()  # UUIDs of real ones
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,10 @@ class Plan:
     # Whether the daemons and the clients (srun) listen on one address only.
     daemons_bound: bool = True
     clients_bound: bool = True
+
+    @property
+    def real_gpus(self) -> bool:
+        return any(node.gpus for node in self.nodes)
 
     @property
     def daemons_conf(self) -> Path:
@@ -100,13 +106,15 @@ def render_slurm_conf(plan: Plan, bound: bool) -> str:
     gres = ""
     if plan.gpus_per_node:
         lines.append("GresTypes=gpu")
-        gres = f" Gres=gpu:fake:{plan.gpus_per_node}"
+        gres = f" Gres=gpu:{'' if plan.real_gpus else 'fake:'}{plan.gpus_per_node}"
     lines += [
         f"NodeName={node.name} NodeHostname={node.hostname} NodeAddr={node.address} "
         f"Port={node.port} CPUs={plan.cpus_per_node} RealMemory={NODE_MEMORY_MIB}{gres} "
         "State=UNKNOWN"
         for node in plan.nodes
     ]
+    if plan.real_gpus:
+        lines.append(f"TaskProlog={plan.files.task_prolog}")
     names = ",".join(node.name for node in plan.nodes)
     low, high = PARTITIONS
     times = "DefaultTime=01:00:00 MaxTime=INFINITE State=UP"
@@ -138,13 +146,35 @@ def _accounting(plan: Plan) -> list[str]:
 
 
 def render_gres_conf(plan: Plan) -> str:
-    """gres.conf: the fake GPUs, with the files that stand in for their devices."""
+    """gres.conf: the GPUs of each node, with files that stand in for their devices."""
     if not plan.gpus_per_node:
         return "AutoDetect=off\n"
     return (
         "AutoDetect=off\n"
-        f"Name=gpu Type=fake File={plan.files.devices}/nvidia[0-{plan.gpus_per_node - 1}]\n"
+        f"Name=gpu{'' if plan.real_gpus else ' Type=fake'} "
+        f"File={plan.files.devices}/nvidia[0-{plan.gpus_per_node - 1}]\n"
     )
+
+
+def render_task_prolog(plan: Plan) -> str:
+    """The task prolog: names a task's GPUs by UUID. Slurm counts the GPUs of each node from 0,
+    whatever the numbers of its devices, so all nodes on one machine would get the same ones."""
+    cases = "\n".join(
+        f"  {node.name}:{index}) uuid={shlex.quote(uuid)} ;;"
+        for node in plan.nodes
+        for index, uuid in enumerate(node.gpus)
+    )
+    return f"""#!/bin/sh
+uuids=
+for index in $(echo "${{SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}}" | tr , ' '); do
+  case $SLURMD_NODENAME:$index in
+{cases}
+  *) continue ;;
+  esac
+  uuids=$uuids,$uuid
+done
+echo "export CUDA_VISIBLE_DEVICES=${{uuids#,}}"
+"""
 
 
 def render_cgroup_conf(plan: Plan) -> str:
