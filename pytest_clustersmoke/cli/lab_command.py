@@ -124,7 +124,10 @@ def _up(parsed: argparse.Namespace) -> int:
     )
     option = "" if lab.name == DEFAULT_NAME else f" --name {lab.name}"
     _say(f'For this shell: eval "$(clustersmoke lab env{option})"')
-    _say("For the suite:  pytest --cluster lab")
+    if lab.gpus == "fake":
+        _say("For the suite:  pytest --cluster lab")
+    else:  # the profile `lab` trains on the CPU
+        _say("For the suite:  clustersmoke init, which writes a profile of these nodes")
     _say(f"To end it:      clustersmoke lab down{option}")
     return 0
 

@@ -54,6 +54,7 @@ def test_each_node_has_gpus_of_its_own(
     gpus(5)
     up = clustersmoke("lab", "up", "--gpus", "real", "--nodes", "2")
     assert "2 nodes with 2 real GPUs each" in up.stderr, up.stderr
+    assert "clustersmoke init" in up.stderr and "--cluster lab" not in up.stderr
     slurm = lab.find_lab()
     assert (slurm.gpus, slurm.gpus_per_node) == ("real", 2)
     (home / "job.sh").write_text(SCRIPT)
