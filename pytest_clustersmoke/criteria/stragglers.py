@@ -13,7 +13,8 @@ and its forward pass, in every step. A rank falls behind if all of this holds af
 - it is late by more than the scheduling of cores or kernel launches can explain;
 - this holds in three of four steps, not only now and then.
 
-And in passes of its own step, forward, backward and optimizer, if the program gave a `Proof`. On
+And in passes of its own step, forward, backward and optimizer, if the program gave a `Proof`; of a
+model that is sharded over ranks, one block stands for all. On
 GPUs the ranks of one role, those with the same GPU that do the same parts, are judged by the spread
 of their peers (`peer_judge.py`). On CPUs wall times are too noisy, so a fixed factor over the
 others' CPU time decides. Anywhere a single part that takes `PART_FACTOR` times as long as the
@@ -116,7 +117,10 @@ def describe_visible(phase: PhaseResult) -> str:
 
 
 def _late_to_reduce(phase: PhaseResult) -> Iterator[Straggler]:
-    """The ranks that reach `Step.local_done` late."""
+    """The ranks that reach `Step.local_done` late. Where the forward pass waits for other ranks,
+    nothing marks it, and their own steps must do."""
+    if all(_ran_one_block(rank) for rank in phase.ranks):
+        return
     ranks = [_require_times(rank) for rank in phase.ranks]
     late_s = LATE_S["cuda" if phase.on_gpus else "cpu"]
     medians = [statistics.median(rank.own_times_s) for rank in ranks]
@@ -175,6 +179,11 @@ def _roles(phase: PhaseResult) -> list[OwnSteps]:
         for ranks in roles.values()
         if len(ranks) > 1
     ]
+
+
+def _ran_one_block(rank: RankResult) -> bool:
+    """Whether the rank measured one block for all, since its forward pass waits for others."""
+    return not rank.own_times_s and "blocks" in (rank.events.last("own_steps") or {})
 
 
 def _require_times(rank: RankResult) -> RankResult:

@@ -14,7 +14,7 @@ they add up the results. Parts and their gradients are ordinary tensors, with ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -104,10 +104,20 @@ def shares_statistics(model: Any) -> bool:
     return any("SyncBatchNorm" in kind for kind in kinds)
 
 
+def gathers_parameters(model: Any) -> bool:
+    """Whether the forward pass gathers parameters from other ranks."""
+    return any(map(is_sharded, model.parameters()))
+
+
 def waits_in_forward(model: Any) -> str:
     """Why the model's forward pass waits for other ranks; empty if it does not."""
-    if any(map(is_sharded, model.parameters())):
+    if gathers_parameters(model):
         return "the forward pass gathers parameters from other ranks"
+    return waits_in_blocks(model)
+
+
+def waits_in_blocks(model: Any) -> str:
+    """The same of a pass with whole parameters."""
     if shares_statistics(model):
         return "the forward pass averages the statistics of batch norms over the ranks"
     if any(map(_is_tensor_parallel, model.modules())):
@@ -121,6 +131,18 @@ def gather_whole(tensor: Any) -> Any:
     if _is_zero3(tensor):
         return tensor.ds_tensor
     return tensor.full_tensor() if _is_dtensor(tensor) else tensor
+
+
+def copy_whole(parameters: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """Each sharded parameter with a copy of the whole. All ranks must exhaust this."""
+    for parameter in parameters:
+        if not _is_zero3(parameter):
+            yield parameter, gather_whole(parameter.detach()).clone()
+            continue
+        from deepspeed import zero
+
+        with zero.GatheredParameters([parameter]):
+            yield parameter, parameter.detach().clone()
 
 
 def local_part(tensor: Any) -> Any:

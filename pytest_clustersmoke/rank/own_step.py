@@ -4,6 +4,9 @@ Synchronous training makes all ranks as slow as the slowest, so the time of a st
 which rank is slow. These passes do: after a barrier each rank repeats the step that it has just
 done, with the bare model and `torch.autograd.grad`, as a proof does. The optimizer steps on scratch
 copies of a few parameters. Weights, gradients, moments, random state and buffers stay as they were.
+
+Of a model that is sharded over ranks, one block is repeated alone, with whole parameters: its times
+count for all blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from typing import Any
 
 from ..evidence.telemetry import typical_s
 from . import process_group
-from .leaves import waits_in_forward
+from .leaves import gathers_parameters, local_part, waits_in_blocks
+from .lone_block import LoneBlock
 from .proof import Proof, find_optimizer
 from .replay import Randomness, Replay, Unrepeatable
 
@@ -68,13 +72,17 @@ class OwnStep:
         self._device = device
         self._parameters = [p for p in proof.model.parameters() if p.requires_grad]
         self._parts: dict[str, PartTimes] = {}
-        self._reason = waits_in_forward(proof.model)  # why it cannot be measured
+        self._blocks: float | None = None
+        self._is_sharded = gathers_parameters(proof.model)
+        self._reason = waits_in_blocks(proof.model)  # why it cannot be measured
 
     def measure(self, index: int, progress: Callable[[], None]) -> None:
         """Repeat step `index` (from 0), the last that was done; `progress` is called after each
         pass."""
         if self._reason:
             return
+        import torch
+
         replay = Replay(
             self._proof.model,
             self._parameters,
@@ -83,22 +91,32 @@ class OwnStep:
         )
         process_group.barrier(self._device)
         try:
-            self._run_passes(replay, progress)
+            with replay.as_before(), torch.enable_grad():
+                if self._is_sharded:
+                    block = LoneBlock(self._proof.model, lambda: next(replay.losses()))
+                    self._blocks = block.scale
+                    process_group.barrier(self._device)
+                    self._run_passes(block, block.scale, progress)
+                else:
+                    self._run_passes(replay, 1.0, progress)
         except Unrepeatable as error:
             self._reason = str(error)
 
-    def _run_passes(self, replay: Replay, progress: Callable[[], None]) -> None:
+    def _run_passes(
+        self, work: Replay | LoneBlock, scale: float, progress: Callable[[], None]
+    ) -> None:
+        """`scale`: how many times as long the whole model takes."""
         import torch
 
         bucket = self._fill_bucket()
-        with replay.as_before(), torch.enable_grad():
-            for number in range(PASSES + 1):
-                spans = self._run_pass(replay, bucket)
-                if self._device.type == "cuda":
-                    torch.cuda.synchronize(self._device)
-                if number:  # the first warms up caches and the allocator
-                    self._add(spans, bucket)
-                progress()
+        scales = {FORWARD: scale, BACKWARD: scale, OPTIMIZER: bucket.scale if bucket else 1.0}
+        for number in range(PASSES + 1):
+            spans = self._run_pass(work, bucket)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            if number:  # the first warms up caches and the allocator
+                self._add(spans, scales)
+            progress()
 
     @property
     def typical_s(self) -> float | None:
@@ -109,13 +127,15 @@ class OwnStep:
 
     def fields(self) -> dict[str, Any]:
         """The fields of the `own_steps` event: wall (on CUDA device) and CPU seconds of each pass,
-        and of its parts; or why there are none."""
+        and of its parts, and how many blocks of a sharded model they count for; or why there are
+        none."""
         if self._reason:
             return {"not_measured": self._reason}
         return {
             "seconds": self._totals("seconds"),
             "cpu_seconds": self._totals("cpu_seconds"),
             "parts": {name: vars(times) for name, times in self._parts.items()},
+            **({} if self._blocks is None else {"blocks": self._blocks}),
         }
 
     def _totals(self, clock: str) -> list[float]:
@@ -123,15 +143,15 @@ class OwnStep:
         return [sum(parts_of_pass) for parts_of_pass in zip(*parts, strict=True)]
 
     def _run_pass(
-        self, replay: Replay, bucket: Bucket | None
+        self, work: Replay | LoneBlock, bucket: Bucket | None
     ) -> dict[str, list[tuple[Instant, Instant]]]:
         """One pass over all micro batches; where each part began and ended."""
 
         spans: dict[str, list[tuple[Instant, Instant]]] = {FORWARD: [], BACKWARD: []}
         begin = self._mark()
-        for loss in replay.losses():
+        for loss in work.losses():
             forward_done = self._mark()
-            replay.differentiate(loss)
+            work.differentiate(loss)
             backward_done = self._mark()
             spans[FORWARD].append((begin, forward_done))
             spans[BACKWARD].append((forward_done, backward_done))
@@ -142,9 +162,11 @@ class OwnStep:
             spans[OPTIMIZER] = [(begin, self._mark())]
         return spans
 
-    def _add(self, spans: dict[str, list[tuple[Instant, Instant]]], bucket: Bucket | None) -> None:
+    def _add(
+        self, spans: dict[str, list[tuple[Instant, Instant]]], scales: dict[str, float]
+    ) -> None:
         for name, pairs in spans.items():
-            scale = bucket.scale if bucket is not None and name == OPTIMIZER else 1.0
+            scale = scales[name]
             passed = [begin.until(end) for begin, end in pairs]
             times = self._parts.setdefault(name, PartTimes())
             times.seconds.append(scale * sum(wall_s for wall_s, _ in passed))
@@ -167,7 +189,7 @@ class OwnStep:
             return None
         group = optimizer.param_groups[0]
         copies, room = [], BUCKET_ELEMENTS
-        for parameter in group["params"]:
+        for parameter in map(local_part, group["params"]):
             if room <= 0 or not parameter.numel():
                 continue
             rows = max(1, room * len(parameter) // parameter.numel()) if parameter.dim() else None
@@ -179,7 +201,9 @@ class OwnStep:
             scratch = type(optimizer)(**(settings | {"params": copies}))
         except (TypeError, ValueError, RuntimeError):
             return None
-        elements = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        elements = sum(
+            local_part(p).numel() for group in optimizer.param_groups for p in group["params"]
+        )
         return Bucket(scratch, elements / (BUCKET_ELEMENTS - room)) if copies else None
 
 
