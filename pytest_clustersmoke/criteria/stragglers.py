@@ -4,7 +4,8 @@ Synchronous training makes all ranks equally slow, so the time of a step does no
 slow. What a rank does without waiting for the others shows it, measured in two ways.
 
 From the step's beginning, where all ranks have just synchronised, to `Step.local_done`: its batch
-and its forward pass, in every step. A rank falls behind if all of this holds after warm-up:
+and its forward pass, in every step; where the forward pass gathers parameters, to its beginning. A
+rank falls behind if all of this holds after warm-up:
 
 - its performance score, the others' median time divided by its own, is below 0.75: the bound of
   NVIDIA's resiliency extension (`Report.identify_stragglers`);
@@ -117,10 +118,7 @@ def describe_visible(phase: PhaseResult) -> str:
 
 
 def _late_to_reduce(phase: PhaseResult) -> Iterator[Straggler]:
-    """The ranks that reach `Step.local_done` late. Where the forward pass waits for other ranks,
-    nothing marks it, and their own steps must do."""
-    if all(_ran_one_block(rank) for rank in phase.ranks):
-        return
+    """The ranks that reach `Step.local_done` late."""
     ranks = [_require_times(rank) for rank in phase.ranks]
     late_s = LATE_S["cuda" if phase.on_gpus else "cpu"]
     medians = [statistics.median(rank.own_times_s) for rank in ranks]
@@ -179,11 +177,6 @@ def _roles(phase: PhaseResult) -> list[OwnSteps]:
         for ranks in roles.values()
         if len(ranks) > 1
     ]
-
-
-def _ran_one_block(rank: RankResult) -> bool:
-    """Whether the rank measured one block for all, since its forward pass waits for others."""
-    return not rank.own_times_s and "blocks" in (rank.events.last("own_steps") or {})
 
 
 def _require_times(rank: RankResult) -> RankResult:

@@ -23,8 +23,8 @@ def resident_bytes() -> int:
 
 
 class PeakMemory:
-    """`pause` before a proven or traced step, `resume` after it, in pairs that may be nested;
-    `metrics` at the end of the loop.
+    """`begin` with the loop, `pause` before a proven or traced step, `resume` after it, in pairs
+    that may be nested; `metrics` at the end of the loop.
 
     `held` are bytes of the host that are not the training's, such as a snapshot of its state or
     what a profiler keeps; they are subtracted from the peak after the next `resume`.
@@ -36,6 +36,15 @@ class PeakMemory:
         self._reserved = 0
         self._pauses = 0
         self.held = 0
+
+    def begin(self) -> None:
+        """Begin the loop: what was allocated before and is free counts no longer."""
+        if self._device.startswith("cuda"):
+            import torch
+
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()  # otherwise earlier allocations count as reserved
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def pause(self) -> None:
         if not self._pauses:

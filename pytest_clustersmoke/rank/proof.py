@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cross_replay import RANKS, CrossReplay
 from .gradients import Probe
-from .leaves import Groups, shares_statistics, waits_in_forward
+from .leaves import Groups, gathers_parameters, shares_statistics, waits_in_forward
 from .rank_environment import RankMisuse
 from .replay import MOST_NAMES, EnginePass, Randomness, Replay, Unrepeatable
 
@@ -114,6 +114,13 @@ class StepProver:
             self._cross = CrossReplay(proof.model, named, proof.peer_loss)
         self._pass: EnginePass | None = None
         self.waits_in_forward = bool(waits_in_forward(proof.model))
+
+    def mark_entry(self, mark: Callable[[], None]) -> None:
+        """Call `mark` whenever a forward pass begins that gathers parameters from other ranks:
+        until then a rank works alone."""
+        if gathers_parameters(self._proof.model):
+            # Before the hook that gathers.
+            self._proof.model.register_forward_pre_hook(lambda *_: mark(), prepend=True)
 
     @property
     def proof(self) -> Proof:

@@ -15,7 +15,7 @@ class CpuClock:
     def __init__(self) -> None:
         self._begins: list[Any] = []
         self._ends: list[Any] = []
-        self._locals: list[Any] = []
+        self._locals: dict[int, Any] = {}  # by step
 
     def tick(self) -> None:
         """End the current step, if there is one, and begin the next."""
@@ -26,11 +26,13 @@ class CpuClock:
 
     def restart(self) -> None:
         """Begin the current step now: nothing of it was done before."""
+        self._locals.pop(len(self._begins) - 1, None)
         self._begins[-1] = self._now()
 
     def local_done(self) -> None:
-        if len(self._locals) < len(self._begins):  # the first of several micro batches counts
-            self._locals.append(self._now())
+        step = len(self._begins) - 1
+        if step not in self._locals:  # the first of several micro batches counts
+            self._locals[step] = self._now()
 
     def passed_steps(self) -> int:
         return len(self._ends)
@@ -43,7 +45,10 @@ class CpuClock:
 
     def local_seconds(self) -> list[float]:
         """Seconds from the beginning of each step to its mark; empty if a step had no mark."""
-        return self._seconds_until(self._locals) if len(self._locals) == len(self._ends) else []
+        steps = range(len(self._ends))
+        if not all(step in self._locals for step in steps):
+            return []
+        return self._seconds_until([self._locals[step] for step in steps])
 
     def _seconds_until(self, moments: list[Any]) -> list[float]:
         pairs = zip(self._begins, moments, strict=False)

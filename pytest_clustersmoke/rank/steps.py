@@ -186,17 +186,14 @@ class StepLog:
         )
 
     def start(self) -> None:
-        import torch
-
         self._events.event("stage", name="train", state="begin")
-        if on_cuda := self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()  # otherwise earlier allocations count as reserved
-            torch.cuda.reset_peak_memory_stats(self._device)
+        self._memory.begin()
         self._watch = self._make_watch(0)
         self._began = time.perf_counter()
-        self._clock = CudaClock() if on_cuda else CpuClock()
+        self._clock = CudaClock() if self._device.type == "cuda" else CpuClock()
         self._clock.tick()
+        if self._prover is not None:
+            self._prover.mark_entry(self._clock.local_done)
         if self._begins_itself:
             self.begin()
 
@@ -311,8 +308,8 @@ class StepLog:
         self._untimed_s += time.perf_counter() - began
 
     def local_done(self) -> None:
-        """Mark the end of the rank's own work in the current step. Where the forward pass itself
-        waits for other ranks, nothing marks it."""
+        """Mark the end of the rank's own work in the current step, unless the forward pass itself
+        waits for other ranks: where it gathers parameters, its beginning is the mark."""
         if self._prover is None or not self._prover.waits_in_forward:
             self._clock.local_done()
 
