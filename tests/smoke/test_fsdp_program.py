@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,30 @@ def test_broken_program_fails_its_criterion(
     outcome = run(tmp_path, "full", break_program(tmp_path, "train_fsdp", change))
     assert outcome.statuses == [0], outcome.output
     check_fails(getattr(suite.TrainedWithFsdp(), criterion), outcome.phase, words)
+
+
+def test_slow_rank_is_named(tmp_path: Path) -> None:
+    """Its layers compute longer, so all ranks wait for it in every pass; alone, only it is slow."""
+    slow_layers = (
+        "import os, time\n"
+        "from transformers.models.mistral.modeling_mistral import MistralMLP\n"
+        "forward = MistralMLP.forward\n"
+        "def slowly(self, hidden):\n"
+        "    end = time.process_time() + 0.01 * (os.environ['RANK'] == '1')\n"
+        "    while time.process_time() < end:\n"
+        "        pass\n"
+        "    return forward(self, hidden)\n"
+        "MistralMLP.forward = slowly\n"
+    )
+    program = break_program(tmp_path, "train_fsdp", slow_layers)
+    args = {**ARGS, "sharding": "full", "max_steps": 8}
+    outcome = run_program(program, tmp_path, args)
+    assert outcome.statuses == [0], outcome.output
+    with pytest.raises(AssertionError) as failed:
+        judge("test_no_rank_falls_behind", outcome.phase)
+    message = str(failed.value)
+    assert re.match(r"rank 1 .*falls behind: its .* \(CPU time\) takes", message), message
+    assert "rank 0" not in message
 
 
 @pytest.mark.slow
