@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +60,46 @@ def test_phase_that_slurm_asks_to_stop_is_requeued_and_goes_on(lab_suite: Suite)
     attempts = check_parts(outcome, steps=20)
     assert [attempt.directory.attempt for attempt in attempts] == [0, 1, 10, 20]
     assert [event["phase"] for event in outcome.events("requeued")] == ["long", "long"]
+
+
+# A Python that on the job's second start waits for a file before it starts `run_node`. (No shell:
+# dash unblocks all signals once it has waited for a command.)
+HELD = """#!{python}
+import os, sys, time
+folder = {folder!r}
+if os.environ.get("SLURM_RESTART_COUNT") == "1":
+    open(f"{{folder}}/held.{{os.environ['SLURM_NODEID']}}", "w").close()
+    while not os.path.exists(f"{{folder}}/go"):
+        time.sleep(0.05)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.slow
+def test_signal_between_two_attempts_is_not_lost(lab_suite: Suite) -> None:
+    """After the ranks of the first attempt stopped as planned, and before those of the second have
+    started, the scheduler asks; once more as soon as the ranks have stopped for it, before the job
+    is requeued; and again where the next start has not got as far as Python."""
+    python = lab_suite.path / "python.sh"
+    python.write_text(HELD.format(folder=str(lab_suite.path), python=sys.executable))
+    python.chmod(0o700)
+    lab_suite.profile["python"] = str(python)
+    add_phase(lab_suite, steps=16, pause_s=0.1, resume=4)
+    with lab_suite.started() as running:
+        wait_for_step(lab_suite, running, attempt=0, step=1)
+        (job,) = lab_suite.slurm("squeue", "-h", "-o", "%i", "-t", "R").split()
+        for attempt in (0, 1):
+            place = replace(lab_suite.run_dir().phase("long"), attempt=attempt)
+            running.wait_for(f"the end of attempt {attempt}", place.node_result(0).exists)
+            lab_suite.slurm("scancel", "--signal=USR1", job)
+        held = [lab_suite.path / f"held.{node}" for node in range(2)]
+        running.wait_for("the next start", lambda: all(path.exists() for path in held))
+        lab_suite.slurm("scancel", "--signal=USR1", job)
+        (lab_suite.path / "go").touch()
+        outcome = running.wait()
+    attempts = check_parts(outcome, steps=16)
+    assert [attempt.directory.attempt for attempt in attempts] == [0, 1, 10, 20]
+    assert [len(attempt.losses) for attempt in attempts[:-1]] == [4, 1, 1]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_resumed_loop_agrees_as_often_as_a_new_one(
     write_json(PhaseDir(tmp_path).spec, {"phase": "small", "resume": True})
     monkeypatch.setattr(resume, "reduce_max", lambda values: None)  # a world of one
     now = 100.0
-    monkeypatch.setattr(resume.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     environment = read_rank_environment()
     events = RankEventWriter(environment)
     loop = Resume(environment, events)
