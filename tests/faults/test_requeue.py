@@ -114,7 +114,7 @@ def test_both_parts_are_one_training_under_each_launcher(
     lab_suite: Suite, launcher: str, nodes: int
 ) -> None:
     """The losses equal those of two ranks under torchrun that nobody stops."""
-    sizes = {"nodes": nodes, "gpus_per_node": 2 // nodes}
+    sizes: dict[str, Any] = {"nodes": nodes, "gpus_per_node": 2 // nodes}
     add_phase(lab_suite, steps=12, pause_s=0.3, launcher=launcher, **sizes)
     args = {"steps": 12, "precision": "fp32"}
     lab_suite.phase("whole", script=str(PROGRAMS / "resumed.py"), args=args, **sizes)
