@@ -19,6 +19,7 @@ from ..evidence.scheduler_record import (
     SchedulerRecord,
     SlurmMessage,
 )
+from ..evidence.telemetry import read_events
 from ..jobs.outcome import (
     CLUSTER_STATES,
     HOST_LOST,
@@ -139,7 +140,13 @@ def _preempted(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 
 
 def _suspended(evidence: FailureEvidence, judgement: Judgement) -> Finding:
-    paused = [node for node in evidence.result.nodes if node.paused_s]
+    result = evidence.result
+    paused = [
+        (node, attempt.directory.node_events(node.node_rank))
+        for attempt in (*result.earlier, result)
+        for node in attempt.nodes
+        if node.paused_s
+    ]
     return Finding(
         "job-suspended",
         f"{judgement.reason}, so its times mean nothing: the scheduler suspended it (gang "
@@ -151,11 +158,11 @@ def _suspended(evidence: FailureEvidence, judgement: Judgement) -> Finding:
                 events.line_of(pause),
                 f"paused for {pause.get('seconds')} s"[:MAX_TEXT],
             )
-            for node in paused[:MOST_SHOWN]
-            for events in [evidence.node_events[node.node_rank]]
+            for _, path in paused[:MOST_SHOWN]
+            for events in [read_events(path)]
             for pause in [*events.named("paused")][:1]
         ),
-        hosts=tuple(node.name for node in paused),
+        hosts=tuple(dict.fromkeys(node.name for node, _ in paused)),
     )
 
 

@@ -53,7 +53,7 @@ def judge_job(
                 "its ranks stopped to go on in another attempt, and were not started again",
             )
         if result.ranks_done == result.world_size:
-            if suspension := _suspension(result):
+            if suspension := _suspension(*result.earlier, result):
                 return Judgement("preempted", f"{suspension} and then continued", SUSPENDED)
             return Judgement("passed", "every node succeeded and every rank finished")
         return Judgement(
@@ -71,7 +71,8 @@ def judge_job(
     if by_scheduler:
         return by_scheduler
     if failure:
-        if suspension := _suspension(result, EXCUSING_SUSPENSION_S):
+        # Ranks that were suspended in an earlier attempt saved and ended well.
+        if suspension := _suspension(result, longer_than_s=EXCUSING_SUSPENSION_S):
             reason = f"{suspension} and then failed: {failure}"
             return Judgement("preempted", reason, SUSPENDED)
         return Judgement("failed", failure)
@@ -87,10 +88,10 @@ def judge_job(
     return Judgement("failed", f"the job ended as {ending}, and {detail}")
 
 
-def _suspension(result: PhaseResult, longer_than_s: float = 0.0) -> str:
-    """A sentence on how long the job was suspended; empty if it was not. A suspension makes its
-    times worthless, but is not a fault of the cluster."""
-    nodes = [node for attempt in (*result.earlier, result) for node in attempt.nodes]
+def _suspension(*attempts: PhaseResult, longer_than_s: float = 0.0) -> str:
+    """A sentence on how long the job was suspended in these attempts; empty if it was not. A
+    suspension makes its times worthless, but is not a fault of the cluster."""
+    nodes = [node for attempt in attempts for node in attempt.nodes]
     longest = max(nodes, key=lambda node: node.paused_s)
     if longest.paused_s <= longer_than_s:
         return ""

@@ -18,6 +18,12 @@ from . import batch_script
 from .slurm_client import SlurmClient
 
 SUBMITIT_SIGNAL = "#SBATCH --signal=USR2@"
+# Slurm asks every process of the step to stop, also a Python that is only starting, which would end
+# by it. It starts with the signal blocked, and `run_node` finds it pending. An `env` of coreutils
+# before 8.31 cannot block it: then it is ignored until `run_node` has begun.
+KEEP_SIGNAL = """trap "" USR1
+env --block-signal=USR1 true 2>/dev/null && set -- env --block-signal=USR1 "$@"
+exec "$@\""""
 
 
 class SlurmBackend:
@@ -80,9 +86,10 @@ class SlurmBackend:
     def _executor(
         self, phase: Phase, directory: PhaseDir, after: str = "", array: str = ""
     ) -> _Sbatch:
-        executor = _Sbatch(
-            directory, self._client, batch_script.python_command(phase, self._profile)
-        )
+        python = batch_script.python_command(phase, self._profile)
+        if phase.resume.value:
+            python = f"sh -c {shlex.quote(KEEP_SIGNAL)} sh {python}"
+        executor = _Sbatch(directory, self._client, python)
         options: dict[str, Any] = {
             key: setting.value
             for key, setting in phase.slurm.items()

@@ -223,6 +223,8 @@ class SrunStep:
             # The nodes' watch ends the others, once their dumps are taken.
             *("--kill-on-bad-exit=0", "--wait=0"),
             "--export=ALL",
+            # The signal to stop is for the nodes, and would end a Python that is only starting.
+            *(("sh", "-c", 'trap "" USR1; exec "$@"', "sh") if launch.spec.get("resume") else ()),
             *(sys.executable, "-m", STARTER, "--step", str(launch.directory.root)),
         ]
 

@@ -150,6 +150,8 @@ class _StopRequest:
         self._path: Path | None = None
         self._came = False
         signal.signal(signal.SIGUSR1, self._note)
+        # Blocked since this process began (`jobs/slurm_backend.py`): one may have come meanwhile.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
     def write_to(self, path: Path) -> None:
         """Write the file at the signal, or now if it came before."""

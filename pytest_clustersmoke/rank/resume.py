@@ -127,9 +127,11 @@ class Resume:
 
     def begin_loop(self) -> None:
         """Draw the random numbers (of dropout, say) that the loop would have drawn without a stop;
-        the program may have drawn others since it started."""
+        the program may have drawn others since it started. The loop's first steps say how often to
+        `agree`, so their time counts from here."""
         if self._random is not None:
             self._random.restore()
+        self._agreed_step, self._agreed_at = self.first, time.monotonic()
 
     def save(self, output: Path, state: Any, loss_of: Callable[[int], Any] | None) -> None:
         """Note what was saved, once the program has saved it."""

@@ -10,7 +10,9 @@ import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase
 from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
+from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs import slurm_jobs
 from pytest_clustersmoke.jobs.job_watch import read_messages
 from pytest_clustersmoke.jobs.outcome import Judgement, judge_job
@@ -216,3 +218,26 @@ def test_job_that_slurm_reports_out_of_memory(job: ScheduledJob) -> None:
     """Even without a message in its log or a dead rank."""
     outcome, finding = job.recorded("OUT_OF_MEMORY").finding(JobState("ended", "OUT_OF_MEMORY"))
     assert (outcome, finding.id, finding.ranks) == ("failed", "out-of-memory", ())
+
+
+def test_suspension_before_a_resume_names_its_node_and_line(tmp_path: Path) -> None:
+    """The node's events of that attempt say so; those of the last attempt do not."""
+    evidence = Evidence(tmp_path, 2).started()
+    for attempt in range(2):
+        evidence.dir = replace(evidence.dir, attempt=attempt)
+        create_phase(evidence.dir, 2)
+        evidence.started().each("done")
+        for node in range(2):
+            paused_s = 7.0 if attempt == 0 and node == 1 else 0.0
+            evidence.node(node, ok=True, stopped=attempt == 0, paused_s=paused_s)
+    place = PhaseDir(evidence.dir.root).node_events(1)
+    events = EventWriter(place)
+    events.write("claim")
+    events.write("paused", seconds=7.0)
+    events.close()
+    result = evidence.result()
+    (finding, *_) = diagnose(result, judge_job(result, JobState("ended", "COMPLETED")))
+    assert (finding.id, finding.hosts) == ("job-suspended", ("n1",))
+    assert [(item.file, item.line, item.text) for item in finding.evidence] == [
+        (str(place), 2, "paused for 7.0 s")
+    ]

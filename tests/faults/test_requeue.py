@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from pytest_clustersmoke.evidence.telemetry import read_events
+from tests.faults.watched_phase import WatchedPhase
 from tests.rank.conftest import PROGRAMS
 from tests.support.harness import Outcome, RunningPytest, Suite
 
 pytestmark = pytest.mark.lab
+STILL_S = 8.0  # a suspension that is seen
 
 
 def add_phase(suite: Suite, steps: int, pause_s: float, **marker: Any) -> None:
@@ -58,6 +64,104 @@ def test_phase_that_slurm_asks_to_stop_is_requeued_and_goes_on(lab_suite: Suite)
     attempts = check_parts(outcome, steps=20)
     assert [attempt.directory.attempt for attempt in attempts] == [0, 1, 10, 20]
     assert [event["phase"] for event in outcome.events("requeued")] == ["long", "long"]
+
+
+# A Python that on the job's second start waits for a file before it starts `run_node`. (No shell:
+# dash unblocks all signals once it has waited for a command.)
+HELD = """#!{python}
+import os, sys, time
+folder = {folder!r}
+if os.environ.get("SLURM_RESTART_COUNT") == "1":
+    open(f"{{folder}}/held.{{os.environ['SLURM_NODEID']}}", "w").close()
+    while not os.path.exists(f"{{folder}}/go"):
+        time.sleep(0.05)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.slow
+def test_signal_between_two_attempts_is_not_lost(lab_suite: Suite) -> None:
+    """After the ranks of the first attempt stopped as planned, and before those of the second have
+    started, the scheduler asks; once more as soon as the ranks have stopped for it, before the job
+    is requeued; and again where the next start has not got as far as Python."""
+    python = lab_suite.path / "python.sh"
+    python.write_text(HELD.format(folder=str(lab_suite.path), python=sys.executable))
+    python.chmod(0o700)
+    lab_suite.profile["python"] = str(python)
+    add_phase(lab_suite, steps=16, pause_s=0.1, resume=4)
+    with lab_suite.started() as running:
+        wait_for_step(lab_suite, running, attempt=0, step=1)
+        (job,) = lab_suite.slurm("squeue", "-h", "-o", "%i", "-t", "R").split()
+        for attempt in (0, 1):
+            place = replace(lab_suite.run_dir().phase("long"), attempt=attempt)
+            running.wait_for(f"the end of attempt {attempt}", place.node_result(0).exists)
+            lab_suite.slurm("scancel", "--signal=USR1", job)
+        held = [lab_suite.path / f"held.{node}" for node in range(2)]
+        running.wait_for("the next start", lambda: all(path.exists() for path in held))
+        lab_suite.slurm("scancel", "--signal=USR1", job)
+        (lab_suite.path / "go").touch()
+        outcome = running.wait()
+    attempts = check_parts(outcome, steps=16)
+    assert [attempt.directory.attempt for attempt in attempts] == [0, 1, 10, 20]
+    assert [len(attempt.losses) for attempt in attempts[:-1]] == [4, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "nodes"), [("srun", 2), ("accelerate", 2), ("deepspeed", 1), ("torchrun-c10d", 2)]
+)
+def test_both_parts_are_one_training_under_each_launcher(
+    lab_suite: Suite, launcher: str, nodes: int
+) -> None:
+    """The losses equal those of two ranks under torchrun that nobody stops."""
+    sizes: dict[str, Any] = {"nodes": nodes, "gpus_per_node": 2 // nodes}
+    add_phase(lab_suite, steps=12, pause_s=0.3, launcher=launcher, **sizes)
+    args = {"steps": 12, "precision": "fp32"}
+    lab_suite.phase("whole", script=str(PROGRAMS / "resumed.py"), args=args, **sizes)
+    with lab_suite.started() as running:
+        wait_for_step(lab_suite, running, attempt=0, step=3)
+        job = WatchedPhase(lab_suite, "long").job
+        lab_suite.slurm("scancel", "--signal=USR1", job)
+        outcome = running.wait()
+    attempts = check_parts(outcome, steps=12)
+    assert [attempt.directory.attempt for attempt in attempts] == [0, 10]
+    assert [event["phase"] for event in outcome.events("requeued")] == ["long"]
+    whole = outcome.evidence("whole")
+    assert not whole.earlier and len(whole.losses) == 12
+    assert attempts[-1].losses == pytest.approx(whole.losses, rel=1e-6)
+    for attempt in attempts:
+        starts = [read_events(attempt.directory.node_events(n)) for n in range(nodes)]
+        named = [(events.last("launcher_start") or {}).get("launcher") for events in starts]
+        assert named == [launcher] * nodes
+
+
+@pytest.mark.slow
+def test_suspension_before_the_stop_is_reported_after_it(lab_suite: Suite) -> None:
+    """The second part was not suspended, and succeeds; but the times of the first mean nothing."""
+    add_phase(lab_suite, steps=14, pause_s=0.3)
+    with lab_suite.started() as running:
+        wait_for_step(lab_suite, running, attempt=0, step=2)
+        phase = WatchedPhase(lab_suite, "long")
+        lab_suite.slurm("scontrol", "suspend", phase.job)
+        time.sleep(STILL_S)
+        lab_suite.slurm("scontrol", "resume", phase.job)
+        wait_for_step(lab_suite, running, attempt=0, step=4)
+        lab_suite.slurm("scancel", "--signal=USR1", phase.job)
+        outcome = running.wait()
+    assert outcome.phase("long")["outcome"] == "preempted", outcome.output
+    assert outcome.record()["verdict"] == "INCONCLUSIVE" and outcome.ret == 6
+    finding, last = outcome.finding("long"), outcome.evidence("long")
+    assert finding["id"] == "job-suspended", finding
+    (still,) = re.findall(r"suspended for (\d+) s", finding["cause"])
+    assert STILL_S - 1 <= int(still) < STILL_S + 30
+    (first,) = last.earlier
+    assert [node.paused_s for node in last.nodes] == [0.0, 0.0]
+    assert finding["hosts"] == [node.name for node in first.nodes]
+    for item, node in zip(finding["evidence"], first.nodes, strict=True):
+        assert item["text"].startswith("paused for "), item
+        path = first.directory.node_events(node.node_rank)
+        assert item["file"].endswith(str(path.relative_to(path.parents[2]))), item
+    assert len(last.losses) == 14
 
 
 @pytest.mark.slow

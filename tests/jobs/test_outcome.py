@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_directory import create_phase
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs.outcome import (
     CLUSTER_STATES,
@@ -159,6 +161,26 @@ def test_suspended_job_is_not_measured(
     assert judged.outcome == outcome
     assert ("suspended for 7" in judged.reason) is (outcome == "preempted")
     assert ("timeout" in judged.reason) is not ok
+
+
+@pytest.mark.parametrize(
+    ("ok", "paused_s", "outcome"),
+    [(True, 7.0, "preempted"), (False, 7200.0, "failed"), (True, 0.0, "passed")],
+)
+def test_suspension_before_a_resume_is_reported(
+    ok: bool, paused_s: float, outcome: str, tmp_path: Path
+) -> None:
+    """The part before the stop has no times worth reading. But its ranks saved and ended well, so
+    the suspension excuses no rank that was started after it."""
+    evidence = Evidence(tmp_path).started().each("done")
+    evidence.node(0, ok=True, stopped=True, paused_s=paused_s)
+    evidence.dir = replace(evidence.dir, attempt=1)
+    create_phase(evidence.dir, 1)
+    evidence.started().each("done")
+    evidence.node(0, ok=ok, reason="rank_error", why="rank 0: timeout", paused_s=0.0)
+    judged = judge_job(evidence.result(), ended("COMPLETED" if ok else "FAILED"))
+    assert judged.outcome == outcome, judged
+    assert ("suspended for 7 s" in judged.reason) is (outcome == "preempted")
 
 
 def test_end_of_the_users_allocation_is_no_failure(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.jobs import batch_script
 from pytest_clustersmoke.jobs.backend import Refused, make_spec
-from pytest_clustersmoke.jobs.slurm_backend import SlurmBackend
+from pytest_clustersmoke.jobs.slurm_backend import KEEP_SIGNAL, SlurmBackend
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
 
@@ -53,6 +56,48 @@ def test_job_has_one_task_per_node(tmp_path: Path) -> None:
 def test_no_early_signal_is_requested(tmp_path: Path) -> None:
     """submitit's --signal, which would end short jobs early as FAILED, is removed."""
     assert not [line for line in script_of(tmp_path) if line.startswith("#SBATCH --signal")]
+
+
+STARTING = """
+import signal, sys
+print("begun", flush=True)
+sys.stdin.readline()
+came = []
+signal.signal(signal.SIGUSR1, lambda *_: came.append(1))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+print(len(came))
+"""
+OLD_ENV = '#!/bin/sh\ncase $1 in --block-signal*) exit 125;; esac\nexec /usr/bin/env "$@"\n'
+
+
+@pytest.mark.parametrize(("is_old", "seen"), [(False, "1"), (True, "0")])
+def test_python_that_is_starting_survives_the_signal_to_stop(
+    tmp_path: Path, is_old: bool, seen: str
+) -> None:
+    """It finds it pending once it looks; where `env` cannot block it, nothing ends."""
+    if is_old:
+        (tmp_path / "env").write_text(OLD_ENV)
+        (tmp_path / "env").chmod(0o700)
+    with subprocess.Popen(
+        ["sh", "-c", KEEP_SIGNAL, "sh", sys.executable, "-c", STARTING],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout and process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.communicate("\n", timeout=20)[0].split() == [seen]
+    assert process.returncode == 0
+
+
+def test_only_a_phase_that_resumes_is_asked_to_stop(tmp_path: Path) -> None:
+    """Its Python starts with the signal blocked."""
+    lines = "\n".join(script_of(tmp_path, phases={"small": {"resume": True}}))
+    assert "#SBATCH --requeue" in lines and "#SBATCH --signal=USR1@120" in lines
+    assert f"sh -c {shlex.quote(KEEP_SIGNAL)} sh {shlex.quote(sys.executable)} -u -m" in lines
+    plain = script_of(tmp_path)
+    assert "#SBATCH --no-requeue" in plain and "USR1" not in "\n".join(plain)
 
 
 def test_srun_gets_cpus_and_environment(tmp_path: Path) -> None:

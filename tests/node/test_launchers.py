@@ -26,6 +26,16 @@ def make_launch(folder: Path, node_rank: int = 1, **spec: Any) -> NodeLaunch:
     return launch_of(make_job(folder, node_rank, **sizes), Endpoint("127.0.0.1", 4321, True))
 
 
+def test_step_of_a_phase_that_resumes_ignores_the_signal_to_stop(tmp_path: Path) -> None:
+    """Slurm sends it to the ranks' tasks, too, also while their Python starts."""
+    for name, ignores in (("resume", True), ("other", False)):
+        words = LAUNCHERS["srun"].arguments(make_launch(tmp_path / name, **{name: True}))
+        task = words[words.index("--export=ALL") + 1 : words.index(sys.executable)]
+        command = [*task, "sh", "-c", "kill -USR1 $$; echo alive"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert answer.stdout == ("alive\n" if ignores else ""), answer
+
+
 def test_dry_run_shows_the_line_of_each_launcher(tmp_path: Path) -> None:
     """Values that only the node knows are shell variables."""
     job = make_job(tmp_path, nodes=2, ranks_per_node=2, **PROGRAM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
 from pytest_clustersmoke.criteria.resumption import check_earlier_attempts, check_resumption
 from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import ATTEMPT_VARIABLE, PhaseDir, write_json
+from pytest_clustersmoke.rank import resume
+from pytest_clustersmoke.rank.rank_environment import read_rank_environment
+from pytest_clustersmoke.rank.rank_events import RankEventWriter
+from pytest_clustersmoke.rank.resume import Resume
 from tests.rank.conftest import PROGRAMS, RUN_WITHIN_S, rank_environment, started, torchrun_line
 
 RANKS = 2
@@ -62,3 +67,26 @@ def test_state_or_data_that_do_not_go_on_are_found(tmp_path: Path, breaks: str, 
     phase = train(tmp_path, "--breaks", breaks, resume=4, attempts=2)
     with pytest.raises(AssertionError, match=re.escape(words)):
         check_resumption(phase)
+
+
+def test_resumed_loop_agrees_as_often_as_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of two seconds: the signal is looked for before each, also after 1000 steps of an
+    attempt before and a start of a minute. Otherwise it would be seen too late."""
+    monkeypatch.setenv("CLUSTERSMOKE_PHASE_DIR", str(tmp_path))
+    monkeypatch.setenv(ATTEMPT_VARIABLE, "10")
+    write_json(PhaseDir(tmp_path).spec, {"phase": "small", "resume": True})
+    monkeypatch.setattr(resume, "reduce_max", lambda values: None)  # a world of one
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    environment = read_rank_environment()
+    events = RankEventWriter(environment)
+    loop = Resume(environment, events)
+    now, loop.first = now + 60, 1000
+    loop.begin_loop()
+    for step in range(1001, 1005):
+        now += 2
+        assert loop.may_stop(step)
+        assert loop.agree(step, "cpu") is False
+    events.close()
