@@ -9,7 +9,7 @@ import shlex
 import socket
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from ..config.marker import Needs
 from ..preflight.precision import lacks_bf16
 from ..text import plural
+from .host_survey import HostSurvey, parse_entry
 from .partition_survey import ClusterSurvey, NodeKind, PartitionChoice, gpu_words
 from .suite_files import shipped_phases, shipped_profile
 
@@ -57,6 +58,8 @@ class Wishes:
     directory: Path
     name: str | None = None
     partition: str | None = None
+    hosts: str | None = None
+    ssh_config: Path | None = None
     shared_dir: Path | None = None
 
 
@@ -77,6 +80,8 @@ class ClusterDraft:
     hardware: dict[str, Any] = field(default_factory=dict)
     setup: list[str] = field(default_factory=list)
     slurm: dict[str, Any] = field(default_factory=dict)
+    hosts: list[Any] = field(default_factory=list)
+    ssh: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, Any] = field(default_factory=dict)
     small: Mapping[str, Any] = field(default_factory=dict)
     expect: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -135,19 +140,72 @@ def draft_slurm(
         found=_describe_survey(survey, choice, environ),
         phases=_small_phases(small["phases"], choice.max_nodes, ranks)
         if small
-        else _phases(choice),
+        else _phases(kind, choice.max_nodes, choice),
         lab=lab,
         setup=_module_lines(environ),
         limits=small["limits"] if lab else {},
         small=small,
     )
-    _set_paths(draft, wishes, kind, environ)
+    shared = "" if _is_here(kind.hosts) else "every node must see it at the same path"
+    _set_paths(draft, wishes, kind.hosts, environ, shared)
+    draft.guess("python", shared, _lacks_torch())
     _describe_hardware(draft, choice, ranks)
     if draft.setup:
         draft.guess("setup", "the modules of the shell that ran init")
     _choose_options(draft, survey, choice)
     if not small:
-        _note_shares(draft, kind)
+        node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, a tenth of which is left to the"
+        why = f"each job gets CPUs and memory in proportion to its GPUs (a node has {node} system)"
+        draft.guess("phases", why)
+        _note_needs(draft)
+        _expect_transports(draft)
+    return draft
+
+
+def host_keys(wishes: Wishes, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of a profile by which its hosts can be asked."""
+    config = wishes.ssh_config
+    return {
+        "shared_dir": _plain(_choose_run_directory(wishes, environ)[0]),
+        "python": _plain(shlex.quote(sys.executable)),
+        "setup": _module_lines(environ),
+        "hosts": [parse_entry(_plain(entry)) for entry in (wishes.hosts or "").split(",")],
+        "ssh": {"config": _plain(config)} if config else {},
+    }
+
+
+def draft_ssh(wishes: Wishes, survey: HostSurvey, environ: Mapping[str, str]) -> ClusterDraft:
+    """A profile of the hosts that were surveyed."""
+    kind = survey.kind
+    small = {} if kind.gpus else shipped_profile("lab")
+    ranks = kind.gpus or min(CPU_RANKS, max(1, kind.cpus))
+    draft = ClusterDraft(
+        name=wishes.name or "hosts",
+        backend="ssh",
+        description=_plain(f"hosts without a scheduler: {_node_words(kind)}"),
+        found=survey.describe(),
+        phases=_small_phases(small["phases"], kind.nodes, ranks)
+        if small
+        else _phases(kind, kind.nodes),
+        hosts=survey.entries,
+        ssh=host_keys(wishes, environ)["ssh"],
+        setup=_module_lines(environ),
+        hardware={
+            "gpu": _plain(kind.gpu or "any") if kind.gpus else "none",
+            "device": "cuda" if kind.gpus else "cpu",
+            "gpus_per_node": ranks,
+        },
+        small=small,
+    )
+    _set_paths(draft, wishes, kind.hosts, environ)
+    draft.guess("python", *survey.python_faults)
+    if draft.setup:
+        draft.guess("setup", "the modules of the shell that ran init")
+    draft.guess("hosts", survey.left_out)
+    if not kind.gpus:
+        draft.guess("hardware.gpus_per_node", "this is a number of CPU ranks: no GPU was found")
+    if not small:
+        _note_needs(draft)
         _expect_transports(draft)
     return draft
 
@@ -181,26 +239,36 @@ def _describe_survey(
 # Paths.
 
 
-def _set_paths(
-    draft: ClusterDraft, wishes: Wishes, kind: NodeKind, environ: Mapping[str, str]
-) -> None:
-    """The run directory, the interpreter, and what nodes do not share."""
+def _is_here(hosts: Collection[str]) -> bool:
+    """Whether all these hosts are this machine."""
     hostname = socket.gethostname()
-    remote = not kind.hosts <= {hostname, hostname.split(".")[0], "localhost"}
-    shared = "every node must see it at the same path" if remote else ""
+    return {*hosts} <= {hostname, hostname.split(".")[0], "localhost"}
+
+
+def _set_paths(
+    draft: ClusterDraft,
+    wishes: Wishes,
+    hosts: Collection[str],
+    environ: Mapping[str, str],
+    shared: str = "",
+) -> None:
+    """The run directory, the interpreter, and what nodes do not share; `shared`: what they must."""
     runs, why = _choose_run_directory(wishes, environ)
     python = Path(sys.executable)
     draft.shared_dir, draft.python = _plain(runs), _plain(shlex.quote(str(python)))
     draft.guess("shared_dir", why, shared)
-    if remote and not any(path.is_relative_to(DISK) for path in (runs, wishes.directory, python)):
+    if not _is_here(hosts) and not any(
+        path.is_relative_to(DISK) for path in (runs, wishes.directory, python)
+    ):
         draft.node_local = [DISK]
         draft.guess("node_local", f"nodes usually have their own {DISK}")
-    lacks = (
-        ""
-        if importlib.util.find_spec("torch")
-        else "torch is missing: install pytest-clustersmoke[train] into it"
-    )
-    draft.guess("python", shared, lacks)
+
+
+def _lacks_torch() -> str:
+    """What this Python lacks to train; empty if nothing."""
+    if importlib.util.find_spec("torch"):
+        return ""
+    return "torch is missing: install pytest-clustersmoke[train] into it"
 
 
 def _choose_run_directory(wishes: Wishes, environ: Mapping[str, str]) -> tuple[Path, str]:
@@ -279,9 +347,8 @@ def _small_phases(
     return phases
 
 
-def _phases(choice: PartitionChoice) -> list[DraftPhase]:
-    """The phases in their documented sizes."""
-    kind, most = choice.kind, choice.max_nodes
+def _phases(kind: NodeKind, most: int, choice: PartitionChoice | None = None) -> list[DraftPhase]:
+    """The phases in their documented sizes; with Slurm, jobs ask for CPUs, memory and time."""
     phases = []
     for marked in shipped_phases():
         nodes, gpus, needs = marked.nodes, marked.gpus_per_node, marked.needs
@@ -292,16 +359,14 @@ def _phases(choice: PartitionChoice) -> list[DraftPhase]:
         why = _too_few(nodes, gpus, most, kind.gpus, "GPUs")
         why = why or (lacks_bf16(kind.gpu) if needs.bf16 else "")
         settings: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus}
-        settings["slurm"] = {**_share(kind, gpus), "time": _time(nodes, choice)}
+        if choice is not None:
+            settings["slurm"] = {**_share(kind, gpus), "time": _time(nodes, choice)}
         phases.append(DraftPhase(marked.name, settings, why, _describe_needs(needs)))
     return phases
 
 
-def _note_shares(draft: ClusterDraft, kind: NodeKind) -> None:
-    """Record which of the documented sizes are guesses on these nodes."""
-    node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, a tenth of which is left to the system"
-    why = f"each job gets CPUs and memory in proportion to its GPUs (a node has {node})"
-    draft.guess("phases", why)
+def _note_needs(draft: ClusterDraft) -> None:
+    """Record what somebody must provide for phases."""
     for phase in draft.phases:
         if phase.remark and not phase.left_out:
             draft.guess(f"phases.{phase.name}", phase.remark)
