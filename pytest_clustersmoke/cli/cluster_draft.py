@@ -9,7 +9,7 @@ import shlex
 import socket
 import sys
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -146,9 +146,7 @@ def draft_slurm(
         limits=small["limits"] if lab else {},
         small=small,
     )
-    shared = "" if _is_here(kind.hosts) else "every node must see it at the same path"
-    _set_paths(draft, wishes, kind.hosts, environ, shared)
-    draft.guess("python", shared, _lacks_torch())
+    _set_paths(draft, wishes, kind, environ)
     _describe_hardware(draft, choice, ranks)
     if draft.setup:
         draft.guess("setup", "the modules of the shell that ran init")
@@ -179,17 +177,16 @@ def draft_ssh(wishes: Wishes, survey: HostSurvey, environ: Mapping[str, str]) ->
     kind = survey.kind
     small = {} if kind.gpus else shipped_profile("lab")
     ranks = kind.gpus or min(CPU_RANKS, max(1, kind.cpus))
+    keys = host_keys(wishes, environ)
     draft = ClusterDraft(
         name=wishes.name or "hosts",
         backend="ssh",
         description=_plain(f"hosts without a scheduler: {_node_words(kind)}"),
-        found=survey.describe(),
+        found=survey.found,
         phases=_small_phases(small["phases"], kind.nodes, ranks)
         if small
         else _phases(kind, kind.nodes),
-        hosts=survey.entries,
-        ssh=host_keys(wishes, environ)["ssh"],
-        setup=_module_lines(environ),
+        **{key: keys[key] for key in ("hosts", "ssh", "setup")},
         hardware={
             "gpu": _plain(kind.gpu or "any") if kind.gpus else "none",
             "device": "cuda" if kind.gpus else "cpu",
@@ -197,11 +194,10 @@ def draft_ssh(wishes: Wishes, survey: HostSurvey, environ: Mapping[str, str]) ->
         },
         small=small,
     )
-    _set_paths(draft, wishes, kind.hosts, environ)
-    draft.guess("python", *survey.python_faults)
+    _set_paths(draft, wishes, kind, environ)
+    draft.guess("python", draft.guesses.pop("python", ""), *survey.python_faults)
     if draft.setup:
         draft.guess("setup", "the modules of the shell that ran init")
-    draft.guess("hosts", survey.left_out)
     if not kind.gpus:
         draft.guess("hardware.gpus_per_node", "this is a number of CPU ranks: no GPU was found")
     if not small:
@@ -239,36 +235,27 @@ def _describe_survey(
 # Paths.
 
 
-def _is_here(hosts: Collection[str]) -> bool:
-    """Whether all these hosts are this machine."""
-    hostname = socket.gethostname()
-    return {*hosts} <= {hostname, hostname.split(".")[0], "localhost"}
-
-
 def _set_paths(
-    draft: ClusterDraft,
-    wishes: Wishes,
-    hosts: Collection[str],
-    environ: Mapping[str, str],
-    shared: str = "",
+    draft: ClusterDraft, wishes: Wishes, kind: NodeKind, environ: Mapping[str, str]
 ) -> None:
-    """The run directory, the interpreter, and what nodes do not share; `shared`: what they must."""
+    """The run directory, the interpreter, and what nodes do not share."""
+    hostname = socket.gethostname()
+    remote = not kind.hosts <= {hostname, hostname.split(".")[0], "localhost"}
+    # Hosts were asked whether they do.
+    shared = "every node must see it at the same path" if remote and not draft.hosts else ""
     runs, why = _choose_run_directory(wishes, environ)
     python = Path(sys.executable)
     draft.shared_dir, draft.python = _plain(runs), _plain(shlex.quote(str(python)))
     draft.guess("shared_dir", why, shared)
-    if not _is_here(hosts) and not any(
-        path.is_relative_to(DISK) for path in (runs, wishes.directory, python)
-    ):
+    if remote and not any(path.is_relative_to(DISK) for path in (runs, wishes.directory, python)):
         draft.node_local = [DISK]
         draft.guess("node_local", f"nodes usually have their own {DISK}")
-
-
-def _lacks_torch() -> str:
-    """What this Python lacks to train; empty if nothing."""
-    if importlib.util.find_spec("torch"):
-        return ""
-    return "torch is missing: install pytest-clustersmoke[train] into it"
+    lacks = (
+        ""
+        if importlib.util.find_spec("torch")
+        else "torch is missing: install pytest-clustersmoke[train] into it"
+    )
+    draft.guess("python", shared, lacks)
 
 
 def _choose_run_directory(wishes: Wishes, environ: Mapping[str, str]) -> tuple[Path, str]:

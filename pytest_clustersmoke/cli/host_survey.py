@@ -17,8 +17,8 @@ from ..evidence.run_directory import RunDir
 from ..jobs.host_probe import HostFacts
 from ..jobs.ssh_backend import SshBackend
 from ..preflight.host_check import HostCheck
-from ..text import Problem, UsageProblems, sanitize_line
-from .partition_survey import NodeKind, gpu_words, most_common_kind
+from ..text import Problem, UsageProblems
+from .partition_survey import NodeKind, gpu_words
 
 OPTION = "--hosts"
 # What is wrong with the interpreter is for a person to correct in cluster.yaml; another run's
@@ -33,43 +33,13 @@ PASSING = {"host-in-use"}
 
 
 @dataclass(frozen=True)
-class SurveyedHost:
-    """A host's name, and what it has."""
-
-    host: str
-    facts: HostFacts
-
-    @property
-    def whole_gpus(self) -> Mapping[str, int]:
-        return Counter(sanitize_line(model) for model in self.facts.models)
-
-    @property
-    def usable_cpus(self) -> int:
-        return self.facts.cores
-
-    @property
-    def usable_memory(self) -> int:
-        return self.facts.memory
-
-    def __str__(self) -> str:
-        gpus = self.whole_gpus
-        words = " and ".join(gpu_words(model, count) for model, count in gpus.items()) or "no GPU"
-        return f"{self.host}: {words}, {self.usable_cpus} CPUs, {self.usable_memory / 1024:.0f} GiB"
-
-
-@dataclass(frozen=True)
 class HostSurvey:
-    """All hosts, and the kind of those for the profile, whose entries in it are `entries`;
-    `left_out`: why others are not; `python_faults`: what is wrong with the interpreter on them."""
+    """What each host has at least; `found` describes each, and `python_faults` says what is wrong
+    with the interpreter there."""
 
-    hosts: list[SurveyedHost]
     kind: NodeKind
-    entries: list[Any]
-    left_out: str
+    found: list[str]
     python_faults: list[str]
-
-    def describe(self) -> list[str]:
-        return [*map(str, self.hosts), "every host sees the directory for the runs"]
 
 
 def survey_hosts(keys: Mapping[str, Any], environ: Mapping[str, str]) -> HostSurvey:
@@ -84,21 +54,32 @@ def survey_hosts(keys: Mapping[str, Any], environ: Mapping[str, str]) -> HostSur
         backend.close()
     if faults := [each for each in findings if each.id not in PYTHON_FAULTS | PASSING]:
         raise UsageProblems(Problem(each.cause, OPTION, todo=each.fix) for each in faults)
-    hosts = [SurveyedHost(name, facts[name]) for name in backend.hosts]
-    kind, others = most_common_kind(hosts)
-    entries = dict(zip(backend.hosts, keys["hosts"], strict=True))
-    out = [name for name in entries if name not in kind.hosts]
-    return HostSurvey(
-        hosts,
-        kind,
-        [entry for name, entry in entries.items() if name in kind.hosts],
-        f"{', '.join(out)} left out, since the hosts differ: {others}" if out else "",
-        [
-            f"{each.cause}; {each.fix}"
-            for each in findings
-            if each.id in PYTHON_FAULTS and kind.hosts & {*each.hosts}
-        ],
+    gpus = {name: _describe_gpus(each) for name, each in facts.items()}
+    if len({*gpus.values()}) > 1:
+        listed = ", ".join(f"{name} has {words}" for name, words in gpus.items())
+        todo = "omit those that differ, or check whether a GPU is lost (nvidia-smi -L)"
+        text = f"the hosts differ: {listed}"
+        raise UsageProblems([Problem(text, OPTION, "hosts with the same GPUs", todo)])
+    models = next(iter(facts.values())).models
+    kind = NodeKind(
+        models[0] if len({*models}) == 1 else "",
+        len(models),
+        cpus=min(each.cores for each in facts.values()),
+        memory=min(each.memory for each in facts.values()),
+        nodes=len(facts),
+        hosts=frozenset(host.host for host in profile.hosts),
     )
+    found = [
+        f"{name}: {gpus[name]}, {each.cores} CPUs, {each.memory / 1024:.0f} GiB"
+        for name, each in facts.items()
+    ]
+    mistakes = [f"{each.cause}; {each.fix}" for each in findings if each.id in PYTHON_FAULTS]
+    return HostSurvey(kind, [*found, "every host sees the directory for the runs"], mistakes)
+
+
+def _describe_gpus(facts: HostFacts) -> str:
+    counts = Counter(sorted(facts.models))
+    return " and ".join(gpu_words(model, count) for model, count in counts.items()) or "no GPU"
 
 
 def parse_entry(text: str) -> str | dict[str, Any]:
@@ -133,7 +114,9 @@ def _visible_folder(shared: Path) -> Iterator[Path]:
     new = [path for path in (shared, *shared.parents) if not path.exists()]
     try:
         shared.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".clustersmoke-init-", dir=shared) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix=".clustersmoke-init-", dir=shared, ignore_cleanup_errors=True
+        ) as folder:
             yield Path(folder)
     finally:
         for path in new:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, find_command, group_names, user_name
 from ..jobs.slurm_records import SlurmConfig, SlurmNode, SlurmPartition
@@ -36,19 +35,6 @@ class ClusterSurvey:
 
     def nodes_of(self, partition: str) -> list[SlurmNode]:
         return [node for node in self.nodes.values() if partition in node.partitions]
-
-
-class Machine(Protocol):
-    """A node of Slurm, or a host."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def whole_gpus(self) -> Mapping[str, int]: ...
-    @property
-    def usable_cpus(self) -> int: ...
-    @property
-    def usable_memory(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -109,11 +95,7 @@ def choose_partition(survey: ClusterSurvey, requested: str | None) -> PartitionC
     if not nodes:
         text = f"partition {partition.name} has no nodes"
         raise UsageProblems([Problem(text, "--partition", "a partition with nodes")])
-    kind, others = most_common_kind(nodes)
-    why_kind = others and (
-        f"the partition's nodes differ: {others}; to keep jobs on the first kind, add a "
-        "`constraint` under `slurm`"
-    )
+    kind, why_kind = _most_common_kind(nodes)
     most = int(min(kind.nodes, partition.max_nodes or inf))
     slices = sum(node.gpus - sum(node.whole_gpus.values()) for node in nodes)
     return PartitionChoice(partition, kind, most, slices, why, why_kind)
@@ -167,10 +149,9 @@ def _is_open(partition: SlurmPartition, survey: ClusterSurvey) -> bool:
     )
 
 
-def most_common_kind(nodes: Iterable[Machine]) -> tuple[NodeKind, str]:
-    """The GPUs that most nodes have, where nodes with more of the same type are included; and how
-    the nodes differ, empty if they do not."""
-    groups: dict[tuple[str, int], list[Machine]] = defaultdict(list)
+def _most_common_kind(nodes: Iterable[SlurmNode]) -> tuple[NodeKind, str]:
+    """The GPUs that most nodes have; nodes with more of the same type are included."""
+    groups: dict[tuple[str, int], list[SlurmNode]] = defaultdict(list)
     for node in nodes:
         types = node.whole_gpus
         groups[next(iter(types)) if len(types) == 1 else "", sum(types.values())].append(node)
@@ -191,7 +172,10 @@ def most_common_kind(nodes: Iterable[Machine]) -> tuple[NodeKind, str]:
     ]
     if not others:
         return kind, ""
-    return kind, f"{len(groups[chosen])} have {gpu_words(gpu, gpus)}, {', '.join(others)}"
+    return kind, (
+        f"the partition's nodes differ: {len(groups[chosen])} have {gpu_words(gpu, gpus)}, "
+        f"{', '.join(others)}; to keep jobs on the first kind, add a `constraint` under `slurm`"
+    )
 
 
 def gpu_words(gpu: str, gpus: int) -> str:

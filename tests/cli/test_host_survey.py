@@ -32,9 +32,9 @@ def servers(tmp_path: Path, leftovers: Leftovers) -> Iterator[Servers]:
 def init(tmp_path: Path, servers: Servers) -> Callable[..., Done]:
     """Run `clustersmoke init` for these hosts; it writes into `new`."""
 
-    def call(hosts: str, *words: str) -> Done:
+    def call(hosts: str, *words: str, **environ: str) -> Done:
         own = ("--hosts", hosts, "--ssh-config", servers.config, *words, tmp_path / "new")
-        return run(None, *map(str, own), cwd=tmp_path, PATH="/usr/bin:/bin")
+        return run(None, *map(str, own), cwd=tmp_path, PATH="/usr/bin:/bin", **environ)
 
     return call
 
@@ -96,23 +96,33 @@ def test_written_profile_runs(tmp_path: Path, servers: Servers, init: Callable[.
 def test_phases_fit_the_gpus_of_the_hosts(
     tmp_path: Path, servers: Servers, init: Callable[..., Done]
 ) -> None:
-    """The GPUs that most hosts have, by the driver's name, decide; a host with other GPUs is left
-    out, and the file says so."""
+    """GPUs are named as the driver does, and phases that need more are left out. A setup that fails
+    there is marked."""
     pair = with_gpus(servers, H100, H100), with_gpus(servers, H100, H100)
-    other = with_gpus(servers, "Tesla V100-SXM2-16GB")
-    done = init(join(*pair, other), "--cluster", "mine", "--shared-dir", str(tmp_path / "runs"))
+    words = ("--cluster", "mine", "--shared-dir", str(tmp_path / "runs"))
+    done = init(join(*pair), *words, LOADEDMODULES="cuda/12.1")
     assert done.returncode == 0, done.stderr
     made, text = written(tmp_path)
     hardware = made.hardware
     assert (hardware.gpu, hardware.device, hardware.gpus_per_node) == (H100, "cuda", 2)
     assert made.name == "mine" and made.shared_dir == tmp_path / "runs"
-    assert [host.port for host in made.hosts] == [server.port for server in pair]
-    assert f"# check this: {join(other)} left out, since the hosts differ" in text
-    assert f"  {join(other)}: 1 x Tesla V100-SXM2-16GB, " in done.stdout
+    assert f"  {join(pair[1])}: 2 x {H100}, " in done.stdout
+    assert "the setup line `module purge` failed" in text and "module load cuda/12.1" in text
     phases = made.phases
     assert phases["allreduce_multinode"].nodes == 2 and phases["ddp_2gpu"].gpus_per_node == 2
     assert "zero1_4node" not in phases and "lora_sft_2node" not in phases
     assert not any(phase.slurm for phase in phases.values()) and made.require == ("transports",)
+
+
+def test_hosts_with_different_gpus_are_refused(
+    tmp_path: Path, servers: Servers, init: Callable[..., Done]
+) -> None:
+    """One may have lost a GPU, and leaving it out unasked would hide that."""
+    whole, half = with_gpus(servers, H100, H100), with_gpus(servers, H100)
+    done = init(join(whole, half))
+    assert done.returncode == 2 and not (tmp_path / "new").exists()
+    (line,) = done.stderr.splitlines()
+    assert f"{join(whole)} has 2 x {H100}, {join(half)} has 1 x {H100}; expected" in line
 
 
 def test_hosts_that_cannot_be_used_are_named_at_once(
