@@ -18,6 +18,7 @@ from typing import Any
 from ..config.marker import Needs
 from ..preflight.precision import lacks_bf16
 from ..text import plural
+from .host_survey import HostSurvey, parse_entry
 from .partition_survey import ClusterSurvey, NodeKind, PartitionChoice, gpu_words
 from .suite_files import shipped_phases, shipped_profile
 
@@ -57,6 +58,8 @@ class Wishes:
     directory: Path
     name: str | None = None
     partition: str | None = None
+    hosts: str | None = None
+    ssh_config: Path | None = None
     shared_dir: Path | None = None
 
 
@@ -77,6 +80,8 @@ class ClusterDraft:
     hardware: dict[str, Any] = field(default_factory=dict)
     setup: list[str] = field(default_factory=list)
     slurm: dict[str, Any] = field(default_factory=dict)
+    hosts: list[Any] = field(default_factory=list)
+    ssh: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, Any] = field(default_factory=dict)
     small: Mapping[str, Any] = field(default_factory=dict)
     expect: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -135,7 +140,7 @@ def draft_slurm(
         found=_describe_survey(survey, choice, environ),
         phases=_small_phases(small["phases"], choice.max_nodes, ranks)
         if small
-        else _phases(choice),
+        else _phases(kind, choice.max_nodes, choice),
         lab=lab,
         setup=_module_lines(environ),
         limits=small["limits"] if lab else {},
@@ -147,7 +152,56 @@ def draft_slurm(
         draft.guess("setup", "the modules of the shell that ran init")
     _choose_options(draft, survey, choice)
     if not small:
-        _note_shares(draft, kind)
+        node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, a tenth of which is left to the"
+        why = f"each job gets CPUs and memory in proportion to its GPUs (a node has {node} system)"
+        draft.guess("phases", why)
+        _note_needs(draft)
+        _expect_transports(draft)
+    return draft
+
+
+def host_keys(wishes: Wishes, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of a profile by which its hosts can be asked."""
+    config = wishes.ssh_config
+    return {
+        "shared_dir": _plain(_choose_run_directory(wishes, environ)[0]),
+        "python": _plain(shlex.quote(sys.executable)),
+        "setup": _module_lines(environ),
+        "hosts": [parse_entry(_plain(entry)) for entry in (wishes.hosts or "").split(",")],
+        "ssh": {"config": _plain(config)} if config else {},
+    }
+
+
+def draft_ssh(wishes: Wishes, survey: HostSurvey, environ: Mapping[str, str]) -> ClusterDraft:
+    """A profile of the hosts that were surveyed."""
+    kind = survey.kind
+    small = {} if kind.gpus else shipped_profile("lab")
+    ranks = kind.gpus or min(CPU_RANKS, max(1, kind.cpus))
+    keys = host_keys(wishes, environ)
+    draft = ClusterDraft(
+        name=wishes.name or "hosts",
+        backend="ssh",
+        description=_plain(f"hosts without a scheduler: {_node_words(kind)}"),
+        found=survey.found,
+        phases=_small_phases(small["phases"], kind.nodes, ranks)
+        if small
+        else _phases(kind, kind.nodes),
+        **{key: keys[key] for key in ("hosts", "ssh", "setup")},
+        hardware={
+            "gpu": _plain(kind.gpu or "any") if kind.gpus else "none",
+            "device": "cuda" if kind.gpus else "cpu",
+            "gpus_per_node": ranks,
+        },
+        small=small,
+    )
+    _set_paths(draft, wishes, kind, environ)
+    draft.guess("python", draft.guesses.pop("python", ""), *survey.python_faults)
+    if draft.setup:
+        draft.guess("setup", "the modules of the shell that ran init")
+    if not kind.gpus:
+        draft.guess("hardware.gpus_per_node", "this is a number of CPU ranks: no GPU was found")
+    if not small:
+        _note_needs(draft)
         _expect_transports(draft)
     return draft
 
@@ -187,7 +241,8 @@ def _set_paths(
     """The run directory, the interpreter, and what nodes do not share."""
     hostname = socket.gethostname()
     remote = not kind.hosts <= {hostname, hostname.split(".")[0], "localhost"}
-    shared = "every node must see it at the same path" if remote else ""
+    # Hosts were asked whether they do.
+    shared = "every node must see it at the same path" if remote and not draft.hosts else ""
     runs, why = _choose_run_directory(wishes, environ)
     python = Path(sys.executable)
     draft.shared_dir, draft.python = _plain(runs), _plain(shlex.quote(str(python)))
@@ -279,9 +334,8 @@ def _small_phases(
     return phases
 
 
-def _phases(choice: PartitionChoice) -> list[DraftPhase]:
-    """The phases in their documented sizes."""
-    kind, most = choice.kind, choice.max_nodes
+def _phases(kind: NodeKind, most: int, choice: PartitionChoice | None = None) -> list[DraftPhase]:
+    """The phases in their documented sizes; with Slurm, jobs ask for CPUs, memory and time."""
     phases = []
     for marked in shipped_phases():
         nodes, gpus, needs = marked.nodes, marked.gpus_per_node, marked.needs
@@ -292,16 +346,14 @@ def _phases(choice: PartitionChoice) -> list[DraftPhase]:
         why = _too_few(nodes, gpus, most, kind.gpus, "GPUs")
         why = why or (lacks_bf16(kind.gpu) if needs.bf16 else "")
         settings: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus}
-        settings["slurm"] = {**_share(kind, gpus), "time": _time(nodes, choice)}
+        if choice is not None:
+            settings["slurm"] = {**_share(kind, gpus), "time": _time(nodes, choice)}
         phases.append(DraftPhase(marked.name, settings, why, _describe_needs(needs)))
     return phases
 
 
-def _note_shares(draft: ClusterDraft, kind: NodeKind) -> None:
-    """Record which of the documented sizes are guesses on these nodes."""
-    node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, a tenth of which is left to the system"
-    why = f"each job gets CPUs and memory in proportion to its GPUs (a node has {node})"
-    draft.guess("phases", why)
+def _note_needs(draft: ClusterDraft) -> None:
+    """Record what somebody must provide for phases."""
     for phase in draft.phases:
         if phase.remark and not phase.left_out:
             draft.guess(f"phases.{phase.name}", phase.remark)

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Writes cluster.yaml, smoke_tests/ and, if pytest has no settings yet, pytest.ini for a new cluster,
 from what its Slurm reports about partitions, nodes, GPUs, limits and accounts; run it on a login
-node. Without Slurm, the profile runs on this machine. Guessed values are marked "check this" in
+node. With --hosts, from what these hosts have, each of which is asked over ssh. Without either, the
+profile runs on this machine. Guessed values are marked "check this" in
 cluster.yaml, with the reason.
 """
 EXAMPLES = """\
 examples:
   clustersmoke init                        here, named after Slurm's cluster
   clustersmoke init --cluster mine --partition gpu --shared-dir /scratch/me/runs ~/acceptance
+  clustersmoke init --hosts n1,n2 --shared-dir /nfs/me/runs /nfs/me/acceptance
 
 exit status: 0 written, 2 nothing written, with all problems
 """
@@ -50,12 +52,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="directory for the files (default: here); the nodes of a cluster must see it",
     )
     init.add_argument(
-        "--cluster", metavar="NAME", help="the profile's name (default: Slurm's, or local)"
+        "--cluster", metavar="NAME", help="the profile's name (default: Slurm's, hosts, or local)"
     )
     init.add_argument(
         "--partition",
         metavar="P",
         help="the partition for the jobs (default: Slurm's default partition, if it has GPUs)",
+    )
+    init.add_argument(
+        "--hosts",
+        metavar="LIST",
+        help="write a profile with `backend: ssh` for these hosts: [USER@]HOST[:PORT],...",
+    )
+    init.add_argument(
+        "--ssh-config",
+        type=_path,
+        metavar="FILE",
+        help="with --hosts: what ssh reads in place of ~/.ssh/config",
     )
     init.add_argument(
         "--shared-dir",
@@ -82,7 +95,15 @@ def _run_command(parsed: argparse.Namespace) -> int:
     from .cluster_draft import Wishes
 
     directory = parsed.directory.absolute()
-    draft = _make_draft(Wishes(directory, parsed.cluster, parsed.partition, parsed.shared_dir))
+    wishes = Wishes(
+        directory,
+        name=parsed.cluster,
+        partition=parsed.partition,
+        hosts=parsed.hosts,
+        ssh_config=parsed.ssh_config,
+        shared_dir=parsed.shared_dir,
+    )
+    draft = _make_draft(wishes)
     text = draft.render()
     _check_profile(text, draft.name)
     own_ini = not suite_files.has_settings(directory)
@@ -101,7 +122,8 @@ def _make_draft(wishes: Wishes) -> ClusterDraft:
     """The draft to write. Raises UsageProblems with everything wrong with the options."""
     from ..evidence.run_directory import check_path
     from ..text import Problem, UsageProblems
-    from .cluster_draft import draft_local, draft_slurm
+    from .cluster_draft import draft_local, draft_slurm, draft_ssh, host_keys
+    from .host_survey import survey_hosts
     from .partition_survey import NoSlurm, choose_partition, survey_cluster
 
     problems = check_path(wishes.directory, "DIRECTORY", "choose another")
@@ -110,6 +132,16 @@ def _make_draft(wishes: Wishes) -> ClusterDraft:
     if wishes.name is not None and not NAME.fullmatch(wishes.name):
         text = f"`{wishes.name}` is not the name of a profile"
         problems.append(Problem(text, "--cluster", "letters, digits, `_` and `-`"))
+    if wishes.ssh_config is not None and wishes.hosts is None:
+        problems.append(Problem("it needs --hosts", "--ssh-config", todo="omit it"))
+    if wishes.hosts is not None and wishes.partition is not None:
+        text = "a profile has a partition or hosts"
+        problems.append(Problem(text, "--partition", todo="omit it, or --hosts"))
+    if wishes.hosts is not None:
+        if problems:
+            raise UsageProblems(problems)
+        keys = host_keys(wishes, os.environ)
+        return draft_ssh(wishes, survey_hosts(keys, os.environ), os.environ)
     try:
         survey = survey_cluster(os.environ)
         choice = choose_partition(survey, wishes.partition)

@@ -7,6 +7,7 @@ left out. The Python that the nodes will run says its versions itself.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from . import batch_script
 from .host_script import WORD
 
 PROGRAMS = ("bash", "setsid", "timeout", "grep", "sed")
+COUNTS = ("gpus", "cores", "memory")
+NUMBER = re.compile(r"[0-9]{1,15}")
 OWN_PACKAGE = "pytest-clustersmoke"
 CLOCK_SCRIPT = "date +'csm-time %s.%N'"
 PYTHON = """
@@ -41,10 +44,14 @@ class HostFacts:
     """What a host answered; None or empty where it did not.
 
     `sees`: the word that it read from the run directory; `jobs`: jobs of other runs that it still
-    runs; `said`: the last line that Python's start printed.
+    runs; `models`: the GPUs by the driver's names; `memory`, in MiB; `said`: the last line that
+    Python's start printed.
     """
 
     sees: str = ""
+    models: tuple[str, ...] = ()
+    cores: int = 0
+    memory: int = 0
     lacks: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     gpus: int | None = None
@@ -69,14 +76,16 @@ def parse_clock(lines: list[str]) -> float | None:
     return None
 
 
-def probe_script(profile: Profile, phase: Phase, name: str, folder: PhaseDir, token: Path) -> str:
+def probe_script(
+    profile: Profile, phase: Phase | None, name: str, folder: PhaseDir, token: Path
+) -> str:
     """Read `token`, write the same to a file in the host's own `folder`, and say what is there. The
-    Python is that of this phase."""
+    Python is that of this phase, or of the profile alone."""
     python = batch_script.node_python(profile)
     code = shlex.quote(PYTHON % (list(dict.fromkeys((OWN_PACKAGE, *PACKAGES))),))
     lines = [
         *batch_script.strict_setup_lines(profile.setup, folder),
-        *batch_script.environment_lines(phase),
+        *(batch_script.environment_lines(phase) if phase else ()),
         f"exec {python} -c {code}",
     ]
     seen, own = shlex.quote(str(token)), shlex.quote(str(folder.root / "seen"))
@@ -92,7 +101,10 @@ def probe_script(profile: Profile, phase: Phase, name: str, folder: PhaseDir, to
         "done",
         "if command -v nvidia-smi >/dev/null 2>&1; then",
         "  echo \"csm-gpus $(nvidia-smi -L | grep -c '^GPU ')\"",
+        "  nvidia-smi -L | sed -n 's/^GPU [0-9]*: \\(.*\\) (UUID: .*/csm-model \\1/p'",
         "fi",
+        'echo "csm-cores $(nproc)"',
+        "sed -n 's/^MemTotal: *\\([0-9]*\\) kB/csm-memory \\1/p' /proc/meminfo",
         f"bash -c {shlex.quote(chr(10).join(lines))}",
     ]
     return "\n".join(script)
@@ -105,13 +117,16 @@ def parse_facts(lines: list[str]) -> HostFacts:
         key, _, rest = line.partition(" ")
         if key.startswith("csm-"):
             words.setdefault(key, []).append(rest.strip())
-    gpus = (words.get("csm-gpus") or [""])[-1]
+    gpus, cores, kib = ((words.get(f"csm-{key}") or [""])[-1] for key in COUNTS)
     others = [line for line in lines if line.strip() and not line.startswith("csm-")]
     return HostFacts(
         sees=(words.get("csm-sees") or [""])[0],
         lacks=tuple(words.get("csm-lacks", ())),
         jobs=tuple(dict.fromkeys(words.get("csm-job", ()))),
-        gpus=int(gpus) if gpus.isdigit() else None,
+        models=tuple(words.get("csm-model", ())),
+        cores=int(cores) if NUMBER.fullmatch(cores) else 0,
+        memory=int(kib) // 1024 if NUMBER.fullmatch(kib) else 0,
+        gpus=int(gpus) if NUMBER.fullmatch(gpus) else None,
         python=_parse_object((words.get("csm-python") or [""])[-1]),
         said=others[-1] if others else "",
     )

@@ -83,12 +83,7 @@ class HostCheck:
 
     def __call__(self, phases: Iterable[Phase], run: RunDir) -> Checked:
         phases, hosts = list(phases), list(self._backend.hosts.values())
-        token = run.root / "hosts" / "token"
-        write_atomically(token, secrets.token_hex(16) + "\n")
-        folders = {host: _make_folder(run, rank) for rank, host in enumerate(hosts)}
-        answers = ask_hosts(hosts, lambda host: self._look(host, phases[0], folders[host], token))
-        found = {host: self._judge(host, answers[host], folders[host], token) for host in hosts}
-        looks = {host.name: look for host, look in answers.items() if isinstance(look, _Look)}
+        looks, found = self._ask(run, phases[0])
         differing = self._compare({h: looks[h.name] for h in hosts if not found[h]}, found)
         bad = {host: findings for host, findings in found.items() if findings}
         self._backend.leave_out(host.name for host in bad)
@@ -102,7 +97,27 @@ class HostCheck:
         lines = [f"{each.cause}; it is left out" for all_ in bad.values() for each in all_]
         return Checked(refused, lines=(*lines, *_remark_on_clocks(looks), *_remark_on_paths(looks)))
 
-    def _look(self, host: SshHost, phase: Phase, folder: PhaseDir, token: Path) -> _Look:
+    def survey(self, run: RunDir) -> tuple[dict[str, HostFacts], list[Finding]]:
+        """What each host has by which phases are chosen, and what would keep it from running them;
+        `run` is a directory for this alone."""
+        looks, found = self._ask(run, None)
+        facts = {name: look.facts for name, look in looks.items()}
+        return facts, [finding for findings in found.values() for finding in findings]
+
+    def _ask(
+        self, run: RunDir, phase: Phase | None
+    ) -> tuple[dict[str, _Look], dict[SshHost, list[Finding]]]:
+        """Look at all hosts at once, and judge each by itself."""
+        hosts = list(self._backend.hosts.values())
+        token = run.root / "hosts" / "token"
+        write_atomically(token, secrets.token_hex(16) + "\n")
+        folders = {host: _make_folder(run, rank) for rank, host in enumerate(hosts)}
+        answers = ask_hosts(hosts, lambda host: self._look(host, phase, folders[host], token))
+        found = {host: self._judge(host, answers[host], folders[host], token) for host in hosts}
+        looks = {host.name: look for host, look in answers.items() if isinstance(look, _Look)}
+        return looks, found
+
+    def _look(self, host: SshHost, phase: Phase | None, folder: PhaseDir, token: Path) -> _Look:
         ssh = self._profile.ssh
         host.run(":", ANSWER_S + ssh.connect_s)  # the clock is asked once the connection is there
         before = time.time()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ..config.hosts import name_hosts
 from ..config.phase import DEFAULT, SIMPLE_KEYS, Phase, Sourced
 from ..config.profile import Profile
 from ..evidence.run_directory import MAX_RERUNS, PhaseDir, RunDir
@@ -15,7 +16,9 @@ from ..jobs.backend import make_backend, make_spec
 from ..node.launch_environment import defaults, launcher_environment
 from ..node.launchers import describe
 from ..preflight.variable_remarks import remark_on_plan
-from ..text import Problem
+from ..text import Problem, shorten
+
+MOST_HOSTS = 4
 
 
 def print_plan(
@@ -71,7 +74,7 @@ def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> I
         yield f"{name}={setting.value}    # {setting.source}"
     configured = {name: str(setting.value) for name, setting in phase.env_set.items()}
     ours = launcher_environment(
-        directory, profile.hardware.device, "$NODE_RANK", "$SLURMD_NODENAME", configured
+        directory, profile.hardware.device, "$NODE_RANK", _describe_node_name(profile), configured
     )
     for name, value in ours.items():
         yield f"{name}={value}    # the launcher"
@@ -80,6 +83,14 @@ def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> I
             yield f"{name}={value}    # the launcher, unless already set"
     for remark in remark_on_plan(phase, profile, os.environ):
         yield str(remark)
+
+
+def _describe_node_name(profile: Profile) -> str:
+    """The node's name; hosts are only chosen when the phase starts."""
+    if profile.backend == "ssh":
+        names = list(name_hosts(profile.hosts))
+        return f"{'one of ' * (len(names) > 1)}{shorten(names, MOST_HOSTS)}"
+    return "local$NODE_RANK" if profile.backend == "local" else "$SLURMD_NODENAME"
 
 
 def _source_lines(phase: Phase) -> Iterator[str]:

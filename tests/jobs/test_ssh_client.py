@@ -149,7 +149,8 @@ def test_server_that_says_nothing_is_given_up(connect: Connect) -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         entry = {"host": "127.0.0.1", "port": silent.getsockname()[1]}
-        refused(connect(entry, connect_s=1), UNREACHABLE, SHORT_S)
+        message = refused(connect(entry, connect_s=1), UNREACHABLE, SHORT_S)
+    assert message == "Connection timed out during banner exchange"
 
 
 def test_login_shell_that_prints_does_not_matter(servers: Servers, connect: Connect) -> None:

@@ -115,3 +115,7 @@ def test_answers_are_untrusted() -> None:
     assert parse_clock(["csm-time never"]) is None and parse_clock([]) is None
     facts = parse_facts(["csm-sees", "csm-gpus -1", "csm-python [1]", "last words"])
     assert facts == HostFacts(said="last words")
+    facts = parse_facts(["csm-cores ²", "csm-memory 9e9", "csm-gpus " + "9" * 5000])
+    assert facts == HostFacts()
+    lines = ["csm-model NVIDIA H100", "csm-model NVIDIA H100", "csm-cores 8", "csm-memory 2097152"]
+    assert parse_facts(lines) == HostFacts(models=("NVIDIA H100",) * 2, cores=8, memory=2048)

@@ -47,6 +47,7 @@ def test_plan_of_a_local_phase(suite: Suite) -> None:
         "--- batch script",
         "--- environment of the node",
         f"{suite.marker}=1    # cluster.yaml:*",
+        "CLUSTERSMOKE_NODE_NAME=local$NODE_RANK    # the launcher",
         "--- torchrun line, on each node",
         "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 1 *",
         f"--redirects 3 {TRAIN} --steps 4",
@@ -56,6 +57,23 @@ def test_plan_of_a_local_phase(suite: Suite) -> None:
     ):
         result.stdout.fnmatch_lines([f"*{line}*".replace("[", "[[]")])
     assert suite.runs() == [] and suite.published() == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "name"),
+    [
+        (["a.example"], "a.example"),
+        (["a", {"host": "b", "port": 22}, {"host": "b", "port": 2222}], "one of a, b:22, b:2222"),
+        (list("abcdef"), "one of a, b, c, d and 2 more"),
+    ],
+)
+def test_plan_for_ssh_names_the_hosts(suite: Suite, hosts: list[object], name: str) -> None:
+    """A node has the name of its host in the profile; no variable of Slurm's is printed."""
+    suite.profile |= {"backend": "ssh", "hosts": hosts}
+    suite.phase()
+    result = suite.run("--cluster-dry-run")
+    assert lines_with(result, "NODE_NAME") == [f"CLUSTERSMOKE_NODE_NAME={name}    # the launcher"]
+    assert "SLURMD" not in str(result.stdout)
 
 
 def test_plan_for_slurm_needs_no_slurm(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
