@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 # A tensor is hashed piece by piece, so that a large one on a device needs little host memory.
 PIECE_BYTES = 64 * 2**20
+
+
+# A file of tensors is a series of zip archives, and ends as the last of them does: with this record
+# of 22 bytes, since torch writes no comment behind it.
+END_OF_ZIP, END_OF_ZIP_BYTES = b"PK\x05\x06", 22
+
+
+class BadShard(RuntimeError):
+    """A shard of a distributed checkpoint is missing, truncated, or from another save."""
 
 
 class Digest(dict[str, str]):
@@ -80,6 +89,55 @@ def list_files(directory: Path) -> list[dict[str, Any]]:
         {"name": path.relative_to(directory).as_posix(), "bytes": path.stat().st_size}
         for path in files
     ]
+
+
+def load_shards(directory: Path, load: Callable[[], Any]) -> Any:
+    """What `load` returns, which reads a checkpoint below `directory`.
+
+    Raises BadShard if `load` fails and a shard there is not what the checkpoint's metadata say:
+    torch's own error then names neither the shard nor what is wrong with it.
+    """
+    try:
+        return load()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch's CheckpointException is not an Exception
+        if bad := next(_find_bad_shards(directory), None):
+            raise BadShard(bad) from error
+        raise
+
+
+def _find_bad_shards(directory: Path) -> Iterator[str]:
+    """What is wrong with each shard of the distributed checkpoints below a directory."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    for metadata in sorted(directory.rglob(".metadata")):
+        sizes: dict[str, int] = {}
+        try:
+            for stored in FileSystemReader(metadata.parent).read_metadata().storage_data.values():
+                end = stored.offset + stored.length
+                sizes[stored.relative_path] = max(end, sizes.get(stored.relative_path, 0))
+        except Exception:  # damaged as well: the error of `load` says so
+            continue
+        for name, size in sorted(sizes.items()):
+            if wrong := _compare_shard(metadata.parent / name, size):
+                shard = (metadata.parent / name).relative_to(directory).as_posix()
+                yield f"shard {shard}, one of {len(sizes)}, {wrong}"
+
+
+def _compare_shard(path: Path, size: int) -> str:
+    """What is wrong with a shard that should have this size in bytes; empty if nothing is."""
+    if not path.is_file():
+        return f"is missing; expected {size} bytes"
+    actual = path.stat().st_size
+    if actual == size:
+        return ""
+    with path.open("rb") as stream:
+        stream.seek(max(0, actual - END_OF_ZIP_BYTES))
+        is_whole = stream.read().startswith(END_OF_ZIP)
+    if not is_whole:
+        return f"is truncated: it has {actual} bytes, expected {size}"
+    return f"is a whole file of another save: it has {actual} bytes, expected {size}"
 
 
 def _walk(value: Any, path: str, ancestors: tuple[int, ...]) -> Iterator[tuple[str, Any]]:

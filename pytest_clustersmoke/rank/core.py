@@ -391,7 +391,8 @@ class Rank:
         builds the model, loads the checkpoint and returns the same nested state.
         """
         expected = before if isinstance(before, checkpoint.Digest) else self.digest(before)
-        reloaded = self.stage("reload", lambda: self.digest(reload()))
+        load = checkpoint.load_shards
+        reloaded = self.stage("reload", lambda: self.digest(load(self.output_dir, reload)))
         mismatched = checkpoint.mismatched_paths(expected, reloaded)
         self._events.event(
             "reload",

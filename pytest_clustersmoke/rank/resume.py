@@ -101,7 +101,7 @@ class Resume:
         list_directory(output / PROGRESS)  # clears NFS's cache of missing files
         match read_json(self._own_file(output, "json")):
             case {"step": int(step), "world_size": self._world_size, "digest": dict(expected)}:
-                loaded = checkpoint.digest(load())
+                loaded = checkpoint.digest(checkpoint.load_shards(output, load))
             case found:
                 what = (
                     "nothing" if found is None else f"progress of {found.get('world_size')} ranks"

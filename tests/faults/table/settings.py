@@ -42,6 +42,20 @@ def _shard(fault: str, slow: bool, **expected: object) -> Fault:
     )
 
 
+def _fsdp_shard(fault: str, signature: str, words: str) -> Fault:
+    """All ranks fail, and the text names the shard, and so the rank that wrote it."""
+    return Fault(
+        f"fsdp_checkpoint_{fault.replace('-', '_')}",
+        "fsdp_checkpoint.py",
+        "checkpoint",
+        finding="rank-error",
+        signature=signature,
+        words=(f"shard sharded/__1_0.distcp, one of 2, {words}",),
+        args={**SMALL_LORA, "sharding": "full", "fault": fault},
+        slow=True,
+    )
+
+
 SETTINGS = (
     Fault(
         "other_checkpoint",
@@ -70,6 +84,8 @@ SETTINGS = (
     ),
     _shard("shard-cut", True, finding="rank-error", signature="checkpoint_damaged", rank=1),
     _shard("shard-gone", True, finding="rank-error", signature="checkpoint_shard_missing", rank=1),
+    _fsdp_shard("shard-gone", "checkpoint_shard_missing", "is missing; expected "),
+    _fsdp_shard("shard-foreign", "checkpoint_shard_foreign", "is a whole file of another save: "),
     # torch does not pass on the kernel's error, only that fewer bytes were written than requested.
     Fault(
         "disk_full",

@@ -1,0 +1,86 @@
+"""A shard of a distributed checkpoint that cannot be read is named, with what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from pytest_clustersmoke.rank.checkpoint import BadShard, load_shards
+
+SHARD = "__0_0.distcp"
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def write(directory: Path, rows: int) -> None:
+    save(state(rows), checkpoint_id=str(directory), no_dist=True)
+
+
+def state(rows: int) -> dict[str, Any]:
+    return {"weight": torch.zeros(rows, 10), "step": 5}
+
+
+def read(directory: Path, rows: int = 200) -> dict[str, Any]:
+    read_into = state(rows)
+    load(read_into, checkpoint_id=str(directory), no_dist=True)
+    return read_into
+
+
+def replace_by_save_of(rows: int) -> Callable[[Path], None]:
+    def replace(shard: Path) -> None:
+        other = shard.parent.parent / "other"
+        write(other, rows)
+        shutil.copy(other / SHARD, shard)
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("damage", "wrong"),
+    [
+        pytest.param(Path.unlink, "is missing; expected", id="missing"),
+        pytest.param(lambda shard: os.truncate(shard, 0), "is truncated: it has 0", id="empty"),
+        pytest.param(
+            lambda shard: os.truncate(shard, shard.stat().st_size // 2), "is truncated", id="half"
+        ),
+        pytest.param(
+            lambda shard: os.truncate(shard, shard.stat().st_size - 1), "is truncated", id="byte"
+        ),
+        pytest.param(replace_by_save_of(100), "is a whole file of another save", id="smaller"),
+        pytest.param(replace_by_save_of(400), "is a whole file of another save", id="larger"),
+    ],
+)
+def test_bad_shard_is_named(tmp_path: Path, damage: Callable[[Path], None], wrong: str) -> None:
+    """torch says `EOFError`, or that a zip archive has no central directory."""
+    write(tmp_path / "saved", 200)
+    damage(tmp_path / "saved" / SHARD)
+    with pytest.raises(BadShard, match=rf"^shard saved/{SHARD}, one of 1, {wrong}") as raised:
+        load_shards(tmp_path, lambda: read(tmp_path / "saved"))
+    assert isinstance(raised.value.__cause__, CheckpointException)
+
+
+def test_error_with_whole_shards_is_raised_as_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "saved", 200)
+    with pytest.raises(CheckpointException, match="Size mismatch"):
+        load_shards(tmp_path, lambda: read(tmp_path / "saved", 300))
+
+
+def test_damaged_metadata_leave_the_error_as_it_is(tmp_path: Path) -> None:
+    """What the shards should be is not known then."""
+    write(tmp_path / "saved", 200)
+    (tmp_path / "saved" / ".metadata").write_bytes(b"")
+    with pytest.raises(CheckpointException):
+        load_shards(tmp_path, lambda: read(tmp_path / "saved"))
+
+
+def test_whole_shards_are_loaded(tmp_path: Path) -> None:
+    write(tmp_path / "saved", 200)
+    assert load_shards(tmp_path, lambda: read(tmp_path / "saved"))["step"] == 5
