@@ -10,7 +10,8 @@
 #                   false alarms and power of the history check (simulated)
 # make faults       stages every fault and writes the results to docs/reference/staged-faults.md
 # make soak         on the lab, all phases 20 times, and eight ranks of which one is slow; goes on
-#                   where it stopped
+#                   where it stopped. BACKEND=local or ssh: all phases on this machine, or on
+#                   hosts without a scheduler
 # TORCH=cuda        with any target: the newest torch instead of the one in constraints-cpu.txt
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu   with any target: torch's CPU build
 
@@ -22,6 +23,7 @@ TORCH ?= cpu
 # Much of a run waits, so three keep two cores busy.
 WORKERS ?= 3
 SOAK ?= 20
+BACKEND ?= lab
 BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(filter cuda,$(TORCH)),,-c constraints-cpu.txt)
 INSTALLED := $(VENV)/.installed-$(TORCH)
@@ -109,8 +111,8 @@ faults: slurm
 	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 	$(BIN)/python -m benchmarks.faults
 
-soak: slurm
-	SOAK=$(SOAK) $(PYTEST) tests/soak.py
+soak: slurm ssh
+	SOAK=$(SOAK) BACKEND=$(BACKEND) $(PYTEST) tests/soak.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -1,4 +1,5 @@
-"""Long runs on the lab (`make soak`): the healthy ladder, and eight ranks of which one is slow.
+"""Long runs: the healthy ladder again and again, on the lab or where BACKEND says (`local`, `ssh`);
+on the lab also eight ranks of which one is slow.
 
 A turn that passed on the same commit is not run again, so an interrupted soak goes on where it
 stopped; `--cache-clear` starts anew.
@@ -17,8 +18,15 @@ import pytest
 from pytest_clustersmoke import lab
 from tests.support.harness import PROGRAMS, ROOT, Suite
 from tests.support.labs import running_lab
-from tests.support.ladder import check_phases, run_on_lab
+from tests.support.ladder import check_phases, run_ladder, run_on_hosts, run_on_lab
+from tests.support.outcome import RunFiles
 
+BACKEND = os.environ.get("BACKEND", "lab")
+RUN_ON: dict[str, Callable[[Path], RunFiles]] = {
+    "lab": run_on_lab,
+    "local": lambda folder: run_ladder(folder, "local"),
+    "ssh": run_on_hosts,
+}
 TURNS = range(int(os.environ.get("SOAK", "20")))
 NODES, RANKS = 4, 8
 
@@ -40,9 +48,11 @@ def unless_passed(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("turn", TURNS)
-def test_healthy_lab_stays_fit(lab_dir: Path, turn: int) -> None:
+@pytest.mark.parametrize("backend", [BACKEND])
+def test_healthy_ladder_stays_fit(lab_dir: Path, backend: str, turn: int) -> None:
     """Nothing is staged, so nothing fails and nothing is found."""
-    check_phases(run_on_lab(lab_dir))
+    assert backend in RUN_ON, f"BACKEND={backend}; expected {' or '.join(RUN_ON)}"
+    check_phases(RUN_ON[backend](lab_dir))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +61,7 @@ def eight_ranks() -> Iterator[lab.Lab]:
         yield running
 
 
+@pytest.mark.skipif(BACKEND != "lab", reason="it runs on the lab")
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize("times", [1, 3])
 def test_slow_rank_of_eight_is_named(
