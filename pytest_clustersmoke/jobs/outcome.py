@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..evidence.phase_result import PhaseResult
 from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, JobState
 from ..evidence.staged_marks import find_unrequested_fault
+from .slurm_jobs import unix_seconds
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
@@ -70,6 +71,12 @@ def judge_job(
     )
     if by_scheduler:
         return by_scheduler
+    if _asked_to_end(result, failure):
+        return Judgement(
+            "preempted",
+            "the scheduler asked the job to end, to give its nodes to another job",
+            "PREEMPTED",
+        )
     if failure:
         # Ranks that were suspended in an earlier attempt saved and ended well.
         if suspension := _suspension(result, longer_than_s=EXCUSING_SUSPENSION_S):
@@ -149,6 +156,18 @@ def _judge_scheduler_end(result: PhaseResult, state: JobState, started: bool) ->
     if raw == "DEADLINE" and not started:
         return Judgement("never_ran", f"the scheduler reports {ending}")
     return None
+
+
+def _asked_to_end(result: PhaseResult, failure: str) -> bool:
+    """Whether the job ended in the grace time of a preemption, for which Slurm has no state of its
+    own. A node that failed before the notice failed by itself, and a notice of an earlier start
+    excuses nothing."""
+    job = result.scheduler.job
+    notice = unix_seconds(job.preempted)
+    if notice is None or job.preempted < job.started:  # local times in one format
+        return False
+    ends = [node.ended for node in result.nodes if not node.ok and node.ended is not None]
+    return not failure or (bool(ends) and min(ends) >= notice)
 
 
 def _prolog_failed(result: PhaseResult) -> bool:

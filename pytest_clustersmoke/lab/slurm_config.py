@@ -11,7 +11,9 @@ from .memory_limits import DEFAULT_MIB_PER_CPU, mountpoint
 
 # Far more than the machine has, so that job scripts of large clusters are accepted.
 NODE_MEMORY_MIB = 1024 * 1024
-PARTITIONS = ("main", "high")
+PARTITIONS = ("main", "preemptible", "high")  # the last preempts jobs of the others
+# From the notice of a preemption to the end of a job of the partition that grants it.
+GRACE_S = 60
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ def render_slurm_conf(plan: Plan, bound: bool) -> str:
         "ReturnToService=2",
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
+        # The notice is the signal that a job asked for with --signal, or SIGTERM.
+        "SlurmctldParameters=preempt_send_user_signal",
         "SlurmdTimeout=5",
         "KillWait=2",
         "CompleteWait=0",
@@ -116,10 +120,12 @@ def render_slurm_conf(plan: Plan, bound: bool) -> str:
     if plan.real_gpus:
         lines.append(f"TaskProlog={plan.files.task_prolog}")
     names = ",".join(node.name for node in plan.nodes)
-    low, high = PARTITIONS
+    low, graceful, high = PARTITIONS
     times = "DefaultTime=01:00:00 MaxTime=INFINITE State=UP"
     lines += [
         f"PartitionName={low} Nodes={names} Default=YES PriorityTier=1 {times}",
+        f"PartitionName={graceful} Nodes={names} Default=NO PriorityTier=1 GraceTime={GRACE_S} "
+        + times,
         f"PartitionName={high} Nodes={names} Default=NO PriorityTier=10 {times}",
     ]
     return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.watched_phase import WatchedPhase
 from tests.rank.conftest import PROGRAMS
-from tests.support.harness import Outcome, RunningPytest, Suite
+from tests.support.harness import IDLE, Outcome, RunningPytest, Suite
 
 pytestmark = pytest.mark.lab
 STILL_S = 8.0  # a suspension that is seen
@@ -189,6 +190,46 @@ def test_phase_near_its_time_limit_is_requeued_and_goes_on(lab_suite: Suite) -> 
     add_phase(lab_suite, steps=50, pause_s=0.8)
     attempts = check_parts(lab_suite.run_apart(), steps=50)
     assert len(attempts) > 1
+
+
+@pytest.mark.slow
+def test_preempted_phase_with_grace_saves_and_goes_on(lab_suite: Suite) -> None:
+    """The partition grants a minute, and Slurm sends the signal at its beginning. The job that
+    preempts runs before the phase goes on."""
+    lab_suite.profile["slurm"] |= {"partition": "preemptible"}
+    add_phase(lab_suite, steps=14, pause_s=0.3)
+    with lab_suite.started() as running:
+        wait_for_step(lab_suite, running, attempt=0, step=3)
+        nodes = lab_suite.slurm("squeue", "-h", "-o", "%N", "-t", "R").strip()
+        urgent = ("-p", "high", "-w", nodes, "--exclusive", "-o", "/dev/null", "--wrap=sleep 3")
+        other = lab_suite.slurm("sbatch", "--parsable", *urgent).strip()
+        outcome = running.wait()
+    attempts = check_parts(outcome, steps=14)
+    assert [attempt.directory.attempt for attempt in attempts] == [0, 10]
+    assert [event["phase"] for event in outcome.events("requeued")] == ["long"]
+    ended = lab_suite.slurm("scontrol", "show", "job", other)
+    assert "JobState=COMPLETED" in ended
+    first, last = (read_events(attempt.directory.rank_events(0)) for attempt in attempts)
+    (stop,), (resume,) = first.named("stop"), last.named("resume")
+    assert stop["asked"] is True and resume["step"] == stop["step"]
+    (second,) = re.findall(r" StartTime=(\S+)", ended)
+    other_started = datetime.fromisoformat(second).timestamp()
+    assert stop["time"] < other_started + 1 and other_started < resume["time"]
+
+
+@pytest.mark.slow
+def test_phase_that_ends_at_the_notice_of_a_preemption_has_not_failed(lab_suite: Suite) -> None:
+    """Without `resume` it asks for no signal, so Slurm sends SIGTERM, and calls it FAILED."""
+    lab_suite.profile["slurm"] |= {"partition": "preemptible"}
+    lab_suite.phase("small", script=IDLE, args={"seconds": 60})
+    with lab_suite.started() as running:
+        running.wait_for("the start", lab_suite.run_dir().phase("small").rank_events(0).exists)
+        node = lab_suite.slurm("squeue", "-h", "-o", "%N", "-t", "R").strip()
+        urgent = ("-p", "high", "-w", node, "--exclusive", "-o", "/dev/null", "--wrap=true")
+        lab_suite.slurm("sbatch", *urgent)
+        outcome = running.wait()
+    assert (outcome.ret, outcome.phase("small")["outcome"]) == (6, "preempted"), outcome.output
+    assert outcome.finding("small")["id"] == "preempted"
 
 
 @pytest.mark.slow

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from pytest_clustersmoke.evidence.run_directory import create_phase
-from pytest_clustersmoke.evidence.scheduler_record import JobState
+from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
 from pytest_clustersmoke.jobs.outcome import (
     CLUSTER_STATES,
     NOT_STARTED,
@@ -16,6 +17,7 @@ from pytest_clustersmoke.jobs.outcome import (
     Judgement,
     judge_job,
 )
+from pytest_clustersmoke.jobs.slurm_jobs import parse_scheduled_job
 from tests.support.evidence import Evidence
 
 INTERRUPTED = Judgement("cancelled", "the run was interrupted")
@@ -161,6 +163,33 @@ def test_suspended_job_is_not_measured(
     assert judged.outcome == outcome
     assert ("suspended for 7" in judged.reason) is (outcome == "preempted")
     assert ("timeout" in judged.reason) is not ok
+
+
+NOTICE = datetime(2026, 1, 2, 3, 9, 4)
+
+
+@pytest.mark.parametrize(
+    ("why", "ended_s", "started", "outcome"),
+    [
+        ({"reason": "terminated", "why": "SIGTERM"}, 0.5, "03:04:05", "preempted"),
+        ({"reason": "rank_error", "why": "rank 0: lost its peer"}, 0.5, "03:04:05", "preempted"),
+        ({"reason": "rank_error", "why": "rank 0: timeout"}, -2.0, "03:04:05", "failed"),
+        ({"reason": "rank_error", "why": "rank 0: timeout"}, 300.0, "03:12:00", "failed"),
+    ],
+)
+def test_job_that_ends_at_the_notice_of_a_preemption_did_not_fail(
+    why: dict[str, str], ended_s: float, started: str, outcome: str, tmp_path: Path
+) -> None:
+    """In its grace time a job gets SIGTERM, and Slurm calls it FAILED. What failed before the
+    notice, or after a later start, is a failure."""
+    evidence = Evidence(tmp_path).started()
+    evidence.node(0, ok=False, ended=NOTICE.timestamp() + ended_s, **why)
+    shown = (
+        f"JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0 StartTime=2026-01-02T{started} "
+        f"NodeList=n0 Partition=low PreemptTime={NOTICE.isoformat()}\n"
+    )
+    SchedulerRecord(parse_scheduled_job(shown)).write(evidence.dir.scheduler)
+    assert judge_job(evidence.result(), ended("FAILED")).outcome == outcome
 
 
 @pytest.mark.parametrize(

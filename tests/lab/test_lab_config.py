@@ -56,12 +56,16 @@ def test_daemons_listen_on_one_address_only() -> None:
 
 
 def test_higher_partition_preempts() -> None:
-    """`main` is the default partition, and jobs of `high` requeue its jobs."""
+    """`main` is the default partition. Jobs of `high` requeue its jobs at once, and those of
+    `preemptible` after a minute, of which the signal that they asked for tells them."""
     text = slurm_config.render_slurm_conf(PLAN, bound=True)
     settings = settings_of(text)
     assert settings["PreemptType"] == "preempt/partition_prio"
     assert settings["PreemptMode"] == "REQUEUE"
     assert "PartitionName=main Nodes=node0,node1 Default=YES PriorityTier=1 " in text
+    preemptible = "PartitionName=preemptible Nodes=node0,node1 Default=NO PriorityTier=1 GraceTime="
+    assert preemptible + "60 " in text
+    assert settings["SlurmctldParameters"] == "preempt_send_user_signal"
     assert "PartitionName=high Nodes=node0,node1 Default=NO PriorityTier=10 " in text
 
 
