@@ -89,6 +89,7 @@ def test_phases_run_as_steps_on_nodes_of_their_own(here_suite: Suite) -> None:
     assert f"salloc: Granted job allocation {job}" in outcome.output
 
 
+@pytest.mark.slow
 def test_interrupt_ends_the_steps_and_not_the_allocation(here_suite: Suite) -> None:
     """Ctrl-C ends running and waiting phases, also the step that a launcher started; the allocation
     goes on, without a step."""
@@ -112,6 +113,7 @@ def test_interrupt_ends_the_steps_and_not_the_allocation(here_suite: Suite) -> N
         assert state_of(here_suite, job) == "RUNNING"
 
 
+@pytest.mark.slow
 def test_cancelled_steps_and_a_cancelled_allocation_are_no_failures(here_suite: Suite) -> None:
     """A step that somebody cancels is cancelled, and the others go on. Once the allocation is
     cancelled, so is the phase that runs, and the one that waits never ran."""
@@ -141,6 +143,7 @@ def test_cancelled_steps_and_a_cancelled_allocation_are_no_failures(here_suite: 
     assert (waits["outcome"], waits["reason"]) == ("never_ran", reason)
 
 
+@pytest.mark.slow
 def test_failed_phase_is_its_own_fault_and_the_next_one_does_not_run(here_suite: Suite) -> None:
     """A rank that ends with an error fails its phase, though srun then ends the step; the phase
     that runs after it never runs; a third one does."""
@@ -161,6 +164,7 @@ def test_failed_phase_is_its_own_fault_and_the_next_one_does_not_run(here_suite:
     assert outcome.phase("third")["outcome"] == "passed"
 
 
+@pytest.mark.slow
 def test_lost_node_of_the_allocation_is_a_failure_of_the_cluster(here_suite: Suite) -> None:
     """The allocation goes on without the node (--no-kill); the phase on it has failed with it, and
     one that still fits runs."""
@@ -187,6 +191,7 @@ def test_lost_node_of_the_allocation_is_a_failure_of_the_cluster(here_suite: Sui
     assert too_large["reason"] == "it needs 2 nodes, and the allocation has 1"
 
 
+@pytest.mark.slow
 def test_nodes_of_the_users_own_steps_are_not_used(here_suite: Suite) -> None:
     """A phase waits until the step that the user runs beside it has ended; pytest-xdist changes
     nothing."""

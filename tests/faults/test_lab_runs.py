@@ -52,7 +52,7 @@ def test_refused_job_never_ran_and_the_others_go_on(lab_suite: Suite) -> None:
     assert [event["phase"] for event in outcome.events("submitted")] == ["good"]
 
 
-@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("fails", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_second_rung_waits_in_the_queue_for_the_first(fails: bool, lab_suite: Suite) -> None:
     """If the first fails, Slurm never starts the second, and the run does not wait for it."""
     program = PROGRAMS / "ends.py" if fails else IDLE
@@ -75,6 +75,7 @@ def test_second_rung_waits_in_the_queue_for_the_first(fails: bool, lab_suite: Su
     assert ended["second"] - ended["first"] < SEEN_WITHIN_S
 
 
+@pytest.mark.slow
 def test_sweep_is_one_array_of_which_each_task_has_a_result(lab_suite: Suite) -> None:
     """One point fails alone. While another runs, a point waits for its turn and not for the queue,
     whose limit is shorter."""

@@ -17,7 +17,7 @@ from tests.support.harness import IDLE, Outcome, Suite
 FAMILIES = ("death", "hang")
 # What `make test` stages; `make test-all` stages both families under each launcher.
 QUICK = {
-    "killed_in_step": ("accelerate", "none", "srun"),
+    "killed_in_step": ("accelerate", "srun"),
     "hangs_in_step": ("torchrun-c10d", "deepspeed", "srun"),
 }
 FAULTS = [

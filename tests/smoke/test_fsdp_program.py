@@ -64,6 +64,7 @@ def test_each_sharding_meets_its_criteria(
             "test_each_layer_is_a_unit",
             "1 FSDP units for 2 layers, the largest with 100% of all parameters",
             id="whole_model_is_one_unit",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "shard = program.shard\n"

@@ -75,6 +75,7 @@ program.deepspeed_config = changed
             "test_loss_scale_is_found",
             "the scaler skipped 10 of 10 steps; expected 3 at most",
             id="gradients_overflow_at_every_scale",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             ZERO2,
