@@ -215,14 +215,18 @@ def _time_limit(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 
 def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]:
     """The nodes that a job may have waited for."""
-    out = [node for node in record.nodes if node.down or node.drained]
+    out = [node for node in record.nodes if node.unusable]
     if not out:
         return []
-    down = [node for node in out if node.down]
+    if any(node.down for node in out):
+        finding_id = "node-down"
+    else:
+        drained = any(node.drained for node in out)
+        finding_id = "node-drained" if drained else "nodes-unavailable"
     names = ", ".join(node.name for node in out)
     return [
         Finding(
-            "node-down" if down else "node-drained",
+            finding_id,
             f"{judgement.reason}; {names} of its partition cannot be used: "
             + "; ".join(node.why for node in out[:8]),
             "ask for fewer nodes, or wait until an administrator resumes them",

@@ -67,12 +67,13 @@ class ScheduledJob:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node: its state, with the time, user and reason."""
+    """A node: its state, with the time, user and reason; `unusable` if it takes no jobs."""
 
     name: str = ""
     state: str = ""
     down: bool = False
     drained: bool = False
+    unusable: bool = False
     prolog_failed: bool = False
     since: str = ""
     by: str = ""

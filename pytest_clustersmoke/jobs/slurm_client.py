@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ..evidence.scheduler_record import AccountingEntry, JobState, SchedulerRecord
+from ..evidence.scheduler_record import AccountingEntry, JobState, NodeStatus, SchedulerRecord
 from ..text import sanitize_line
 from . import slurm_jobs, slurm_records
 from .backend import Refused
@@ -29,7 +29,6 @@ DETAILS_TIMEOUT_S = 10.0
 # The database learns of a job's end about a second late (seen with slurmdbd 22.05).
 ACCOUNTING_LAG_S, ACCOUNTING_POLL_S = 2.0, 0.25
 MAX_DETAILS, MAX_MESSAGE = 2**20, 300
-UNAVAILABLE = "down,drained,draining,fail,failing,maint,unk"
 # Variables of an enclosing job that would change what our jobs request.
 OUTER_JOB = re.compile(
     r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SCANCEL|SQUEUE|SACCT|SCONTROL|PMI|PMIX|SUBMITIT)_"
@@ -277,20 +276,21 @@ class SlurmClient:
             self._ask_or_empty("scontrol", "-o", "show", "job", job)
         )
         sinfo = ("sinfo", "-h", "-N", "-o", slurm_jobs.SINFO_FIELDS)
-        statuses = others = ""
+        others = ""
+        statuses: tuple[NodeStatus, ...] = ()
         if nodes:
-            statuses = self._ask_or_empty(*sinfo, "-n", nodes)
+            statuses = slurm_jobs.parse_sinfo(self._ask_or_empty(*sinfo, "-n", nodes))
         elif shown.partition:  # it never had nodes: list those it may have waited for
-            statuses = self._ask_or_empty(*sinfo, "-p", shown.partition, "-t", UNAVAILABLE)
+            # Without -t: sinfo refuses the whole list if its version lacks one of the states.
+            listed = slurm_jobs.parse_sinfo(self._ask_or_empty(*sinfo, "-p", shown.partition))
+            statuses = tuple(node for node in listed if node.unusable)
         if state.raw == "PREEMPTED" and nodes:
             running = ("-t", "running,completing", "-o", slurm_jobs.OTHERS_FIELDS)
             others = self._ask_or_empty("squeue", "-h", "-a", *running, "-w", nodes)
         entries: tuple[AccountingEntry, ...] = ()
         if state.raw == "CANCELLED" or (nodes and state.kind in ("pending", "held")):
             entries = self._read_accounting(job)
-        record = SchedulerRecord(
-            shown, slurm_jobs.parse_sinfo(statuses), entries, slurm_jobs.parse_other_jobs(others)
-        )
+        record = SchedulerRecord(shown, statuses, entries, slurm_jobs.parse_other_jobs(others))
         return None if record == SchedulerRecord() else record
 
     def _read_accounting(self, job: str) -> tuple[AccountingEntry, ...]:

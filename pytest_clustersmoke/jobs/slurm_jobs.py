@@ -97,6 +97,11 @@ _UID = re.compile(r"\((\d{1,10})\)$")
 # Node states that keep jobs away, as sinfo prints them (man sinfo, NODE STATE CODES).
 _DOWN = re.compile(r"down|fail|unk|not_responding|\*$")
 _DRAINED = re.compile(r"drain|maint")
+# In any other state, also one that this version does not know, a node takes no jobs. Of the marks
+# behind a state, these mean power saving (~ # % !) and a plan of the scheduler's (-).
+_USABLE = re.compile(
+    r"(idle|allocated|mixed|completing|planned|powered_down|powering_up)\+?[~#%!-]?"
+)
 _STARTS = re.compile(
     r"\bto start at (\S+) using \d+ processors on (?:nodes )?(\S+)(?: in partition (\S+))?"
 )
@@ -297,6 +302,7 @@ def parse_sinfo(text: str) -> tuple[NodeStatus, ...]:
             state,
             down=bool(_DOWN.search(state)),
             drained=bool(_DRAINED.search(state)),
+            unusable=not _USABLE.fullmatch(state),
             prolog_failed=reason.startswith("Prolog error"),
             since=since,
             by=by,
