@@ -159,6 +159,11 @@ class Limits(f.Section):
     queue_wait_s: f.Seconds | None = Field(
         default=None, description="how long a job may wait in the queue; no limit by default"
     )
+    scheduler_patience_s: f.Seconds = Field(
+        default=300.0,
+        description="how long to wait for a scheduler that cannot accept a job now, or did not say "
+        "whether it did",
+    )
     poll_s: Annotated[float, Field(gt=0, le=3)] = Field(
         default=2.0, description="seconds between two queries of the scheduler while a job runs"
     )

@@ -85,6 +85,17 @@ def explain_refusal(refusal: Refused, script: Path) -> Finding:
     )
 
 
+def explain_lost_answer(judgement: Judgement, script: Path) -> Finding:
+    """The finding for a job of which nobody knows whether the scheduler accepted it."""
+    return Finding(
+        "submission-unanswered",
+        judgement.reason,
+        "see whether slurmctld answers (`sinfo`), and run again once it does; if the job starts "
+        "after all, it ends by itself",
+        evidence=(Evidence(str(script), 1, judgement.reason[:MAX_TEXT]),),
+    )
+
+
 def explain_order(before: str, judgement: Judgement) -> Finding:
     """The finding for a phase that never ran because the one `before` it did not pass."""
     ended = ENDED.get(judgement.outcome, judgement.outcome)

@@ -9,6 +9,7 @@
         preflight.txt                the scheduler's answer before the job was submitted
         batch.sh, submitit/, array/  the batch script; submitit's files; of an array of phases
         setup_failed                 the setup line that failed, if one did
+        withdrawn                    the controller gave the job up: if it starts, it ends at once
         claim.<node>                 created with O_EXCL by the node that starts: at most once
         started_again                written by a later start, which found the claim and ended
         scheduler.jsonl              the scheduler's record of a job that did not end well
@@ -160,6 +161,10 @@ class PhaseDir:
     @property
     def setup_failed(self) -> Path:
         return self.root / "setup_failed"
+
+    @property
+    def withdrawn(self) -> Path:
+        return self.root / "withdrawn"
 
     @property
     def rendezvous(self) -> Path:

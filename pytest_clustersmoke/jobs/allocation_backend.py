@@ -34,7 +34,7 @@ from ..node.node_job import run_node
 from . import batch_script
 from .job_watch import read_messages
 from .outcome import NOT_STARTED, OUT_OF_TIME
-from .slurm_backend import job_name
+from .slurm_backend import job_words
 from .slurm_client import SlurmClient, SlurmUnavailable
 from .slurm_jobs import Allocation, parse_step_end, parse_step_refusal
 from .step_request import StepRequest
@@ -67,7 +67,7 @@ class _Step:
 
     @property
     def name(self) -> str:
-        return job_name(self.phase.name, self.directory)
+        return job_words(self.phase, self.directory)[0]
 
     @property
     def waits(self) -> bool:
@@ -264,7 +264,7 @@ class AllocationBackend:
         flags = {key.replace("_", "-"): value for key, value in options.items()}
         return [
             *("srun", f"--jobid={self._job_id or JOB_VARIABLE}", "--overlap"),
-            f"--job-name={job_name(phase.name, directory)}",
+            f"--job-name={job_words(phase, directory)[0]}",
             *(f"--nodes={phase.nodes.value}", f"--ntasks={phase.nodes.value}"),
             *("--ntasks-per-node=1", f"--nodelist={','.join(nodes) or NODES_VARIABLE}"),
             *("--export=ALL", "--kill-on-bad-exit=1", "--unbuffered", "--input=none"),

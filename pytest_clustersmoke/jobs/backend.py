@@ -22,16 +22,30 @@ from ..evidence.run_directory import PhaseDir
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from ..evidence.transport_rule import TransportRule
 
-__all__ = ["ArrayBackend", "Backend", "JobState", "Refused", "make_backend", "make_spec"]
+__all__ = [
+    "ArrayBackend",
+    "Backend",
+    "JobState",
+    "Refused",
+    "SearchableBackend",
+    "Unanswered",
+    "make_backend",
+    "make_spec",
+]
 
 
 class Refused(Exception):
     """The scheduler did not accept the job; the text is its error message. `no_controller`: it
-    could not be reached at all, so the job's settings are not to blame."""
+    could not be reached at all, so the job's settings are not to blame; `for_now`: it may accept
+    the same job later."""
 
-    def __init__(self, message: str, *, no_controller: bool = False) -> None:
+    def __init__(self, message: str, *, no_controller: bool = False, for_now: bool = False) -> None:
         super().__init__(message)
-        self.no_controller = no_controller
+        self.no_controller, self.for_now = no_controller, for_now
+
+
+class Unanswered(Exception):
+    """The scheduler may have accepted the job or not; the text says what was seen of its answer."""
 
 
 class Backend(Protocol):
@@ -46,7 +60,7 @@ class Backend(Protocol):
 
     def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
         """Start the job whose spec is in `directory`, if this backend `chains` only once the job
-        `after` has succeeded; return its id. Raises Refused."""
+        `after` has succeeded; return its id. Raises Refused and Unanswered."""
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         """The states of these jobs, from one query. A job is missing if the scheduler did not
@@ -82,7 +96,15 @@ class ArrayBackend(Protocol):
         self, jobs: Sequence[tuple[Phase, PhaseDir]], at_once: int, after: str = ""
     ) -> list[str]:
         """Start a job for each of these phases, which differ in their arguments only, at most
-        `at_once` of them at a time; return their ids. Raises Refused."""
+        `at_once` of them at a time; return their ids. Raises Refused and Unanswered."""
+
+
+@runtime_checkable
+class SearchableBackend(Protocol):
+    """A backend that finds a job again whose submission it did not answer."""
+
+    def find_submitted(self, jobs: Sequence[tuple[Phase, PhaseDir]]) -> list[str]:
+        """The ids of these jobs, which were submitted together; empty while they are not found."""
 
 
 def make_backend(profile: Profile, environ: Mapping[str, str], here: bool = False) -> Backend:

@@ -15,7 +15,7 @@ from ..evidence.run_directory import PhaseDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from ..node.node_job import run_node
 from . import batch_script
-from .slurm_client import SlurmClient
+from .slurm_client import SlurmClient, SlurmUnavailable
 
 SUBMITIT_SIGNAL = "#SBATCH --signal=USR2@"
 # Slurm asks every process of the step to stop, also a Python that is only starting, which would end
@@ -43,20 +43,38 @@ class SlurmBackend:
     def submit_array(
         self, jobs: Sequence[tuple[Phase, PhaseDir]], at_once: int, after: str = ""
     ) -> list[str]:
-        name = job_name(jobs[0][0].entry, jobs[0][1])
-        executors = [self._executor(phase, directory, after, name) for phase, directory in jobs]
-        scripts = [executor.write_script() for executor in executors]
+        scripts = [
+            self._executor(phase, directory, after, in_array=True).write_script()
+            for phase, directory in jobs
+        ]
         array = jobs[0][1].array
-        array.mkdir(mode=0o700)
+        array.mkdir(mode=0o700, exist_ok=True)  # it does if Slurm could not accept it before
         for index, (_, directory) in enumerate(jobs):
-            (array / str(index)).symlink_to(directory.submitit)
+            link = array / str(index)
+            link.unlink(missing_ok=True)
+            link.symlink_to(directory.submitit)
         path = array / "batch.sh"
         write_atomically(path, _array_script(scripts, array, at_once))
-        array_id = self._client.submit(path, name)
-        for index, (executor, (_, directory)) in enumerate(zip(executors, jobs, strict=True)):
-            executor.job_id = f"{array_id}_{index}"
+        return self._take_up(jobs, self._client.submit(path))
+
+    def find_submitted(self, jobs: Sequence[tuple[Phase, PhaseDir]]) -> list[str]:
+        in_array = len(jobs) > 1
+        try:
+            job_id = self._client.find_job(*job_words(*jobs[0], in_array))
+        except SlurmUnavailable:
+            return []
+        return self._take_up(jobs, job_id) if job_id else []
+
+    def _take_up(self, jobs: Sequence[tuple[Phase, PhaseDir]], job_id: str) -> list[str]:
+        """Give jobs that Slurm has accepted what submitit starts there; return their ids. The tasks
+        of an array have its id and their number."""
+        in_array = len(jobs) > 1
+        job_ids = [f"{job_id}_{index}" for index in range(len(jobs))] if in_array else [job_id]
+        for (phase, directory), own_id in zip(jobs, job_ids, strict=True):
+            executor = self._executor(phase, directory, in_array=in_array)
+            executor.job_id = own_id
             executor.submit(run_node, str(directory.spec))  # for the task, which waits for it
-        return [executor.job_id for executor in executors]
+        return job_ids
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         return self._client.job_states(job_ids)
@@ -73,8 +91,7 @@ class SlurmBackend:
 
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
         in_array = (directory.array / "batch.sh").exists()
-        name = job_name(phase.entry if in_array else phase.name, directory)
-        self._client.cancel(f"--name={name}")
+        self._client.cancel(f"--name={job_words(phase, directory, in_array)[0]}")
 
     def close(self) -> None:
         """Nothing to do: nothing stays open."""
@@ -84,7 +101,7 @@ class SlurmBackend:
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def _executor(
-        self, phase: Phase, directory: PhaseDir, after: str = "", array: str = ""
+        self, phase: Phase, directory: PhaseDir, after: str = "", in_array: bool = False
     ) -> _Sbatch:
         python = batch_script.python_command(phase, self._profile)
         if phase.resume.value:
@@ -105,10 +122,10 @@ class SlurmBackend:
             options |= {"dependency": f"afterok:{after}", "kill_on_invalid_dep": "yes"}
         if self._profile.hardware.gpu != "none":
             options["gpus_per_node"] = phase.gpus_per_node.value
-        run_id = directory.root.parent.parent.name
+        name, comment = job_words(phase, directory, in_array)
         executor.update_parameters(
-            job_name=array or job_name(phase.name, directory),
-            comment=f"clustersmoke run={run_id} phase={phase.entry if array else phase.name}",
+            job_name=name,
+            comment=comment,
             nodes=phase.nodes.value,
             ntasks_per_node=1,
             setup=batch_script.strict_setup_lines(
@@ -132,9 +149,11 @@ class SlurmBackend:
         return {"requeue": True, "signal": f"USR1@{self._profile.limits.stop_before_s}"}
 
 
-def job_name(phase: str, directory: PhaseDir) -> str:
-    """A name with run and phase, so that squeue alone finds any job of ours."""
-    return f"clustersmoke-{directory.root.parent.parent.name}-{phase}"
+def job_words(phase: Phase, directory: PhaseDir, in_array: bool = False) -> tuple[str, str]:
+    """The job's name and comment, with run and phase, so that squeue alone finds any job of ours.
+    An array has those of the entry whose points its tasks are."""
+    run_id, name = directory.root.parent.parent.name, phase.entry if in_array else phase.name
+    return f"clustersmoke-{run_id}-{name}", f"clustersmoke run={run_id} phase={name}"
 
 
 def _array_script(scripts: Sequence[Path], array: Path, at_once: int) -> str:
@@ -196,6 +215,6 @@ class _Sbatch(SlurmExecutor):
 
     def _submit_command(self, command: str) -> SlurmJob[Any]:
         if not self.job_id:
-            self.job_id = self._client.submit(self.write_script(), str(self.parameters["job_name"]))
+            self.job_id = self._client.submit(self.write_script())
         tasks = list(range(self._num_tasks()))
         return SlurmJob(folder=self.folder, job_id=self.job_id, tasks=tasks)

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..evidence.scheduler_record import AccountingEntry, JobState, NodeStatus, SchedulerRecord
 from ..text import sanitize_line
 from . import slurm_jobs, slurm_records
-from .backend import Refused
+from .backend import Refused, Unanswered
 from .slurm_jobs import Allocation, JobStep, TrialSubmission
 from .slurm_records import Association, SlurmConfig, SlurmNode, SlurmPartition, SlurmQos
 
@@ -163,36 +163,35 @@ class SlurmClient:
             return TrialSubmission(None, f"`sbatch --test-only` cannot be run: {error}")
         return slurm_jobs.parse_test_only(answer.returncode, f"{answer.stderr}\n{answer.stdout}")
 
-    def submit(self, script: Path, name: str) -> str:
-        """Submit a batch script whose job has this name; return the job id. Raises Refused."""
+    def submit(self, script: Path) -> str:
+        """Submit a batch script; return the job id. Raises Refused and Unanswered."""
         try:
             answer = self.run("sbatch", "--parsable", str(script))
         except subprocess.TimeoutExpired as error:
-            return self._find_submitted(name, error)
+            raise Unanswered(f"sbatch did not answer within {error.timeout:g} s") from error
         except OSError as error:
             raise Refused(f"sbatch cannot be run: {error}") from error
-        if answer.returncode != 0:
-            message = answer.stderr.strip() or answer.stdout.strip()
-            raise Refused(
-                message or f"sbatch ended with status {answer.returncode}",
-                no_controller=bool(slurm_jobs.NO_CONTROLLER.search(message)),
-            )
-        job_id = answer.stdout.strip().split(";")[0]
-        if not job_id.isdigit():
-            raise Refused(f"sbatch answered {answer.stdout.strip()!r}, which is not a job id")
-        return job_id
+        message = answer.stderr.strip() or answer.stdout.strip()
+        if answer.returncode == 0:
+            if job_id := slurm_jobs.parse_submitted(answer.stdout):
+                return job_id
+            shown = sanitize_line(message)[:MAX_MESSAGE]
+            raise Unanswered(f"sbatch succeeded without a job id (it printed {shown!r})")
+        if not slurm_jobs.is_refusal(message):
+            shown = sanitize_line(message)[:MAX_MESSAGE] or "nothing"
+            raise Unanswered(f"sbatch ended with status {answer.returncode}: {shown}")
+        raise Refused(
+            message,
+            no_controller=bool(slurm_jobs.NO_CONTROLLER.search(message)),
+            for_now=bool(slurm_jobs.FOR_NOW.search(message)),
+        )
 
-    def _find_submitted(self, name: str, timeout: subprocess.TimeoutExpired) -> str:
-        """Find a job by its name after sbatch timed out: it may be in the queue nevertheless, and
-        would run unwatched. Raises Refused."""
-        try:
-            answer = self.run("squeue", "-h", "-o", "%F", "-n", name)  # an array has one id
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise Refused(f"{timeout}; squeue does not answer either") from error
-        job_ids = list(dict.fromkeys(answer.stdout.split()))
-        if len(job_ids) != 1 or not job_ids[0].isdigit():
-            raise Refused(f"{timeout}; no job named {name} is in the queue") from timeout
-        return job_ids[0]
+    def find_job(self, name: str, comment: str) -> str:
+        """The id of the one job with this name and comment; empty if Slurm lists none, or several.
+        An array has one id. Raises SlurmUnavailable."""
+        text = self.ask("squeue", "-h", "-a", "-t", "all", "-n", name, "-o", "%F|%k")
+        found = {cells[0] for _, cells in slurm_records.rows(text, 2) if cells[1] == comment}
+        return found.pop() if len(found) == 1 else ""
 
     def start_now(self, job_id: str) -> None:
         """Let a requeued job start as soon as there is room: Slurm holds it for two minutes. If it

@@ -118,6 +118,18 @@ _NO_ANSWER = re.compile(
 NO_CONTROLLER = re.compile(
     "could not establish a configuration source|unable to contact slurm controller", re.I
 )
+# The request did not reach a controller that could serve it (slurm_errno.c of 22.05).
+FOR_NOW = re.compile(
+    r"unable to contact slurm controller \(connect failure\)|temporarily un|standby mode", re.I
+)
+# How sbatch reports an error of Slurm's, or its own before it asks; and errors of the connection,
+# after which slurmctld may have served the request.
+_SBATCH_ERROR = re.compile(r"^(sbatch: (error|fatal): |Batch job submission failed: )", re.M)
+_ANSWER_LOST = re.compile(
+    r"unable to contact slurm controller \((send|receive|shutdown)|timed out|zero bytes|"
+    r"connection (reset|failure|aborted)|communication|broken pipe|transport endpoint",
+    re.I,
+)
 _PREFIX = re.compile(r"^(sbatch|allocation failure|sbatch: error)(: error)?: ")
 # Slurm's messages (src/common/slurm_errno.c; limits: job_state_reason_string) by finding id.
 _REFUSALS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -328,6 +340,19 @@ def parse_other_jobs(text: str) -> tuple[OtherJob, ...]:
         OtherJob(job, user, partition, value_or_empty(qos), started, line)
         for line, (job, user, partition, qos, started, _) in rows(text, 6)
     )
+
+
+def parse_submitted(text: str) -> str:
+    """The job id in the output of `sbatch --parsable`, past what else a site prints; empty if there
+    is none, or more than one number that could be it."""
+    ids = set(re.findall(r"^[ \t]*(\d{1,10})(?:;[\w.-]{1,255})?[ \t]*$", text, re.M | re.ASCII))
+    return ids.pop() if len(ids) == 1 else ""
+
+
+def is_refusal(message: str) -> bool:
+    """Whether the error of an sbatch that failed shows that there is no job. Anything else may have
+    come after slurmctld served the request."""
+    return bool(_SBATCH_ERROR.search(message)) and not _ANSWER_LOST.search(message)
 
 
 def parse_test_only(status: int, output: str) -> TrialSubmission:

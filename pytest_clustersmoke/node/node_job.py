@@ -288,7 +288,9 @@ def _reason(error: NodeFailed) -> dict[str, Any]:
 
 def _claim(job: NodeJob) -> None:
     """Claim the phase for this node. A requeued job finds the claim of its first start, and ends:
-    a phase runs at most once."""
+    a phase runs at most once. So does one that the controller gave up before it knew of it."""
+    if visible(job.dir.withdrawn):
+        raise NodeFailed(f"phase {job.spec['phase']} was given up before this job started")
     try:
         with job.dir.claim(job.node_rank).open("x") as stream:
             stream.write(f"{job.node_name} {os.getpid()} {_job_id()} {time.time()}\n")

@@ -25,12 +25,14 @@ from ..evidence.run_counts import CriterionRecord
 from ..evidence.run_directory import PhaseDir, RunDir, create_phase, write_json
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import EventWriter, to_json_value
-from ..jobs.backend import ArrayBackend, Backend, Refused, make_spec
+from ..jobs.backend import ArrayBackend, Backend, Refused, Unanswered, make_spec
 from ..jobs.job_watch import Poller, WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_job
 from ..preflight.slurm_check import Checked
 from ..report.run_archive import name_archived
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
+from .lost_answers import LostAnswer, LostAnswers
+from .phase_queue import PhaseQueue, count_started
 
 __all__ = ["Progress", "Session", "WatchFailed"]
 
@@ -57,7 +59,7 @@ class Session:
         self.phases = {phase.name: phase for phase in phases}
         self._backend, self._check = backend, check
         self._starts: Mapping[str, float] = {}
-        self._waiting = list(self.phases.values())
+        self._queue = PhaseQueue(self.phases, backend, profile.limits)
         self._watched: dict[str, WatchedJob] = {}
         self._submitted_wall: dict[str, float] = {}
         self._judged: dict[tuple[str, str], str] = {}
@@ -67,6 +69,7 @@ class Session:
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
         self._stop = threading.Event()
         self._submitting: Sequence[Phase] = ()
+        self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
         self._ending = threading.Lock()
         self._ended_ids: set[str] = set()
         self._journal = EventWriter(run.journal)
@@ -138,18 +141,22 @@ class Session:
         try:
             self._run_preflight()
             poller = Poller(self._backend, self.profile.limits.poll_s)
-            while (self._waiting or self._watched or self._confirms) and not self._stop.is_set():
+            while self._has_work() and not self._stop.is_set():
                 self._send_heartbeat()
                 self._take_requests()
+                self._take_answers()
                 self._submit_ready(poller)
                 poller.poll(self._watched.values())
                 self._check_jobs(poller)
                 self._stop.wait(TICK_S)
-            if self._watched or self._waiting:
+            if self._watched or self._queue.waiting or self._lost.waiting:
                 self._cancel_all()
         except BaseException as error:  # raised again in `Board.wait`
             self.board.fail(error)
             self._cancel_quietly()
+
+    def _has_work(self) -> bool:
+        return bool(self._queue.waiting or self._watched or self._lost.waiting or self._confirms)
 
     def _send_heartbeat(self) -> None:
         if time.monotonic() - self._beaten >= HEARTBEAT_S:
@@ -163,22 +170,22 @@ class Session:
             if name not in self.phases and base in self.results:
                 self.phases[name] = replace(self.phases[base], name=name, trace=None)
                 self.board.add(name)
-                self._waiting.append(self.phases[name])
+                self._queue.waiting.append(self.phases[name])
 
     def _run_preflight(self) -> None:
         """Ask the scheduler about all phases; finish those that it would not run."""
         if self._check is None:
             return
         self.board.set_waiting_reason("preflight")
-        checked = self._check(list(self._waiting), self.run)
+        checked = self._check(list(self._queue.waiting), self.run)
         self.board.set_waiting_reason("")
         self._starts = checked.starts
         for line in checked.lines:
             self.board.post("preflight", line)
-        refused = [phase for phase in self._waiting if phase.name in checked.findings]
+        refused = [phase for phase in self._queue.waiting if phase.name in checked.findings]
         for phase in refused:
             findings = checked.findings[phase.name]
-            self._waiting.remove(phase)
+            self._queue.waiting.remove(phase)
             self._write_spec(phase)
             self._journal.write("refused", phase=phase.name, words=findings[0].cause)
             lacks_nodes = all(finding.id in LACK_OF_NODES for finding in findings)
@@ -193,49 +200,12 @@ class Session:
         return directory
 
     def _submit_ready(self, poller: Poller) -> None:
-        while not self._stop.is_set() and (phase := self._next_phase()):
-            phases = self._with_siblings(phase)
-            self._waiting = [other for other in self._waiting if other not in phases]
+        while not self._stop.is_set():
+            phases = self._queue.take(self._watched, self.outcomes, self._lost.count())
+            if not phases:
+                return
             self._submit(phases)
             poller.poll_soon()
-
-    def _next_phase(self) -> Phase | None:
-        """The first phase that may be submitted now. One whose turn it is waits for room, and those
-        behind it wait with it; but a job that waits in the queue for another needs no room."""
-        has_turn = True
-        for phase in self._waiting:
-            before = phase.after.value if phase.after.value in self.phases else ""
-            if before in self._watched and self._backend.chains:
-                return phase
-            if before and before not in self.outcomes:
-                continue
-            if before and self.outcomes[before].outcome != "passed":
-                return phase
-            if has_turn and self._has_room(phase):
-                return phase
-            has_turn = False
-        return None
-
-    def _started(self) -> list[WatchedJob]:
-        """The jobs that wait neither for another nor for their turn in an array."""
-        jobs = [job for job in self._watched.values() if not job.waits_for_turn]
-        return [job for job in jobs if job.after not in self._watched]
-
-    def _has_room(self, phase: Phase) -> bool:
-        """Whether another job may start: local jobs share the cores or GPUs of this machine."""
-        if len(self._started()) >= self.profile.limits.max_jobs:
-            return False
-        capacity = self._backend.ranks_at_once
-        if capacity is None or not self._watched:
-            return True
-        busy = sum(self.phases[name].world_size for name in self._watched)
-        return busy + phase.world_size <= capacity
-
-    def _with_siblings(self, phase: Phase) -> list[Phase]:
-        """The phases to be submitted with this one: the other points of its sweep, as one array."""
-        if not phase.base or not isinstance(self._backend, ArrayBackend):
-            return [phase]
-        return [other for other in self._waiting if other.base == phase.base]
 
     def _submit(self, phases: Sequence[Phase]) -> None:
         """Submit one phase, or several that differ in their arguments as one array."""
@@ -253,14 +223,26 @@ class Session:
         self._submitting = phases
         try:
             job_ids = self._call_backend(jobs, before.job_id if before else "")
+        except Unanswered as silence:
+            self._submitting = ()
+            self._expect_answer(LostAnswer(jobs, before.phase if before else "", str(silence)))
+            return
         except Refused as refusal:
             self._submitting = ()
+            if refusal.for_now and (words := self._queue.put_back(phases, str(refusal))):
+                self.board.post("scheduler", words)
+                return
             for phase, directory in jobs:
                 self._journal.write("refused", phase=phase.name, words=str(refusal))
                 finding = diagnose.explain_refusal(refusal, directory.batch_script)
                 judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
                 self._finish(phase.name, judgement, None, "", [finding])
             return
+        self._watch(jobs, job_ids, before.phase if before else "")
+
+    def _watch(
+        self, jobs: Sequence[tuple[Phase, PhaseDir]], job_ids: Sequence[str], after: str
+    ) -> None:
         for (phase, directory), job_id in zip(jobs, job_ids, strict=True):
             # First, so that any later error cancels the job.
             self._watched[phase.name] = WatchedJob(
@@ -269,19 +251,45 @@ class Session:
                 directory,
                 int(phase.nodes.value),
                 time.monotonic(),
-                before.phase if before else "",
+                after,
                 resumes=bool(phase.resume.value),
             )
         self._submitting = ()
-        for phase, job_id in zip(phases, job_ids, strict=True):
+        self._queue.note_success()
+        for (phase, _), job_id in zip(jobs, job_ids, strict=True):
             self._journal.write("submitted", phase=phase.name, job_id=job_id)
             submitted = self._submitted_wall[phase.name]
             self.board.set_submitted(phase.name, job_id, submitted, self._starts.get(phase.name))
 
+    def _expect_answer(self, lost: LostAnswer) -> None:
+        names = [phase.name for phase, _ in lost.jobs]
+        self._lost.add(lost)
+        self._journal.write("unanswered", phases=names, words=lost.why)
+        words = f"no clear answer for {', '.join(names)}; looking for the job: {lost.why}"
+        self.board.post("scheduler", words)
+
+    def _take_answers(self) -> None:
+        """Watch the jobs that were found, and give up those that were not."""
+        for lost, job_ids in self._lost.look():
+            if job_ids:
+                self._watch(lost.jobs, job_ids, lost.after)
+            else:
+                waited_s = self._lost.patience_s
+                reason = f"no job was found within {waited_s:g} s after this: {lost.why}"
+                self._drop(lost, Judgement("never_ran", reason))
+
+    def _drop(self, lost: LostAnswer, judgement: Judgement) -> None:
+        """Give up jobs whose ids are unknown; one that starts all the same ends at once."""
+        lost.withdraw()
+        self._backend.cancel_named(*lost.jobs[0])  # an array has one name
+        for phase, directory in lost.jobs:
+            finding = diagnose.explain_lost_answer(judgement, directory.batch_script)
+            self._finish(phase.name, judgement, None, "", [finding])
+
     def _call_backend(self, jobs: Sequence[tuple[Phase, PhaseDir]], after: str) -> list[str]:
         if len(jobs) == 1 or not isinstance(self._backend, ArrayBackend):
             return [self._backend.submit(*job, after) for job in jobs]
-        room = self.profile.limits.max_jobs - len(self._started())
+        room = self.profile.limits.max_jobs - count_started(self._watched)
         return self._backend.submit_array(jobs, max(1, room), after)
 
     def _check_jobs(self, poller: Poller) -> None:
@@ -402,8 +410,12 @@ class Session:
             reason = f"the run was interrupted{f'; {left}' if left else ''}"
             interrupted = Judgement("cancelled", reason)
             self._settle(job, None if job.failed_first else interrupted)
-        while self._waiting:
-            phase = self._waiting.pop(0)
+        while self._lost.waiting:
+            lost = self._lost.waiting.pop()
+            why = f"the run was interrupted before the job was found: {lost.why}"
+            self._drop(lost, Judgement("cancelled", why))
+        while self._queue.waiting:
+            phase = self._queue.waiting.pop(0)
             judgement = Judgement("cancelled", "the run was interrupted before it was submitted")
             self._finish(phase.name, judgement, None, "", [])
 

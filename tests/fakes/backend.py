@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pytest_clustersmoke.config.phase import Phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
-from pytest_clustersmoke.jobs.backend import Refused
+from pytest_clustersmoke.jobs.backend import Refused, Unanswered
 
 
 class FakeBackend:
@@ -21,6 +21,8 @@ class FakeBackend:
         self.jobs: dict[str, JobState] = {}
         self.directories: dict[str, PhaseDir] = {}
         self.refusals: dict[str, str] = {}
+        self.busy: dict[str, int] = {}  # phase -> how often it cannot be accepted yet
+        self.silent: dict[str, bool] = {}  # phase -> whether it was accepted without an answer
         self.records: dict[str, SchedulerRecord] = {}
         self.broken: Exception | None = None
         self.on_cancel = JobState("ended", "CANCELLED")
@@ -30,6 +32,20 @@ class FakeBackend:
         self.orders[phase.name] = after
         if phase.name in self.refusals:
             raise Refused(self.refusals[phase.name])
+        if self.busy.get(phase.name, 0) > 0:
+            self.busy[phase.name] -= 1
+            raise Refused("temporarily unable to accept job", for_now=True)
+        if phase.name in self.silent:
+            raise Unanswered("sbatch: error: Socket timed out")
+        return self._accept(phase, directory)
+
+    def find_submitted(self, jobs: Sequence[tuple[Phase, PhaseDir]]) -> list[str]:
+        names = [phase.name for phase, _ in jobs]
+        self.calls.append(("find", *names))
+        accepted = all(self.silent[name] for name in names)
+        return [self._accept(*job) for job in jobs] if accepted else []
+
+    def _accept(self, phase: Phase, directory: PhaseDir) -> str:
         self.directories[phase.name] = directory
         self.jobs[phase.name] = JobState("pending", "PENDING", "Priority")
         return phase.name

@@ -14,10 +14,12 @@ import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.jobs import batch_script
-from pytest_clustersmoke.jobs.backend import Refused, make_spec
+from pytest_clustersmoke.jobs.backend import Refused, Unanswered, make_spec
 from pytest_clustersmoke.jobs.slurm_backend import KEEP_SIGNAL, SlurmBackend
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
+
+FAILED = "sbatch: error: Batch job submission failed: "
 
 
 @pytest.fixture
@@ -254,36 +256,87 @@ def test_points_of_a_sweep_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> No
     ("out", "err", "rc", "message"),
     [
         ("", "sbatch: error: invalid partition specified: x", 1, "invalid partition specified: x"),
-        ("", "", 3, "sbatch ended with status 3"),
-        ("Submitted batch job 7", "", 0, "sbatch answered 'Submitted batch job 7', which is not"),
-        ("", "", 0, "which is not a job id"),
+        ("", "the project is over its budget\n" + FAILED + "Unspecified error", 1, "budget"),
+        ("", FAILED + "Invalid account or account/partition combination specified", 1, "account"),
     ],
 )
 def test_refusal_quotes_sbatch(
     slurm: FakeSlurm, tmp_path: Path, out: str, err: str, rc: int, message: str
 ) -> None:
-    """An answer that is not a job id is a refusal, with sbatch's own message if there is one."""
+    """An error of Slurm's own is a refusal, with all that was printed."""
     slurm.answers("sbatch", out, err, rc)
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(Refused, match=message) as refusal:
+        submit(backend(tmp_path, slurm.environ), tmp_path)
+    assert not refusal.value.for_now
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "rc", "message"),
+    [
+        ("", "", 3, "sbatch ended with status 3: nothing"),
+        ("", "", -9, "sbatch ended with status"),
+        ("Submitted\n", "", 0, "sbatch succeeded without a job id .it printed 'Submitted'"),
+        ("7\n8\n", "", 0, "without a job id"),
+        ("", "", 0, "without a job id"),
+        ("", "no more budget\n", 1, "no more budget"),  # a wrapper's words, perhaps after sbatch
+        ("", FAILED + "Socket timed out on send/recv operation", 1, "Socket timed out"),
+        ("", FAILED + "Zero Bytes were transmitted or received", 1, "Zero Bytes"),
+        ("", FAILED + "Unable to contact slurm controller (receive failure)", 1, "receive failure"),
+    ],
+)
+def test_unclear_answer_is_no_refusal(
+    slurm: FakeSlurm, tmp_path: Path, out: str, err: str, rc: int, message: str
+) -> None:
+    """slurmctld may have served the request, and the job may run."""
+    slurm.answers("sbatch", out, err, rc % 256)
+    with pytest.raises(Unanswered, match=message):
         submit(backend(tmp_path, slurm.environ), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("err", "no_controller"),
+    "out", ["7\n", "7;cluster\n", "*** maintenance on 2026-12-01 ***\nWelcome, 5 jobs\n7\n"]
+)
+def test_job_id_is_read_past_a_banner(slurm: FakeSlurm, tmp_path: Path, out: str) -> None:
+    """A site's wrapper may print what it likes."""
+    slurm.answers("sbatch", out)
+    assert submit(backend(tmp_path, slurm.environ), tmp_path) == "7"
+
+
+def test_job_is_found_again_with_what_it_starts(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """Its name and comment have run and phase; submitit's file then has its id."""
+    slurm.answers("sbatch", "", FAILED + "Socket timed out on send/recv operation", 1)
+    chosen = backend(tmp_path, slurm.environ)
+    with pytest.raises(Unanswered):
+        submit(chosen, tmp_path)
+    profile = make_profile(tmp_path, backend="slurm")
+    job = (make_phase(profile), PhaseDir(tmp_path / "run1" / "phases" / "small"))
+    slurm.answers("squeue", "")
+    assert chosen.find_submitted([job]) == []
+    slurm.answers("squeue", "9|clustersmoke run=run1 phase=small\n")
+    assert chosen.find_submitted([job]) == ["9"]
+    assert slurm.calls()[-1].startswith("squeue -h -a -t all -n clustersmoke-run1-small ")
+    assert (job[1].submitit / "9_submitted.pkl").exists()
+
+
+@pytest.mark.parametrize(
+    ("err", "no_controller", "for_now"),
     [
-        ("sbatch: fatal: Could not establish a configuration source", True),
-        ("sbatch: error: Unable to contact slurm controller (connect failure)", True),
-        ("sbatch: error: invalid partition specified: gpu", False),
+        ("sbatch: fatal: Could not establish a configuration source", True, False),
+        (FAILED + "Unable to contact slurm controller (connect failure)", True, True),
+        (FAILED + "Resource temporarily unavailable", False, True),
+        (FAILED + "Slurm backup controller in standby mode", False, True),
+        ("sbatch: error: invalid partition specified: gpu", False, False),
     ],
 )
 def test_refusal_without_a_controller_is_distinguished(
-    slurm: FakeSlurm, tmp_path: Path, err: str, no_controller: bool
+    slurm: FakeSlurm, tmp_path: Path, err: str, no_controller: bool, for_now: bool
 ) -> None:
-    """Then the machine is wrong or Slurm is down, and the job's settings are not to blame."""
+    """Then the machine is wrong or Slurm is down, and the job's settings are not to blame; what can
+    pass is tried again."""
     slurm.answers("sbatch", "", err, 1)
     with pytest.raises(Refused) as refusal:
         submit(backend(tmp_path, slurm.environ), tmp_path)
-    assert refusal.value.no_controller is no_controller
+    assert (refusal.value.no_controller, refusal.value.for_now) == (no_controller, for_now)
 
 
 def test_missing_sbatch_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

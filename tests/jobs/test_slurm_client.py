@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.jobs import slurm_client, slurm_jobs
+from pytest_clustersmoke.jobs.backend import Unanswered
 from pytest_clustersmoke.jobs.slurm_client import SlurmClient
 from tests.fakes.slurm import FakeSlurm
 
@@ -88,15 +89,33 @@ def test_task_of_an_array_is_known_by_its_own_id(slurm: FakeSlurm, client: Slurm
     assert " --array -j 7_1 -o JobID," in slurm.calls()[-1]
 
 
-def test_array_is_found_after_sbatch_timed_out(tmp_path: Path) -> None:
-    """squeue lists its tasks, each with the id of the array; it must not run unwatched."""
+def test_sbatch_that_times_out_may_have_submitted_the_job(tmp_path: Path) -> None:
+    """Nobody knows."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name, line in (("sbatch", "sleep 60"), ("squeue", 'test "$3" = %F && echo 7 && echo 7')):
-        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
-        (folder / name).chmod(0o755)
-    path = f"{folder}:{os.environ['PATH']}"
-    assert SlurmClient({"PATH": path}, timeout_s=1).submit(tmp_path / "x.sh", "x") == "7"
+    (folder / "sbatch").write_text("#!/bin/sh\nsleep 60\n")
+    (folder / "sbatch").chmod(0o755)
+    client = SlurmClient({"PATH": f"{folder}:{os.environ['PATH']}"}, timeout_s=1)
+    with pytest.raises(Unanswered, match=r"sbatch did not answer within 1 s"):
+        client.submit(tmp_path / "x.sh")
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [
+        ("7|run=r phase=p\n7|run=r phase=p\n", "7"),  # an array's tasks have its id
+        ("7|run=r phase=q\n", ""),  # somebody's job of the same name
+        ("7|run=r phase=p\n8|run=r phase=p\n", ""),
+        ("", ""),
+    ],
+)
+def test_job_is_ours_by_its_name_and_comment(
+    slurm: FakeSlurm, client: SlurmClient, listed: str, found: str
+) -> None:
+    """One job, or none."""
+    slurm.answers("squeue", listed)
+    assert client.find_job("clustersmoke-r-p", "run=r phase=p") == found
+    assert " -t all -n clustersmoke-r-p " in slurm.calls()[-1]
 
 
 def test_sacct_is_asked_if_squeue_does_not_know_a_job(

@@ -22,8 +22,10 @@ from pytest_clustersmoke.evidence.run_directory import (
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter, read_events
 from pytest_clustersmoke.jobs import job_watch
-from pytest_clustersmoke.node.abort_flag import raise_flag
+from pytest_clustersmoke.node.abort_flag import NodeFailed, raise_flag
+from pytest_clustersmoke.node.node_job import run_node
 from pytest_clustersmoke.session import job_session as module
+from pytest_clustersmoke.session import phase_queue
 from pytest_clustersmoke.session.job_session import Progress, Session, WatchFailed
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import make_phase, make_profile
@@ -395,6 +397,75 @@ def test_unanswered_submission_is_cancelled_by_name(
     assert session.close() == ["a"]
     assert run.backend.named("cancel_named") == [("a",)]
     answer.set()
+
+
+def test_job_of_a_lost_answer_is_found_and_watched(run: Run) -> None:
+    """sbatch timed out, but Slurm has the job."""
+    run.backend.silent["a"] = False
+    session = run.start("a")
+    until(lambda: len(run.backend.named("find")) > 1)
+    assert run.submitted() == ["a"]
+    run.backend.silent["a"] = True
+    until(lambda: "a" in run.backend.jobs)
+    run.passes("a")
+    session.wait("a", ignore)
+    assert session.outcomes["a"].outcome == "passed"
+    assert [name for name, _ in run.events()][:3] == ["intent", "unanswered", "submitted"]
+
+
+def test_job_that_is_not_found_is_given_up(run: Run) -> None:
+    """It may start later all the same: its name is cancelled, and what starts ends at once."""
+    run.backend.silent["a"] = False
+    session = run.start("a", limits={"poll_s": 0.05, "scheduler_patience_s": 0.2})
+    session.wait("a", ignore)
+    result = run.result("a")
+    assert result["outcome"] == "never_ran"
+    assert result["reason"].startswith("no job was found within 0.2 s after this: sbatch: error: ")
+    assert [finding["id"] for finding in result["findings"]] == ["submission-unanswered"]
+    assert run.backend.named("cancel_named") == [("a",)]
+    spec = str(run.run.phase("a").spec)
+    with pytest.raises(NodeFailed, match="phase a was given up before this job started"):
+        run_node(spec, node_rank=0)
+    assert not run.run.phase("a").claim(0).exists()
+
+
+def test_unanswered_job_is_given_up_by_an_interruption(run: Run) -> None:
+    """It was not found yet."""
+    run.backend.silent["a"] = False
+    session = run.start("a")
+    until(lambda: run.backend.named("find"))
+    session.close()
+    assert run.result("a")["outcome"] == "cancelled"
+    assert run.backend.named("cancel_named") == [("a",)]
+    assert run.run.phase("a").withdrawn.exists()
+
+
+def test_scheduler_that_cannot_accept_jobs_now_is_asked_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The phase keeps its turn, and the user reads one line."""
+    monkeypatch.setattr(phase_queue, "FIRST_RETRY_S", 0.05)
+    run.backend.busy["a"] = 2
+    session = run.start("a", "b", limits={"max_jobs": 1, "poll_s": 0.05})
+    until(lambda: "a" in run.backend.jobs)
+    assert run.submitted() == ["a", "a", "a"]
+    said: list[str] = []
+    run.passes("a")
+    session.wait("a", lambda progress: said.append(f"{progress.phase}: {progress.text}"))
+    (line,) = [line for line in said if line.startswith("scheduler: ")]
+    assert line.endswith("trying again for up to 300 s: temporarily unable to accept job")
+
+
+def test_scheduler_that_never_accepts_jobs_is_given_up(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each phase with its last words."""
+    monkeypatch.setattr(phase_queue, "FIRST_RETRY_S", 0.05)
+    run.backend.busy["a"] = 10**9
+    session = run.start("a", limits={"poll_s": 0.05, "scheduler_patience_s": 0.3})
+    session.wait("a", ignore)
+    assert run.result("a")["outcome"] == "never_ran"
+    assert "temporarily unable" in run.result("a")["reason"]
 
 
 def test_phase_not_yet_submitted_is_cancelled_by_an_interruption(run: Run) -> None:

@@ -18,7 +18,7 @@ from .log_lines_view import StepLines
 from .screen import Screen
 
 # Lines of these phases are printed even while the view shows everything else.
-ALWAYS = {"preflight"}
+ALWAYS = {"preflight", "scheduler"}
 # Rows of the terminal that the view leaves free: pytest's own line and a spare one.
 FREE_ROWS = 2
 

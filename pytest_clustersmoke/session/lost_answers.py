@@ -1,0 +1,64 @@
+"""Jobs whose submission the scheduler did not answer: they may run, so they are looked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..config.phase import Phase
+from ..evidence.run_directory import PhaseDir, write_atomically
+from ..jobs.backend import Backend, SearchableBackend
+
+FIRST_LOOK_S, MOST_S = 0.5, 15.0  # between two looks
+
+
+@dataclass
+class LostAnswer:
+    """Jobs that were submitted together, the phase that they wait for, and what was seen of the
+    scheduler's answer. Times are monotonic seconds."""
+
+    jobs: Sequence[tuple[Phase, PhaseDir]]
+    after: str
+    why: str
+    since: float = field(default_factory=time.monotonic)
+    look_at: float = 0.0
+    interval_s: float = FIRST_LOOK_S
+
+    def withdraw(self) -> None:
+        """Give the jobs up: what starts of them all the same ends at once. Raises OSError."""
+        for _, directory in self.jobs:
+            write_atomically(directory.withdrawn, f"{self.why}\n")
+
+
+class LostAnswers:
+    """The jobs that nobody knows the ids of, and the looks for them."""
+
+    def __init__(self, backend: Backend, patience_s: float) -> None:
+        self._backend, self.patience_s = backend, patience_s
+        self.waiting: list[LostAnswer] = []
+
+    def count(self) -> int:
+        return sum(len(lost.jobs) for lost in self.waiting)
+
+    def add(self, lost: LostAnswer) -> None:
+        self.waiting.append(lost)
+
+    def look(self) -> Iterator[tuple[LostAnswer, list[str]]]:
+        """Those that were found, with their ids; and those that were not for so long that they are
+        given up, without."""
+        for lost in list(self.waiting):
+            now = time.monotonic()
+            if now < lost.look_at:
+                continue
+            job_ids = self._find(lost)
+            if job_ids or now - lost.since >= self.patience_s:
+                self.waiting.remove(lost)
+                yield lost, job_ids
+            lost.look_at = time.monotonic() + lost.interval_s
+            lost.interval_s = min(lost.interval_s * 1.5, MOST_S)
+
+    def _find(self, lost: LostAnswer) -> list[str]:
+        if not isinstance(self._backend, SearchableBackend):
+            return []
+        return self._backend.find_submitted(lost.jobs)

@@ -1,0 +1,96 @@
+"""The phases of a run that wait to be submitted, and whose turn it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from ..config.phase import Phase
+from ..config.profile import Limits
+from ..jobs.backend import ArrayBackend, Backend
+from ..jobs.job_watch import WatchedJob
+from ..jobs.outcome import Judgement
+
+# Between two submissions to a scheduler that cannot accept jobs now.
+FIRST_RETRY_S, MOST_RETRY_S = 1.0, 15.0
+
+
+def count_started(watched: Mapping[str, WatchedJob]) -> int:
+    """How many jobs wait neither for another nor for their turn in an array."""
+    jobs = [job for job in watched.values() if not job.waits_for_turn]
+    return sum(job.after not in watched for job in jobs)
+
+
+class PhaseQueue:
+    """`phases` are those of the run, by name; reruns join them later."""
+
+    def __init__(self, phases: Mapping[str, Phase], backend: Backend, limits: Limits) -> None:
+        self._phases, self._backend, self._limits = phases, backend, limits
+        self.waiting = list(phases.values())
+        self._refused_since: float | None = None
+        self._retry_at = 0.0
+
+    def take(
+        self, watched: Mapping[str, WatchedJob], outcomes: Mapping[str, Judgement], unknown: int
+    ) -> list[Phase]:
+        """Take the phases that may be submitted now, together; empty if none may. `unknown`: how
+        many jobs may be in the scheduler's queue besides those that are watched."""
+        if time.monotonic() < self._retry_at:
+            return []
+        phase = self._next_phase(watched, outcomes, unknown)
+        if phase is None:
+            return []
+        phases = self._with_siblings(phase)
+        self.waiting = [other for other in self.waiting if other not in phases]
+        return phases
+
+    def put_back(self, phases: Sequence[Phase], why: str) -> str:
+        """Put back phases that the scheduler cannot accept now; returns that in words. Empty if it
+        could not for so long that they are given up."""
+        now, patience_s = time.monotonic(), self._limits.scheduler_patience_s
+        self._refused_since = self._refused_since or now
+        waited_s = now - self._refused_since
+        if waited_s >= patience_s:
+            return ""
+        self.waiting[:0] = phases
+        self._retry_at = now + min(MOST_RETRY_S, max(FIRST_RETRY_S, waited_s / 4))
+        return f"it cannot accept jobs now; trying again for up to {patience_s:g} s: {why}"
+
+    def note_success(self) -> None:
+        """Note that the scheduler accepts jobs."""
+        self._refused_since = None
+
+    def _next_phase(
+        self, watched: Mapping[str, WatchedJob], outcomes: Mapping[str, Judgement], unknown: int
+    ) -> Phase | None:
+        """The first phase that may be submitted now. One whose turn it is waits for room, and those
+        behind it wait with it; but a job that waits in the queue for another needs no room."""
+        has_turn = True
+        for phase in self.waiting:
+            before = phase.after.value if phase.after.value in self._phases else ""
+            if before in watched and self._backend.chains:
+                return phase
+            if before and before not in outcomes:
+                continue
+            if before and outcomes[before].outcome != "passed":
+                return phase
+            if has_turn and self._has_room(phase, watched, unknown):
+                return phase
+            has_turn = False
+        return None
+
+    def _has_room(self, phase: Phase, watched: Mapping[str, WatchedJob], unknown: int) -> bool:
+        """Whether another job may start: local jobs share the cores or GPUs of this machine."""
+        if count_started(watched) + unknown >= self._limits.max_jobs:
+            return False
+        capacity = self._backend.ranks_at_once
+        if capacity is None or not watched:
+            return True
+        busy = sum(self._phases[name].world_size for name in watched)
+        return busy + phase.world_size <= capacity
+
+    def _with_siblings(self, phase: Phase) -> list[Phase]:
+        """The phases to be submitted with this one: the other points of its sweep, as one array."""
+        if not phase.base or not isinstance(self._backend, ArrayBackend):
+            return [phase]
+        return [other for other in self.waiting if other.base == phase.base]

@@ -1,0 +1,51 @@
+"""A Slurm that does not answer while a run submits its jobs: none is lost, doubled or denied."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from pytest_clustersmoke.evidence.telemetry import read_events
+from pytest_clustersmoke.lab import Lab
+from tests.support.harness import IDLE, Suite
+
+pytestmark = pytest.mark.lab
+
+
+@contextmanager
+def stopped_controller(lab: Lab) -> Iterator[None]:
+    """Stop slurmctld, and let it go on at the end."""
+    (controller,) = [
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"].startswith("slurmctld")
+        and str(lab.slurm_conf) in process.info["cmdline"]
+    ]
+    controller.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        controller.send_signal(signal.SIGCONT)
+
+
+def test_job_of_a_controller_that_hangs_is_found_and_runs_once(
+    lab_suite: Suite, faults_lab: Lab
+) -> None:
+    """sbatch gives up; slurmctld serves the request once it goes on."""
+    lab_suite.profile["limits"] |= {"max_jobs": 1}
+    lab_suite.phase("first", script=IDLE, args={"seconds": 3})
+    lab_suite.phase("second", script=IDLE, args={"seconds": 1})
+    with lab_suite.started() as running:
+        running.wait_for_ranks("first")
+        with stopped_controller(faults_lab):
+            journal = lab_suite.run_dir().journal
+            running.wait_for("the lost answer", lambda: read_events(journal).last("unanswered"))
+        outcome = running.wait()
+    assert outcome.ret == 0, outcome.output
+    assert "scheduler: no clear answer for second; looking for the job: sbatch " in outcome.output
+    assert [event["phase"] for event in outcome.events("submitted")] == ["first", "second"]
+    assert lab_suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING").strip() == ""
