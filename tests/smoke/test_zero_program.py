@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,28 @@ def test_loss_that_is_not_scaled_is_not_the_engines(tmp_path: Path) -> None:
     assert outcome.statuses == [0], outcome.output
     with pytest.raises(Unmeasured, match="no proven step is left"):
         suite.TestZeroTwoOnFourNodes().test_gradients_are_in_sync(outcome.phase)
+
+
+SLOW_LINEAR = """
+import os, time
+forward = torch.nn.Linear.forward
+def slowly(self, inputs):
+    end = time.process_time() + 0.02 * (os.environ['RANK'] == '1')
+    while time.process_time() < end:
+        pass
+    return forward(self, inputs)
+torch.nn.Linear.forward = slowly
+"""
+
+
+@pytest.mark.slow
+def test_slow_rank_is_named(tmp_path: Path) -> None:
+    """Its layers compute longer, so all ranks wait for it in every pass; alone, only it is slow."""
+    program = break_program(tmp_path, "train_zero", SLOW_LINEAR)
+    outcome = run_program(program, tmp_path, ZERO3)
+    assert outcome.statuses == [0], outcome.output
+    with pytest.raises(AssertionError) as failed:
+        suite.TestZeroThreeOnTwoNodes().test_no_rank_falls_behind(outcome.phase)
+    message = str(failed.value)
+    assert re.match(r"rank 1 .*falls behind: its .* \(CPU time\) takes", message), message
+    assert "rank 0" not in message
