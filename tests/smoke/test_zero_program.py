@@ -54,6 +54,7 @@ def test_combinations_that_the_ladder_leaves_out(
     assert outcome.phase.fact("offload_optimizer") == offload
     if stage == 3:
         criteria.test_each_rank_holds_its_share(outcome.phase)
+        criteria.test_weights_and_optimizer_are_offloaded(outcome.phase)
         criteria.test_whole_model_loads_in_plain_torch(outcome.phase)
 
 
@@ -119,6 +120,28 @@ def test_broken_configuration_fails_its_criterion(
     outcome = run_program(broken, tmp_path, args)
     assert outcome.statuses == [0], outcome.output
     check_fails(getattr(criteria_of(args), criterion), outcome.phase, words)
+
+
+MOVED = """
+find_devices = program.find_devices
+def with_moved(engine):
+    state = next(iter(engine.optimizer.optimizer.state.values()))
+    kept, state["exp_avg"] = state["exp_avg"], state["exp_avg"].to("meta")
+    facts = find_devices(engine)
+    state["exp_avg"] = kept
+    return facts
+program.find_devices = with_moved
+"""
+
+
+@pytest.mark.slow
+def test_devices_are_those_of_the_tensors(tmp_path: Path) -> None:
+    """The settings say that all is offloaded, but the moments are on another device, in place of a
+    GPU."""
+    outcome = run_program(break_program(tmp_path, "train_zero", MOVED), tmp_path, ZERO3)
+    assert outcome.statuses == [0], outcome.output
+    criterion = suite.TestZeroThreeOnTwoNodes().test_weights_and_optimizer_are_offloaded
+    check_fails(criterion, outcome.phase, "'moments': ['meta']}; expected {'weights'")
 
 
 def criteria_of(args: Mapping[str, Any]) -> Any:
