@@ -32,6 +32,8 @@ NEEDS = {"bf16": True, "downloads": "Mistral-7B"}
 # A shard is a part of the first dimension, so ranks hold a little more or less where it does not
 # divide evenly.
 UNEVEN = 0.1
+FP32 = "torch.float32"
+DTYPES = {"fp32": FP32, "bf16": "torch.bfloat16"}
 
 
 class TrainedWithFsdp(Trained, TalkedInsideNodes):
@@ -42,10 +44,11 @@ class TrainedWithFsdp(Trained, TalkedInsideNodes):
     def test_each_layer_is_a_unit(self, phase: PhaseView) -> None:
         """A model that is wrapped as one unit is gathered as a whole, which saves no memory."""
         units, layers = phase.fact("units"), phase.fact("layers")
-        largest = phase.fact("largest_unit_share")
-        assert units == layers + 1, (
+        largest, expected = phase.fact("largest_unit_share"), phase.fact("largest_layer_share")
+        assert units == layers + 1 and largest == pytest.approx(expected), (
             f"{units} FSDP units for {layers} layers, the largest with {largest:.0%} of all "
-            "parameters; expected one for each layer, and the root"
+            "parameters; expected one for each layer, and the root for the rest, the largest with "
+            f"{expected:.0%}"
         )
 
     def test_each_rank_holds_its_share(self, phase: PhaseView) -> None:
@@ -70,9 +73,16 @@ class TrainedWithFsdp(Trained, TalkedInsideNodes):
         )
 
     def test_each_class_of_tensors_has_its_precision(self, phase: PhaseView) -> None:
-        """Masters, reductions and buffers are in fp32, whatever the layers compute in."""
-        for kind in ("master_dtypes", "reduce_dtypes", "buffer_dtypes"):
-            assert phase.fact(kind) == ["torch.float32"], (kind, phase.fact(kind))
+        """Masters, reductions and buffers are in fp32; every unit computes in the precision."""
+        masters, computed = [FP32], [DTYPES[phase.fact("precision")]]
+        expected = {
+            "master_dtypes": {"adapters": masters, "base": masters},
+            "compute_dtypes": {"adapters": computed, "base": computed},
+            "reduce_dtypes": [FP32],
+            "buffer_dtypes": [FP32],
+        }
+        for kind, types in expected.items():
+            assert phase.fact(kind) == types, f"{kind}: {phase.fact(kind)}; expected {types}"
 
     def test_only_adapters_are_trained(self, phase: PhaseView) -> None:
         assert not phase.fact("trainable_besides")
@@ -93,6 +103,16 @@ class TrainedWithFsdp(Trained, TalkedInsideNodes):
         assert len(own) == phase.world_size and None not in own.values()
         mean = sum(own.values()) / phase.world_size
         assert phase.fact("eval_loss") == pytest.approx(mean, rel=1e-6)
+
+    def test_log_is_written_by_rank_0_alone(self, phase: PhaseView) -> None:
+        """A line for each step, also of those before a stop."""
+        writers = sorted(r for r, by in phase.facts("log_written_by").items() if by is not None)
+        assert writers == [0], f"ranks that wrote the log: {writers}; expected rank 0 alone"
+        logged, steps = phase.facts("logged_steps")[0], phase.args["max_steps"]
+        assert logged == [*range(1, steps + 1)], (
+            f"log.jsonl has lines for the steps {logged}; expected one for each of {steps}"
+        )
+        assert "log.jsonl" in phase.checkpoint_files()
 
     def test_checkpoint_has_one_file_a_rank(self, phase: PhaseView) -> None:
         files = {n for n in phase.checkpoint_files() if n.startswith("sharded/")}
@@ -118,8 +138,8 @@ class TrainedWithFsdp(Trained, TalkedInsideNodes):
     gpus_per_node=8,
     resume=5,
     args={**SIZES, "sharding": "full"},
-    small=SMALL,
-    needs=NEEDS,
+    small={**SMALL, "max_steps": 12},  # after the stop, enough are left to judge slow ranks
+    needs={**NEEDS, "writes_gib": 55},  # 7,262,703,616 parameters in fp32, at the stop as well
 )
 class TestFsdpOnOneNode(TrainedWithFsdp, Resumed):
     """Eight GPUs of one node share all parameters. After five steps the training goes on in new
@@ -135,7 +155,7 @@ class TestFsdpOnOneNode(TrainedWithFsdp, Resumed):
     gpus_per_node=8,
     args={**SIZES, "sharding": "hybrid"},
     small=SMALL,
-    needs=NEEDS,
+    needs={**NEEDS, "writes_gib": 28},
 )
 class TestFsdpOnTwoNodes(TrainedWithFsdp, TalkedBetweenNodes):
     """Each node's GPUs share all parameters, and the nodes hold replicas."""

@@ -163,6 +163,12 @@ class TestZeroThreeOnTwoNodes(TrainedWithZeroInBf16, TalkedBetweenNodes):
     def test_weights_and_optimizer_are_offloaded(self, phase: PhaseView) -> None:
         for what in ("offload_optimizer", "offload_param"):
             assert phase.fact(what) == phase.args["offload"], (what, phase.fact(what))
+        for rank in phase.ranks:
+            own = str(rank.start.get("device")).partition(":")[0]
+            device = own if phase.args["offload"] == "none" else phase.args["offload"]
+            expected = {part: [device] for part in ("weights", "masters", "moments")}
+            found = phase.facts("devices")[rank.rank]
+            assert found == expected, f"{rank} holds its parts on {found}; expected {expected}"
 
     def test_fused_adam_is_compiled_on_cuda(self, phase: PhaseView) -> None:
         """Offloaded, it is DeepSpeed's Adam for CPUs."""

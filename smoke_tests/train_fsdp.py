@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from fsdp_model import describe_units, load, state_of, watch_types
 from pytest_clustersmoke.rank import Proof, Rank
 from sft_data import Batch, make_parser, prepare_data
 from sft_model import add_adapters, build_base, describe_trained
@@ -31,6 +31,7 @@ from sft_model import add_adapters, build_base, describe_trained
 SHARDINGS = ("full", "grad_op", "hybrid")
 SHARDS = "sharded"
 STOPPED = "stopped"  # what the first attempt leaves to the next
+LOG = "log.jsonl"
 EVALUATED = 8  # examples that each rank evaluates after training, its own
 
 
@@ -68,25 +69,6 @@ def build(args: argparse.Namespace, rank: Rank, vocabulary: int, seed: int) -> t
     return model, torch.optim.AdamW(trained, lr=args.learning_rate)
 
 
-def describe_units(model: Any) -> dict[str, Any]:
-    """Facts of the units, the shards and their types, as the sharded model itself shows them."""
-    units = [module for module in model.modules() if hasattr(module, "unshard")]
-    innermost = {id(p): unit for unit in units for p in unit.parameters()}  # it comes last
-    parameters = list(model.parameters())
-    total = sum(p.numel() for p in parameters)
-    sizes = [sum(p.numel() for p in parameters if innermost[id(p)] is unit) for unit in units]
-    groups = [unit._get_fsdp_state()._fsdp_param_group for unit in units]
-    return {
-        "units": len(units),
-        "largest_unit_share": max(sizes) / total,
-        "held_share": sum(p.to_local().numel() for p in parameters) / total,
-        "mesh": list(parameters[0].device_mesh.mesh.shape),
-        "master_dtypes": sorted({str(p.dtype) for p in parameters}),
-        "reduce_dtypes": sorted({str(group.mp_policy.reduce_dtype) for group in groups}),
-        "buffer_dtypes": sorted({str(b.dtype) for b in model.buffers()}),
-    }
-
-
 def draw(examples: Batch, args: argparse.Namespace, rank: Rank, index: int, other: int) -> Batch:
     """The batch of rank `other` in step `index`; no two share an example until
     all examples have been used."""
@@ -96,13 +78,15 @@ def draw(examples: Batch, args: argparse.Namespace, rank: Rank, index: int, othe
 
 
 @torch.no_grad()
-def evaluate(model: Any, examples: Batch, rank: Rank) -> dict[str, float]:
-    """All ranks evaluate, each its own examples; the criterion computes the mean again. Also
-    whether units keep their whole parameters after the forward pass."""
+def evaluate(model: Any, examples: Batch, rank: Rank) -> dict[str, Any]:
+    """All ranks evaluate, each its own examples; the criterion computes the mean again. Also in
+    which types units compute, and whether they keep their whole parameters afterwards."""
     model.eval()
     first = rank.rank * EVALUATED
     rows = torch.arange(first, first + EVALUATED) % len(examples["input_ids"])
-    own = model(**{name: column[rows].to(rank.device) for name, column in examples.items()}).loss
+    batch = {name: column[rows].to(rank.device) for name, column in examples.items()}
+    with watch_types(model) as types:
+        own = model(**batch).loss
     kept = any(type(p) is torch.nn.Parameter for p in model.parameters())
     mean = own.double() / rank.world_size
     dist.all_reduce(mean)
@@ -114,24 +98,8 @@ def evaluate(model: Any, examples: Batch, rank: Rank) -> dict[str, float]:
         "eval_loss_own": float(own),
         "eval_loss": float(mean),
         "whole_after_forward": kept,
+        "compute_dtypes": types,
     }
-
-
-def state_of(model: Any, optimizer: Any) -> dict[str, Any]:
-    weights, states = get_state_dict(model, optimizer)
-    return {"model": weights, "optimizer": states}
-
-
-def load(path: str, model: Any, optimizer: Any) -> dict[str, Any]:
-    state = state_of(model, optimizer)
-    load_shards(state, checkpoint_id=path)
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
-    return state_of(model, optimizer)
 
 
 def sum_shards(model: Any, rank: Rank) -> dict[str, int]:
@@ -153,6 +121,19 @@ def save(model: Any, optimizer: Any, rank: Rank) -> None:
             adapter_is_equal=saved.keys() == plain.keys()
             and all(torch.equal(saved[name], plain[name]) for name in plain),
         )
+
+
+def write_log(losses: dict[int, torch.Tensor], rank: Rank) -> None:
+    """A line for each step with its mean loss. All ranks reduce the losses, rank 0 alone writes."""
+    means = torch.stack(list(losses.values())) / rank.world_size
+    dist.all_reduce(means)
+    lines = [{"step": n, "loss": loss} for n, loss in zip(losses, means.tolist(), strict=True)]
+    if rank.is_main:
+        path = rank.output_dir / LOG
+        with path.open("a") as log:
+            log.writelines(json.dumps(line) + "\n" for line in lines)
+        logged = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        rank.fact(log_written_by=rank.rank, logged_steps=logged)
 
 
 def train(args: argparse.Namespace, rank: Rank, examples: Batch, vocabulary: int) -> Any:
@@ -178,6 +159,7 @@ def train(args: argparse.Namespace, rank: Rank, examples: Batch, vocabulary: int
         optimizer=optimizer,
         peer_loss=loss_on,
     )
+    losses: dict[int, torch.Tensor] = {}
     for step in rank.steps(
         args.max_steps,
         samples_per_rank=args.micro_batch,
@@ -190,6 +172,8 @@ def train(args: argparse.Namespace, rank: Rank, examples: Batch, vocabulary: int
         step.backward_done()
         optimizer.step()
         step.record(loss=loss)
+        losses[step.index + 1] = loss.detach()  # read after the loop, since reading waits for it
+    write_log(losses, rank)
     if rank.should_stop:  # the next attempt goes on from here
         state = state_of(model, optimizer)
         path = str(rank.output_dir / STOPPED)

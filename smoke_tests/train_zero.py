@@ -27,6 +27,7 @@ from zero_engine import (
     build,
     build_model,
     deepspeed_config,
+    find_devices,
     read_back,
     state_of,
 )
@@ -143,7 +144,9 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
         step.backward_done()
         engine.step()
         step.record(loss=loss)
-    rank.fact(skipped_steps=engine.skipped_steps, loss_scale=loss_scale())
+    rank.fact(
+        skipped_steps=engine.skipped_steps, loss_scale=loss_scale(), devices=find_devices(engine)
+    )
 
     # Checkpoint. All ranks save, each its own share of the optimizer.
     rank.save_checkpoint(lambda: save(engine, rank.output_dir))

@@ -111,6 +111,17 @@ def read_device(offload: Any) -> str:
     return "none" if offload is None else str(getattr(offload.device, "value", offload.device))
 
 
+def find_devices(engine: Any) -> dict[str, list[str]]:
+    """Where the parts are that this rank holds under ZeRO-3, whatever the settings say: weights,
+    masters in fp32, and Adam's first moments."""
+    zero = engine.optimizer
+    weights = [p.ds_tensor for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
+    masters = getattr(zero, "fp32_partitioned_groups_flat", [])
+    moments = [s["exp_avg"] for s in zero.optimizer.state.values() if "exp_avg" in s]
+    parts = {"weights": weights, "masters": masters, "moments": moments}
+    return {name: sorted({t.device.type for t in tensors}) for name, tensors in parts.items()}
+
+
 def state_of(engine: Any) -> dict[str, Any]:
     """The state that a checkpoint must restore on this rank: the weights, under ZeRO-3 its part of
     them, and its share of the optimizer."""

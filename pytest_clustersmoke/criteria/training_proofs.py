@@ -410,6 +410,13 @@ def list_proofs(phase: PhaseResult) -> dict[int, dict[int, dict[str, Any]]]:
     return dict(sorted(by_step.items()))
 
 
+def list_precisions(phase: PhaseResult) -> set[str]:
+    """Those that the program named for the passes it proved; empty if it proved none."""
+    proofs = [record.get("gradients") for r in phase.ranks for record in r.events.named("proof")]
+    passes = [*proofs, *phase.events("gradients").values()]
+    return {str(p["precision"]) for p in passes if isinstance(p, dict) and "precision" in p}
+
+
 def _name_ranks(phase: PhaseResult, ranks: Sequence[int]) -> str:
     """One rank with its host, several by their numbers, or all."""
     if len(ranks) == 1:

@@ -8,6 +8,9 @@ from typing import Any
 from .job_results import RankResult
 from .phase_result import PhaseResult
 
+# How the message of a rank begins that cannot stage its fault.
+CANNOT_STAGE = "the fault cannot be staged in this program"
+
 
 def fault_name(spec: Mapping[str, Any]) -> str:
     """The name of the fault in a phase's spec; empty for a normal run."""
@@ -37,3 +40,9 @@ def find_unrequested_fault(result: PhaseResult) -> tuple[RankResult, dict[str, A
                 if record.get("name") not in (None, name or None):
                     return rank, record
     return None
+
+
+def find_refusal(result: PhaseResult) -> str:
+    """Why a rank could not stage the fault, in its own words; empty if none says so."""
+    errors = [rank.error for rank in result.ranks if rank.error is not None]
+    return next((e.message for e in errors if e.message.startswith(CANNOT_STAGE)), "")

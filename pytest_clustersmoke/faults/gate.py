@@ -12,7 +12,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.run_counts import GREEN_GATE, PROVEN_GATE, UNSTAGED_GATE, WRONG_GATE
 from ..evidence.run_directory import RunDir
 from ..evidence.run_record import GateRecord
-from ..evidence.staged_marks import find_staged_events
+from ..evidence.staged_marks import find_refusal, find_staged_events
 from ..evidence.telemetry import read_events
 from ..text import name_ranks
 from . import JOB, Fault
@@ -78,6 +78,9 @@ def _status(
 ) -> tuple[str, list[str]]:
     if result.outcome in SCHEDULER and (fault.fails_criteria or result.outcome != fault.outcome):
         return UNSTAGED_GATE, [f"{result.outcome}: {result.reason}"]
+    refusal = find_refusal(result)
+    if refusal and not find_staged_events(result):
+        return UNSTAGED_GATE, [refusal]
     if baseline is not None and baseline.outcome != "passed":
         why = f"without the fault the phase is {baseline.outcome}: {baseline.reason}"
         return UNSTAGED_GATE if baseline.outcome in SCHEDULER else WRONG_GATE, [why]

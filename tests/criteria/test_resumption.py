@@ -27,6 +27,7 @@ def two_attempts(
     stop: Mapping[str, Any] | None = STOP,
     resume: Mapping[str, Any] | None = RESUME,
     loss: float = 2.0,
+    precision: str = "bf16",
     **start: Any,
 ) -> PhaseView:
     """A rank that stopped after five of ten steps and went on, with these records."""
@@ -41,6 +42,8 @@ def two_attempts(
         if later and resume is not None:
             events.write("resume", **resume)
         events.write("step", step=10 if later else 5, steps=10)
+        if precision:
+            events.write("proof", step=6, gradients={"precision": precision})
         mean = [loss, 1.0] if later else [3.0, 2.5]
         events.write("losses", mean=mean, local_first=mean, local_finite=True)
         if not later and stop is not None:
@@ -67,6 +70,10 @@ def test_training_that_goes_on_passes(tmp_path: Path) -> None:
         ({"pid": 100, "pid_started": 5.0}, "in the process that stopped; expected a new one"),
         ({"loss": 3.0}, "another batch, or another state"),
         ({"loss": math.nan}, "another batch, or another state"),
+        (
+            {"loss": 2.0, "precision": "fp32", "stop": STOP | {"next_loss": 2.002}},
+            "0.001%, as fp32",
+        ),
         ({"stop": {"step": 5}}, "save_progress has no next_loss"),
         ({"stop": STOP | {"next_loss": math.nan}}, "the same step had nan"),
     ],
@@ -84,6 +91,18 @@ def test_losses_that_are_too_alike_show_no_batch(tmp_path: Path) -> None:
     with pytest.raises(Unmeasured, match="too close to show which batch it was"):
         check_resumption(two_attempts(tmp_path, stop=stop, loss=2.01))
     check_resumption(two_attempts(tmp_path / "apart", loss=2.01))
+
+
+def test_rounding_is_that_of_the_precision(tmp_path: Path) -> None:
+    """Half a percent is another rounding in 16 bits, and never in fp32; where the program names no
+    precision, nothing shows which of both it is."""
+    for precision in ("bf16", "fp16"):
+        check_resumption(two_attempts(tmp_path / precision, loss=2.01, precision=precision))
+    with pytest.raises(AssertionError, match=re.escape("expected the same within 0.001%")):
+        check_resumption(two_attempts(tmp_path / "fp32", loss=2.01, precision="fp32"))
+    with pytest.raises(Unmeasured, match="the program names no precision"):
+        check_resumption(two_attempts(tmp_path / "none", loss=2.01, precision=""))
+    check_resumption(two_attempts(tmp_path / "equal", precision=""))
 
 
 def test_attempt_that_was_ended_before_it_could_save_fails(tmp_path: Path) -> None:

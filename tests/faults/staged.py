@@ -13,6 +13,7 @@ from tests.faults.table.model import DATA, OTHERS, REPLICAS, STEP_LIMIT_S, TWIN
 from tests.support.harness import PROGRAMS, Outcome, Suite
 from tests.support.waiting import PATIENCE_S
 
+RESUMED = {"test_training_resumes_where_it_stopped", "test_training_before_the_stop_was_sound"}
 Recorder = Callable[[str, object], None]
 
 
@@ -24,7 +25,7 @@ def add(fault: Fault, suite: Suite) -> None:
         suite.profile["phases"][fault.name] = dict(fault.settings)
     suite.phase(
         fault.name,
-        base="Trained",
+        base="Trained, Resumed" if fault.settings.get("resume") else "Trained",
         body="pass",
         script=PROGRAMS / fault.program,
         nodes=fault.nodes,
@@ -99,10 +100,11 @@ def _check_criteria(fault: Fault, outcome: Outcome, record: Recorder) -> None:
 def _check_finding(fault: Fault, outcome: Outcome, record: Recorder, struck: float | None) -> None:
     """The finding names its cause, rank and host, in time."""
     assert outcome.phase(fault.name)["outcome"] == fault.outcome, outcome.output
+    criteria = CRITERIA | (RESUMED if fault.settings.get("resume") else set())
     assert _criteria_by_result(fault, outcome) == {
         "passed": set(),
         "failed": {"job"},
-        "skipped": CRITERIA - {"job"},
+        "skipped": criteria - {"job"},
     }
     finding = outcome.finding(fault.name)
     assert finding["id"] == fault.finding, finding
@@ -170,7 +172,8 @@ def seconds_to_finding(fault: Fault, outcome: Outcome, struck: float | None = No
     """The seconds until the phase's end in the journal: from `struck`, or from the row's event
     (`staged` is what a rank writes just before its fault)."""
     evidence = outcome.evidence(fault.name)
-    files = [rank.events for rank in evidence.ranks]
+    attempts = (*evidence.earlier, evidence)
+    files = [rank.events for attempt in attempts for rank in attempt.ranks]
     files += [read_events(evidence.directory.node_events(node)) for node in range(fault.nodes)]
     times = [event["time"] for events in files for event in events.named(fault.since)]
     assert times or struck is not None, f"no event says when {fault.name} was staged"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 from pytest_clustersmoke.evidence.run_counts import (
     GREEN_GATE,
     PROVEN_GATE,
@@ -18,6 +18,7 @@ from pytest_clustersmoke.evidence.run_counts import (
 )
 from pytest_clustersmoke.evidence.run_directory import RunDir, read_json, write_json
 from pytest_clustersmoke.evidence.run_record import GateRecord, ProofRecord
+from pytest_clustersmoke.evidence.staged_marks import CANNOT_STAGE
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.faults import FAULTS
 from pytest_clustersmoke.faults.gate import Baseline, Observed, judge_gate
@@ -135,6 +136,20 @@ def test_failed_job_is_not_a_failed_criterion(tmp_path: Path) -> None:
         gate.status == GREEN_GATE
         and "the job failed, but a criterion was expected to fail" in gate.reasons[1]
     )
+
+
+def test_fault_that_the_program_cannot_have_is_not_staged(tmp_path: Path) -> None:
+    """A rank that says so proves nothing; but not once a rank has staged the fault."""
+    refusal = f"{CANNOT_STAGE}: its parameters are sharded, and a twin run needs whole ones"
+    for name, ranks, status in (("before", (), UNSTAGED_GATE), ("after", (1,), GREEN_GATE)):
+        folder = tmp_path / name
+        result = staged_in(folder, "gradient-flipped", ranks, outcome="failed")
+        fields = {"type": "RuntimeError", "message": refusal, "traceback": ""}
+        EventWriter(result.directory.rank_events(1)).write("error", **fields)
+        result = collect_phase(result.directory)
+        gate = judge_gate(FLIPPED, "small", result, {}, HEALTHY, RunDir(folder))
+        assert gate.status == status
+        assert (gate.reasons == [refusal]) is (status == UNSTAGED_GATE)
 
 
 def test_gate_is_proven_by_the_right_finding(tmp_path: Path) -> None:

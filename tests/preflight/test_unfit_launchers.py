@@ -36,6 +36,7 @@ def test_launchers_that_need_ssh_are_refused(tmp_path: Path) -> None:
     ("launcher", "backend", "marker", "words"),
     [
         ("srun", "local", {}, "but the backend of `one` is `local`"),
+        ("srun", "ssh", {}, "but the backend of `one` is `ssh`"),
         ("srun", "slurm", {}, ""),
         ("deepspeed", "slurm", {"nodes": 2}, "reaches other nodes over SSH"),
         ("deepspeed", "local", {"gpus_per_node": 2}, ""),
@@ -49,7 +50,8 @@ def test_launcher_that_cannot_start_the_ranks_is_refused(
     tmp_path: Path, launcher: Any, backend: str, marker: dict[str, Any], words: str
 ) -> None:
     """With the place where it is written."""
-    profile = make_profile(tmp_path, backend=backend)
+    hosts = {"hosts": ["n1"]} if backend == "ssh" else {}
+    profile = make_profile(tmp_path, backend=backend, **hosts)
     phase = make_phase(profile, launcher=launcher, **marker)
     found = [str(problem) for problem in unfit_launchers.find_launchers(profile, [phase])]
     assert len(found) == bool(words)

@@ -95,6 +95,10 @@ def test_sharded_model_is_proven_like_a_plain_one(torchrun: Callable[..., Run]) 
             True,
             False,
         ]
+        for name, synced in (("verified", True), ("verified unreduced", False)):
+            compared = only(cases[name], "gradients")
+            assert (compared["synced"], compared["sensitive"]) == (synced, True)
+            assert cases[f"{name}: result"][0]["synced"] is synced
         drifted = only(cases["drifted replica"], "replicas")
         assert (drifted["equal"], drifted["differ_at"]) == (False, LAST)
         assert drifted["groups"] == [[0, 2], [1], [3]]

@@ -68,6 +68,17 @@ def test_each_sharding_meets_its_criteria(
         ),
         pytest.param(
             "shard = program.shard\n"
+            "def as_other_units(model, *more):\n"
+            "    model.base_model.model._no_split_modules = ['MistralMLP']\n"
+            "    return shard(model, *more)\n"
+            "program.shard = as_other_units",
+            "test_each_layer_is_a_unit",
+            "3 FSDP units for 2 layers, the largest with 58% of all parameters; expected one for",
+            id="a_part_of_each_layer_is_a_unit",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "shard = program.shard\n"
             "def otherwise(model, args, rank):\n"
             "    args = program.argparse.Namespace(**{**vars(args), 'sharding': 'grad_op'})\n"
             "    return shard(model, args, rank)\n"
@@ -84,6 +95,47 @@ def test_each_sharding_meets_its_criteria(
             "test_each_class_of_tensors_has_its_precision",
             "reduce_dtypes",
             id="reduced_in_bf16",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "add = program.add_adapters\n"
+            "def add_in_bf16(base):\n"
+            "    model = add(base)\n"
+            "    for parameter in model.parameters():\n"
+            "        if parameter.requires_grad:\n"
+            "            parameter.data = parameter.data.bfloat16()\n"
+            "    return model\n"
+            "program.add_adapters = add_in_bf16",
+            "test_each_class_of_tensors_has_its_precision",
+            "master_dtypes: {'base': ['torch.float32'], 'adapters': ['torch.bfloat16']}; expected",
+            id="masters_of_adapters_in_bf16",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "policy, units = program.MixedPrecisionPolicy, []\n"
+            "fully_shard = program.fully_shard\n"
+            "def shard_unit(unit, mp_policy, **named):\n"
+            "    if not units:\n"
+            "        mp_policy = policy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)\n"
+            "    units.append(unit)\n"
+            "    fully_shard(unit, mp_policy=mp_policy, **named)\n"
+            "program.fully_shard = shard_unit",
+            "test_each_class_of_tensors_has_its_precision",
+            "compute_dtypes: {'base': ['torch.bfloat16', 'torch.float32'], 'adapters': ['torch.",
+            id="one_unit_computes_in_bf16",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "write_log = program.write_log\n"
+            "class Main:\n"
+            "    is_main = True\n"
+            "    def __init__(self, rank):\n"
+            "        self.rank, self.world_size = rank.rank, rank.world_size\n"
+            "        self.output_dir, self.fact = rank.output_dir, rank.fact\n"
+            "program.write_log = lambda losses, rank: write_log(losses, Main(rank))",
+            "test_log_is_written_by_rank_0_alone",
+            "ranks that wrote the log: [0, 1]; expected rank 0 alone",
+            id="logged_by_every_rank",
             marks=pytest.mark.slow,
         ),
         pytest.param(

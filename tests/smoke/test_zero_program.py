@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def test_combinations_that_the_ladder_leaves_out(
     assert outcome.phase.fact("offload_optimizer") == offload
     if stage == 3:
         criteria.test_each_rank_holds_its_share(outcome.phase)
+        criteria.test_weights_and_optimizer_are_offloaded(outcome.phase)
         criteria.test_whole_model_loads_in_plain_torch(outcome.phase)
 
 
@@ -121,6 +123,28 @@ def test_broken_configuration_fails_its_criterion(
     check_fails(getattr(criteria_of(args), criterion), outcome.phase, words)
 
 
+MOVED = """
+find_devices = program.find_devices
+def with_moved(engine):
+    state = next(iter(engine.optimizer.optimizer.state.values()))
+    kept, state["exp_avg"] = state["exp_avg"], state["exp_avg"].to("meta")
+    facts = find_devices(engine)
+    state["exp_avg"] = kept
+    return facts
+program.find_devices = with_moved
+"""
+
+
+@pytest.mark.slow
+def test_devices_are_those_of_the_tensors(tmp_path: Path) -> None:
+    """The settings say that all is offloaded, but the moments are on another device, in place of a
+    GPU."""
+    outcome = run_program(break_program(tmp_path, "train_zero", MOVED), tmp_path, ZERO3)
+    assert outcome.statuses == [0], outcome.output
+    criterion = suite.TestZeroThreeOnTwoNodes().test_weights_and_optimizer_are_offloaded
+    check_fails(criterion, outcome.phase, "'moments': ['meta']}; expected {'weights'")
+
+
 def criteria_of(args: Mapping[str, Any]) -> Any:
     """Those of the phase with these arguments."""
     return suite.TestZeroThreeOnTwoNodes() if args["stage"] == 3 else suite.TestZeroTwoOnFourNodes()
@@ -159,3 +183,28 @@ def test_loss_that_is_not_scaled_is_not_the_engines(tmp_path: Path) -> None:
     assert outcome.statuses == [0], outcome.output
     with pytest.raises(Unmeasured, match="no proven step is left"):
         suite.TestZeroTwoOnFourNodes().test_gradients_are_in_sync(outcome.phase)
+
+
+SLOW_LINEAR = """
+import os, time
+forward = torch.nn.Linear.forward
+def slowly(self, inputs):
+    end = time.process_time() + 0.02 * (os.environ['RANK'] == '1')
+    while time.process_time() < end:
+        pass
+    return forward(self, inputs)
+torch.nn.Linear.forward = slowly
+"""
+
+
+@pytest.mark.slow
+def test_slow_rank_is_named(tmp_path: Path) -> None:
+    """Its layers compute longer, so all ranks wait for it in every pass; alone, only it is slow."""
+    program = break_program(tmp_path, "train_zero", SLOW_LINEAR)
+    outcome = run_program(program, tmp_path, ZERO3)
+    assert outcome.statuses == [0], outcome.output
+    with pytest.raises(AssertionError) as failed:
+        suite.TestZeroThreeOnTwoNodes().test_no_rank_falls_behind(outcome.phase)
+    message = str(failed.value)
+    assert re.match(r"rank 1 .*falls behind: its .* \(CPU time\) takes", message), message
+    assert "rank 0" not in message

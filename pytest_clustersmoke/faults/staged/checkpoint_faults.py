@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...rank.leaves import is_partitioned
 from .staging import Staging, cannot_stage
@@ -24,22 +25,31 @@ class Truncated(Staging):
 
 
 class Foreign(Staging):
-    """Gives the smallest parameter other values while the program saves."""
+    """Gives the smallest parameter other values while the program saves; under ZeRO-3, which saves
+    the optimizer's masters in place of the weights, the first of them."""
 
     def save(self, save: Callable[[], object]) -> None:
         import torch
 
         if not self.parameters:
             raise cannot_stage("the program gave no proof and called no verify_gradients")
-        if is_partitioned(self.parameters):
-            raise cannot_stage("under ZeRO-3 the weights are saved as the optimizer's masters")
-        smallest = min(self.parameters, key=lambda parameter: parameter.numel())
-        before = smallest.detach().clone()
+        saved = min(self.find_saved(), key=lambda tensor: tensor.numel())
+        before = saved.detach().clone()
         self.stage()
         with torch.no_grad():
-            smallest.add_(1.0)
+            saved.add_(1.0)
             save()
-            smallest.copy_(before)
+            saved.copy_(before)
+
+    def find_saved(self) -> Sequence[Any]:
+        """The tensors that the checkpoint has the trained values from."""
+        if not is_partitioned(self.parameters):
+            return self.parameters
+        optimizer = None if self.proof is None else self.proof.optimizer
+        masters = getattr(optimizer, "fp32_partitioned_groups_flat", None)
+        if not masters:
+            raise cannot_stage("its proof names no optimizer of ZeRO-3, whose masters are saved")
+        return list(masters)
 
 
 class OnlyMain(Staging):

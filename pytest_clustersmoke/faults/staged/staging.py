@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ...evidence.staged_marks import CANNOT_STAGE
 from ...rank.core import Rank
 from ...rank.hook import RankHook
 
@@ -34,7 +35,7 @@ class Staging(RankHook):
 
 
 def cannot_stage(reason: str) -> RuntimeError:
-    return RuntimeError(f"the fault cannot be staged in this program: {reason}")
+    return RuntimeError(f"{CANNOT_STAGE}: {reason}")
 
 
 def wrap_attribute(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:

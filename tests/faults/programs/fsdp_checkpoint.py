@@ -2,6 +2,7 @@
 
 --fault shard-gone       rank 1's shard is removed once it is written
         shard-foreign    one of a save by one rank is in its place
+        shard-stopped    rank 1's shard of what the next attempt goes on from is removed
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import importlib
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from pytest_clustersmoke.rank import Rank
 
@@ -33,11 +37,22 @@ def save_badly(model: Any, optimizer: Any, rank: Rank) -> None:
             shutil.copy(alone / "__0_0.distcp", shard)
 
 
+def lose_progress(state: Any, *, checkpoint_id: str) -> None:
+    save_shards(state, checkpoint_id=checkpoint_id)
+    if dist.get_rank() == 1 and Path(checkpoint_id).name == train_fsdp.STOPPED:
+        staging.staged()
+        (Path(checkpoint_id) / "__1_0.distcp").unlink()
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--fault", choices=("shard-gone", "shard-foreign"))
+    parser.add_argument("--fault", choices=("shard-gone", "shard-foreign", "shard-stopped"))
     options, sys.argv[1:] = parser.parse_known_args()
     fault = options.fault
     save: Callable[[Any, Any, Rank], None] = train_fsdp.save
-    train_fsdp.save = save_badly
+    save_shards: Callable[..., Any] = train_fsdp.save_shards
+    if fault == "shard-stopped":
+        train_fsdp.save_shards = lose_progress
+    else:
+        train_fsdp.save = save_badly
     train_fsdp.main()

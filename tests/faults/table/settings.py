@@ -42,7 +42,9 @@ def _shard(fault: str, slow: bool, **expected: object) -> Fault:
     )
 
 
-def _fsdp_shard(fault: str, signature: str, words: str) -> Fault:
+def _fsdp_shard(
+    fault: str, signature: str, words: str, folder: str = "sharded", **more: object
+) -> Fault:
     """All ranks fail, and the text names the shard, and so the rank that wrote it."""
     return Fault(
         f"fsdp_checkpoint_{fault.replace('-', '_')}",
@@ -50,9 +52,10 @@ def _fsdp_shard(fault: str, signature: str, words: str) -> Fault:
         "checkpoint",
         finding="rank-error",
         signature=signature,
-        words=(f"shard sharded/__1_0.distcp, one of 2, {words}",),
+        words=(f"shard {folder}/__1_0.distcp, one of 2, {words}",),
         args={**SMALL_LORA, "sharding": "full", "fault": fault},
         slow=True,
+        **more,  # type: ignore[arg-type]
     )
 
 
@@ -86,6 +89,15 @@ SETTINGS = (
     _shard("shard-gone", True, finding="rank-error", signature="checkpoint_shard_missing", rank=1),
     _fsdp_shard("shard-gone", "checkpoint_shard_missing", "is missing; expected "),
     _fsdp_shard("shard-foreign", "checkpoint_shard_foreign", "is a whole file of another save: "),
+    # In the second attempt, whose ranks start anew.
+    _fsdp_shard(
+        "shard-stopped",
+        "checkpoint_shard_missing",
+        "is missing; expected ",
+        folder="stopped",
+        settings={"resume": 2},
+        within_s=45.0,
+    ),
     # torch does not pass on the kernel's error, only that fewer bytes were written than requested.
     Fault(
         "disk_full",

@@ -65,6 +65,22 @@ def train(rank: Rank, model: Any, proven: bool, harm: Any = None, precision: str
     return rank.digest(model.state_dict()).hex
 
 
+def verify(rank: Rank, model: Any) -> bool:
+    """A program without a `Proof` compares one pass."""
+
+    def loss_of() -> torch.Tensor:
+        loss: torch.Tensor = model(batch(0, rank.rank)).square().mean()
+        return loss
+
+    torch.manual_seed(7)  # of dropout, alike in both passes
+    return rank.verify_gradients(
+        model.named_parameters(),
+        local_loss=loss_of,
+        backward=lambda: loss_of().backward(),
+        model=model,
+    )
+
+
 def compare_gradients(rank: Rank) -> bool:
     """Whether the local gradients of the sharded model are bit for bit those of a plain one."""
     plain, sharded = build().eval(), build_sharded((rank.world_size,)).eval()
@@ -111,6 +127,12 @@ def main() -> None:
 
         case("drifted replica")
         train(rank, build_sharded(hybrid), True, shift_replica)
+
+        unreduced = build_sharded(world)
+        unreduced.set_requires_gradient_sync(False)
+        for name, model in (("verified", build_sharded(hybrid)), ("verified unreduced", unreduced)):
+            case(name)
+            case(f"{name}: result", synced=verify(rank, model.eval()))
 
         passes = itertools.count()
 
