@@ -178,6 +178,14 @@ def test_front_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_front_page_leads_to_what_a_phase_and_a_lab_can_do() -> None:
+    """Its last table names the settings and commands, each beside the page on it."""
+    table = (ROOT / "README.md").read_text().partition("\n## More\n")[2]
+    names = ["launcher", "resume", "after", "sweep", "accelerate", "deepspeed", "srun", "real"]
+    assert missing(names, table) == []
+    assert "docs/reference/field-guide.md" in LINK.findall(table)
+
+
 # What the reference must name
 
 
