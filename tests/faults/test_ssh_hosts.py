@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -229,7 +230,7 @@ def test_phase_runs_under_another_launcher(
     """Accelerate starts two ranks on each of two hosts, which talk over their own network."""
     suite = Suite(folder, marked[0], real_torchrun=True)
     suite.profile |= hosts.servers.profile()
-    sizes = {"nodes": 2, "gpus_per_node": 2, "launcher": "accelerate"}
+    sizes: dict[str, Any] = {"nodes": 2, "gpus_per_node": 2, "launcher": "accelerate"}
     args = {"steps": 6, "precision": "fp32"}
     suite.phase("small", script=RANK_PROGRAMS / "resumed.py", args=args, **sizes)
     outcome = suite.run_apart()
