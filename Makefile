@@ -1,6 +1,8 @@
 # make smoke        every phase on this machine, through submitit's local executor
 # make test         all tests except the slow ones, also on a real Slurm if this machine can run one
-# make test-all     all tests, also the slow ones: accounting, isolated nodes, every staged fault
+# make test-all     all tests, also the slow ones: accounting, isolated nodes, every staged fault.
+#                   PART=NAME runs a part: a folder of tests/ (faults, lab, smoke, session, ...), a
+#                   file of it (ladder, plugin, ...), or a mark (slow, slow_lab: what make test omits)
 # make test-oldest  all phases but those of FSDP and Megatron, which need torch 2.6, and the tests of
 #                   the rank API, on the oldest supported versions (constraints-oldest.txt; Python
 #                   3.10 to 3.12; downloads about 3 GB)
@@ -11,7 +13,8 @@
 # make faults       stages every fault and writes the results to docs/reference/staged-faults.md
 # make soak         on the lab, all phases 20 times, and eight ranks of which one is slow; goes on
 #                   where it stopped. BACKEND=local or ssh: all phases on this machine, or on
-#                   hosts without a scheduler
+#                   hosts without a scheduler. SOAK_STATE=DIR: keep what has passed there, so that
+#                   another clone of the same commit can go on
 # TORCH=cuda        with any target: the newest torch instead of the one in constraints-cpu.txt
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu   with any target: torch's CPU build
 
@@ -24,12 +27,28 @@ TORCH ?= cpu
 WORKERS ?= 3
 SOAK ?= 20
 BACKEND ?= lab
+SOAK_STATE ?=
+PART ?=
+IN_STATE := $(if $(SOAK_STATE),-o cache_dir=$(abspath $(SOAK_STATE)))
 BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(filter cuda,$(TORCH)),,-c constraints-cpu.txt)
 INSTALLED := $(VENV)/.installed-$(TORCH)
 PYTEST := $(BIN)/python -m pytest
 # All tests of a file run on one worker, so that they share what they start.
-TESTS := $(PYTEST) tests -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+TESTS := $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# What `make test-all` runs. The folder tests/lab has the name of a mark, and comes first.
+CHOSEN := tests
+ifneq ($(PART),)
+CHOSEN := $(wildcard tests/$(PART) tests/test_$(PART).py)
+ifneq ($(filter slow slow_lab,$(PART)),)
+CHOSEN := tests -m $(PART)
+endif
+ifeq ($(CHOSEN),)
+$(error PART=$(PART): expected a folder of tests/, a file of it (ladder for tests/test_ladder.py), \
+  slow or slow_lab)
+endif
+endif
 
 # The tests start hundreds of processes that import the package; each would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -67,11 +86,11 @@ ssh: $(INSTALLED)
 	@$(BIN)/python -m tests.support.ssh_servers || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 
 test: slurm browser ssh
-	$(TESTS) -m 'not slow and not slow_lab'
+	$(TESTS) tests -m 'not slow and not slow_lab'
 
 test-all: slurm browser ssh
 	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
-	$(TESTS)
+	$(TESTS) $(CHOSEN)
 
 # The tests run on the CPU, but PyPI has torch 2.2 only as a CUDA build;
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves most of the 3 GB.
@@ -112,7 +131,7 @@ faults: slurm
 	$(BIN)/python -m benchmarks.faults
 
 soak: slurm ssh
-	SOAK=$(SOAK) BACKEND=$(BACKEND) $(PYTEST) tests/soak.py
+	SOAK=$(SOAK) BACKEND=$(BACKEND) $(PYTEST) tests/soak.py $(IN_STATE)
 
 clean:
 	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache build dist

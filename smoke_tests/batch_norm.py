@@ -53,24 +53,31 @@ def make_batch_norm(features: int, device: torch.device) -> nn.Module:
 
 @torch.no_grad()
 def check_statistics(model: nn.Module, inputs: torch.Tensor) -> dict[str, Any]:
-    """Run the model once, in training mode, and compare the mean that each batch norm used with one
-    of our own: `error` over all samples, and `local_error` of the rank's own samples, both in
-    standard deviations. All ranks must call this; running statistics move on."""
-    found: list[tuple[float, float]] = []
+    """Run the model once, in training mode, and compare what each batch norm used with an average
+    of our own over all samples: the mean (`error`, in standard deviations) and the variance
+    (`variance_error`, a share of it). `local_error` is how far the mean of the rank's own samples
+    is from that of all. All ranks must call this; running statistics move on."""
+    found: list[tuple[float, float, float]] = []
     norms: list[Any] = [
         m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
     ]
-    before = {norm: norm.running_mean.clone() for norm in norms}
+    before = {norm: (norm.running_mean.clone(), norm.running_var.clone()) for norm in norms}
 
     def compare(norm: Any, inputs: tuple[torch.Tensor], _output: torch.Tensor) -> None:
         own = inputs[0].double()
         sums = torch.stack([torch.ones_like(own), own, own**2]).sum(1)
         dist.all_reduce(sums)
-        mean, square = sums[1] / sums[0], sums[2] / sums[0]
-        deviation = (square - mean**2).sqrt()
-        used = (norm.running_mean - before[norm] * (1 - norm.momentum)) / norm.momentum
-        apart = [((other - mean).abs() / deviation).max() for other in (used, own.mean(0))]
-        found.append((float(apart[0]), float(apart[1])))
+        samples, mean = sums[0], sums[1] / sums[0]
+        variance = (sums[2] / samples - mean**2) * samples / (samples - 1)
+        moved = zip((norm.running_mean, norm.running_var), before[norm], strict=True)
+        kept = 1 - norm.momentum
+        used, used_variance = ((after - was * kept) / norm.momentum for after, was in moved)
+        apart = (
+            (used - mean).abs() / variance.sqrt(),
+            (used_variance / variance - 1).abs(),
+            (own.mean(0) - mean).abs() / variance.sqrt(),
+        )
+        found.append((float(apart[0].max()), float(apart[1].max()), float(apart[2].max())))
 
     handles = [norm.register_forward_hook(compare) for norm in norms]
     model.train()(inputs)
@@ -78,6 +85,7 @@ def check_statistics(model: nn.Module, inputs: torch.Tensor) -> dict[str, Any]:
         handle.remove()
     return {
         "layers": len(found),
-        "error": max(error for error, _ in found),
-        "local_error": min(local for _, local in found),
+        "error": max(error for error, _, _ in found),
+        "variance_error": max(error for _, error, _ in found),
+        "local_error": min(local for _, _, local in found),
     }

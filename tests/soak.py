@@ -2,7 +2,8 @@
 on the lab also eight ranks of which one is slow.
 
 A turn that passed on the same commit is not run again, so an interrupted soak goes on where it
-stopped; `--cache-clear` starts anew.
+stopped; `--cache-clear` starts anew. What has passed is in pytest's cache; `-o cache_dir=DIR` keeps
+it outside this clone (`make soak SOAK_STATE=DIR`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.faults.table import FAULTS
 from tests.support.harness import ROOT, Suite
 from tests.support.leftovers import none_left
 
@@ -179,6 +178,14 @@ def test_front_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_front_page_leads_to_what_a_phase_and_a_lab_can_do() -> None:
+    """Its last table names the settings and commands, each beside the page on it."""
+    table = (ROOT / "README.md").read_text().partition("\n## More\n")[2]
+    names = ["launcher", "resume", "after", "sweep", "accelerate", "deepspeed", "srun", "real"]
+    assert missing(names, table) == []
+    assert "docs/reference/field-guide.md" in LINK.findall(table)
+
+
 # What the reference must name
 
 
@@ -238,72 +245,3 @@ def test_findings_are_in_the_reference() -> None:
     """Each id of a finding, except those with `*`, which stand for several."""
     names = [name for name in CONTRACT["findings"] if "*" not in name]
     assert missing(names, REFERENCE) == []
-
-
-GUIDE = DOCS / "reference" / "field-guide.md"
-GUIDE_ROWS = [[f"D{number}" for number in range(1, 24)]] + [
-    [str(number + 1) for number in range(items)] for items in (9, 7, 3, 8)
-]
-GUIDE_NAME = re.compile(
-    r"(?:(criteri|finding|signature|fault|gate|broken program|setting|phase|test)\w* )?`([^`]+)`"
-)
-OTHERWISE = ("usage error", "by construction: ", "cannot be checked, because ")
-
-
-def guide_rows() -> list[list[str]]:
-    """Entry, what finds it, and how it is staged, of each row below the first table."""
-    tables = GUIDE.read_text().split("\n## ")[1:]
-    return [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for table in tables
-        for line in table.splitlines()
-        if line.startswith("| ") and not line.startswith(("| entry |", "| item |"))
-    ]
-
-
-def guide_names(cell: str) -> Iterator[tuple[str, str]]:
-    """The kind and the name of each thing that a cell names; one word stands for all after it."""
-    kind = ""
-    for match in GUIDE_NAME.finditer(cell):
-        kind = match[1] or kind
-        if kind:
-            yield kind, match[2]
-
-
-def test_field_guide_has_every_entry_of_the_guides() -> None:
-    """All entries of the field guide and all items of the four checklists, in order."""
-    numbers = [row[0].split()[0] for row in guide_rows()]
-    assert numbers == [number for table in GUIDE_ROWS for number in table]
-
-
-def test_field_guide_names_what_exists() -> None:
-    """Each entry is found by something and staged by something, or says why not; and each staged
-    fault is found by something that the entry names."""
-    faults = CONTRACT["staged_faults"]
-    expected = {fault.name: {*fault.failed, fault.finding, fault.signature} for fault in FAULTS}
-    broken = "\n".join(path.read_text() for path in (ROOT / "tests" / "smoke").glob("test_*.py"))
-    known = {
-        "criteri": {name for names in CONTRACT["suite"].values() for name in names},
-        "finding": set(CONTRACT["findings"]),
-        "signature": set(CONTRACT["signatures"]),
-        "fault": set(faults["faults.md "]),
-        "gate": set(faults["--cluster-prove "]),
-        "broken program": set(re.findall(r'\bid="(\w+)"', broken)),
-        "setting": {key.split()[0].split(".", 2)[-1] for key in CONTRACT["cluster_yaml"]},
-        "phase": {name.strip() for name in CONTRACT["phases"]},
-    }
-    for entry, found, staged in guide_rows():
-        names = [*guide_names(found), *guide_names(staged)]
-        for kind, name in names:
-            if kind == "test":
-                assert (ROOT / name).is_file(), (entry, name)
-            elif kind == "setting":
-                assert any(key.startswith(name) for key in known[kind]), (entry, name)
-            else:
-                assert name in known[kind], (entry, kind, name)
-        assert names or found.startswith(OTHERWISE), entry
-        finders = {name for _, name in guide_names(found)}
-        for kind, name in guide_names(staged):
-            if kind == "fault" and name in expected and "usage error" not in found:
-                assert expected[name] & finders, (entry, name, expected[name])
-        assert staged or found.startswith("by construction: "), entry

@@ -3,12 +3,9 @@ documented."""
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +14,12 @@ import pytest
 from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
 from pytest_clustersmoke.faults import FAULTS, HOOK, JOB, NOTHING, staged
 from pytest_clustersmoke.rank.hook import RankHook, load_hook
+from tests.support.detections import detections, list_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 BASES = ROOT / "pytest_clustersmoke/criteria/phase_criteria.py"
-
-
-def list_criteria(*files: Path) -> Iterator[ast.FunctionDef]:
-    """The criteria that these files define."""
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                yield node
-
-
-def detections() -> dict[str, set[str]]:
-    """Fault -> the suite's own criteria that must detect it."""
-    criteria: dict[str, set[str]] = {}
-    for test in list_criteria(*(ROOT / "smoke_tests").glob("test_*.py")):
-        for mark in map(ast.unparse, test.decorator_list):
-            if found := re.fullmatch(r"pytest\.mark\.detects\('([a-z0-9-]+)'\)", mark):
-                criteria.setdefault(found[1], set()).add(test.name)
-    return criteria
 
 
 def test_rank_can_stage_every_fault() -> None:
@@ -60,7 +40,7 @@ def test_fault_says_what_must_fail(name: str) -> None:
         # Only an exception that the rank program itself raises has no signature.
         assert fault.signatures or fault.by == "rank" or "rank-error" not in fault.findings
     else:
-        own = {test.name for test in list_criteria(BASES)}
+        own = {test.name for test in list_tests(BASES)}
         assert (fault.red | fault.follows) <= own and not fault.findings
     if fault.by == "rank" and fault.red != {"test_replicas_stay_equal"}:  # neither replica is named
         assert fault.ranks > 1 and fault.blames, "the rank must be distinguished from other ranks"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -16,9 +17,26 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.watched_phase import WatchedPhase
 from tests.rank.conftest import PROGRAMS
 from tests.support.harness import IDLE, Outcome, RunningPytest, Suite
+from tests.support.leftovers import none_left
 
 pytestmark = pytest.mark.lab
 STILL_S = 8.0  # a suspension that is seen
+MOST_STEPS = 50
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence[float]]:
+    """The losses of two ranks under torchrun that nobody stops; a shorter training has the first
+    of them."""
+    with none_left() as (marker, _):
+        suite = Suite(tmp_path_factory.mktemp("whole"), marker, real_torchrun=True)
+        args = {"steps": MOST_STEPS, "precision": "fp32"}
+        suite.phase("whole", script=str(PROGRAMS / "resumed.py"), args=args, nodes=2)
+        outcome = suite.run_apart()
+        assert outcome.ret == 0, outcome.output
+        phase = outcome.evidence("whole")
+    assert not phase.earlier and len(set(phase.losses)) == MOST_STEPS
+    yield phase.losses
 
 
 def add_phase(suite: Suite, steps: int, pause_s: float, **marker: Any) -> None:
@@ -44,15 +62,23 @@ def wait_for_step(
     running.wait_for(f"step {step} of attempt {attempt}", look)
 
 
-def check_parts(outcome: Outcome, steps: int) -> tuple[PhaseResult, ...]:
-    """All attempts; their losses are those of one training, with no step twice or left out."""
+def check_losses(phase: PhaseResult, whole: Sequence[float], steps: int) -> None:
+    """They are those of one training, with no step twice or left out."""
+    assert len(phase.losses) == steps <= len(whole)
+    assert phase.losses == pytest.approx(whole[:steps], rel=1e-6)
+
+
+def check_parts(outcome: Outcome, whole: Sequence[float], steps: int) -> tuple[PhaseResult, ...]:
+    """All attempts; together they are one training."""
     assert outcome.ret == 0, outcome.output
     phase = outcome.evidence("long")
-    assert len(phase.losses) == steps
+    check_losses(phase, whole, steps)
     return (*phase.earlier, phase)
 
 
-def test_phase_that_slurm_asks_to_stop_is_requeued_and_goes_on(lab_suite: Suite) -> None:
+def test_phase_that_slurm_asks_to_stop_is_requeued_and_goes_on(
+    lab_suite: Suite, whole: Sequence[float]
+) -> None:
     """The signal reaches every process of the step; the ranks agree on a step, twice: once in the
     attempt after a stop of the phase's own."""
     add_phase(lab_suite, steps=20, pause_s=0.3, resume=4)
@@ -62,7 +88,7 @@ def test_phase_that_slurm_asks_to_stop_is_requeued_and_goes_on(lab_suite: Suite)
             (job,) = lab_suite.slurm("squeue", "-h", "-o", "%i", "-t", "R").split()
             lab_suite.slurm("scancel", "--signal=USR1", job)
         outcome = running.wait()
-    attempts = check_parts(outcome, steps=20)
+    attempts = check_parts(outcome, whole, steps=20)
     assert [attempt.directory.attempt for attempt in attempts] == [0, 1, 10, 20]
     assert [event["phase"] for event in outcome.events("requeued")] == ["long", "long"]
 
@@ -81,7 +107,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 @pytest.mark.slow
-def test_signal_between_two_attempts_is_not_lost(lab_suite: Suite) -> None:
+def test_signal_between_two_attempts_is_not_lost(lab_suite: Suite, whole: Sequence[float]) -> None:
     """After the ranks of the first attempt stopped as planned, and before those of the second have
     started, the scheduler asks; once more as soon as the ranks have stopped for it, before the job
     is requeued; and again where the next start has not got as far as Python."""
@@ -102,7 +128,7 @@ def test_signal_between_two_attempts_is_not_lost(lab_suite: Suite) -> None:
         lab_suite.slurm("scancel", "--signal=USR1", job)
         (lab_suite.path / "go").touch()
         outcome = running.wait()
-    attempts = check_parts(outcome, steps=16)
+    attempts = check_parts(outcome, whole, steps=16)
     assert [attempt.directory.attempt for attempt in attempts] == [0, 1, 10, 20]
     assert [len(attempt.losses) for attempt in attempts[:-1]] == [4, 1, 1]
 
@@ -112,24 +138,19 @@ def test_signal_between_two_attempts_is_not_lost(lab_suite: Suite) -> None:
     ("launcher", "nodes"), [("srun", 2), ("accelerate", 2), ("deepspeed", 1), ("torchrun-c10d", 2)]
 )
 def test_both_parts_are_one_training_under_each_launcher(
-    lab_suite: Suite, launcher: str, nodes: int
+    lab_suite: Suite, whole: Sequence[float], launcher: str, nodes: int
 ) -> None:
     """The losses equal those of two ranks under torchrun that nobody stops."""
     sizes: dict[str, Any] = {"nodes": nodes, "gpus_per_node": 2 // nodes}
     add_phase(lab_suite, steps=12, pause_s=0.3, launcher=launcher, **sizes)
-    args = {"steps": 12, "precision": "fp32"}
-    lab_suite.phase("whole", script=str(PROGRAMS / "resumed.py"), args=args, **sizes)
     with lab_suite.started() as running:
         wait_for_step(lab_suite, running, attempt=0, step=3)
         job = WatchedPhase(lab_suite, "long").job
         lab_suite.slurm("scancel", "--signal=USR1", job)
         outcome = running.wait()
-    attempts = check_parts(outcome, steps=12)
+    attempts = check_parts(outcome, whole, steps=12)
     assert [attempt.directory.attempt for attempt in attempts] == [0, 10]
     assert [event["phase"] for event in outcome.events("requeued")] == ["long"]
-    whole = outcome.evidence("whole")
-    assert not whole.earlier and len(whole.losses) == 12
-    assert attempts[-1].losses == pytest.approx(whole.losses, rel=1e-6)
     for attempt in attempts:
         starts = [read_events(attempt.directory.node_events(n)) for n in range(nodes)]
         named = [(events.last("launcher_start") or {}).get("launcher") for events in starts]
@@ -137,7 +158,9 @@ def test_both_parts_are_one_training_under_each_launcher(
 
 
 @pytest.mark.slow
-def test_suspension_before_the_stop_is_reported_after_it(lab_suite: Suite) -> None:
+def test_suspension_before_the_stop_is_reported_after_it(
+    lab_suite: Suite, whole: Sequence[float]
+) -> None:
     """The second part was not suspended, and succeeds; but the times of the first mean nothing."""
     add_phase(lab_suite, steps=14, pause_s=0.3)
     with lab_suite.started() as running:
@@ -162,7 +185,7 @@ def test_suspension_before_the_stop_is_reported_after_it(lab_suite: Suite) -> No
         assert item["text"].startswith("paused for "), item
         path = first.directory.node_events(node.node_rank)
         assert item["file"].endswith(str(path.relative_to(path.parents[2]))), item
-    assert len(last.losses) == 14
+    check_losses(last, whole, steps=14)
 
 
 @pytest.mark.slow
@@ -183,17 +206,21 @@ def test_task_of_an_array_is_requeued_alone(lab_suite: Suite) -> None:
 
 
 @pytest.mark.slow
-def test_phase_near_its_time_limit_is_requeued_and_goes_on(lab_suite: Suite) -> None:
+def test_phase_near_its_time_limit_is_requeued_and_goes_on(
+    lab_suite: Suite, whole: Sequence[float]
+) -> None:
     """Slurm sends the signal up to a minute early: here after 16 to 30 s of one minute."""
     lab_suite.profile["limits"] |= {"stop_before_s": 40}
     lab_suite.profile["slurm"] |= {"time": 1}
-    add_phase(lab_suite, steps=50, pause_s=0.8)
-    attempts = check_parts(lab_suite.run_apart(), steps=50)
+    add_phase(lab_suite, steps=MOST_STEPS, pause_s=0.8)
+    attempts = check_parts(lab_suite.run_apart(), whole, steps=MOST_STEPS)
     assert len(attempts) > 1
 
 
 @pytest.mark.slow
-def test_preempted_phase_with_grace_saves_and_goes_on(lab_suite: Suite) -> None:
+def test_preempted_phase_with_grace_saves_and_goes_on(
+    lab_suite: Suite, whole: Sequence[float]
+) -> None:
     """The partition grants a minute, and Slurm sends the signal at its beginning. The job that
     preempts runs before the phase goes on."""
     lab_suite.profile["slurm"] |= {"partition": "preemptible"}
@@ -204,7 +231,7 @@ def test_preempted_phase_with_grace_saves_and_goes_on(lab_suite: Suite) -> None:
         urgent = ("-p", "high", "-w", nodes, "--exclusive", "-o", "/dev/null", "--wrap=sleep 3")
         other = lab_suite.slurm("sbatch", "--parsable", *urgent).strip()
         outcome = running.wait()
-    attempts = check_parts(outcome, steps=14)
+    attempts = check_parts(outcome, whole, steps=14)
     assert [attempt.directory.attempt for attempt in attempts] == [0, 10]
     assert [event["phase"] for event in outcome.events("requeued")] == ["long"]
     ended = lab_suite.slurm("scontrol", "show", "job", other)

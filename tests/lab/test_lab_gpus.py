@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from pytest_clustersmoke import lab
 from tests.fakes import nvidia_smi
 from tests.fakes.nvidia_smi import gpu
+from tests.lab.conftest import REPOSITORY
 
 pytestmark = pytest.mark.lab
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -69,6 +71,37 @@ def test_each_node_has_gpus_of_its_own(
     without = command("srun", "--nodes=2", "printenv", "CUDA_VISIBLE_DEVICES", lab=slurm)
     assert without.stdout == "\n\n"
     assert "(2 real GPUs each)" in clustersmoke("lab", "status").stdout
+
+
+PAGE = REPOSITORY / "docs" / "how-to" / "slurm-on-one-machine.md"
+
+
+def documented_steps() -> list[str]:
+    """The commands that the page shows for real GPUs."""
+    _, section = PAGE.read_text().split("## With the machine's own GPUs\n```console\n")
+    lines = section.partition("```")[0].splitlines()
+    return [line.removeprefix("$ ").partition("  #")[0].rstrip() for line in lines]
+
+
+def test_documented_steps_lead_to_a_plan(
+    need: Callable[..., None], gpus: Callable[..., None], command: Run, home: Path
+) -> None:
+    """`init` finds the GPUs of the lab's nodes, and its suite is ready to run on them."""
+    need()
+    gpus(8)
+    steps = documented_steps()
+    assert steps[0] == "clustersmoke lab up --nodes 2 --gpus real" and len(steps) == 4
+    script = "\n".join([f"PATH={Path(sys.executable).parent}:$PATH", *steps])
+    done = command("bash", "-ec", f"{script} --cluster-dry-run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "partition main (the default): 2 nodes of 4 GPUs" in done.stdout, done.stdout
+    plans = dict(re.findall(r"^=== (\w+) \(smoke_tests/.*\n((?:(?!=== ).*\n)*)", done.stdout, re.M))
+    assert {"zero1_2gpu", "ddp_2node"} <= plans.keys(), list(plans)
+    assert not {"zero1_4node", "fsdp_1node"} & plans.keys(), "they need more than these nodes have"
+    for phase, nodes, gpus_per_node in (("zero1_2gpu", 1, 2), ("ddp_2node", 2, 1)):
+        assert f"#SBATCH --nodes={nodes}\n" in plans[phase]
+        assert f"#SBATCH --gpus-per-node={gpus_per_node}\n" in plans[phase]
+        assert "CLUSTERSMOKE_DEVICE=cuda" in plans[phase]
 
 
 @pytest.mark.parametrize(

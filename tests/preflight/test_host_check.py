@@ -109,6 +109,23 @@ def test_clock_that_is_off_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert line.startswith("the clock of b is 3.0 s behind this machine's")
 
 
+def test_other_interpreter_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its versions are those of the others, so the phases run; a host without an answer has no
+    path to compare."""
+    other = python("3.11")
+    other["python"]["executable"] = "/opt/\x1b[1mpython"
+    checked = check(tmp_path, monkeypatch, b=other)
+    assert checked.findings == {}
+    assert checked.lines == (
+        "the interpreter is not the same on all hosts: /venv/python on a, c; "
+        "/opt/\ufffd[1mpython on b",
+    )
+    silent = tmp_path / "silent"
+    silent.mkdir()
+    checked = check(silent, monkeypatch, b={"python": {}})
+    assert not [line for line in checked.lines if "the interpreter" in line]
+
+
 def test_answers_are_untrusted() -> None:
     """Whatever else a host prints is no answer."""
     assert parse_clock(["hello", "csm-time 12.5"]) == 12.5

@@ -252,6 +252,23 @@ def test_job_that_waits_in_the_queue_for_another_needs_no_room(run: Run) -> None
     until(lambda: run.submitted() == ["a", "b", "c"])
 
 
+def test_job_after_one_that_has_passed_already_has_no_dependency(run: Run) -> None:
+    """Also where the scheduler could wait for it: a rerun comes after the other job, whose id the
+    scheduler may have forgotten."""
+    run.backend.chains = True
+    session = run.start("a", "b", after={"b": "a"}, history_check="confirm")
+    until(lambda: run.submitted() == ["a", "b"])
+    for name in ("a", "b"):
+        run.passes(name)
+        session.wait(name, ignore)
+    rerun = run.run.request_rerun("b", 1)
+    until(lambda: run.submitted() == ["a", "b", rerun])
+    run.passes(rerun)
+    session.wait(rerun, ignore)
+    assert run.backend.orders == {"a": "", "b": "a", rerun: ""}
+    assert session.outcomes[rerun].outcome == "passed"
+
+
 def test_order_counts_only_among_the_phases_of_the_run(run: Run) -> None:
     """A phase after one that was not selected starts at once."""
     run.start("b", after={"b": "a"})

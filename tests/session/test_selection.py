@@ -151,6 +151,24 @@ def test_job_runs_with_any_criterion_of_its_phase(suite: Suite, chosen: str) -> 
     assert result.ret == 1
 
 
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.slow)])
+def test_phase_runs_without_the_one_before_it_if_only_it_is_selected(
+    suite: Suite, workers: tuple[str, ...]
+) -> None:
+    """The order is dropped, and the run says so; where both run there is nothing to say."""
+    suite.phase("small")
+    suite.phase("second", after="small")
+    run = suite.run_apart if workers else suite.run
+    remark = "second does not wait for small, which is not selected"
+    outcome = run("-k", "second", *workers)
+    assert outcome.ret == 0 and lines_with(outcome, remark), outcome.output
+    assert outcome.record()["absent_phases"] == [remark]
+    assert [phase["phase"] for phase in outcome.record()["phases"]] == ["second"]
+    outcome = run(*workers)
+    assert outcome.ret == 0 and lines_with(outcome, remark) == [], outcome.output
+    assert outcome.record()["absent_phases"] == []
+
+
 def test_fixture_of_a_failed_job_is_not_set_up(suite: Suite) -> None:
     """Only the job is red, even if a criterion's fixture cannot do without its results."""
     body = """

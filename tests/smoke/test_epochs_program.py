@@ -65,6 +65,26 @@ def test_healthy_program_meets_its_criteria(
             id="batch_norm_of_each_rank",
         ),
         pytest.param(
+            "import batch_norm\n"
+            "class Averaged(batch_norm.CpuSyncBatchNorm):\n"
+            "    def forward(self, inputs):\n"
+            "        if not self.training:\n"
+            "            return super().forward(inputs)\n"
+            "        mean = batch_norm.MeanOverRanks.apply(inputs.mean(0))\n"
+            "        own = inputs.var(0, correction=0)\n"
+            "        variance = batch_norm.MeanOverRanks.apply(own)\n"
+            "        with torch.no_grad():\n"
+            "            self.running_mean.lerp_(mean, self.momentum)\n"
+            "            self.running_var.lerp_(variance * 32 / 31, self.momentum)\n"
+            "        scale = self.weight / torch.sqrt(variance + self.eps)\n"
+            "        return (inputs - mean) * scale + self.bias\n"
+            "program.make_batch_norm = lambda features, device: Averaged(features)",
+            "test_batch_norm_averages_over_all_ranks",
+            "batch norms used other variances than those over all ranks, by so many times the",
+            id="variance_of_each_rank",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "program.make_batch_norm = lambda features, device: torch.nn.BatchNorm1d(features)",
             "test_buffers_are_equal_on_all_ranks",
             "{0: '",

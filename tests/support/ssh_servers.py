@@ -65,6 +65,11 @@ class Server:
     def entry(self) -> dict[str, object]:
         return {"host": self.address, "port": self.port}
 
+    @property
+    def logins(self) -> int:
+        """How often a client was let in, also by earlier servers at this address and port."""
+        return self.log.read_text().count("Accepted publickey")
+
     def kill(self) -> None:
         """End the server and its connections; what they started goes on."""
         children = subprocess.run(
@@ -184,6 +189,13 @@ class IsolatedHosts:
             node: servers.start(address=addresses[node], prefix=enter, port=SSH_PORT)
             for node, enter in self._enter.items()
         }
+
+    def start_again(self, node: str) -> None:
+        """Start the host's SSH server again after it was killed, with its address, port and key."""
+        old = self.by_name[node]
+        self.by_name[node] = self.servers.start(
+            address=old.address, prefix=old.prefix, port=old.port
+        )
 
     def run(self, node: str, script: str) -> None:
         """Run a script on the host, beside its SSH server."""
