@@ -21,7 +21,7 @@ from tests.support.leftovers import none_left
 
 pytestmark = pytest.mark.lab
 STILL_S = 8.0  # a suspension that is seen
-MOST_STEPS = 50
+MOST_STEPS = 40
 
 
 @pytest.fixture(scope="module")
