@@ -1,6 +1,6 @@
 """Takes stacks and flight recorders of this node's ranks while they still hang.
 
-A rank inside `Rank` handles SIGUSR1. The signal would kill any other process, so only processes
+A rank inside `Rank` handles SIGUSR2. The signal would kill any other process, so only processes
 that catch it get it. If no stack comes this way (the rank hangs before its `Rank`, as in an import,
 or a library replaced the handler), py-spy reads it from outside, if the node has it. As a last
 resort, SIGABRT makes faulthandler write the stack to the rank's stderr. That kills the rank, but
@@ -96,11 +96,11 @@ def _live(watch: RankWatch, started: Mapping[int, psutil.Process]) -> dict[int, 
 
 
 def _ask(job: NodeJob, rank: int, process: psutil.Process, header: str) -> None:
-    if catches(process, signal.SIGUSR1):
+    if catches(process, signal.SIGUSR2):
         # The line says which process's stacks follow, and separates them from earlier ones.
         _append(job.dir.rank_stack(rank), f"== {header} ==\n")
         with contextlib.suppress(psutil.Error):
-            process.send_signal(signal.SIGUSR1)
+            process.send_signal(signal.SIGUSR2)
 
 
 def _append(path: Path, text: str) -> None:
@@ -122,7 +122,7 @@ def _is_stalled(job: NodeJob) -> bool:
 
 def _may_still_write(job: NodeJob, request: DumpRequest) -> bool:
     """Whether the rank may still write more."""
-    return not _complete(job, request) and catches(request.process, signal.SIGUSR1)
+    return not _complete(job, request) and catches(request.process, signal.SIGUSR2)
 
 
 def _complete(job: NodeJob, request: DumpRequest) -> bool:
@@ -223,7 +223,7 @@ def _ask_children(job: NodeJob, requests: list[DumpRequest]) -> dict[str, int]:
         rank = request.rank
         with contextlib.suppress(psutil.Error):
             for child in request.process.children()[:MAX_CHILDREN]:
-                if not catches(child, signal.SIGUSR1):
+                if not catches(child, signal.SIGUSR2):
                     continue
                 path = job.dir.rank_stack(rank)
                 _ask(job, rank, child, f"asked: a child of rank {rank}, pid {child.pid}")

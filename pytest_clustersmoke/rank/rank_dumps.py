@@ -1,4 +1,8 @@
-"""Writes a rank's stacks and flight-recorder entries on SIGUSR1, even while the rank hangs.
+"""Writes a rank's stacks and flight-recorder entries on SIGUSR2, even while the rank hangs.
+
+Not on SIGUSR1: by that Slurm asks every process of a phase that resumes to stop. A healthy rank
+would import torch's compiler in the thread, for the source lines, while it may do so in its program
+as well; Python then gives one of them half a module.
 
 SIGTERM also writes the stacks before it ends the rank: when one rank has died, torchrun may end
 the others before the node's watch asks for dumps. A rank that raises or aborts writes its flight
@@ -52,9 +56,10 @@ class RankDumps:
         self._file = os.open(self._stack, flags, 0o600)
         self._closing = threading.Event()
         self._wanted, self._calls, self._lines = (threading.Event() for _ in range(3))
-        # The handler after `close`: a late signal must not end a rank that finishes cleanly.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        faulthandler.register(signal.SIGUSR1, file=self._file, all_threads=True, chain=False)
+        # The handler after `close`: a late signal must not end a rank that finishes cleanly.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        faulthandler.register(signal.SIGUSR2, file=self._file, all_threads=True, chain=False)
         faulthandler.register(signal.SIGTERM, file=self._file, all_threads=True, chain=True)
         abort_delay.arm()
         _allow_debuggers()
@@ -64,7 +69,7 @@ class RankDumps:
     def close(self) -> None:
         """Disarm, and remove the stack file if it is empty."""
         abort_delay.disarm()
-        faulthandler.unregister(signal.SIGUSR1)
+        faulthandler.unregister(signal.SIGUSR2)
         faulthandler.unregister(signal.SIGTERM)
         self._closing.set()
         self._wanted.set()

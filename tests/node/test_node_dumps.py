@@ -40,7 +40,7 @@ def stands_here():
     threading.Event().wait()
 stands_here()
 """
-CATCHES = "import signal; signal.signal(signal.SIGUSR1, lambda *_: None)"
+CATCHES = "import signal; signal.signal(signal.SIGUSR2, lambda *_: None)"
 
 
 def wait_for(look: Callable[[], object]) -> None:
@@ -141,7 +141,7 @@ def test_process_without_a_handler_is_detected() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         process = psutil.Process(child.pid)
-        assert node_dumps.catches(process, signal.SIGUSR1)
+        assert node_dumps.catches(process, signal.SIGUSR2)
         assert not node_dumps.catches(process, signal.SIGABRT)
         child.communicate()
-    assert not node_dumps.catches(process, signal.SIGUSR1)
+    assert not node_dumps.catches(process, signal.SIGUSR2)

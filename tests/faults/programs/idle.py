@@ -39,7 +39,7 @@ def begin() -> EventWriter:
     # but no collectives.
     stacks = place.rank_stack(rank).open("w")
     _kept.append(stacks)
-    faulthandler.register(signal.SIGUSR1, file=stacks)
+    faulthandler.register(signal.SIGUSR2, file=stacks)
     faulthandler.register(signal.SIGTERM, file=stacks, chain=True)
     place.rank_flight_recorder(rank).write_text('{"entries": []}')
     events = EventWriter(place.rank_events(rank))
