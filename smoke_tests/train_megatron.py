@@ -198,7 +198,9 @@ def train(args: argparse.Namespace, rank: Rank, checkpoint: Path) -> Any:
     # Loop. A rank repeats its passes with the other ranks of its model. A stage of a pipeline has
     # no pass of its own, and proves nothing.
     proof = None
-    if args.pp == 1:
+    if args.pp > 1:
+        rank.fact(pipeline_stage=parallel_state.get_pipeline_model_parallel_rank())
+    else:
         proof = Proof(
             engine.model,
             losses,

@@ -415,6 +415,11 @@ class Profile(f.Section):
         limits = [count for count in (self.hardware.nodes, len(self.hosts)) if count]
         return min(limits, default=None)
 
+    @property
+    def file(self) -> str:
+        """The cluster.yaml that has it, as `where` names it."""
+        return self._source.file
+
     def where(self, *route: str | int) -> str:
         """`file:line` of a key, or of the nearest key around it if it is absent."""
         under: Route = ("clusters", self._name)

@@ -1,11 +1,13 @@
 """Ranks that fall behind the others, judged by their own work in a step.
 
 Synchronous training makes all ranks equally slow, so the time of a step does not show which rank is
-slow. What a rank does without waiting for the others shows it, measured in two ways.
+slow. What a rank does without waiting for the others shows it, measured in two ways. Ranks are
+compared only with those of their role: the same GPU, and the same part of the model.
 
 From the step's beginning, where all ranks have just synchronised, to `Step.local_done`: its batch
-and its forward pass, in every step; where the forward pass gathers parameters, to its beginning. A
-rank falls behind if all of this holds after warm-up:
+and its forward pass, in every step; where the forward pass gathers parameters, to its beginning. In
+a pipeline that is not measured: until there a stage waits for the one before it. A rank falls
+behind if all of this holds after warm-up:
 
 - its performance score, the others' median time divided by its own, is below 0.75: the bound of
   NVIDIA's resiliency extension (`Report.identify_stragglers`);
@@ -15,21 +17,20 @@ rank falls behind if all of this holds after warm-up:
 - this holds in three of four steps, not only now and then.
 
 And in passes of its own step, forward, backward and optimizer, if the program gave a `Proof`; of a
-model that is sharded over ranks, one block stands for all. On
-GPUs the ranks of one role, those with the same GPU that do the same parts, are judged by the spread
-of their peers (`peer_judge.py`). On CPUs wall times are too noisy, so a fixed factor over the
-others' CPU time decides. Anywhere a single part that takes `PART_FACTOR` times as long as the
-others' counts as well, if it makes the rank's own step longer by more than a tenth.
+model that is sharded over ranks, one block stands for all. On GPUs the ranks of one role are judged
+by the spread of their peers (`peer_judge.py`). On CPUs wall times are too noisy, so a fixed factor
+over the others' CPU time decides. Anywhere a single part that takes `PART_FACTOR` times as long as
+the others' counts as well, if it makes the rank's own step longer by more than a tenth.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..evidence.job_results import RankResult
+from ..evidence.job_results import RankResult, RankRole
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import typical_s
@@ -84,9 +85,19 @@ class OwnSteps:
 
 
 def check_stragglers(phase: PhaseResult) -> None:
-    """Fail, naming the ranks that fall behind; unmeasured if a rank did not time its own part."""
+    """Fail, naming the ranks that fall behind; unmeasured if a rank did not time its own part, or
+    if no other has its role."""
     __tracebackhide__ = True
     stragglers = find_stragglers(phase)
+    alone = [group for group in _group_by_role(phase.ranks).items() if len(group[1]) == 1]
+    if alone and not stragglers:
+        role, (rank,) = alone[0]
+        more = f", nor {len(alone) - 1} more with theirs" if len(alone) > 1 else ""
+        raise Unmeasured(
+            "stragglers",
+            f"{rank} cannot be compared: no other rank has its role ({role}){more}; expected two "
+            "ranks or more of each role",
+        )
     phase.judged.add("stragglers")
     visible = describe_visible(phase)
     if stragglers:
@@ -118,9 +129,31 @@ def describe_visible(phase: PhaseResult) -> str:
 
 
 def _late_to_reduce(phase: PhaseResult) -> Iterator[Straggler]:
-    """The ranks that reach `Step.local_done` late."""
-    ranks = [_require_times(rank) for rank in phase.ranks]
-    late_s = LATE_S["cuda" if phase.on_gpus else "cpu"]
+    """The ranks that reach `Step.local_done` later than the others of their role; none in a
+    pipeline, where a stage waits until there for the one before it."""
+    staged = [rank for rank in phase.ranks if rank.role.pipeline_stage is not None]
+    if not staged:
+        late_s = LATE_S["cuda" if phase.on_gpus else "cpu"]
+        for ranks in _group_by_role([_require_times(rank) for rank in phase.ranks]).values():
+            yield from _late_of_role(ranks, late_s)
+    elif not _roles(phase):
+        raise Unmeasured(
+            "stragglers",
+            f"{staged[0]} is stage {staged[0].role.pipeline_stage} of a pipeline, which waits for "
+            "other stages before step.local_done(), and no rank measured its own step",
+        )
+
+
+def _group_by_role(ranks: Sequence[RankResult]) -> dict[RankRole, list[RankResult]]:
+    roles: dict[RankRole, list[RankResult]] = {}
+    for rank in ranks:
+        roles.setdefault(rank.role, []).append(rank)
+    return roles
+
+
+def _late_of_role(ranks: Sequence[RankResult], late_s: float) -> Iterator[Straggler]:
+    if len(ranks) < 2:
+        return
     medians = [statistics.median(rank.own_times_s) for rank in ranks]
     for index, rank in enumerate(ranks):
         others_s = statistics.median(medians[:index] + medians[index + 1 :])
@@ -153,29 +186,26 @@ def _slow_alone(phase: PhaseResult) -> Iterator[Straggler]:
 def _roles(phase: PhaseResult) -> list[OwnSteps]:
     """The own steps of each role with two ranks or more; none if no rank measured its own step."""
     cpu = not phase.on_gpus
-    roles: dict[tuple[str | None, ...], list[tuple[int, dict[str, tuple[float, ...]]]]] = {}
-    for number, rank in enumerate(phase.ranks):
-        passes = rank.own_passes_s(cpu)
-        if passes:
-            passes[OWN_STEP] = tuple(map(sum, zip(*passes.values(), strict=True)))
-            roles.setdefault((rank.device_name, *passes), []).append((number, passes))
-    measured = sum(map(len, roles.values()))
+    passes = {rank.rank: rank.own_passes_s(cpu) for rank in phase.ranks}
+    measured = sum(map(bool, passes.values()))
     if measured not in (0, len(phase.ranks)):
         raise Unmeasured(
             "stragglers",
             f"{measured} of {plural(len(phase.ranks), 'rank')} measured their own step; expected "
             "all or none",
         )
+    for parts in passes.values():
+        parts[OWN_STEP] = tuple(map(sum, zip(*parts.values(), strict=True)))
     return [
         OwnSteps(
             cpu,
             {
-                part: {number: typical_s(passes[part]) for number, passes in ranks}
-                for part in ranks[0][1]
+                part: {rank.rank: typical_s(passes[rank.rank][part]) for rank in ranks}
+                for part in passes[ranks[0].rank]
             },
         )
-        for ranks in roles.values()
-        if len(ranks) > 1
+        for ranks in _group_by_role(phase.ranks).values()
+        if measured and len(ranks) > 1
     ]
 
 

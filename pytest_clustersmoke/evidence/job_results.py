@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..text import plural
 from .telemetry import (
     MARK_EVERY_S,
     Events,
@@ -156,6 +157,26 @@ class StageMark:
 
 
 @dataclass(frozen=True)
+class RankRole:
+    """What ranks must have in common to be compared: the model of their GPU, their stage of a
+    pipeline, and the number of parameters and the parts of their own step, where they recorded
+    these."""
+
+    device_name: str | None
+    pipeline_stage: int | None
+    parameters: int | None
+    parts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        words = [self.device_name or "unknown device"]
+        if self.pipeline_stage is not None:
+            words.append(f"stage {self.pipeline_stage}")
+        if self.parameters is not None:
+            words.append(plural(self.parameters, "parameter"))
+        return ", ".join([*words, *self.parts])
+
+
+@dataclass(frozen=True)
 class RankResult:
     """One rank and the events it wrote."""
 
@@ -204,6 +225,17 @@ class RankResult:
     def gpu_uuid(self) -> str | None:
         """The UUID of its GPU, `GPU-5b1c...`."""
         return parse_text(self.start.get("gpu_uuid"))
+
+    @cached_property
+    def role(self) -> RankRole:
+        """Which other ranks it may be compared with."""
+        parameters = (self.events.last("own_steps") or {}).get("parameters")
+        return RankRole(
+            self.device_name,
+            parse_int(self.facts().get("pipeline_stage")),
+            parse_int(parameters),
+            tuple(self.own_passes_s(cpu=True)),
+        )
 
     def version(self, name: str) -> str | None:
         """The version that it imported of torch, NCCL and the like."""

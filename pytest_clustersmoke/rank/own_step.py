@@ -128,10 +128,12 @@ class OwnStep:
     def fields(self) -> dict[str, Any]:
         """The fields of the `own_steps` event: wall (on CUDA device) and CPU seconds of each pass,
         and of its parts, and how many blocks of a sharded model they count for; or why there are
-        none."""
+        none. Ranks with as many parameters do the same work; a sharded model has whole ones."""
         if self._reason:
             return {"not_measured": self._reason}
+        held = sum(parameter.numel() for parameter in self._proof.model.parameters())
         return {
+            "parameters": None if self._is_sharded else held,
             "seconds": self._totals("seconds"),
             "cpu_seconds": self._totals("cpu_seconds"),
             "parts": {name: vars(times) for name, times in self._parts.items()},

@@ -9,7 +9,7 @@ pytest writes neither. Only pytest's data is changed, never the file, which may 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
@@ -17,8 +17,10 @@ from xml.etree.ElementTree import Element
 from _pytest.junitxml import bin_xml_escape, mangle_test_address
 
 from ..evidence.fingerprint import VERSIONS
+from ..evidence.run_counts import MissingRecord
 from ..evidence.run_record import PhaseRecord, RunRecord
 from ..text import sanitize_line
+from .phase_table import judge_phase
 
 MAX_TEXT_BYTES = 16 * 2**10  # all texts of one case together
 MAX_MESSAGE = 1000  # characters; pytest 9 and later write fewer
@@ -38,7 +40,8 @@ def complete_junit(xml: Any, record: RunRecord, target: Path) -> None:
         listed = [] if properties is None else list(properties)
         name = next((item.get("value") for item in listed if item.get("name") == "phase"), "")
         if properties is not None and name in phases:
-            properties.extend(map(_as_element, _phase_properties(phases[name])))
+            of_phase = _phase_properties(phases[name], record.missing)
+            properties.extend(map(_as_element, of_phase))
         _shorten(case, target / "phases" / name if name else target)
     for property in _run_properties(record, target):
         xml.add_global_property(*property)
@@ -48,14 +51,16 @@ def _as_element(property: Property) -> Element:
     return Element("property", name=property[0], value=str(property[1]))
 
 
-def _phase_properties(phase: PhaseRecord) -> Iterator[Property]:
-    """job_id, nodes, outcome, queue_s, run_s, each metric by its name, versions, transport.
+def _phase_properties(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> Iterator[Property]:
+    """job_id, nodes, outcome (of its job), phase_verdict (of all its criteria), queue_s, run_s,
+    each metric by its name, versions, transport.
 
     An unknown time is empty; an unknown metric or version is left out.
     """
     yield "job_id", sanitize_line(phase.job_id)
     yield "nodes", sanitize_line(",".join(node.node for node in phase.nodes))
     yield "outcome", phase.outcome
+    yield "phase_verdict", judge_phase(phase, missing).words
     yield "queue_s", "" if phase.queue_s is None else phase.queue_s
     yield "run_s", "" if phase.run_s is None else phase.run_s
     yield from sorted((name, metric.value) for name, metric in phase.metrics.items())

@@ -21,6 +21,7 @@ from ..evidence.run_directory import RUN_ID, PhaseDir, RunDir
 from ..evidence.run_record import PhaseRecord
 from ..evidence.telemetry import read_events
 from ..text import plural
+from .settings_excerpt import write_excerpt
 
 MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # one file, and all files
 EXCERPT_LINES, MAX_LINE = 200, 4000
@@ -32,15 +33,17 @@ TRACES = "traces"
 ABANDONED_S = 30 * 24 * 3600
 
 
-def name_archived(finding: Finding, phase: PhaseDir) -> Finding:
+def name_archived(finding: Finding, phase: PhaseDir, cluster_file: str = "") -> Finding:
     """The finding with the files of its evidence as the report has them, relative to its folder of
-    the phase: what the run left there, or an excerpt. Other files keep their paths."""
-    return replace(
-        finding, evidence=tuple(_name_archived(shown, phase.root) for shown in finding.evidence)
-    )
+    the phase: what the run left there, or an excerpt. Of `cluster_file`, the run's cluster.yaml,
+    an excerpt is written there. Other files keep their paths."""
+    evidence = (_name_archived(shown, phase.root, cluster_file) for shown in finding.evidence)
+    return replace(finding, evidence=tuple(evidence))
 
 
-def _name_archived(shown: Evidence, root: Path) -> Evidence:
+def _name_archived(shown: Evidence, root: Path, cluster_file: str) -> Evidence:
+    if shown.file == cluster_file:
+        return write_excerpt(shown, root, EXCERPT_LINES)
     try:
         name = Path(shown.file).relative_to(root)
         is_large = (root / name).lstat().st_size > MAX_FILE_BYTES

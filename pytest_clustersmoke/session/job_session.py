@@ -369,6 +369,7 @@ class Session:
         directory = self.run.phase(name)
         result = result or collect_phase(directory)
         times = job_times(result, state, self._submitted_wall.get(name))
+        found = [name_archived(each, directory, self.profile.file) for each in findings]
         values = {
             "schema": 1,
             "phase": name,
@@ -380,7 +381,7 @@ class Session:
             "scheduler_nodes": state.nodes if state else "",
             "estimated_start": self._starts.get(name),
             **times,
-            "findings": [name_archived(finding, directory).as_dict() for finding in findings],
+            "findings": [finding.as_dict() for finding in found],
         }
         record = to_json_value(values)
         write_json(directory.result, record)

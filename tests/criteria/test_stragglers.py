@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,22 @@ STEPS = 20
 
 
 def ran(
-    folder: Path, *own: Sequence[float], step_s: float = 0.2, device: str = "cpu"
+    folder: Path,
+    *own: Sequence[float],
+    step_s: float = 0.2,
+    device: str = "cpu",
+    models: Sequence[str] = (),
+    stages: Sequence[int] = (),
 ) -> PhaseResult:
-    """A phase whose ranks took these seconds for their own part of each step, after one more."""
+    """A phase whose ranks took these seconds for their own part of each step, after one more;
+    `models` are those of their GPUs, `stages` those of a pipeline."""
     evidence = Evidence(folder, ranks_per_node=len(own)).started()
     for rank, seconds in enumerate(own):
+        start = {"rank": rank, "node": "n0", "host": "h0", "device": device}
         evidence.rank(
             rank,
-            ("start", {"rank": rank, "node": "n0", "host": "h0", "device": device}),
+            ("start", start | ({"device_name": models[rank]} if models else {})),
+            *([("fact", {"values": {"pipeline_stage": stages[rank]}})] if stages else []),
             (
                 "step_times",
                 {
@@ -88,6 +97,37 @@ def test_gpu_that_is_late_by_milliseconds_is_named(tmp_path: Path) -> None:
     assert [straggler.rank.rank for straggler in stragglers] == [1]
 
 
+def test_ranks_with_other_gpus_are_not_compared(tmp_path: Path) -> None:
+    """The smaller GPUs are slower, and all alike; one that is slow among them is named."""
+    models = ["H100"] * 4 + ["A40"] * 3
+    own = [[seconds] * STEPS for seconds in [0.004] * 4 + [0.008] * 3]
+    device, step_s = "cuda:0", 0.02
+    check_stragglers(ran(tmp_path / "a", *own, device=device, step_s=step_s, models=models))
+    own[5] = [0.016] * STEPS
+    result = ran(tmp_path / "b", *own, device=device, step_s=step_s, models=models)
+    assert [straggler.rank.rank for straggler in find_stragglers(result)] == [5]
+
+
+def test_rank_that_is_alone_in_its_role_is_unmeasured(tmp_path: Path) -> None:
+    """It has no like to be compared with, which is never a pass; a slow one among the others is
+    named all the same."""
+    own, models = [[0.05] * STEPS] * 4, ["H100", "H100", "H100", "A40"]
+    with pytest.raises(Unmeasured, match=r"rank 3 \(n0\) cannot be compared: .* role \(A40\);"):
+        check_stragglers(ran(tmp_path / "a", *own, models=models))
+    own[1] = [0.1] * STEPS
+    with pytest.raises(AssertionError, match=r"rank 1 .* falls behind"):
+        check_stragglers(ran(tmp_path / "b", *own, models=models))
+
+
+def test_later_stage_of_a_pipeline_is_not_late(tmp_path: Path) -> None:
+    """It reaches local_done once the stage before it is done, which is no work of its own; without
+    own steps nothing is measured then."""
+    own = [[seconds] * STEPS for seconds in (0.004, 0.004, 0.008, 0.008)]
+    result = ran(tmp_path, *own, step_s=0.02, device="cuda:0", stages=[0, 0, 1, 1])
+    with pytest.raises(Unmeasured, match=r"rank 0 .* is stage 0 of a pipeline"):
+        check_stragglers(result)
+
+
 @pytest.mark.parametrize(
     ("own", "words"),
     [
@@ -107,7 +147,13 @@ def test_ranks_that_were_not_timed_are_unmeasured(
 Parts = dict[str, list[float]]
 
 
-def measured_alone(folder: Path, *own: Parts | None, device: str = "cuda:0") -> PhaseResult:
+def measured_alone(
+    folder: Path,
+    *own: Parts | None,
+    device: str = "cuda:0",
+    parameters: Sequence[int] = (),
+    stages: Sequence[int] = (),
+) -> PhaseResult:
     """A phase whose ranks took these seconds for the parts of their own step, in equal steps."""
     evidence = Evidence(folder, ranks_per_node=len(own)).started()
     equal = {"seconds": [0.1] * STEPS, "warmup": 0, "local_seconds": [0.02] * STEPS}
@@ -117,7 +163,10 @@ def measured_alone(folder: Path, *own: Parts | None, device: str = "cuda:0") -> 
             for part, seconds in (parts or {}).items()
         }
         start = {"rank": rank, "node": "n0", "host": "h0", "device": device}
-        steps = [("own_steps", {"parts": both})] if parts is not None else []
+        held = {"parameters": parameters[rank]} if parameters else {}
+        steps = [("own_steps", {"parts": both, **held})] if parts is not None else []
+        if stages:
+            steps.append(("fact", {"values": {"pipeline_stage": stages[rank]}}))
         evidence.rank(rank, ("start", start), ("step_times", equal), *steps)
     return evidence.result()
 
@@ -151,6 +200,23 @@ def test_gpu_is_named_by_the_spread_of_the_others(tmp_path: Path) -> None:
         "70.6 ms; a whole step takes 100 ms"
     )
     assert second == "a rank whose own step takes 5% more time is named"
+
+
+@pytest.mark.parametrize(
+    ("stages", "parameters"), [([0] * 4 + [1] * 4, ()), ((), [100] * 4 + [200] * 4)]
+)
+def test_own_steps_of_uneven_stages_are_not_compared(
+    stages: Sequence[int], parameters: Sequence[int], tmp_path: Path
+) -> None:
+    """A stage with twice the layers takes twice as long; a rank that is slow among its like is
+    named."""
+    own = [own_step(1 + rank % 4 / 1000) for rank in range(4)]
+    own += [own_step(2 + rank % 4 / 1000) for rank in range(4)]
+    roles = partial(measured_alone, stages=stages, parameters=parameters)
+    check_stragglers(roles(tmp_path / "a", *own))
+    own[1] = own_step(2.0)
+    (straggler,) = find_stragglers(roles(tmp_path / "b", *own))
+    assert straggler.rank.rank == 1
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.lab import Lab
 from tests.faults.table.model import SMALL
 from tests.faults.watched_phase import WatchedPhase, bring_back
+from tests.report.page_samples import dead, links
 from tests.support.harness import IDLE, PROGRAMS, Outcome, Suite
 from tests.support.labs import running_lab
 from tests.support.waiting import wait_for
@@ -34,10 +35,12 @@ SLURM_LEARNS_S = 1.5
 
 
 def test_refused_job_never_ran_and_the_others_go_on(lab_suite: Suite) -> None:
-    """sbatch's own message is shown; nothing failed, but not all was measured: exit status 6."""
+    """sbatch's own message is shown, and the line of cluster.yaml, which the report has; nothing
+    failed, but not all was measured: exit status 6."""
     for name in ("refused", "good"):
         lab_suite.phase(name, script=IDLE)
-    outcome = lab_suite.run_apart("--cluster-set", "refused.slurm.partition=nope")
+    lab_suite.profile["phases"]["refused"] = {"slurm": {"partition": "nope"}}
+    outcome = lab_suite.run_apart()
     assert outcome.ret == 6, outcome.output
     assert outcome.record()["verdict"] == "INCONCLUSIVE"
     assert outcome.phase("refused")["outcome"] == "never_ran"
@@ -46,6 +49,9 @@ def test_refused_job_never_ran_and_the_others_go_on(lab_suite: Suite) -> None:
     assert "there is no partition `nope`" in finding["cause"]
     words = "invalid partition specified: nope"
     assert words in finding["evidence"][-1]["text"] and words in outcome.output
+    named = {f"phases/refused/{shown['file']}" for shown in finding["evidence"]}
+    assert named <= links(outcome.files.report) and dead(outcome.files.report) == []
+    assert "phases/refused/settings/cluster.yaml" in named
     assert outcome.phase("good")["outcome"] == "passed"
     criteria = outcome.phase("good")["criteria"].values()
     assert {criterion["result"] for criterion in criteria} == {"passed"}

@@ -71,7 +71,7 @@ def check_healthy_run(run: Run, ranks: int, twin: bool = False) -> None:
             replicas = run.only("replicas", rank)
             assert replicas["equal"] and replicas["compared"] == (30 if twin else 3)
         own = run.only("own_steps", rank)
-        assert set(own["parts"]) == {"forward", "backward", "optimizer"}
+        assert set(own["parts"]) == {"forward", "backward", "optimizer"} and own["parameters"] > 0
         assert len(own["seconds"]) == len(own["cpu_seconds"]) == 10 and min(own["seconds"]) > 0
         watch = run.only("gradient_watch", rank)
         assert (watch["parameters"], watch["not_finite_at"]) == (probe["parameters"], None)

@@ -123,3 +123,65 @@ def test_large_file_keeps_the_lines_around_the_evidence(
     for item in finding.evidence[:-1]:
         lines = (tmp_path / "report" / "phases" / "wide" / item.file).read_text().splitlines()
         assert len(lines) <= EXCERPT_LINES and lines[item.line - 1] == item.text
+
+
+CLUSTERS = """\
+x-key: &key sk-anchored
+clusters:
+  one:
+    backend: slurm
+    env:
+      common:
+        set: {API_KEY: sk-inline, OTHER: *key}
+    setup:
+      - export HF_TOKEN=hf-line
+    # export HF_TOKEN=hf-comment
+    slurm:
+      partition: nope  # hf-tail
+      comment: |
+        two
+        lines
+    phases:
+      small:
+        env:
+          set:
+            LONG: >
+              sk-folded
+            TOKEN: hf-block
+"""
+
+
+def test_quoted_line_of_cluster_yaml_is_in_the_report_without_secrets(tmp_path: Path) -> None:
+    """The whole small file beside the page; values of env and setup, and comments, are left out."""
+    from pytest_clustersmoke.evidence.finding import Evidence, Finding
+
+    clusters, phase = tmp_path / "cluster.yaml", RunDir(tmp_path / "run").phase("wide")
+    clusters.write_text(CLUSTERS)
+    line = 1 + CLUSTERS.splitlines().index("      partition: nope  # hf-tail")
+    shown = Evidence(str(clusters), line, "partition: nope")
+    foreign = Evidence(str(tmp_path / "other.yaml"), 1, "")
+    (tmp_path / "other.yaml").write_text("key: sk-other\n")
+    finding = Finding("id", "c", "f", evidence=(shown, foreign))
+    named, other = name_archived(finding, phase, str(clusters)).evidence
+    assert (named.file, named.line, other) == ("settings/cluster.yaml", line, foreign)
+    text = (phase.root / named.file).read_text()
+    assert text.splitlines()[line - 1] == "      partition: nope"
+    assert "sk-" not in text and "hf-" not in text
+    assert len(text.splitlines()) == len(CLUSTERS.splitlines()) and "      small:" in text
+    assert not list(phase.root.rglob("other*"))
+
+
+def test_large_cluster_yaml_keeps_the_lines_around_the_quoted_one(tmp_path: Path) -> None:
+    """One that is no longer YAML, or gone, keeps its path."""
+    from pytest_clustersmoke.evidence.finding import Evidence, Finding
+
+    clusters, phase = tmp_path / "cluster.yaml", RunDir(tmp_path / "run").phase("wide")
+    clusters.write_text("".join(f"key{number}: {number}\n" for number in range(1, 1001)))
+    finding = Finding("id", "c", "f", evidence=(Evidence(str(clusters), 700, "key700"),))
+    (named,) = name_archived(finding, phase, str(clusters)).evidence
+    lines = (phase.root / named.file).read_text().splitlines()
+    assert len(lines) == EXCERPT_LINES and lines[named.line - 1] == "key700: 700"
+    clusters.write_text("{")
+    assert name_archived(finding, phase, str(clusters)) == finding
+    clusters.unlink()
+    assert name_archived(finding, phase, str(clusters)) == finding

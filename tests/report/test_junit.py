@@ -68,6 +68,7 @@ def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
     for case in ("job", "test_rate", "test_unknown", "test_known", "test_expected"):
         of_case = read.properties(f"test_good.TestGood::{case}")
         assert of_case["phase"] == "good" and of_case["outcome"] == "passed"
+        assert of_case["phase_verdict"] == "1 failed"
         assert (
             of_case["nodes"] == "local0,local1" and of_case["transport"] == good_phase["transport"]
         )

@@ -288,6 +288,7 @@ def test_two_stages_train_on_gloo(tmp_path: Path) -> None:
     """Nothing is proven of them, and the loss falls as it does in one stage."""
     outcome = run(tmp_path, pp=2)
     assert outcome.statuses == [0], outcome.output
+    assert [rank.role.pipeline_stage for rank in outcome.phase.ranks] == [0, 1]
     for name in (
         "test_groups_have_the_sizes_asked_for",
         "test_optimizer_is_distributed",

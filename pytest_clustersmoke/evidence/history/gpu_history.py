@@ -50,6 +50,23 @@ def insert_gpu_steps(connection: Connection, phase: int, steps: Mapping[str, flo
     )
 
 
+def prune_gpus(connection: Connection, phase: int) -> None:
+    """Delete what no run will be compared with: the steps of runs before the MAX_RUNS newest good
+    ones of this phase's setup, and then GPUs that are in no run any more."""
+    same = "(cluster, phase, setup) = (SELECT cluster, phase, setup FROM phases WHERE id = :id)"
+    oldest = (
+        f"SELECT begun FROM phases WHERE {same} AND good = 1 "
+        "ORDER BY begun DESC, id DESC LIMIT 1 OFFSET :newer"
+    )
+    deleted = connection.execute(
+        "DELETE FROM gpu_steps WHERE phase IN "
+        f"(SELECT id FROM phases WHERE {same} AND begun < ({oldest}))",
+        {"id": phase, "newer": MAX_RUNS - 1},
+    )
+    if deleted.rowcount:
+        connection.execute("DELETE FROM gpus WHERE id NOT IN (SELECT gpu FROM gpu_steps)")
+
+
 def read_gpu_past(
     report_dir: Path,
     cluster: str,

@@ -12,7 +12,7 @@ from typing import Any
 from ..run_record import MetricRecord, PhaseRecord, RunRecord
 from ..telemetry import to_json_value
 from . import history_database
-from .gpu_history import insert_gpu_steps
+from .gpu_history import insert_gpu_steps, prune_gpus
 from .history_schema import MAX_NAMES, Setup, shorten_line
 
 # These kinds need good runs first, so a phase can be good without them.
@@ -125,6 +125,7 @@ def _insert_phase(
     connection.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
     steps = {rank.gpu: float(rank.own_step_s) for rank in phase.ranks if rank.own_step_s}
     insert_gpu_steps(connection, number, steps)
+    prune_gpus(connection, number)
 
 
 def _metric_row(phase: int, name: str, metric: MetricRecord) -> tuple[Any, ...]:

@@ -77,6 +77,29 @@ def test_no_more_gpus_are_stored_than_allowed(
     assert past(tmp_path, "A", "B", "C") == {"A": [1.0], "B": [1.0], "C": []}
 
 
+def test_gpus_of_runs_that_are_no_longer_read_are_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that is in none of the newest good runs is deleted with its times; one that runs of
+    another phase still have stays, and bad runs push none out."""
+    monkeypatch.setattr(gpu_history, "MAX_RUNS", 3)
+    store_run(of_gpus(0, ("other", 1.0), phase="other"), tmp_path)
+    for number, gpu in enumerate(("A", "B", "A", "C"), 1):
+        store_run(of_gpus(number, (gpu, float(number)), ("other", 1.0)), tmp_path)
+    failed = {"test_x": {"result": "failed", "text": ""}}
+    store_run(of_gpus(5, ("D", 5.0), criteria=failed), tmp_path)
+    assert past(tmp_path, "A", "B", "C", "other") == {
+        "A": [3.0],
+        "B": [2.0],
+        "C": [4.0],
+        "other": [1.0] * 3,
+    }
+    store_run(of_gpus(6, ("C", 6.0)), tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / history_database.NAME)) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM gpus")}
+    assert names == {"A", "C", "D", "other"}
+
+
 def test_version_3_has_no_gpus_until_the_next_run(tmp_path: Path) -> None:
     """A database of version 3 is read without them; the next run adds their tables."""
     path = tmp_path / history_database.NAME
