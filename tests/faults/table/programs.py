@@ -19,6 +19,7 @@ from tests.faults.table.model import (
     REPLICAS,
     SAMPLES,
     SMALL,
+    SMALL_LORA,
     TWIN,
     Fault,
 )
@@ -182,6 +183,16 @@ PROGRAMS = (
         frozenset({SAMPLES}),
         words=("the model saw 8 samples on rank 0", "samples_per_rank=80"),
         of_nobody=True,
+        slow=True,
+    ),
+    Fault(
+        "tokens_overstated",
+        "tokens_overstated.py",
+        "data",
+        frozenset({SAMPLES}),
+        words=("the model saw at most 64 tokens in a step on rank 0", "tokens_per_rank=640"),
+        of_nobody=True,
+        args={**SMALL_LORA, "max_steps": 60},
         slow=True,
     ),
     # Equal weights and equal gradients on all ranks, with a reduction and without one.

@@ -1,0 +1,117 @@
+"""Observes the engine's own pass of a step: its gradients, and what the model got and computed in.
+
+The throughput is computed from sizes that the program states; here are those that the model saw.
+Nested arguments are looked into: mappings, lists, tuples, and instances of dataclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .leaves import Leaves, is_linear
+from .replay import Randomness, fingerprint
+
+TOKENS = "input_ids"  # what most language models call them
+
+
+class EnginePass:
+    """The engine's own pass of one step, observed from before its first forward to its last
+    backward: fingerprints of the local gradients, the random state, and what the model got."""
+
+    def __init__(self, model: Any, parameters: Sequence[Any], batch_dim: int | None) -> None:
+        import torch
+
+        self.inputs = ModelInputs(batch_dim)
+        self.dtypes: set[str] = set()
+        self.randomness: Randomness | None = None
+        device = parameters[0].device
+        self._prints = torch.zeros(len(parameters), dtype=torch.int64, device=device)
+        self._leaves = Leaves(model, parameters)
+        self._leaves.watch(self._add_print)
+        self._handles: list[Any] = [model.register_forward_pre_hook(self._enter, with_kwargs=True)]
+        self._handles += [
+            module.register_forward_hook(self._note_dtype)
+            for module in model.modules()
+            if is_linear(module)
+        ]
+
+    def close(self) -> list[int]:
+        """Remove the hooks; the fingerprint of each parameter's local gradient, summed over the
+        micro batches."""
+        self._leaves.close()
+        for handle in self._handles:
+            handle.remove()
+        prints: list[int] = self._prints.tolist()
+        return prints
+
+    def _enter(self, _module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self.randomness is None:
+            self.randomness = Randomness()
+        self.inputs.add(inputs, named)
+
+    def _note_dtype(self, _module: Any, _inputs: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        self.dtypes.add(str(getattr(first, "dtype", "unknown")).removeprefix("torch."))
+
+    def _add_print(self, index: int, gradient: Any) -> None:
+        self._prints[index] += fingerprint(gradient)
+
+
+class ModelInputs:
+    """What the model got in one step: call `add` with the arguments of each of its micro batches.
+
+    `samples` is None if no argument shows the size of a batch, `tokens` if none is a tensor of
+    integers; padding counts. `batch` is the sum of the tensors' fingerprints.
+    """
+
+    def __init__(self, batch_dim: int | None) -> None:
+        """`batch_dim` is that of `Proof`."""
+        self.samples: int | None = None
+        self.tokens: int | None = None
+        self.batch = 0
+        self._batch_dim = batch_dim
+
+    def add(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        import torch
+
+        tensors = [v for v in (*inputs, *named.values()) if isinstance(v, torch.Tensor)]
+        self.batch += sum(int(fingerprint(tensor)) for tensor in tensors)
+        if self._batch_dim is not None:
+            sizes = [t.shape[self._batch_dim] for t in tensors if t.dim() > self._batch_dim]
+            self.samples = (self.samples or 0) + sizes[0] if sizes else self.samples
+        if (tokens := _count_tokens(inputs, named)) is not None:
+            self.tokens = (self.tokens or 0) + tokens
+
+
+def _count_tokens(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> int | None:
+    """The size of the tensor of integers named `input_ids`, or else of the first one."""
+    for value in (named.get(TOKENS), *inputs, *named.values()):
+        for tensor in _list_tensors(value):
+            if tensor.dim() and _has_integers(tensor):
+                return int(tensor.numel())
+    return None
+
+
+def _has_integers(tensor: Any) -> bool:
+    import torch
+
+    return tensor.dtype in (torch.int32, torch.int64)
+
+
+def _list_tensors(value: Any) -> Iterator[Any]:
+    """The tensors in an argument."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        # As a keyword: of a mapping too, the tensor with this name comes first.
+        for key in sorted(value, key=lambda key: key != TOKENS):
+            yield from _list_tensors(value[key])
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _list_tensors(each)
+    elif dataclasses.is_dataclass(value):
+        yield from _list_tensors(vars(value))
