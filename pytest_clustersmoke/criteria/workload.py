@@ -15,7 +15,7 @@ import pytest
 
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from ..evidence.telemetry import parse_finite, parse_int, parse_numbers
+from ..evidence.telemetry import parse_finite, parse_int, parse_numbers, parse_texts
 from ..text import ranges
 from .training_proofs import NO_PROOF, list_proofs, require_all_ranks
 
@@ -97,24 +97,55 @@ def _alike(losses: Sequence[float]) -> bool:
 
 
 def check_precision(phase: PhaseResult) -> None:
-    """Fail if no linear layer computed in the precision that the proof names."""
+    """Fail unless every linear layer computed in the precision that the proof names, and the
+    phase's arguments, if they name one. Adapters may compute in fp32, as peft keeps them."""
     __tracebackhide__ = True
     records = [(rank, r) for ranks in list_proofs(phase).values() for rank, r in ranks.items()]
     if not records:
         raise Unmeasured("precision", NO_PROOF)
     for rank, record in records:
         dtypes = record.get("dtypes")
-        seen = list(map(str, dtypes)) if isinstance(dtypes, list) else []
+        if not isinstance(dtypes, dict) or not dtypes:
+            raise Unmeasured("precision", "the model has no linear layer")
+        where = f"{phase.ranks[rank]} at step {record.get('step')}"
         gradients = record.get("gradients")
         named = gradients.get("precision") if isinstance(gradients, dict) else None
-        if not seen:
-            raise Unmeasured("precision", "the model has no linear layer")
-        if DTYPES.get(str(named)) not in seen:
+        expected = DTYPES.get(str(named), str(named))
+        others = {name: layers for name, layers in dtypes.items() if name != expected}
+        if others:
             fail(
-                f"the linear layers computed in {', '.join(seen)} on {phase.ranks[rank]} at step "
-                f"{record.get('step')}; expected {DTYPES.get(str(named), named)}, since the "
-                f"program says precision={named!r}"
+                f"linear layers computed in {_describe_layers(others)} on {where}; expected "
+                f"{expected}, since the program says precision={named!r}. Train in it, or hand "
+                "Proof the precision that the model computes in"
             )
+        strange = set(parse_texts(record.get("adapter_dtypes"))) - {expected, DTYPES["fp32"]}
+        if strange:
+            fail(
+                f"the adapters computed in {', '.join(sorted(strange))} on {where}; expected "
+                f"{expected} or float32, since the program says precision={named!r}"
+            )
+        _compare_with_argument(phase.args.get("precision"), named, where)
+
+
+def _compare_with_argument(asked: Any, named: Any, where: str) -> None:
+    """Fail if the phase asked for another precision; words that name none are not compared."""
+    __tracebackhide__ = True
+    dtypes = {**DTYPES, **{dtype: dtype for dtype in DTYPES.values()}}
+    expected = dtypes.get(str(asked))
+    if expected is not None and expected != dtypes.get(str(named)):
+        fail(
+            f"the phase's argument is precision={asked!r}, but the program says precision="
+            f"{named!r} on {where}, and its layers computed in that; expected {expected}. The "
+            "program must train in the precision that it is given"
+        )
+
+
+def _describe_layers(dtypes: Mapping[str, Any]) -> str:
+    """Each type, and the layers that computed in it."""
+    return " and ".join(
+        f"{dtype} ({', '.join(parse_texts(layers)) or 'unknown layers'})"
+        for dtype, layers in dtypes.items()
+    )
 
 
 def check_samples(phase: PhaseResult) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from .leaves import Leaves, is_linear
-from .replay import Randomness, fingerprint
+from .leaves import Leaves, find_adapters, is_linear
+from .replay import MOST_NAMES, Randomness, fingerprint
 
 TOKENS = "input_ids"  # what most language models call them
 
@@ -24,16 +25,22 @@ class EnginePass:
         import torch
 
         self.inputs = ModelInputs(batch_dim)
-        self.dtypes: set[str] = set()
+        # What linear layers computed in, with the names of some of them; and adapters alone.
+        self.dtypes: dict[str, list[str]] = {}
+        self.adapter_dtypes: set[str] = set()
         self.randomness: Randomness | None = None
         device = parameters[0].device
         self._prints = torch.zeros(len(parameters), dtype=torch.int64, device=device)
         self._leaves = Leaves(model, parameters)
         self._leaves.watch(self._add_print)
         self._handles: list[Any] = [model.register_forward_pre_hook(self._enter, with_kwargs=True)]
+        adapters = find_adapters(model)
         self._handles += [
-            module.register_forward_hook(self._note_dtype)
-            for module in model.modules()
+            # Before the hook of an engine that converts the output.
+            module.register_forward_hook(
+                partial(self._note_dtype, name, name in adapters), prepend=True
+            )
+            for name, module in model.named_modules()
             if is_linear(module)
         ]
 
@@ -51,9 +58,17 @@ class EnginePass:
             self.randomness = Randomness()
         self.inputs.add(inputs, named)
 
-    def _note_dtype(self, _module: Any, _inputs: Any, output: Any) -> None:
+    def _note_dtype(
+        self, name: str, is_adapter: bool, _module: Any, _inputs: Any, output: Any
+    ) -> None:
         first = output[0] if isinstance(output, tuple) else output
-        self.dtypes.add(str(getattr(first, "dtype", "unknown")).removeprefix("torch."))
+        dtype = str(getattr(first, "dtype", "unknown")).removeprefix("torch.")
+        if is_adapter:
+            self.adapter_dtypes.add(dtype)
+            return
+        names = self.dtypes.setdefault(dtype, [])
+        if len(names) < MOST_NAMES and name not in names:
+            names.append(name)
 
     def _add_print(self, index: int, gradient: Any) -> None:
         self._prints[index] += fingerprint(gradient)

@@ -168,7 +168,8 @@ class StepProver:
             "step": index + 1,
             "seconds": self.seconds[index],
             **self._describe(engine.inputs),
-            "dtypes": sorted(engine.dtypes),
+            "dtypes": engine.dtypes,
+            "adapter_dtypes": sorted(engine.adapter_dtypes),
             **fields,
         }
 

@@ -35,7 +35,7 @@ PROOF = {
     "differing": [],
     "differing_count": 0,
     "nondeterministic": [],
-    "dtypes": ["float32"],
+    "dtypes": {"float32": ["0", "2"]},
     "samples": 32,
     "samples_per_rank": 32,
     "gradients": GRADIENTS,
@@ -212,7 +212,7 @@ def test_step_that_cannot_be_repeated_is_unmeasured(pair: Evidence) -> None:
     another step shows is named nevertheless. What the model computed in is judged."""
     reason = "reentrant checkpointing cannot be replayed"
     record = {"step": 1, "not_measured": reason, "gradients": {"precision": "fp32"}}
-    pair.each("proof", **record, dtypes=["float32"], samples=32, samples_per_rank=32)
+    pair.each("proof", **record, dtypes={"float32": ["0"]}, samples=32, samples_per_rank=32)
     for check in (check_replay, check_gradients):
         with pytest.raises(Unmeasured, match=reason):
             check(pair.result())

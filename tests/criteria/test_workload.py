@@ -13,7 +13,8 @@ from tests.support.evidence import Evidence
 
 PROOF = {
     "step": 1,
-    "dtypes": ["float32"],
+    "dtypes": {"float32": ["0", "2"]},
+    "adapter_dtypes": [],
     "samples": 32,
     "samples_per_rank": 32,
     "gradients": {"precision": "fp32"},
@@ -130,19 +131,28 @@ def test_tokens_that_no_argument_shows_are_unmeasured(pair: Evidence) -> None:
         check_samples(pair.result())
 
 
+BOTH = {"bfloat16": ["0", "1"], "float32": ["2"]}
+
+
 @pytest.mark.parametrize(
     ("precision", "dtypes", "words"),
     [
-        ("bf16", ["float32"], "computed in float32 on rank 0 .* expected bfloat16"),
-        ("fp32", ["bfloat16"], "computed in bfloat16 on rank 0 .* expected float32"),
-        ("bf16", ["bfloat16", "float32"], ""),
-        ("fp32", ["float32"], ""),
+        ("bf16", {"float32": ["0"]}, r"layers computed in float32 \(0\) on rank 0 .* expected bf"),
+        ("fp32", {"bfloat16": ["0"]}, r"computed in bfloat16 \(0\) on rank 0 .* expected float32"),
+        (
+            "bf16",
+            BOTH,
+            r"computed in float32 \(2\) on rank 0 .* expected bfloat16, since the program",
+        ),
+        ("fp32", BOTH, r"computed in bfloat16 \(0, 1\) on rank 0"),
+        ("bf16", {"bfloat16": ["0"]}, ""),
+        ("fp32", {"float32": ["0"]}, ""),
     ],
 )
 def test_other_precision_than_declared_fails(
-    pair: Evidence, precision: str, dtypes: list[str], words: str
+    pair: Evidence, precision: str, dtypes: dict[str, list[str]], words: str
 ) -> None:
-    """Layers that compute in another precision are named; a mixed model needs one of them."""
+    """Every linear layer computes in it; those that do not are named."""
     gradients = {"precision": precision}
     pair.each("proof", **{**PROOF, "dtypes": dtypes, "gradients": gradients})
     if not words:
@@ -150,3 +160,49 @@ def test_other_precision_than_declared_fails(
         return
     with pytest.raises(AssertionError, match=words):
         check_precision(pair.result())
+
+
+@pytest.mark.parametrize(
+    ("precision", "adapters", "red"),
+    [
+        ("bf16", ["float32"], False),
+        ("bf16", ["bfloat16"], False),
+        ("bf16", ["float16"], True),
+        ("fp32", ["bfloat16"], True),
+    ],
+)
+def test_adapters_may_compute_in_fp32(
+    pair: Evidence, precision: str, adapters: list[str], red: bool
+) -> None:
+    """peft keeps them in fp32 over a base of 16 bits."""
+    base = {"fp32": "float32", "bf16": "bfloat16"}[precision]
+    record = {**PROOF, "dtypes": {base: ["base"]}, "adapter_dtypes": adapters}
+    pair.each("proof", **{**record, "gradients": {"precision": precision}})
+    if not red:
+        check_precision(pair.result())
+        return
+    with pytest.raises(AssertionError, match=rf"the adapters computed in {adapters[0]} on rank 0"):
+        check_precision(pair.result())
+
+
+@pytest.mark.parametrize("dtypes", [None, {}, [], "x", 3])
+def test_model_without_linear_layers_is_unmeasured(pair: Evidence, dtypes: Any) -> None:
+    pair.each("proof", **{**PROOF, "dtypes": dtypes})
+    with pytest.raises(Unmeasured, match="the model has no linear layer"):
+        check_precision(pair.result())
+
+
+@pytest.mark.parametrize("asked", ["bf16", "bfloat16"])
+def test_program_that_ignores_the_precision_asked_for_fails(tmp_path: Path, asked: str) -> None:
+    """It says truly what it computes in; the phase's argument is another."""
+    ignored = Evidence(tmp_path, 1, 2, args={"precision": asked}).done().each("proof", **PROOF)
+    words = f"the phase's argument is precision={asked!r}, but the program says precision='fp32'"
+    with pytest.raises(AssertionError, match=words):
+        check_precision(ignored.result())
+
+
+@pytest.mark.parametrize("asked", ["fp32", "float32", "auto", 16, None])
+def test_precision_as_asked_for_passes(tmp_path: Path, asked: Any) -> None:
+    """Words that name no type are not compared."""
+    as_asked = Evidence(tmp_path, 1, 2, args={"precision": asked}).done().each("proof", **PROOF)
+    check_precision(as_asked.result())

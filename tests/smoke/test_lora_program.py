@@ -292,7 +292,8 @@ def test_two_nodes_train_a_model_by_name_in_bf16(tmp_path: Path) -> None:
     assert [event["equal"] for event in outcome.events("reload")] == [True, True]
     proofs = outcome.events("proof")
     assert {proof["gradients"]["precision"] for proof in proofs} == {"bf16"}
-    assert all(proof["dtypes"] == ["bfloat16"] for proof in proofs)
+    assert all(list(proof["dtypes"]) == ["bfloat16"] for proof in proofs)
+    assert all(proof["adapter_dtypes"] == ["bfloat16"] for proof in proofs)
 
 
 @pytest.mark.slow
