@@ -33,14 +33,17 @@ NO_PROOF = "the program gave rank.steps no `proof`"
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The comparison of the ranks' gradients in one pass; `step` is 0 for a pass of its own."""
+    """The comparison of the ranks' gradients in one pass; `step` is 0 for a pass of its own.
+    `sound_until` is the last step before it that was in sync; 0 if none was compared."""
 
     step: int
     records: Mapping[int, Mapping[str, Any]]
+    sound_until: int = 0
 
     @property
     def where(self) -> str:
-        return f" at step {self.step}" if self.step else ""
+        since = f" (in sync until step {self.sound_until})" if self.sound_until else ""
+        return f" at step {self.step}{since}" if self.step else ""
 
 
 def check_gradients(phase: PhaseResult) -> None:
@@ -75,7 +78,7 @@ def _compare_steps(
     rank disagrees with itself, if gradients overflowed under dynamic loss scaling, and after a
     number that is not finite: it is wrong for all ranks, and criteria of their own name the rank.
     """
-    finite_before = find_first_step(phase)
+    finite_before, sound_until = find_first_step(phase), 0
     for step, records in proofs.items():
         require_all_ranks(phase, records, f"the proof of step {step}")
         repeated = not any(
@@ -84,9 +87,9 @@ def _compare_steps(
         )
         if repeated and step < finite_before:
             gradients = {rank: record.get("gradients") for rank, record in records.items()}
-            yield _Comparison(
-                step, {rank: g if isinstance(g, dict) else {} for rank, g in gradients.items()}
-            )
+            sound = {rank: g if isinstance(g, dict) else {} for rank, g in gradients.items()}
+            yield _Comparison(step, sound, sound_until)
+            sound_until = step  # the caller fails at the first that is not
 
 
 def _check_comparison(phase: PhaseResult, comparison: _Comparison) -> None:
