@@ -26,7 +26,8 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def check_data(phase: PhaseResult) -> None:
-    """Fail if all ranks had the same loss, before any averaging, at every recorded step.
+    """Fail if all ranks had the same loss, before any averaging, at every recorded step, or got the
+    same batch at every proven step: under dropout losses differ nevertheless.
 
     Ranks that train on the same data need no reduction to stay in sync, so no gradient shows that
     theirs works; and the job trains on one rank's share.
@@ -45,6 +46,7 @@ def check_data(phase: PhaseResult) -> None:
         pytest.skip("the model is split over all ranks, which share each batch")
     own = [losses[ranks[0]] for ranks in models]
     if complete and not all(_alike(step) for step in zip(*own, strict=False)):
+        _check_own_batches(phase, models)
         return
     if not complete or steps < FEWEST_LOCAL_LOSSES:
         raise Unmeasured(
@@ -81,12 +83,34 @@ def _check_shared_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -
         require_all_ranks(phase, records, f"the proof of step {step}")
         for ranks in models:
             batches = {parse_int(records[rank].get("batch")) for rank in ranks}
-            if len(batches) > 1 or None in batches:
+            if batches == {None}:
+                raise Unmeasured("data", "no argument of the model is a tensor to compare")
+            if len(batches) > 1:
                 fail(
                     f"ranks {ranges(ranks)} hold the parts of one model, but saw different batches "
                     f"at step {step}; expected the same: draw data by the data parallel rank, and "
                     "not by rank.rank"
                 )
+
+
+def _check_own_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -> None:
+    """Fail if the models of all replicas got the same batch at every proven step. Only where all
+    that they got could be compared."""
+    __tracebackhide__ = True
+    proofs = list_proofs(phase)
+    for records in proofs.values():
+        own = [records.get(ranks[0], {}) for ranks in models]
+        batches = {parse_int(record.get("batch")) for record in own}
+        whole = all(record.get("batch_is_whole") is True for record in own)
+        if len(batches) > 1 or None in batches or not whole:
+            return
+    if proofs:
+        fail(
+            f"the data is not sharded: all {len(models)} models got identical batches at each "
+            f"proven step ({ranges(proofs)}), although their losses differ (dropout?); expected a "
+            "different share of the data on each rank (DistributedSampler, or a seed that depends "
+            "on rank.rank)"
+        )
 
 
 def _alike(losses: Sequence[float]) -> bool:

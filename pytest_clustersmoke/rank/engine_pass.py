@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .leaves import Leaves, find_adapters, is_linear
+from .leaves import Leaves, find_adapters, is_linear, is_sharded
 from .replay import MOST_NAMES, Randomness, fingerprint
 
 TOKENS = "input_ids"  # what most language models call them
+PLAIN = (bool, int, float, str, type(None))  # settings, which hold no batch
 
 
 class EnginePass:
@@ -78,55 +79,76 @@ class ModelInputs:
     """What the model got in one step: call `add` with the arguments of each of its micro batches.
 
     `samples` is None if no argument shows the size of a batch, `tokens` if none is a tensor of
-    integers; padding counts. `batch` is the sum of the tensors' fingerprints.
+    integers; padding counts. `batch` is the sum of the tensors' fingerprints, None if there was no
+    tensor; `is_whole` if there was nothing else that may hold data.
     """
 
     def __init__(self, batch_dim: int | None) -> None:
         """`batch_dim` is that of `Proof`."""
         self.samples: int | None = None
         self.tokens: int | None = None
-        self.batch = 0
+        self.batch: int | None = None
+        self.is_whole = True
         self._batch_dim = batch_dim
 
     def add(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         import torch
 
-        tensors = [v for v in (*inputs, *named.values()) if isinstance(v, torch.Tensor)]
-        self.batch += sum(int(fingerprint(tensor)) for tensor in tensors)
+        values = (*inputs, *named.values())
+        self._add_prints([leaf for value in values for leaf in _list_leaves(value)])
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
         if self._batch_dim is not None:
             sizes = [t.shape[self._batch_dim] for t in tensors if t.dim() > self._batch_dim]
             self.samples = (self.samples or 0) + sizes[0] if sizes else self.samples
         if (tokens := _count_tokens(inputs, named)) is not None:
             self.tokens = (self.tokens or 0) + tokens
 
+    def _add_prints(self, leaves: list[Any]) -> None:
+        import torch
+
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and _is_plain(leaf):
+                self.batch = (self.batch or 0) + int(fingerprint(leaf))
+            elif not isinstance(leaf, PLAIN):
+                self.is_whole = False
+
 
 def _count_tokens(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> int | None:
     """The size of the tensor of integers named `input_ids`, or else of the first one."""
     for value in (named.get(TOKENS), *inputs, *named.values()):
-        for tensor in _list_tensors(value):
-            if tensor.dim() and _has_integers(tensor):
-                return int(tensor.numel())
+        for leaf in _list_leaves(value):
+            if _has_integers(leaf):
+                return int(leaf.numel())
     return None
 
 
-def _has_integers(tensor: Any) -> bool:
+def _has_integers(leaf: Any) -> bool:
+    """Whether it is a tensor of integers with a dimension."""
     import torch
 
-    return tensor.dtype in (torch.int32, torch.int64)
+    integers = (torch.int32, torch.int64)
+    return isinstance(leaf, torch.Tensor) and leaf.dtype in integers and leaf.dim() > 0
 
 
-def _list_tensors(value: Any) -> Iterator[Any]:
-    """The tensors in an argument."""
+def _is_plain(tensor: Any) -> bool:
+    """Whether its elements lie one after another, so that it has a fingerprint."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        # As a keyword: of a mapping too, the tensor with this name comes first.
+    lazy = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
+    dense = tensor.layout is torch.strided and not tensor.is_nested
+    return dense and not lazy and not is_sharded(tensor)
+
+
+def _list_leaves(value: Any) -> Iterator[Any]:
+    """What an argument holds: tensors, and what cannot be looked into further."""
+    if isinstance(value, Mapping):
+        # As among keywords, the tensor with this name comes first.
         for key in sorted(value, key=lambda key: key != TOKENS):
-            yield from _list_tensors(value[key])
+            yield from _list_leaves(value[key])
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from _list_tensors(each)
-    elif dataclasses.is_dataclass(value):
-        yield from _list_tensors(vars(value))
+            yield from _list_leaves(each)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _list_leaves(vars(value))
+    else:
+        yield value

@@ -183,7 +183,8 @@ class StepProver:
         return {
             "samples": inputs.samples,
             "tokens": tokens,
-            "batch": None if groups is None else inputs.batch,
+            "batch": inputs.batch,
+            "batch_is_whole": inputs.is_whole,
         }
 
     def _repeat(self, index: int, randomness: Randomness, engine: list[int]) -> dict[str, Any]:

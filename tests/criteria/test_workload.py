@@ -59,6 +59,44 @@ def test_ranks_of_one_model_share_their_batches(pair: Evidence) -> None:
         check_data(pair.result())
 
 
+@pytest.mark.parametrize(
+    ("batches", "whole", "red"),
+    [
+        ((7, 7), True, True),
+        ((7, 8), True, False),
+        ((None, None), True, False),
+        (("7", "7"), True, False),
+        ((7, 7), False, False),  # the data may be in what was not compared
+        ((7, 7), None, False),
+        ((7, 7), "yes", False),
+    ],
+)
+def test_same_batch_on_every_rank_is_not_sharded(
+    pair: Evidence, batches: tuple[Any, Any], whole: Any, red: bool
+) -> None:
+    """Although dropout makes the losses differ; one proven step with batches of their own is
+    enough to pass."""
+    for rank, batch in enumerate(batches):
+        pair.rank(rank, ("losses", {"local_first": [0.5, 0.4 + rank]}))
+        for step in (1, 4):
+            record = {**PROOF, "step": step, "batch": batch, "batch_is_whole": whole}
+            pair.rank(rank, ("proof", record))
+    if red:
+        words = r"all 2 models got identical batches at each proven step \(1, 4\), although"
+        with pytest.raises(AssertionError, match=words):
+            check_data(pair.result())
+    for rank in range(2):
+        record = {**PROOF, "step": 9, "batch": rank, "batch_is_whole": True}
+        pair.rank(rank, ("proof", record))
+    check_data(pair.result())
+
+
+def test_models_that_got_no_tensor_are_unmeasured(pair: Evidence) -> None:
+    share_model(pair, None, None)
+    with pytest.raises(Unmeasured, match="no argument of the model is a tensor to compare"):
+        check_data(pair.result())
+
+
 @pytest.mark.parametrize("other", [8, None, "7", True])
 def test_ranks_of_one_model_with_different_batches_fail(pair: Evidence, other: Any) -> None:
     """Also if a rank does not say which batch it saw."""

@@ -47,6 +47,35 @@ def test_tokens_are_counted_with_padding(
     assert seen.tokens == (tokens and 2 * tokens)
 
 
+def seen_of(*inputs: Any, **named: Any) -> tuple[int | None, bool]:
+    seen = ModelInputs(batch_dim=0)
+    seen.add(inputs, named)
+    return seen.batch, seen.is_whole
+
+
+def test_batches_are_equal_where_their_tensors_are() -> None:
+    """However they are nested; one element that differs shows. What cannot be looked into may hold
+    other data."""
+    other = FLOATS.clone()
+    other[3, 3] = 1.0
+    same = [seen_of(FLOATS, IDS), seen_of({"a": [FLOATS], "b": IDS}), seen_of(Batch(FLOATS, IDS))]
+    assert same == [same[0]] * 3 and same[0][1]
+    assert seen_of(other, IDS) != same[0]
+    assert seen_of(FLOATS, IDS, "text", None, True, scale=0.5) == same[0]
+    assert seen_of(FLOATS, IDS, object()) == (same[0][0], False)
+    assert seen_of("text", 3) == (None, True)
+
+
+@pytest.mark.parametrize("empty", [torch.zeros(0), torch.zeros(0, dtype=torch.bool)])
+def test_any_tensor_may_be_an_argument(empty: torch.Tensor) -> None:
+    """One whose elements lie in no order has no fingerprint, and is no reason to fail."""
+    assert seen_of(empty, torch.tensor(True), torch.ones(3, dtype=torch.complex64))[1]
+    assert seen_of(torch.ones(3, dtype=torch.complex64).conj()) == (None, False)
+    assert seen_of(FLOATS.to_sparse()) == (None, False)
+    nested = torch.nested.nested_tensor([FLOATS, FLOATS[:1]], layout=torch.jagged)
+    assert seen_of(nested) == (None, False)
+
+
 class Adapted(torch.nn.Module):
     """A layer of 16 bits under an adapter in fp32, named as peft does, and a head in fp32."""
 

@@ -210,6 +210,17 @@ PROGRAMS = (
         args={**SMALL_LORA, "max_steps": 60, "precision": "bf16"},
         slow=True,
     ),
+    # The losses and the local gradients differ.
+    Fault(
+        "same_data_with_dropout",
+        "same_data_with_dropout.py",
+        "data",
+        frozenset({DATA}),
+        words=("the data is not sharded: all 2 models got identical batches at each proven step",),
+        of_nobody=True,  # all ranks are
+        args={**SMALL, "steps": 30},
+        slow=True,
+    ),
     # Equal weights and equal gradients on all ranks, with a reduction and without one.
     *(
         Fault(
