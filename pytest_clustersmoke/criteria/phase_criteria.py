@@ -34,6 +34,7 @@ from . import (
     stragglers,
     training_proofs,
     twin_run,
+    workload,
 )
 from .transport_sides import Transports
 
@@ -207,14 +208,14 @@ class Trained(Started):
         training_proofs.check_replicas(phase)
 
     def test_ranks_train_on_their_own_data(self, phase: PhaseView) -> None:
-        training_proofs.check_data(phase)
+        workload.check_data(phase)
 
     def test_precision_is_the_one_declared(self, phase: PhaseView) -> None:
-        training_proofs.check_precision(phase)
+        workload.check_precision(phase)
 
     def test_samples_are_those_that_the_model_saw(self, phase: PhaseView) -> None:
         """The batch that the model got is the one that the throughput is computed from."""
-        training_proofs.check_samples(phase)
+        workload.check_samples(phase)
 
     def test_no_rank_falls_behind(self, phase: PhaseView) -> None:
         """No rank keeps the others waiting, judged by the time that each takes for its own part."""

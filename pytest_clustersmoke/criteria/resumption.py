@@ -13,7 +13,7 @@ from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.process_start import identity
 from ..evidence.telemetry import parse_int, parse_number, parse_numbers, parse_texts
-from . import finite_values, outvoted_ranks, training_proofs, twin_run
+from . import finite_values, outvoted_ranks, training_proofs, twin_run, workload
 from .transport_sides import Transports
 
 # Relative differences between two losses of the same batch on the same weights, computed once
@@ -37,9 +37,9 @@ PROOFS: tuple[Callable[[PhaseResult], None], ...] = (
     training_proofs.check_replay,
     outvoted_ranks.check_cross_replay,
     training_proofs.check_replicas,
-    training_proofs.check_data,
-    training_proofs.check_precision,
-    training_proofs.check_samples,
+    workload.check_data,
+    workload.check_precision,
+    workload.check_samples,
     twin_run.check_twin,
     _check_transports_inside,
     _check_transports_between,

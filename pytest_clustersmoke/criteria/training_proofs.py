@@ -1,4 +1,4 @@
-"""Judges the proofs of training that the ranks recorded: reduction, repetition, replicas, data.
+"""Judges the proofs of training that the ranks recorded: reduction, repetition, replicas, reload.
 
 A program that hands `rank.steps` a `Proof` has its first step, its last and some drawn ones proven;
 each such step is a `proof` event. One that calls `rank.verify_gradients` proves a single pass. Two
@@ -8,7 +8,6 @@ with itself, or with a majority, is.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,30 +22,28 @@ from ..evidence.telemetry import (
     UNNAMED_KERNELS,
     parse_finite,
     parse_int,
-    parse_numbers,
     parse_text,
     parse_texts,
 )
 from ..text import ranges
 from .finite_values import find_first_step
 
-# Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
-FEWEST_LOCAL_LOSSES = 5
-SAME_LOSS = 1e-6
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 NO_PROOF = "the program gave rank.steps no `proof`"
 
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The comparison of the ranks' gradients in one pass; `step` is 0 for a pass of its own."""
+    """The comparison of the ranks' gradients in one pass; `step` is 0 for a pass of its own.
+    `sound_until` is the last step before it that was in sync; 0 if none was compared."""
 
     step: int
     records: Mapping[int, Mapping[str, Any]]
+    sound_until: int = 0
 
     @property
     def where(self) -> str:
-        return f" at step {self.step}" if self.step else ""
+        since = f" (in sync until step {self.sound_until})" if self.sound_until else ""
+        return f" at step {self.step}{since}" if self.step else ""
 
 
 def check_gradients(phase: PhaseResult) -> None:
@@ -81,7 +78,7 @@ def _compare_steps(
     rank disagrees with itself, if gradients overflowed under dynamic loss scaling, and after a
     number that is not finite: it is wrong for all ranks, and criteria of their own name the rank.
     """
-    finite_before = find_first_step(phase)
+    finite_before, sound_until = find_first_step(phase), 0
     for step, records in proofs.items():
         require_all_ranks(phase, records, f"the proof of step {step}")
         repeated = not any(
@@ -90,9 +87,9 @@ def _compare_steps(
         )
         if repeated and step < finite_before:
             gradients = {rank: record.get("gradients") for rank, record in records.items()}
-            yield _Comparison(
-                step, {rank: g if isinstance(g, dict) else {} for rank, g in gradients.items()}
-            )
+            sound = {rank: g if isinstance(g, dict) else {} for rank, g in gradients.items()}
+            yield _Comparison(step, sound, sound_until)
+            sound_until = step  # the caller fails at the first that is not
 
 
 def _check_comparison(phase: PhaseResult, comparison: _Comparison) -> None:
@@ -280,115 +277,6 @@ def check_reload(phase: PhaseResult) -> None:
                 f"the reloaded checkpoint differs on {phase.ranks[rank]}: "
                 f"{record.get('tensors')} tensors compared with what was saved, mismatched: "
                 f"{record.get('mismatched')}"
-            )
-
-
-def check_data(phase: PhaseResult) -> None:
-    """Fail if all ranks had the same loss, before any averaging, at every recorded step.
-
-    Ranks that train on the same data need no reduction to stay in sync, so no gradient shows that
-    theirs works; and the job trains on one rank's share.
-    """
-    __tracebackhide__ = True
-    if phase.world_size < 2:
-        pytest.skip("there is no other rank to compare with")
-    records = phase.events("losses")
-    losses = {rank: parse_numbers(event.get("local_first")) for rank, event in records.items()}
-    steps = min(map(len, losses.values()), default=0)
-    complete = len(losses) == phase.world_size
-    models = _group_models(records)
-    if shared := [ranks for ranks in models if len(ranks) > 1]:
-        _check_shared_batches(phase, shared)
-    if complete and len(models) < 2:
-        pytest.skip("the model is split over all ranks, which share each batch")
-    own = [losses[ranks[0]] for ranks in models]
-    if complete and not all(_alike(step) for step in zip(*own, strict=False)):
-        return
-    if not complete or steps < FEWEST_LOCAL_LOSSES:
-        raise Unmeasured(
-            "data",
-            f"not every rank recorded a loss of its own in {FEWEST_LOCAL_LOSSES} steps or more; "
-            "step.record(loss=...) needs the rank's own",
-        )
-    fail(
-        f"the data is not sharded: the local losses of all {phase.world_size} ranks are "
-        f"identical in each of {steps} steps; expected a different share of the data on "
-        "each rank (DistributedSampler, or a seed that depends on rank.rank), and in "
-        "step.record the rank's own loss, not an average over the ranks"
-    )
-
-
-def _group_models(records: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
-    """The ranks that hold the parts of one model, and share its batches: each rank alone, unless
-    the model is split over ranks."""
-    models: dict[tuple[bool, int], list[int]] = defaultdict(list)
-    for rank, record in records.items():
-        replica = parse_int(record.get("replica"))
-        models[replica is None, rank if replica is None else replica].append(rank)
-    return list(models.values())
-
-
-def _check_shared_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -> None:
-    """Fail if ranks that hold parts of one model saw different batches. Their losses cannot show
-    it, since each is computed by all of them."""
-    __tracebackhide__ = True
-    proofs = list_proofs(phase)
-    if not proofs:
-        raise Unmeasured("data", NO_PROOF)
-    for step, records in proofs.items():
-        require_all_ranks(phase, records, f"the proof of step {step}")
-        for ranks in models:
-            batches = {parse_int(records[rank].get("batch")) for rank in ranks}
-            if len(batches) > 1 or None in batches:
-                fail(
-                    f"ranks {ranges(ranks)} hold the parts of one model, but saw different batches "
-                    f"at step {step}; expected the same: draw data by the data parallel rank, and "
-                    "not by rank.rank"
-                )
-
-
-def _alike(losses: Sequence[float]) -> bool:
-    """Whether the ranks' losses of a step differ by no more than the rounding of their devices."""
-    if not all(map(math.isfinite, losses)):
-        return False
-    return max(losses) - min(losses) <= SAME_LOSS * max(map(abs, losses))
-
-
-def check_precision(phase: PhaseResult) -> None:
-    """Fail if no linear layer computed in the precision that the proof names."""
-    __tracebackhide__ = True
-    records = [(rank, r) for ranks in list_proofs(phase).values() for rank, r in ranks.items()]
-    if not records:
-        raise Unmeasured("precision", NO_PROOF)
-    for rank, record in records:
-        dtypes = record.get("dtypes")
-        seen = list(map(str, dtypes)) if isinstance(dtypes, list) else []
-        gradients = record.get("gradients")
-        named = gradients.get("precision") if isinstance(gradients, dict) else None
-        if not seen:
-            raise Unmeasured("precision", "the model has no linear layer")
-        if DTYPES.get(str(named)) not in seen:
-            fail(
-                f"the linear layers computed in {', '.join(seen)} on {phase.ranks[rank]} at step "
-                f"{record.get('step')}; expected {DTYPES.get(str(named), named)}, since the "
-                f"program says precision={named!r}"
-            )
-
-
-def check_samples(phase: PhaseResult) -> None:
-    """Fail if the model saw another number of samples in a step than the throughput counts."""
-    __tracebackhide__ = True
-    records = [(rank, r) for ranks in list_proofs(phase).values() for rank, r in ranks.items()]
-    if not records:
-        raise Unmeasured("samples", NO_PROOF)
-    if all(record.get("samples") is None for _, record in records):
-        raise Unmeasured("samples", "no argument of the model shows the size of a batch")
-    for rank, record in records:
-        if record.get("samples") != record.get("samples_per_rank"):
-            fail(
-                f"the model saw {record.get('samples')} samples on {phase.ranks[rank]} at step "
-                f"{record.get('step')}, but rank.steps got samples_per_rank="
-                f"{record.get('samples_per_rank')}, from which the throughput is computed"
             )
 
 

@@ -254,6 +254,17 @@ class TraceRecord(RecordModel):
     idle_s: float | None = Field(default=None, description="in which nothing ran")
 
 
+class ProvenStepsRecord(RecordModel):
+    """The steps of a training that were proven while it ran, and what that took. They are left out
+    of every rate."""
+
+    seed: str = Field(description="the steps between the first and the last were drawn with it")
+    drawn: list[int] = Field(description="the steps that were to be proven, from 1")
+    proven: int = Field(description="how many of them all ranks proved")
+    seconds: float = Field(description="how long the proofs took, on the slowest rank")
+    share: float | None = Field(description="of the stage `train`; null if that did not end")
+
+
 class RemarkRecord(RecordModel):
     """A remark about an environment variable."""
 
@@ -308,6 +319,9 @@ class PhaseRecord(RecordModel):
     last_good: str = Field(default="", description="id of the last good run; empty without one")
     remarks: list[RemarkRecord]
     stage_seconds: dict[str, float]
+    proven_steps: ProvenStepsRecord | None = Field(
+        default=None, description="null: the program gave no `Proof`"
+    )
     traces: list[TraceRecord] = Field(default=[], description="those of --cluster-trace")
     criteria: dict[str, CriterionRecord] = Field(description="by name; `job` is the job itself")
     all_criteria: bool = Field(description="every criterion of the class reported a result")

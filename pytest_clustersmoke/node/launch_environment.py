@@ -19,6 +19,9 @@ from .rendezvous import Endpoint
 FAULT, NONCE = "CLUSTERSMOKE_FAULT", "CLUSTERSMOKE_NONCE"
 KEPT = "CLUSTERSMOKE_KEPT"
 NEVER_INHERITED = ("TORCH_EXTENSIONS_DIR", "NCCL_DEBUG_SUBSYS", FAULT)
+# With this workspace cuBLAS gives the same bits again, so that a pass can be repeated. cuBLAS reads
+# it when it is opened, which a program may do before its `Rank.start`.
+CUBLAS_WORKSPACE = ":4096:8"
 # Levels of NCCL_DEBUG that show the transports; NCCL accepts them in upper or lower case.
 TRANSPORT_LEVELS = ("INFO", "TRACE")
 
@@ -64,7 +67,11 @@ def defaults(directory: PhaseDir, node_rank: int | str) -> dict[str, str]:
 
     Each run and node has a build directory of its own: no stale lock, no race with another build.
     """
-    return {"TORCH_EXTENSIONS_DIR": str(directory.build(node_rank)), "OMP_NUM_THREADS": "1"}
+    return {
+        "TORCH_EXTENSIONS_DIR": str(directory.build(node_rank)),
+        "OMP_NUM_THREADS": "1",
+        "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE,
+    }
 
 
 def rank_environment(job: NodeJob, endpoint: Endpoint) -> dict[str, str]:

@@ -9,6 +9,8 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .rank_environment import EnvironmentUnusable
+
 if TYPE_CHECKING:
     import torch
 
@@ -48,12 +50,15 @@ def load_hook(rank: Rank, fault: Mapping[str, Any] | None, event: Callable[..., 
     """Make the hook that the spec's `fault` names as `module:function`; without a fault, one that
     does nothing.
 
-    Raises ValueError if the fault names no hook, or a hook that cannot stage it.
+    Raises EnvironmentUnusable if the fault names no hook, and ValueError if that hook cannot stage
+    it.
     """
     if not fault:
         return RankHook()
     module, _, function = str(fault.get("hook", "")).partition(":")
     if not module or not function:
-        raise ValueError(f"the fault {fault!r} has no `hook`; expected `module:function`")
+        raise EnvironmentUnusable(
+            f"the fault {fault!r} of the phase's spec has no `hook`; expected `module:function`"
+        )
     hook: RankHook = getattr(importlib.import_module(module), function)(rank, fault, event)
     return hook

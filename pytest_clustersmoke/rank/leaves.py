@@ -69,6 +69,17 @@ def is_linear(module: Any) -> bool:
     return isinstance(module, torch.nn.Linear) or type(module).__name__.endswith("ParallelLinear")
 
 
+def find_adapters(model: Any) -> set[str]:
+    """The names of the modules that stand beside a `base_layer`, as peft's adapters do."""
+    return {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, wrapper in model.named_modules()
+        if "base_layer" in dict(wrapper.named_children())
+        for name, _ in wrapper.named_modules()
+        if name and name.split(".")[0] != "base_layer"
+    }
+
+
 def _is_tensor_parallel(module: Any) -> bool:
     group = getattr(module, "tp_group", None)
     return group is not None and group.size() > 1

@@ -90,7 +90,8 @@ def prepare(init: str, device: torch.device, repeats: bool) -> None:
     if repeats:
         # NVLink SHARP adds in another order in each call (github.com/NVIDIA/nccl/issues/1497).
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    # With this workspace cuBLAS gives the same bits again, so that a pass can be repeated.
+    # With this workspace cuBLAS gives the same bits again, so that a pass can be repeated. The node
+    # sets it as well; this is for programs run by hand.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # The number of entries the flight recorder keeps. torch before 2.9 knows only the old name;
     # later versions warn about it.

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .cross_replay import RANKS, CrossReplay
+from .engine_pass import EnginePass, ModelInputs
 from .gradients import Probe
 from .leaves import Groups, gathers_parameters, shares_statistics, waits_in_forward
 from .rank_environment import RankMisuse
-from .replay import MOST_NAMES, EnginePass, Randomness, Replay, Unrepeatable
+from .replay import MOST_NAMES, Randomness, Replay, Unrepeatable
 
 if TYPE_CHECKING:
     import torch
@@ -138,8 +139,8 @@ class StepProver:
 
     def begin(self, index: int) -> None:
         if index in self.steps:
-            proof, shared = self._proof, self._proof.groups is not None
-            self._pass = EnginePass(proof.model, self._parameters, proof.batch_dim, shared)
+            proof = self._proof
+            self._pass = EnginePass(proof.model, self._parameters, proof.batch_dim)
 
     def prove(self, index: int) -> dict[str, Any]:
         """Prove the step; the fields of the `proof` event, with the reason in `not_measured` if it
@@ -166,10 +167,24 @@ class StepProver:
         return {
             "step": index + 1,
             "seconds": self.seconds[index],
-            "samples": engine.samples,
-            "batch": engine.batch,
-            "dtypes": sorted(engine.dtypes),
+            **self._describe(engine.inputs),
+            "dtypes": engine.dtypes,
+            "adapter_dtypes": sorted(engine.adapter_dtypes),
             **fields,
+        }
+
+    def _describe(self, inputs: ModelInputs) -> dict[str, Any]:
+        """What the model got, in fields of the `proof` event. The ranks of a model that is split
+        see the same tokens, of which each counts its share."""
+        groups = self._proof.groups
+        tokens = inputs.tokens
+        if tokens is not None and groups is not None:
+            tokens /= groups.model.size()
+        return {
+            "samples": inputs.samples,
+            "tokens": tokens,
+            "batch": inputs.batch,
+            "batch_is_whole": inputs.is_whole,
         }
 
     def _repeat(self, index: int, randomness: Randomness, engine: list[int]) -> dict[str, Any]:

@@ -22,6 +22,11 @@ class RankMisuse(ValueError):
     by which the diagnosis tells it from any other error of the program."""
 
 
+class EnvironmentUnusable(ValueError):
+    """A variable of the rank's environment, or the phase's spec, has a value that no launcher gave
+    it; the text says what was expected. A class of its own, as RankMisuse."""
+
+
 @dataclass(frozen=True)
 class TraceOrder:
     """The steps to be traced, from 1 (None: the last ones), and this rank's file for them;
@@ -57,7 +62,8 @@ class RankEnvironment:
 
 
 def read_rank_environment() -> RankEnvironment:
-    """Read the environment; a program started with plain `python` is rank 0 of 1."""
+    """Read the environment; a program started with plain `python` is rank 0 of 1. Raises
+    EnvironmentUnusable if a value is not what a launcher sets."""
     if "RANK" not in os.environ:
         _set_single_rank()
     phase = os.environ.get("CLUSTERSMOKE_PHASE_DIR")
@@ -94,13 +100,13 @@ def _read_trace(spec: Mapping[str, Any], phase_dir: PhaseDir) -> TraceOrder | No
 def _read_fault(spec: Mapping[str, Any], phase_dir: PhaseDir) -> dict[str, Any] | None:
     """The fault that the phase's spec names.
 
-    Raises ValueError if the launcher's variable does not name the same fault.
+    Raises EnvironmentUnusable if the launcher's variable does not name the same fault.
     """
     value = spec.get("fault")
     fault = value if isinstance(value, dict) else {}
     name, variable = fault.get("name"), os.environ.get(FAULT)
     if name != variable:
-        raise ValueError(
+        raise EnvironmentUnusable(
             f"{FAULT}={variable!r} in the rank's environment, but {phase_dir.spec} names {name!r}; "
             "only --cluster-prove stages faults, and it sets both: unset the variable"
         )
@@ -119,7 +125,7 @@ def _set_single_rank() -> None:
 def _count(name: str, default: str | None = None) -> int:
     text = os.environ.get(name, default)
     if text is None or not text.isdecimal():
-        raise ValueError(
+        raise EnvironmentUnusable(
             f"{name}={text!r} in the rank's environment; expected a whole number, set by torchrun"
         )
     return int(text)
@@ -128,7 +134,7 @@ def _count(name: str, default: str | None = None) -> int:
 def _wanted_device() -> str:
     wanted = os.environ.get("CLUSTERSMOKE_DEVICE") or "auto"
     if wanted not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"CLUSTERSMOKE_DEVICE={wanted!r}; expected auto, cpu or cuda")
+        raise EnvironmentUnusable(f"CLUSTERSMOKE_DEVICE={wanted!r}; expected auto, cpu or cuda")
     return wanted
 
 
@@ -141,7 +147,7 @@ def _timeout_s() -> float:
     except ValueError:
         timeout_s = 0.0
     if not 0 < timeout_s < float("inf"):
-        raise ValueError(
+        raise EnvironmentUnusable(
             f"CLUSTERSMOKE_PG_TIMEOUT_S={text!r}; expected a number of seconds above 0"
         )
     return timeout_s

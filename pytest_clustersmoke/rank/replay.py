@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..evidence.telemetry import UNNAMED_KERNELS
-from .leaves import Leaves, is_linear, waits_in_forward
+from .leaves import Leaves, waits_in_forward
 
 if TYPE_CHECKING:
     import torch
@@ -93,65 +93,6 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
         return aligned.view(torch.int64).sum()
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return flat.view(integers[size]).sum(dtype=torch.int64)
-
-
-class EnginePass:
-    """The engine's own pass of one step, observed from before its first forward to its last
-    backward: fingerprints of the local gradients, the random state, and the batch it saw."""
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        parameters: Sequence[torch.nn.Parameter],
-        batch_dim: int | None,
-        shares_batch: bool = False,
-    ) -> None:
-        import torch
-
-        device = parameters[0].device
-        self.samples: int | None = None
-        # Of the tensors that the model got, if ranks share batches: whether they really do.
-        self.batch: int | None = 0 if shares_batch else None
-        self.dtypes: set[str] = set()
-        self.randomness: Randomness | None = None
-        self._batch_dim = batch_dim
-        self._prints = torch.zeros(len(parameters), dtype=torch.int64, device=device)
-        self._leaves = Leaves(model, parameters)
-        self._leaves.watch(self._add_print)
-        self._handles: list[Any] = [model.register_forward_pre_hook(self._enter, with_kwargs=True)]
-        self._handles += [
-            module.register_forward_hook(self._note_dtype)
-            for module in model.modules()
-            if is_linear(module)
-        ]
-
-    def close(self) -> list[int]:
-        """Remove the hooks; the fingerprint of each parameter's local gradient, summed over the
-        micro batches."""
-        self._leaves.close()
-        for handle in self._handles:
-            handle.remove()
-        prints: list[int] = self._prints.tolist()
-        return prints
-
-    def _enter(self, _module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        import torch
-
-        if self.randomness is None:
-            self.randomness = Randomness()
-        tensors = [v for v in (*inputs, *named.values()) if isinstance(v, torch.Tensor)]
-        if self.batch is not None:
-            self.batch += sum(int(fingerprint(tensor)) for tensor in tensors)
-        if self._batch_dim is not None:
-            sizes = [t.shape[self._batch_dim] for t in tensors if t.dim() > self._batch_dim]
-            self.samples = (self.samples or 0) + sizes[0] if sizes else self.samples
-
-    def _note_dtype(self, _module: Any, _inputs: Any, output: Any) -> None:
-        first = output[0] if isinstance(output, tuple) else output
-        self.dtypes.add(str(getattr(first, "dtype", "unknown")).removeprefix("torch."))
-
-    def _add_print(self, index: int, gradient: torch.Tensor) -> None:
-        self._prints[index] += fingerprint(gradient)
 
 
 class Replay:

@@ -222,6 +222,7 @@ class StepLog:
             return
         with self._watch.paused():
             fields = self._prover.prove(self.recorded)
+        fields["tokens_per_rank"] = self._tokens_per_rank
         self._events.event("proof", **fields, samples_per_rank=self._samples_per_rank)
 
     def begin(self) -> None:

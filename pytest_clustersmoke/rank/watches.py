@@ -153,7 +153,7 @@ class ReplicaWatch:
         self._keeps = keeps
         self._done = 0
         self._steps: list[int] = []  # from 1, the steps after which a row was taken
-        rows = -(-count // self._every)
+        rows = 1 + -(-count // self._every)
         self._rows = torch.zeros((rows, len(named)), dtype=torch.int64, device=device)
 
     def step_done(self, step: int) -> None:
@@ -176,8 +176,9 @@ class ReplicaWatch:
         return self._every == 1
 
     def is_due(self, step: int) -> bool:
-        """Whether a fingerprint is taken after `step` (from 1)."""
-        return step % self._every == 0 or step == self._count
+        """Whether a fingerprint is taken after `step` (from 1). The first step's shows whether the
+        ranks began alike."""
+        return step % self._every == 0 or step in (1, self._count)
 
     def rows(self) -> Rows:
         """The fingerprints taken so far, on the host."""

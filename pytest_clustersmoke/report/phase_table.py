@@ -10,8 +10,14 @@ from ..config.metrics import show
 from ..evidence.finding import add_place
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.run_counts import MissingRecord
-from ..evidence.run_record import MetricRecord, PhaseRecord, RunRecord, TraceRecord
-from ..text import format_seconds, ranges
+from ..evidence.run_record import (
+    MetricRecord,
+    PhaseRecord,
+    ProvenStepsRecord,
+    RunRecord,
+    TraceRecord,
+)
+from ..text import format_seconds, plural, ranges
 
 COLUMNS = (
     *("phase", "verdict", "nodes", "queue s", "run s", "steps/s", "rate", "against usual", "GiB"),
@@ -79,6 +85,15 @@ def describe_trace(trace: TraceRecord) -> str:
     if trace.communication_s:
         parts[1] += f" ({percent(trace.overlapped_s, trace.communication_s)} of it overlapped)"
     return f"trace of rank {trace.rank}, {traced_steps(trace)}: {', '.join(parts)}"
+
+
+def describe_proofs(proofs: ProvenStepsRecord) -> str:
+    """How many steps were proven, which were to be, and what that took, in words."""
+    drawn = proofs.drawn
+    lacking = "" if proofs.proven == len(drawn) else f"{proofs.proven} of "
+    steps = f"{lacking}{plural(len(drawn), 'step')} proven ({ranges(drawn)})"
+    share = "" if proofs.share is None else f", {percent(proofs.share, 1)} of the training"
+    return f"{steps} in {proofs.seconds:.3g} s{share}"
 
 
 def traced_steps(trace: TraceRecord) -> str:

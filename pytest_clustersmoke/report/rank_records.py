@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Sequence
 
 from ..criteria import gpu_past, stragglers
+from ..criteria.training_proofs import list_proofs
 from ..evidence.history.gpu_history import describe_gpu
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_record import Number, RankRecord, SpreadRecord, TraceRecord
+from ..evidence.run_record import Number, ProvenStepsRecord, RankRecord, SpreadRecord, TraceRecord
 from ..evidence.telemetry import parse_finite, parse_int, parse_ints, parse_numbers, parse_text
 
 MAX_LOSSES = 500
@@ -89,6 +90,33 @@ def _trace(rank: RankResult, result: PhaseResult) -> TraceRecord:
         last=last,
         proven=parse_ints(event.get("proven")),
         **shares,
+    )
+
+
+def proven_steps_record(result: PhaseResult) -> ProvenStepsRecord | None:
+    """Which steps were proven, and how long that took; None without a plan of any rank."""
+    plans = [event for rank in result.ranks if (event := rank.events.last("proof_plan"))]
+    if not plans:
+        return None
+    drawn = parse_ints(plans[0].get("steps"))
+    proofs = list_proofs(result)
+    whole = [
+        step
+        for step in drawn
+        if len(proofs.get(step, {})) == result.world_size
+        and not any(record.get("not_measured") for record in proofs[step].values())
+    ]
+    took = [
+        sum(parse_finite(event.get("seconds")) or 0.0 for event in rank.events.named("proof"))
+        for rank in result.ranks
+    ]
+    train_s = result.stage_seconds().get("train")
+    return ProvenStepsRecord(
+        seed=parse_text(plans[0].get("seed")) or "",
+        drawn=drawn,
+        proven=len(whole),
+        seconds=max(took),
+        share=max(took) / train_s if train_s else None,
     )
 
 

@@ -9,13 +9,21 @@ from ..evidence.run_counts import KnownRecord
 from ..evidence.run_record import GateRecord, PhaseRecord, RunRecord
 from ..preflight.variable_remarks import format_remarks, group_remarks
 from ..text import WARNING, Problem, format_seconds, sanitize_line, sanitize_lines, shorten_lines
-from .phase_table import COLUMNS, NUMBERS, describe_trace, explain_failures, judge_phase, phase_row
+from .phase_table import (
+    COLUMNS,
+    NUMBERS,
+    describe_proofs,
+    describe_trace,
+    explain_failures,
+    judge_phase,
+    phase_row,
+)
 from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
 
 GATE_COLUMNS = ("fault", "staged in", "red", "finding", "on", "seconds", "gate")
 TONES = {"good": "", "bad": "red", "warn": "yellow"}
 COLOURS = {FIT: "green", PROVEN: "green", UNFIT: "red", NOT_PROVEN: "red"}
-MAX_WARNINGS = MAX_TRACES = 10
+MAX_WARNINGS = MAX_TRACES = MAX_PROOFS = 10
 IN_REPORT = " in report.json"
 
 
@@ -43,6 +51,7 @@ def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
     for line, phase in zip(rows, record.phases, strict=True):
         yield line, TONES[judge_phase(phase, record.missing).tone]
     yield from ((line, "") for line in record.absent_phases)
+    yield from ((line, "") for line in _proofs(record.phases))
     yield from ((line, "") for line in _traces(record.phases))
     yield from ((f"known: {known_words(known)}", "yellow") for known in record.known)
     more = [*record.known_remarks, *_off_past(record.phases), *_warnings(record.phases)]
@@ -81,6 +90,15 @@ def _aligned(rows: list[Sequence[str]], numbers: Iterable[str] = ()) -> Iterator
         cells = zip(head, row, widths, strict=True)
         line = [c.rjust(width) if name in numbers else c.ljust(width) for name, c, width in cells]
         yield "  ".join(line).rstrip()
+
+
+def _proofs(phases: Iterable[PhaseRecord]) -> list[str]:
+    lines = [
+        f"{phase.phase}: {describe_proofs(phase.proven_steps)}"
+        for phase in phases
+        if phase.proven_steps is not None
+    ]
+    return shorten_lines(lines, MAX_PROOFS, IN_REPORT)
 
 
 def _traces(phases: Iterable[PhaseRecord]) -> list[str]:

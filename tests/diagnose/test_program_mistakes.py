@@ -136,6 +136,28 @@ def test_program_that_misuses_its_rank_is_named(suite: Suite) -> None:
     assert "unknown cause" not in finding["cause"] and "docs/reference/rank.md" in finding["fix"]
 
 
+WRAPPED = """\
+import os
+os.environ["RANK"] = "x"
+from pytest_clustersmoke.rank import Rank
+with Rank.start():
+    pass
+"""
+
+
+def test_variable_that_a_wrapper_spoilt_is_named(suite: Suite) -> None:
+    """In a run: the variable, its value, and what was expected."""
+    script = suite.path / "wrapped.py"
+    script.write_text(WRAPPED)
+    suite.phase(script=script)
+    result = suite.run()
+    assert result.ret == 1
+    finding = result.finding("small")
+    assert finding["detail"]["signature"] == "rank_env_unusable"
+    assert "RANK='x' in the rank's environment; expected a whole number" in finding["cause"]
+    assert "unknown cause" not in finding["cause"] and "leave it to the launcher" in finding["fix"]
+
+
 def test_misuse_that_a_rank_recorded_is_named(tmp_path: Path) -> None:
     """The exception stands in the rank's own events."""
     text = "step 3 was recorded 2 times"

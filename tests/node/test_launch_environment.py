@@ -48,6 +48,15 @@ def test_inherited_thread_counts_stay(tmp_path: Path, monkeypatch: pytest.Monkey
     assert chosen["OMP_NUM_THREADS"] == "8"
 
 
+def test_cublas_repeats_its_results_in_any_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in one that opens cuBLAS before its Rank; a choice of the profile stays."""
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    assert environment(tmp_path / "a", monkeypatch, {})[name] == ":4096:8"
+    assert environment(tmp_path / "b", monkeypatch, {}, **{name: ":16:8"})[name] == ":16:8"
+
+
 @pytest.mark.parametrize(
     ("level", "kept"),
     [("INFO", "INFO"), ("trace", "trace"), ("WARN", "INFO"), ("VERSION", "INFO"), ("", "INFO")],

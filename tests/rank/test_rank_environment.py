@@ -11,7 +11,8 @@ from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.node import launch_environment
 from pytest_clustersmoke.node.node_job import NodeJob
 from pytest_clustersmoke.node.rendezvous import Endpoint
-from pytest_clustersmoke.rank.rank_environment import read_rank_environment
+from pytest_clustersmoke.rank.hook import load_hook
+from pytest_clustersmoke.rank.rank_environment import EnvironmentUnusable, read_rank_environment
 
 FAULT = {"name": "rank-killed", "base": "small", "rank": 0}
 
@@ -53,7 +54,7 @@ def test_rank_does_not_start_when_spec_and_launcher_disagree(
     write_json(phase.spec, spec)
     if variable:
         monkeypatch.setenv("CLUSTERSMOKE_FAULT", variable)
-    with pytest.raises(ValueError, match="only --cluster-prove stages faults"):
+    with pytest.raises(EnvironmentUnusable, match="only --cluster-prove stages faults"):
         read_rank_environment()
 
 
@@ -77,3 +78,27 @@ def test_launcher_sets_the_fault_that_the_spec_names(
         NodeJob(spec, 0, "n0"), Endpoint("127.0.0.1", 1, True)
     )
     assert env.get("CLUSTERSMOKE_FAULT") == variable
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("RANK", "x", "expected a whole number, set by torchrun"),
+        ("WORLD_SIZE", "-1", "expected a whole number, set by torchrun"),
+        ("CLUSTERSMOKE_DEVICE", "gpu", "expected auto, cpu or cuda"),
+        ("CLUSTERSMOKE_PG_TIMEOUT_S", "0", "expected a number of seconds above 0"),
+        ("CLUSTERSMOKE_PG_TIMEOUT_S", "soon", "expected a number of seconds above 0"),
+    ],
+)
+def test_unusable_variable_is_named(
+    phase: PhaseDir, monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str
+) -> None:
+    """By a class of its own, from which a run knows its cause."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(EnvironmentUnusable, match=f"{name}='{value}'.*{words}"):
+        read_rank_environment()
+
+
+def test_fault_without_a_hook_is_named() -> None:
+    with pytest.raises(EnvironmentUnusable, match="has no `hook`; expected `module:function`"):
+        load_hook(None, FAULT, print)  # type: ignore[arg-type]

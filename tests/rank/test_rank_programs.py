@@ -69,7 +69,7 @@ def check_healthy_run(run: Run, ranks: int, twin: bool = False) -> None:
         assert all(proof["samples"] == proof["samples_per_rank"] for proof in proofs)
         if ranks > 1:
             replicas = run.only("replicas", rank)
-            assert replicas["equal"] and replicas["compared"] == (30 if twin else 3)
+            assert replicas["equal"] and replicas["compared"] == (30 if twin else 4)
         own = run.only("own_steps", rank)
         assert set(own["parts"]) == {"forward", "backward", "optimizer"} and own["parameters"] > 0
         assert len(own["seconds"]) == len(own["cpu_seconds"]) == 10 and min(own["seconds"]) > 0

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_clustersmoke.rank import watches
 from pytest_clustersmoke.rank.rank_environment import RankMisuse
-from pytest_clustersmoke.rank.watches import GradientWatch
+from pytest_clustersmoke.rank.watches import GradientWatch, ReplicaWatch
 
 
 def watched(factors: list[list[float]]) -> dict[str, Any]:
@@ -78,3 +78,27 @@ def test_model_without_trained_parameters_is_an_error() -> None:
 
     with pytest.raises(RankMisuse, match="nothing to watch"):
         GradientWatch([], 3, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("count", "compared"), [(1, [1]), (8, [1, 8]), (10, [1, 10]), (25, [1, 10, 20, 25])]
+)
+def test_parameters_are_compared_at_the_first_step_too(count: int, compared: list[int]) -> None:
+    """Ranks that come apart before the tenth step were known to be equal once."""
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    watch = ReplicaWatch(model.named_parameters(), count, 2, torch.device("cpu"))
+    for step in range(1, count + 1):
+        watch.step_done(step)
+    assert list(watch.rows().steps) == compared
+
+
+def test_twin_run_keeps_a_row_for_each_step() -> None:
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    watch = ReplicaWatch(model.named_parameters(), 12, 1, torch.device("cpu"), keeps=True)
+    for step in range(1, 13):
+        watch.step_done(step)
+    assert list(watch.rows().steps) == list(range(1, 13))

@@ -70,6 +70,18 @@ def test_phase_that_lacks_something_required_is_not_measured() -> None:
     assert (verdict.words, verdict.tone) == ("not measured (gradients)", "warn")
 
 
+PROVEN = {"seed": "abc", "drawn": [1, 6, 10], "proven": 3, "seconds": 0.5, "share": 0.0125}
+
+
+def test_terminal_and_page_say_which_steps_were_proven() -> None:
+    """With the time that it took; a phase without a proof has no such line."""
+    record = records.run(records.phase(proven_steps=PROVEN), records.phase("other"))
+    words = "3 steps proven (1, 6, 10) in 0.5 s, 1 % of the training"
+    name = record["phases"][0]["phase"]
+    assert [line for line in printed(record) if " proven (" in line] == [f"{name}: {words}"]
+    assert page(record).count(f"{words}. They are in no rate.") == 1
+
+
 def test_rate_is_compared_with_the_past() -> None:
     """The phase's rate, else its steps; without a past there is nothing to compare with."""
     rates = {name: records.metric(75.0) for name in ("steps_per_s", "samples_per_s")}

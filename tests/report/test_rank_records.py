@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
-from pytest_clustersmoke.report.phase_table import describe_trace
+from pytest_clustersmoke.report.phase_table import describe_proofs, describe_trace
 from pytest_clustersmoke.report.rank_records import (
     MAX_LOSSES,
     mean_losses,
+    proven_steps_record,
     rank_records,
     trace_records,
 )
@@ -129,3 +130,42 @@ def test_only_ranks_that_were_to_be_traced_have_a_trace(tmp_path: Path) -> None:
     (record,) = trace_records(to_trace(tmp_path, [1], count=2).result())
     assert record.rank == 1 and record.reason.startswith("it recorded none: ")
     assert trace_records(to_trace(tmp_path / "other", 0).result()) == []
+
+
+def prove(evidence: Evidence, *steps: int, **fields: Any) -> None:
+    for step in steps:
+        evidence.each("proof", **{"step": step, "seconds": 0.5, **fields})
+
+
+def test_proven_steps_and_their_time_are_recorded(tmp_path: Path) -> None:
+    """The seed and the steps drawn with it, how many were proven, and the slowest rank's time."""
+    evidence = Evidence(tmp_path, ranks_per_node=2).started()
+    assert proven_steps_record(evidence.result()) is None
+    evidence.each("proof_plan", seed="abc", steps=[1, 6, 10])
+    prove(evidence, 1, 6, 10)
+    record = proven_steps_record(evidence.result())
+    assert record is not None and record.share is None
+    assert describe_proofs(record) == "3 steps proven (1, 6, 10) in 1.5 s"
+    evidence.rank(1, ("stage", {"name": "train", "state": "end", "seconds": 15.0}))
+    record = proven_steps_record(evidence.result())
+    assert record is not None
+    assert (record.seed, record.drawn, record.proven, record.seconds) == ("abc", [1, 6, 10], 3, 1.5)
+    assert describe_proofs(record) == "3 steps proven (1, 6, 10) in 1.5 s, 10 % of the training"
+
+
+def test_steps_that_were_not_proven_do_not_count(tmp_path: Path) -> None:
+    """One that could not be repeated, and one that a rank left out."""
+    evidence = Evidence(tmp_path, ranks_per_node=2).started()
+    evidence.each("proof_plan", seed="abc", steps=[1, 6, 10])
+    prove(evidence, 1)
+    prove(evidence, 6, not_measured="reentrant checkpointing cannot be replayed")
+    evidence.rank(0, ("proof", {"step": 10, "seconds": "long"}))
+    record = proven_steps_record(evidence.result())
+    assert record is not None
+    assert describe_proofs(record) == "1 of 3 steps proven (1, 6, 10) in 1 s"
+
+
+def test_hostile_plan_of_proofs_is_recorded_as_empty(tmp_path: Path) -> None:
+    evidence = Evidence(tmp_path).started().each("proof_plan", seed=3, steps="all")
+    record = proven_steps_record(evidence.result())
+    assert record is not None and (record.seed, record.drawn, record.proven) == ("", [], 0)

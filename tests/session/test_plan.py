@@ -48,6 +48,7 @@ def test_plan_of_a_local_phase(suite: Suite) -> None:
         "--- environment of the node",
         f"{suite.marker}=1    # cluster.yaml:*",
         "CLUSTERSMOKE_NODE_NAME=local$NODE_RANK    # the launcher",
+        "CUBLAS_WORKSPACE_CONFIG=:4096:8    # the launcher, unless already set",
         "--- torchrun line, on each node",
         "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 1 *",
         f"--redirects 3 {TRAIN} --steps 4",

@@ -439,7 +439,7 @@ def change(name, **changed):
             "    self.bias.data.fill_(0.1 * program.dist.get_rank())\n"
             "megatron_model.Norm.__init__ = otherwise",
             "test_replicas_stay_equal",
-            "ranks 0-1 differ in the parameters from step 10 on (not known to be equal before); "
+            "ranks 0-1 differ in the parameters from step 1 on (not known to be equal before); "
             "the first parameter that differs is decoder.layers.0.input_layernorm.bias",
             id="norms_initialised_otherwise",
         ),

@@ -48,10 +48,17 @@ def make_phase(profile: Profile, name: str = "small", settings: Any = (), **mark
 class Evidence:
     """The directory of one phase, filled piece by piece."""
 
-    def __init__(self, folder: Path, nodes: int = 1, ranks_per_node: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int = 1,
+        ranks_per_node: int = 1,
+        args: Mapping[str, Any] | None = None,
+    ) -> None:
         self.dir = PhaseDir(folder / "small")
         self.nodes, self.per_node = nodes, ranks_per_node
-        spec = {"phase": "small", "nodes": nodes, "ranks_per_node": ranks_per_node, "args": {}}
+        sizes = {"nodes": nodes, "ranks_per_node": ranks_per_node}
+        spec = {"phase": "small", **sizes, "args": dict(args or {})}
         write_json(self.dir.spec, spec)
 
     @property

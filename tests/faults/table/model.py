@@ -13,6 +13,15 @@ SMALL: Mapping[str, Any] = {
     "steps": 8,
     "learning_rate": 0.01,
 }
+SMALL_LORA: Mapping[str, Any] = {
+    "model": "tiny",
+    "dataset": "shipped",
+    "subset_size": 64,
+    "seq_len": 64,
+    "learning_rate": 0.005,
+    "max_steps": 4,
+    "micro_batch": 1,
+}
 # The limit for a step; a step of these sizes takes milliseconds.
 STEP_LIMIT_S = 4
 # A hang is reported within its stage's limit plus 15 s.

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from tests.faults.table.model import FALLS, REFERENCES, RELOAD, SMALL, Fault
+from tests.faults.table.model import FALLS, REFERENCES, RELOAD, SMALL, SMALL_LORA, Fault
 from tests.faults.table.programs import SMALL_ZERO
 from tests.support.harness import SMOKE_TESTS
 
 HEALTHY = str(SMOKE_TESTS / "train_mlp.py")
-SMALL_LORA = {
-    "model": "tiny",
-    "dataset": "shipped",
-    "subset_size": 64,
-    "seq_len": 64,
-    "learning_rate": 0.005,
-    "max_steps": 4,
-    "micro_batch": 1,
-}
 
 
 def _zero(fault: str, signature: str, slow: bool = True) -> Fault:

@@ -1,0 +1,214 @@
+"""Judges what the ranks trained on: their own data, of the stated size, in the declared precision.
+
+Each proven step recorded what the model got and computed in. What a program states of it, and what
+the rates are computed from, is compared with that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from ..evidence.metric import Unmeasured, fail
+from ..evidence.phase_result import PhaseResult
+from ..evidence.telemetry import parse_finite, parse_int, parse_numbers, parse_texts
+from ..text import ranges
+from .training_proofs import NO_PROOF, list_proofs, require_all_ranks
+
+# Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
+FEWEST_LOCAL_LOSSES = 5
+SAME_LOSS = 1e-6
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def check_data(phase: PhaseResult) -> None:
+    """Fail if all ranks had the same loss, before any averaging, at every recorded step, or got the
+    same batch at every proven step: under dropout losses differ nevertheless.
+
+    Ranks that train on the same data need no reduction to stay in sync, so no gradient shows that
+    theirs works; and the job trains on one rank's share.
+    """
+    __tracebackhide__ = True
+    if phase.world_size < 2:
+        pytest.skip("there is no other rank to compare with")
+    records = phase.events("losses")
+    losses = {rank: parse_numbers(event.get("local_first")) for rank, event in records.items()}
+    steps = min(map(len, losses.values()), default=0)
+    complete = len(losses) == phase.world_size
+    models = _group_models(records)
+    if shared := [ranks for ranks in models if len(ranks) > 1]:
+        _check_shared_batches(phase, shared)
+    if complete and len(models) < 2:
+        pytest.skip("the model is split over all ranks, which share each batch")
+    own = [losses[ranks[0]] for ranks in models]
+    if complete and not all(_alike(step) for step in zip(*own, strict=False)):
+        _check_own_batches(phase, models)
+        return
+    if not complete or steps < FEWEST_LOCAL_LOSSES:
+        raise Unmeasured(
+            "data",
+            f"not every rank recorded a loss of its own in {FEWEST_LOCAL_LOSSES} steps or more; "
+            "step.record(loss=...) needs the rank's own",
+        )
+    fail(
+        f"the data is not sharded: the local losses of all {phase.world_size} ranks are "
+        f"identical in each of {steps} steps; expected a different share of the data on "
+        "each rank (DistributedSampler, or a seed that depends on rank.rank), and in "
+        "step.record the rank's own loss, not an average over the ranks"
+    )
+
+
+def _group_models(records: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
+    """The ranks that hold the parts of one model, and share its batches: each rank alone, unless
+    the model is split over ranks."""
+    models: dict[tuple[bool, int], list[int]] = defaultdict(list)
+    for rank, record in records.items():
+        replica = parse_int(record.get("replica"))
+        models[replica is None, rank if replica is None else replica].append(rank)
+    return list(models.values())
+
+
+def _check_shared_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -> None:
+    """Fail if ranks that hold parts of one model saw different batches. Their losses cannot show
+    it, since each is computed by all of them."""
+    __tracebackhide__ = True
+    proofs = list_proofs(phase)
+    if not proofs:
+        raise Unmeasured("data", NO_PROOF)
+    for step, records in proofs.items():
+        require_all_ranks(phase, records, f"the proof of step {step}")
+        for ranks in models:
+            batches = {parse_int(records[rank].get("batch")) for rank in ranks}
+            if batches == {None}:
+                raise Unmeasured("data", "no argument of the model is a tensor to compare")
+            if len(batches) > 1:
+                fail(
+                    f"ranks {ranges(ranks)} hold the parts of one model, but saw different batches "
+                    f"at step {step}; expected the same: draw data by the data parallel rank, and "
+                    "not by rank.rank"
+                )
+
+
+def _check_own_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -> None:
+    """Fail if the models of all replicas got the same batch at every proven step. Only where all
+    that they got could be compared."""
+    __tracebackhide__ = True
+    proofs = list_proofs(phase)
+    for records in proofs.values():
+        own = [records.get(ranks[0], {}) for ranks in models]
+        batches = {parse_int(record.get("batch")) for record in own}
+        whole = all(record.get("batch_is_whole") is True for record in own)
+        if len(batches) > 1 or None in batches or not whole:
+            return
+    if proofs:
+        fail(
+            f"the data is not sharded: all {len(models)} models got identical batches at each "
+            f"proven step ({ranges(proofs)}), although their losses differ (dropout?); expected a "
+            "different share of the data on each rank (DistributedSampler, or a seed that depends "
+            "on rank.rank)"
+        )
+
+
+def _alike(losses: Sequence[float]) -> bool:
+    """Whether the ranks' losses of a step differ by no more than the rounding of their devices."""
+    if not all(map(math.isfinite, losses)):
+        return False
+    return max(losses) - min(losses) <= SAME_LOSS * max(map(abs, losses))
+
+
+def check_precision(phase: PhaseResult) -> None:
+    """Fail unless every linear layer computed in the precision that the proof names, and the
+    phase's arguments, if they name one. Adapters may compute in fp32, as peft keeps them."""
+    __tracebackhide__ = True
+    records = [(rank, r) for ranks in list_proofs(phase).values() for rank, r in ranks.items()]
+    if not records:
+        raise Unmeasured("precision", NO_PROOF)
+    for rank, record in records:
+        dtypes = record.get("dtypes")
+        if not isinstance(dtypes, dict) or not dtypes:
+            raise Unmeasured("precision", "the model has no linear layer")
+        where = f"{phase.ranks[rank]} at step {record.get('step')}"
+        gradients = record.get("gradients")
+        named = gradients.get("precision") if isinstance(gradients, dict) else None
+        expected = DTYPES.get(str(named), str(named))
+        others = {name: layers for name, layers in dtypes.items() if name != expected}
+        if others:
+            fail(
+                f"linear layers computed in {_describe_layers(others)} on {where}; expected "
+                f"{expected}, since the program says precision={named!r}. Train in it, or hand "
+                "Proof the precision that the model computes in"
+            )
+        strange = set(parse_texts(record.get("adapter_dtypes"))) - {expected, DTYPES["fp32"]}
+        if strange:
+            fail(
+                f"the adapters computed in {', '.join(sorted(strange))} on {where}; expected "
+                f"{expected} or float32, since the program says precision={named!r}"
+            )
+        _compare_with_argument(phase.args.get("precision"), named, where)
+
+
+def _compare_with_argument(asked: Any, named: Any, where: str) -> None:
+    """Fail if the phase asked for another precision; words that name none are not compared."""
+    __tracebackhide__ = True
+    dtypes = {**DTYPES, **{dtype: dtype for dtype in DTYPES.values()}}
+    expected = dtypes.get(str(asked))
+    if expected is not None and expected != dtypes.get(str(named)):
+        fail(
+            f"the phase's argument is precision={asked!r}, but the program says precision="
+            f"{named!r} on {where}, and its layers computed in that; expected {expected}. The "
+            "program must train in the precision that it is given"
+        )
+
+
+def _describe_layers(dtypes: Mapping[str, Any]) -> str:
+    """Each type, and the layers that computed in it."""
+    return " and ".join(
+        f"{dtype} ({', '.join(parse_texts(layers)) or 'unknown layers'})"
+        for dtype, layers in dtypes.items()
+    )
+
+
+def check_samples(phase: PhaseResult) -> None:
+    """Fail if the model saw another number of samples, or fewer tokens, in a step than the
+    throughput counts."""
+    __tracebackhide__ = True
+    records = [(rank, r) for ranks in list_proofs(phase).values() for rank, r in ranks.items()]
+    if not records:
+        raise Unmeasured("samples", NO_PROOF)
+    is_shown = any(record.get("samples") is not None for _, record in records)
+    for rank, record in records:
+        if is_shown and record.get("samples") != record.get("samples_per_rank"):
+            fail(
+                f"the model saw {record.get('samples')} samples on {phase.ranks[rank]} at step "
+                f"{record.get('step')}, but rank.steps got samples_per_rank="
+                f"{record.get('samples_per_rank')}, from which the throughput is computed"
+            )
+    _check_tokens(phase)
+    if not is_shown:
+        raise Unmeasured("samples", "no argument of the model shows the size of a batch")
+
+
+def _check_tokens(phase: PhaseResult) -> None:
+    """Fail if the throughput counts more tokens in a step than the model saw, padding included, in
+    any proven step of a rank: the batches of a program that does not pad differ in size."""
+    __tracebackhide__ = True
+    proofs = list_proofs(phase)
+    for rank in phase.ranks:
+        records = [r for of_step in proofs.values() for r in filter(None, [of_step.get(rank.rank)])]
+        stated = [r["tokens_per_rank"] for r in records if r.get("tokens_per_rank") is not None]
+        seen = [count for r in records if (count := parse_finite(r.get("tokens"))) is not None]
+        if stated and not seen:
+            raise Unmeasured("samples", "no argument of the model is a tensor of integers (tokens)")
+        most = max(seen, default=0)
+        for tokens in stated:
+            number = parse_finite(tokens)
+            if number is None or number > most:
+                fail(
+                    f"the model saw at most {most:g} tokens in a step on {rank}, padding included, "
+                    f"but rank.steps got tokens_per_rank={tokens}, from which the throughput is "
+                    "computed; expected the number of tokens that one rank trains on in one step"
+                )

@@ -1,0 +1,246 @@
+"""What the ranks trained on: shares of the data, samples and tokens, and the precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.workload import check_data, check_precision, check_samples
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from tests.support.evidence import Evidence
+
+PROOF = {
+    "step": 1,
+    "dtypes": {"float32": ["0", "2"]},
+    "adapter_dtypes": [],
+    "samples": 32,
+    "samples_per_rank": 32,
+    "gradients": {"precision": "fp32"},
+}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Evidence:
+    """A job of one node and two ranks that is done."""
+    return Evidence(tmp_path, 1, 2).done()
+
+
+def test_same_data_on_every_rank_is_not_sharded(pair: Evidence) -> None:
+    """Local losses that are identical in every step, up to rounding, fail; a loss of another rank's
+    own in any step is enough to pass, however few the steps are."""
+    same = [0.5, 0.4, 0.3, 0.2, 0.1]
+    pair.rank(0, ("losses", {"mean": same, "local_first": same}))
+    pair.rank(1, ("losses", {"mean": same, "local_first": [loss * (1 + 1e-8) for loss in same]}))
+    with pytest.raises(AssertionError, match="the data is not sharded: the local losses of all 2"):
+        check_data(pair.result())
+    pair.rank(1, ("losses", {"mean": same, "local_first": [*same[:4], 0.11]}))
+    check_data(pair.result())
+    pair.rank(0, ("losses", {"mean": [0.5], "local_first": [0.5]}))
+    pair.rank(1, ("losses", {"mean": [0.5], "local_first": [0.6]}))
+    check_data(pair.result())
+
+
+SHARED = [0.5, 0.4, 0.3, 0.2, 0.1]
+
+
+def share_model(pair: Evidence, *batches: Any) -> None:
+    """Both ranks hold parts of one model, and saw these batches at a proven step."""
+    pair.each("losses", mean=SHARED, local_first=SHARED, replica=0)
+    for rank, batch in enumerate(batches):
+        pair.rank(rank, ("proof", {**PROOF, "batch": batch}))
+
+
+def test_ranks_of_one_model_share_their_batches(pair: Evidence) -> None:
+    """Their losses are equal, as each is computed by both: the batches themselves are compared."""
+    share_model(pair, 7, 7)
+    with pytest.raises(pytest.skip.Exception, match="the model is split over all ranks"):
+        check_data(pair.result())
+
+
+@pytest.mark.parametrize(
+    ("batches", "whole", "red"),
+    [
+        ((7, 7), True, True),
+        ((7, 8), True, False),
+        ((None, None), True, False),
+        (("7", "7"), True, False),
+        ((7, 7), False, False),  # the data may be in what was not compared
+        ((7, 7), None, False),
+        ((7, 7), "yes", False),
+    ],
+)
+def test_same_batch_on_every_rank_is_not_sharded(
+    pair: Evidence, batches: tuple[Any, Any], whole: Any, red: bool
+) -> None:
+    """Although dropout makes the losses differ; one proven step with batches of their own is
+    enough to pass."""
+    for rank, batch in enumerate(batches):
+        pair.rank(rank, ("losses", {"local_first": [0.5, 0.4 + rank]}))
+        for step in (1, 4):
+            record = {**PROOF, "step": step, "batch": batch, "batch_is_whole": whole}
+            pair.rank(rank, ("proof", record))
+    if red:
+        words = r"all 2 models got identical batches at each proven step \(1, 4\), although"
+        with pytest.raises(AssertionError, match=words):
+            check_data(pair.result())
+    for rank in range(2):
+        record = {**PROOF, "step": 9, "batch": rank, "batch_is_whole": True}
+        pair.rank(rank, ("proof", record))
+    check_data(pair.result())
+
+
+def test_models_that_got_no_tensor_are_unmeasured(pair: Evidence) -> None:
+    share_model(pair, None, None)
+    with pytest.raises(Unmeasured, match="no argument of the model is a tensor to compare"):
+        check_data(pair.result())
+
+
+@pytest.mark.parametrize("other", [8, None, "7", True])
+def test_ranks_of_one_model_with_different_batches_fail(pair: Evidence, other: Any) -> None:
+    """Also if a rank does not say which batch it saw."""
+    share_model(pair, 7, other)
+    with pytest.raises(AssertionError, match="ranks 0-1 hold the parts of one model, but saw diff"):
+        check_data(pair.result())
+
+
+def test_ranks_of_one_model_without_a_proof_are_unmeasured(pair: Evidence) -> None:
+    share_model(pair)
+    with pytest.raises(Unmeasured, match=r"gave rank\.steps no `proof`"):
+        check_data(pair.result())
+
+
+@pytest.mark.parametrize("local", [None, [0.5] * 4, {}])
+def test_local_losses_that_show_nothing_are_unmeasured(pair: Evidence, local: Any) -> None:
+    """Losses that are missing or too few do not show whether the data is sharded."""
+    pair.each("losses", mean=[0.5] * 5, local_first=local)
+    with pytest.raises(Unmeasured, match="not every rank recorded a loss of its own in 5 steps"):
+        check_data(pair.result())
+
+
+def test_batch_of_another_size_than_counted_fails(pair: Evidence) -> None:
+    """Samples per rank that are not those of the model's batch make the throughput untrue."""
+    pair.each("proof", **PROOF)
+    check_samples(pair.result())
+    pair.each("proof", **{**PROOF, "step": 2, "samples_per_rank": 320})
+    with pytest.raises(
+        AssertionError, match=r"the model saw 32 samples on rank 0 .* at step 2, but"
+    ):
+        check_samples(pair.result())
+    unknown = {**PROOF, "samples": None}
+    other = Evidence(pair.dir.root.parent.parent / "other", 1, 2).done().each("proof", **unknown)
+    with pytest.raises(Unmeasured, match="no argument of the model shows the size of a batch"):
+        check_samples(other.result())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"tokens_per_rank": None, "tokens": None}, ""),
+        ({"tokens_per_rank": 900}, ""),  # a program may leave padding out
+        (
+            {"tokens_per_rank": 10240},
+            r"saw at most 1024 tokens in a step on rank 0 \(n0\), .* tokens_per_rank=10240",
+        ),
+        ({"tokens_per_rank": float("nan")}, "tokens_per_rank=nan"),
+        ({"tokens_per_rank": "many"}, "tokens_per_rank=many"),
+    ],
+)
+def test_more_tokens_than_the_model_saw_fail(
+    pair: Evidence, change: dict[str, Any], words: str
+) -> None:
+    """Tokens per rank that the model never got in a proven step make the throughput untrue."""
+    counted = {**PROOF, "tokens": 1024, "tokens_per_rank": 1024, **change}
+    pair.each("proof", **counted)
+    pair.each("proof", **{**counted, "step": 2, "tokens": counted["tokens"] and 8})
+    if not words:
+        check_samples(pair.result())
+        return
+    with pytest.raises(AssertionError, match=words):
+        check_samples(pair.result())
+
+
+def test_tokens_that_no_argument_shows_are_unmeasured(pair: Evidence) -> None:
+    """What a program states is not taken as given."""
+    pair.each("proof", **{**PROOF, "tokens": None, "tokens_per_rank": 1024})
+    with pytest.raises(Unmeasured, match="no argument of the model is a tensor of integers"):
+        check_samples(pair.result())
+
+
+BOTH = {"bfloat16": ["0", "1"], "float32": ["2"]}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtypes", "words"),
+    [
+        ("bf16", {"float32": ["0"]}, r"layers computed in float32 \(0\) on rank 0 .* expected bf"),
+        ("fp32", {"bfloat16": ["0"]}, r"computed in bfloat16 \(0\) on rank 0 .* expected float32"),
+        (
+            "bf16",
+            BOTH,
+            r"computed in float32 \(2\) on rank 0 .* expected bfloat16, since the program",
+        ),
+        ("fp32", BOTH, r"computed in bfloat16 \(0, 1\) on rank 0"),
+        ("bf16", {"bfloat16": ["0"]}, ""),
+        ("fp32", {"float32": ["0"]}, ""),
+    ],
+)
+def test_other_precision_than_declared_fails(
+    pair: Evidence, precision: str, dtypes: dict[str, list[str]], words: str
+) -> None:
+    """Every linear layer computes in it; those that do not are named."""
+    gradients = {"precision": precision}
+    pair.each("proof", **{**PROOF, "dtypes": dtypes, "gradients": gradients})
+    if not words:
+        check_precision(pair.result())
+        return
+    with pytest.raises(AssertionError, match=words):
+        check_precision(pair.result())
+
+
+@pytest.mark.parametrize(
+    ("precision", "adapters", "red"),
+    [
+        ("bf16", ["float32"], False),
+        ("bf16", ["bfloat16"], False),
+        ("bf16", ["float16"], True),
+        ("fp32", ["bfloat16"], True),
+    ],
+)
+def test_adapters_may_compute_in_fp32(
+    pair: Evidence, precision: str, adapters: list[str], red: bool
+) -> None:
+    """peft keeps them in fp32 over a base of 16 bits."""
+    base = {"fp32": "float32", "bf16": "bfloat16"}[precision]
+    record = {**PROOF, "dtypes": {base: ["base"]}, "adapter_dtypes": adapters}
+    pair.each("proof", **{**record, "gradients": {"precision": precision}})
+    if not red:
+        check_precision(pair.result())
+        return
+    with pytest.raises(AssertionError, match=rf"the adapters computed in {adapters[0]} on rank 0"):
+        check_precision(pair.result())
+
+
+@pytest.mark.parametrize("dtypes", [None, {}, [], "x", 3])
+def test_model_without_linear_layers_is_unmeasured(pair: Evidence, dtypes: Any) -> None:
+    pair.each("proof", **{**PROOF, "dtypes": dtypes})
+    with pytest.raises(Unmeasured, match="the model has no linear layer"):
+        check_precision(pair.result())
+
+
+@pytest.mark.parametrize("asked", ["bf16", "bfloat16"])
+def test_program_that_ignores_the_precision_asked_for_fails(tmp_path: Path, asked: str) -> None:
+    """It says truly what it computes in; the phase's argument is another."""
+    ignored = Evidence(tmp_path, 1, 2, args={"precision": asked}).done().each("proof", **PROOF)
+    words = f"the phase's argument is precision={asked!r}, but the program says precision='fp32'"
+    with pytest.raises(AssertionError, match=words):
+        check_precision(ignored.result())
+
+
+@pytest.mark.parametrize("asked", ["fp32", "float32", "auto", 16, None])
+def test_precision_as_asked_for_passes(tmp_path: Path, asked: Any) -> None:
+    """Words that name no type are not compared."""
+    as_asked = Evidence(tmp_path, 1, 2, args={"precision": asked}).done().each("proof", **PROOF)
+    check_precision(as_asked.result())
