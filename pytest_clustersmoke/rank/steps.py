@@ -168,7 +168,7 @@ class StepLog:
                 f"{plural(log.recorded, 'step')} recorded in the second pass; expected {self.count}"
             )
         watch.close()
-        fields = twin.compare(self._watch, watch, log.mark)
+        fields = twin.compare(self._watch, log)
         seconds = time.perf_counter() - began
         self._events.event("twin", **fields, seconds=seconds)
         self._events.event("stage", name="twin", state="end", seconds=seconds)

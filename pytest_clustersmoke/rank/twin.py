@@ -123,12 +123,11 @@ class Twin:
         assert self._snapshot is not None
         self._snapshot.restore()
 
-    def compare(
-        self, timed: PassWatch, again: PassWatch, progress: Callable[[], None]
-    ) -> dict[str, Any]:
+    def compare(self, timed: PassWatch, log: TwinLog) -> dict[str, Any]:
         """The fields of the `twin` event: how many steps were compared of each kind of number, and
-        for each kind that differs the first step (from 1) and the name of the number."""
-        first = self.first or 0
+        for each kind that differs the first step (from 1) and the name of the number. `log` is that
+        of the second pass."""
+        first, again = self.first or 0, log._watch
         left, right = timed.rows(first), again.rows(first)
         found = {kind: _find_difference(rows, right[kind]) for kind, rows in left.items()}
         differing = {kind: place for kind, place in found.items() if place is not None}
@@ -140,7 +139,7 @@ class Twin:
             "rate_differs_at": min(
                 (s for s in rates[1] if rates[0].get(s) != rates[1][s]), default=None
             ),
-            "nondeterministic": self._find_kernels(len(timed.losses), bool(differing), progress),
+            "nondeterministic": self._find_kernels(len(timed.losses), bool(differing), log._mark),
         }
 
     def _find_kernels(self, count: int, differs: bool, progress: Callable[[], None]) -> list[str]:
@@ -192,9 +191,9 @@ class TwinLog:
     def record(self, loss: Any = None) -> None:
         self.recorded += 1
         self._watch.step_done(self.recorded, loss)
-        self.mark()
+        self._mark()
 
-    def mark(self) -> None:
+    def _mark(self) -> None:
         """Mark progress, also between two steps."""
         now = time.perf_counter()
         if now - self._marked_at >= MARK_EVERY_S:
