@@ -11,10 +11,11 @@
 #                   how often a rank that computes wrongly is named, which slow ranks would be,
 #                   false alarms and power of the history check (simulated)
 # make faults       stages every fault and writes the results to docs/reference/staged-faults.md
-# make soak         on the lab, all phases 20 times, and eight ranks of which one is slow; goes on
-#                   where it stopped. BACKEND=local or ssh: all phases on this machine, or on
-#                   hosts without a scheduler. SOAK_STATE=DIR: keep what has passed there, so that
-#                   another clone of the same commit can go on
+# make soak         on the lab, all phases 20 times, and eight ranks of which one is slow; on this
+#                   machine, ten jobs for each way in which a rank computes wrongly; goes on where
+#                   it stopped. BACKEND=local or ssh: all phases on this machine, or on hosts
+#                   without a scheduler. SOAK_STATE=DIR: keep what has passed there, so that another
+#                   clone of the same commit can go on
 # TORCH=cuda        with any target: the newest torch instead of the one in constraints-cpu.txt
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu   with any target: torch's CPU build
 

@@ -1,12 +1,13 @@
 """How often proven steps, or a twin run, find a rank that computes wrongly, and name it.
 
 Trains one of the suite's programs again and again, at sizes of a second. In each trial one rank's
-matrix products go wrong from a random step on, each with a given probability; nothing else is
-touched. With `--proof twin` one product of step 10 goes wrong as well, or one bit of a weight, of a
-moment or of ZeRO's master weights is flipped, all in the first of the two passes or from there on.
-Counts the trials that corruption really hit, those found, and those in which exactly that rank was
-named; and clean trials in which anything was found. "Expected" is the chance that any of the
-products in proven steps goes wrong, in the loop or in its repetition. With three ranks or more,
+matrix products go wrong from a random step on, each with a given probability; or one product of
+step 10 does; or one bit of a weight, of a moment or of ZeRO's master weights is flipped before a
+random step. Nothing else is touched; with `--proof twin` a bit is flipped in the first of the two
+passes. Counts the trials that corruption really hit, those found, and those in which exactly that
+rank was named, judged as the suite's criteria judge; and clean trials in which anything was found.
+"Expected" is the chance that any of the products that are compared goes wrong, 1 - (1 - p)^(2nk):
+n products in each of k proven steps, in the loop and in its repetition. With three ranks or more,
 another kind of trial makes one rank's products wrong in the same way each time, which only the
 other ranks can see.
 
@@ -34,7 +35,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.trained_programs import PROGRAMS
 from pytest_clustersmoke.criteria.outvoted_ranks import Vote, find_outvoted, read_vote
-from pytest_clustersmoke.criteria.twin_run import find_first, find_guilty
+from pytest_clustersmoke.criteria.training_proofs import Proofs, find_disagreements
+from pytest_clustersmoke.criteria.twin_run import find_divergence
 from pytest_clustersmoke.rank import Proof, Rank
 from pytest_clustersmoke.rank.own_step import OwnStep
 from pytest_clustersmoke.rank.proof import find_optimizer
@@ -144,6 +146,9 @@ class Recorder:
     def event(self, name: str, /, **fields: Any) -> None:
         self.events.append((name, fields))
 
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [fields for each, fields in self.events if each == name]
+
 
 class Trials:
     """Trainings of one program, with or without a fault."""
@@ -152,6 +157,7 @@ class Trials:
         self.rank = rank
         self.program = program
         _, self._train, self.steps = PROGRAMS[program]
+        self.products = self._count_products()
 
     def train(self, seed: int, fault: Corruption | Flip | None, begins: int) -> Recorder:
         recorder = Recorder()
@@ -173,52 +179,90 @@ class Trials:
                 fault.active = was_active
 
         OwnStep.measure = measure  # type: ignore[method-assign, assignment]
-        self._train(self.rank, seed, strike)
+        with fault if isinstance(fault, Corruption) else nullcontext():
+            self._train(self.rank, seed, strike)
         return recorder
 
+    def _count_products(self) -> int:
+        """The matrix products of one pass, in a step that is not proven."""
+        harmless = Corruption("mixed", 0.0, "")
+        self.train(0, harmless, 0)
+        return min(harmless.calls.values())
 
-def find(recorder: Recorder) -> tuple[bool, bool, bool]:
-    """Whether this rank disagreed with itself, whether anything was found, and whether a loss or a
-    gradient was not finite."""
-    proofs = [fields for name, fields in recorder.events if name == "proof"]
-    own = any(fields["differing_count"] for fields in proofs)
-    replicas = [fields for name, fields in recorder.events if name == "replicas"]
-    apart = any(not fields["equal"] for fields in replicas)
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What goes wrong: each product with probability `share`, or what `make(seed)` makes. `at` is
+    the only step (from 0); otherwise a step is drawn, of which it goes on."""
+
+    name: str
+    share: float
+    make: Callable[[str], Corruption | Flip]
+    at: int | None = None
+
+    @classmethod
+    def of_products(cls, name: str, share: float) -> Kind:
+        return cls(name, share, partial(Corruption, name, share))
+
+    def draw_step(self, draw: random.Random, steps: int) -> int:
+        if self.at is not None:
+            return self.at
+        # A moment is there after the first step.
+        return draw.randrange(0 if self.share else 1, steps)
+
+
+def list_single(program: str) -> list[Kind]:
+    """What goes wrong once: a product, or a bit of the state."""
+    states = ("weight", "moment", *(["master"] if program == "zero" else []))
+    once = Kind("once", 1.0, partial(Corruption, "mixed", 1.0, most=1), at=9)
+    return [once, *(Kind(f"bit of a {state}", 0.0, partial(Flip, state)) for state in states)]
+
+
+def read_proofs(rank: Rank, recorder: Recorder) -> Proofs:
+    """step -> rank -> its `proof` event."""
+    everyone = gather(rank, {fields["step"]: fields for fields in recorder.named("proof")})
+    return {step: {at: own[step] for at, own in enumerate(everyone)} for step in everyone[0]}
+
+
+def judge(rank: Rank, recorder: Recorder) -> tuple[bool, list[int]]:
+    """Whether the criteria find anything, and the ranks that those of the repeated steps and of the
+    twin run name."""
+    proofs = read_proofs(rank, recorder)
+    first, kernels = find_disagreements(proofs, rank.world_size)
+    names = [] if kernels else sorted(first)
+    found = bool(names) or any(gather(rank, differs_from_others(recorder)))
+    twins = gather(rank, next(iter(recorder.named("twin")), None))
+    if twins[0] is not None:
+        divergence = find_divergence(dict(enumerate(twins)), rank.world_size, proofs)
+        if divergence is not None and not divergence.reason:
+            found = True
+            names = sorted({*names, *(() if divergence.at_once else divergence.ranks)})
+    return found, names
+
+
+def differs_from_others(recorder: Recorder) -> bool:
+    """Whether this rank's parameters, gradients or passes are not those of the others."""
+    proofs = recorder.named("proof")
+    apart = any(not fields["equal"] for fields in recorder.named("replicas"))
     unsynced = any(not fields["gradients"]["synced"] for fields in proofs)
-    crossed = any(fields.get("cross", {}).get("differing_count") for fields in proofs)
-    watch = next(fields for name, fields in recorder.events if name == "gradient_watch")
-    losses = next(fields for name, fields in recorder.events if name == "losses")
-    finite = watch["not_finite_at"] is None and losses["local_finite"]
-    return own, own or apart or unsynced or crossed, not finite
+    return apart or unsynced or any(f.get("cross", {}).get("differing_count") for f in proofs)
 
 
-def proven_steps(recorder: Recorder) -> list[int]:
-    """From 0."""
-    return [fields["step"] - 1 for name, fields in recorder.events if name == "proof"]
+def is_finite(recorder: Recorder) -> bool:
+    """Whether all losses and gradients are."""
+    (watch,), (losses,) = recorder.named("gradient_watch"), recorder.named("losses")
+    return watch["not_finite_at"] is None and bool(losses["local_finite"])
 
 
 def read_votes(rank: Rank, recorder: Recorder) -> list[Vote]:
     """The votes on the passes of all ranks."""
-    proofs = [fields for name, fields in recorder.events if name == "proof"]
-    everyone = gather(
-        rank, [(fields["step"], fields["cross"]) for fields in proofs if "cross" in fields]
-    )
     votes = [
-        read_vote(rank.world_size, owner, step, cross)
-        for owner, records in enumerate(everyone)
-        for step, cross in records
+        read_vote(rank.world_size, owner, step, fields["cross"])
+        for step, records in read_proofs(rank, recorder).items()
+        for owner, fields in records.items()
+        if "cross" in fields
     ]
     return [vote for vote in votes if vote is not None]
-
-
-def find_in_twin(rank: Rank, recorder: Recorder) -> tuple[bool, list[int]]:
-    """Whether the twin run found anything, and the ranks that the criterion names."""
-    record = next(fields for name, fields in recorder.events if name == "twin")
-    firsts = dict(enumerate(gather(rank, find_first(record))))
-    differing = {at: first for at, first in firsts.items() if first is not None}
-    guilty = find_guilty(differing) if differing else []
-    is_named = rank.world_size == 1 or len(guilty) <= rank.world_size / 2
-    return bool(differing), guilty if is_named else []
 
 
 def gather(rank: Rank, value: Any) -> list[Any]:
@@ -227,35 +271,44 @@ def gather(rank: Rank, value: Any) -> list[Any]:
     return values
 
 
-def run_trials(runs: Trials, kind: str, share: float, trials: int) -> str:
-    rank = runs.rank
-    hit = found = named = nan = 0
-    expected = compared = 0.0
+@dataclasses.dataclass
+class Tally:
+    """The trials of one kind."""
+
+    hit: int = 0
+    found: int = 0
+    named: int = 0
+    nan: int = 0
+    compared: float = 0.0
+    expected: float = 0.0
+
+    @property
+    def shares(self) -> str:
+        low, high = wilson(self.named, self.hit)
+        return f"{self.found} | {self.named} ({low:.0%} to {high:.0%})"
+
+
+def run_trials(runs: Trials, kind: Kind, trials: int) -> Tally:
+    rank, tally = runs.rank, Tally()
     for trial in range(trials):
-        draw = random.Random(f"{kind} {share} {trial}")
-        guilty, begins = draw.randrange(rank.world_size), draw.randrange(runs.steps)
-        corruption = Corruption(kind, share, f"{kind} {trial}")
-        if rank.rank == guilty:
-            with corruption:
-                recorder = runs.train(trial, corruption, begins)
-        else:
-            recorder = runs.train(trial, None, begins)
-        calls = sum(corruption.calls[index] for index in proven_steps(recorder))
-        results = gather(rank, (*find(recorder), corruption.hits, calls))
-        if not sum(hits for *_, hits, _ in results):
+        draw = random.Random(f"{kind.name} {kind.share} {trial}")
+        guilty, begins = draw.randrange(rank.world_size), kind.draw_step(draw, runs.steps)
+        fault = kind.make(f"{kind.name} {trial}")
+        recorder = runs.train(trial, fault if rank.rank == guilty else None, begins)
+        found, names = judge(rank, recorder)
+        not_finite = not all(gather(rank, is_finite(recorder)))
+        if not sum(gather(rank, fault.hits)):
             continue
-        hit += 1
-        found += any(anything for _, anything, *_ in results)
-        named += [at for at, (own, *_) in enumerate(results) if own] == [guilty]
-        nan += any(not_finite for _, _, not_finite, *_ in results)
-        compared += results[guilty][-1]
-        expected += 1 - (1 - share) ** results[guilty][-1]
-    low, high = wilson(named, hit)
-    return (
-        f"| {kind} | {share:g} | {hit} of {trials} | {found} | {named} "
-        f"({low:.0%} to {high:.0%}) | {expected / max(1, hit):.0%} of {compared / max(1, hit):.0f} "
-        f"| {nan} |"
-    )
+        proven = [fields["step"] - 1 for fields in recorder.named("proof")]
+        hit = [step for step in proven if step == begins or (kind.at is None and step > begins)]
+        compared = 2 * runs.products * len(hit)
+        tally.hit += 1
+        tally.found += found
+        tally.named += names == [guilty]
+        tally.nan += not_finite
+        tally.compared += compared
+        tally.expected += 1 - (1 - kind.share) ** compared
+    return tally
 
 
 def run_same(runs: Trials, trials: int) -> str:
@@ -267,15 +320,10 @@ def run_same(runs: Trials, trials: int) -> str:
         draw = random.Random(f"{SAME} {trial}")
         guilty, begins = draw.randrange(rank.world_size), draw.randrange(runs.steps)
         corruption = Corruption(SAME, 1.0, f"{SAME} {trial}")
-        if rank.rank == guilty:
-            with corruption:
-                recorder = runs.train(trial, corruption, begins)
-        else:
-            recorder = runs.train(trial, None, begins)
+        recorder = runs.train(trial, corruption if rank.rank == guilty else None, begins)
         outvoted = sorted(find_outvoted(read_votes(rank, recorder)))
-        results = gather(rank, (find(recorder)[0], corruption.hits))
-        hit += any(hits for _, hits in results)
-        itself += not any(own for own, _ in results)
+        hit += any(gather(rank, corruption.hits))
+        itself += not find_disagreements(read_proofs(rank, recorder), rank.world_size)[0]
         found += bool(outvoted)
         named += outvoted == [guilty]
     low, high = wilson(named, hit)
@@ -284,48 +332,34 @@ def run_same(runs: Trials, trials: int) -> str:
     )
 
 
-def run_twins(
-    runs: Trials, kind: str, make: Callable[[str], Corruption | Flip], trials: int
-) -> str:
-    """Trials of one kind in which the loop is trained twice."""
-    rank = runs.rank
-    hit = found = named = 0
-    for trial in range(trials):
-        draw = random.Random(f"{kind} {trial}")
-        guilty, fault = draw.randrange(rank.world_size), make(f"{kind} {trial}")
-        begins = 9 if kind == "once" else draw.randrange(1, runs.steps)
-        is_guilty = rank.rank == guilty
-        with fault if is_guilty and isinstance(fault, Corruption) else nullcontext():
-            recorder = runs.train(trial, fault if is_guilty else None, begins)
-        anything, names = find_in_twin(rank, recorder)
-        if not names:  # a product of a proof, or of the first step, which a proof repeats
-            owns = gather(rank, find(recorder)[0])
-            names = [at for at, own in enumerate(owns) if own]
-            anything = anything or any(owns)
-        if not sum(gather(rank, fault.hits)):
-            continue
-        hit += 1
-        found += anything
-        named += names == [guilty]
-    low, high = wilson(named, hit)
-    return f"| {kind} | {hit} of {trials} | {found} | {named} ({low:.0%} to {high:.0%}) |"
+def compare_sampled(runs: Trials, args: argparse.Namespace, tell: Callable[..., Any]) -> None:
+    """The table of `--proof sampled`."""
+    titles = ("class", "share of products", "hit", "found", "right rank named")
+    tell(f"| {' | '.join(titles)} | expected, of products | NaN |")
+    tell("|---|---|---|---|---|---|---|")
+    names = [*CLASSES, "mixed"]
+    kinds = [Kind.of_products(name, share) for share in args.shares for name in names]
+    for kind in [*kinds, *list_single(runs.program)]:
+        tally = run_trials(runs, kind, args.trials)
+        share = f"{kind.share:g}" if kind in kinds else "-"
+        trials = max(1, tally.hit)
+        tell(
+            f"| {kind.name} | {share} | {tally.hit} of {args.trials} | {tally.shares} | "
+            f"{tally.expected / trials:.0%} of {tally.compared / trials:.0f} | {tally.nan} |",
+            flush=True,
+        )
 
 
 def compare_twins(runs: Trials, args: argparse.Namespace, tell: Callable[..., Any]) -> None:
     """The table of `--proof twin`."""
-    rank = runs.rank
-    rank._environment = dataclasses.replace(rank._environment, proof="twin")
-    alarms = sum(find_in_twin(rank, runs.train(trial, None, 0))[0] for trial in range(args.clean))
-    tell(f"clean: something was found in {alarms} of {args.clean} trials\n", flush=True)
     tell("| what goes wrong | hit | found | right rank named |\n|---|---|---|---|")
-    kinds: dict[str, Callable[[str], Corruption | Flip]] = {
-        f"{share:g} of all products": partial(Corruption, "mixed", share) for share in args.shares
-    }
-    states = ("weight", "moment", *(["master"] if runs.program == "zero" else []))
-    kinds["once"] = partial(Corruption, "mixed", 1.0, most=1)
-    kinds |= {f"bit of a {state}": partial(Flip, state) for state in states}
-    for kind, make in kinds.items():
-        tell(run_twins(runs, kind, make, args.trials), flush=True)
+    kinds = [
+        Kind(f"{share:g} of all products", share, partial(Corruption, "mixed", share))
+        for share in args.shares
+    ]
+    for kind in [*kinds, *list_single(runs.program)]:
+        tally = run_trials(runs, kind, args.trials)
+        tell(f"| {kind.name} | {tally.hit} of {args.trials} | {tally.shares} |", flush=True)
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
@@ -352,29 +386,18 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     with Rank.start(init=PROGRAMS[args.program][0]) as rank:
+        writer = rank._events
         runs = Trials(rank, args.program)
         print_once = print if rank.is_main else lambda *_, **__: None
-        writer = rank._events
-        if args.proof == "twin":
-            compare_twins(runs, args, print_once)
-            rank._events = writer
-            return
-        alarms = 0
-        for trial in range(args.clean):
-            results = gather(rank, find(runs.train(trial, None, 0)))
-            alarms += any(anything for _, anything, _ in results)
+        rank._environment = dataclasses.replace(rank._environment, proof=args.proof)
+        alarms = sum(judge(rank, runs.train(trial, None, 0))[0] for trial in range(args.clean))
         print_once(f"clean: something was found in {alarms} of {args.clean} trials\n", flush=True)
         if args.same:
             print_once("| class | hit | agreed with itself | outvoted | right rank named |")
             print_once(f"|---|---|---|---|---|\n{run_same(runs, args.same)}", flush=True)
         if args.trials:
-            titles = ("class", "share of products", "hit", "found", "right rank named")
-            print_once(f"| {' | '.join(titles)} | expected, of products | NaN |")
-            print_once("|---|---|---|---|---|---|---|")
-        for share in args.shares if args.trials else ():
-            for kind in [*CLASSES, "mixed"]:
-                line = run_trials(runs, kind, share, args.trials)
-                print_once(line, flush=True)
+            compare = compare_twins if args.proof == "twin" else compare_sampled
+            compare(runs, args, print_once)
         rank._events = writer
 
 

@@ -1,16 +1,20 @@
 """What a proof costs the steps that are not proven: CPU time of a rank, on CUDA time of its device.
 
 Each rank sums its gradients in every step, and every tenth step takes a fingerprint of its
-parameters. Trains train_mlp.py's model in blocks, in turns with a proof and without any, so that a
-change of the machine's speed affects both, and compares the unproven steps of each pair of blocks.
+parameters; with `--proof twin` it takes fingerprints of gradients, parameters and moments in every
+step. Trains train_mlp.py's model in blocks, in turns with a proof and without any, so that a change
+of the machine's speed affects both, and compares the unproven steps of each pair of blocks: of a
+twin run those of the first pass, which is the timed one.
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node=2 benchmarks/proof_cost.py
     torchrun --standalone --nproc_per_node=2 benchmarks/proof_cost.py --hidden-size 128
+    torchrun --standalone --nproc_per_node=2 benchmarks/proof_cost.py --proof twin --blocks 40
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import sys
 import time
@@ -22,6 +26,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_clustersmoke.rank import Proof, Rank
+from pytest_clustersmoke.rank.steps import StepLog
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "smoke_tests"))
 
@@ -35,6 +40,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")
     parser.add_argument("--steps", type=int, default=30, help="of a block")
     parser.add_argument("--blocks", type=int, default=200, help="half of them with a proof")
+    parser.add_argument("--proof", choices=("sampled", "twin"), default="sampled")
     return parser.parse_args()
 
 
@@ -57,7 +63,9 @@ class Trainer:
         self._model, self._optimizer = build(args, 0, rank.device)
         self._engine = DistributedDataParallel(self._model)
         self._proof = Proof(
-            self._model, lambda index: loss_of(self._model, self._data.batch(index))
+            self._model,
+            lambda index: loss_of(self._model, self._data.batch(index)),
+            optimizer=self._optimizer if args.proof == "twin" else None,  # whose state is restored
         )
 
     def run_block(self, proof: bool) -> float:
@@ -78,7 +86,8 @@ class Trainer:
             self._optimizer.step()
             step.record(loss=loss)
             is_proven = prover is not None and step.index in prover.steps
-            if step.index >= WARMUP and not is_proven:
+            is_timed = isinstance(step._log, StepLog)  # not the second pass of a twin run
+            if step.index >= WARMUP and is_timed and not is_proven:
                 seconds.append((begin, self._now()))
         if self._rank.device.type == "cuda":
             torch.cuda.synchronize(self._rank.device)
@@ -109,6 +118,7 @@ def main() -> None:
     args = parse_args()
     args.learning_rate = 1e-4
     with Rank.start(init="torch") as rank:
+        rank._environment = dataclasses.replace(rank._environment, proof=args.proof)
         writer = rank._events
         rank._events = Silence()  # type: ignore[assignment]
         trainer = Trainer(args, rank)

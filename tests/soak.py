@@ -1,5 +1,5 @@
 """Long runs: the healthy ladder again and again, on the lab or where BACKEND says (`local`, `ssh`);
-on the lab also eight ranks of which one is slow.
+on the lab also eight ranks of which one is slow; and, on this machine, ranks that compute wrongly.
 
 A turn that passed on the same commit is not run again, so an interrupted soak goes on where it
 stopped; `--cache-clear` starts anew. What has passed is in pytest's cache; `-o cache_dir=DIR` keeps
@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
+from tests.faults import staged
+from tests.faults.table import LOCAL, Fault
 from tests.support.harness import PROGRAMS, ROOT, Suite
 from tests.support.labs import running_lab
 from tests.support.ladder import check_phases, run_ladder, run_on_hosts, run_on_lab
@@ -30,6 +32,15 @@ RUN_ON: dict[str, Callable[[Path], RunFiles]] = {
 }
 TURNS = range(int(os.environ.get("SOAK", "20")))
 NODES, RANKS = 4, 8
+JOBS = range(10)  # of each fault of a rank that computes wrongly
+# Of the staged faults; their programs are gradient_corrupted, weight_flipped, master_flipped and
+# always_wrong.
+WRONG = (
+    "gradient_corrupted_before_reduction",
+    "weight_flipped_without_replica",
+    "master_flipped_under_zero",
+    "same_wrong_answer_each_time",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +102,20 @@ def test_slow_rank_of_eight_is_named(
     judged = outcome.phase("small")["criteria"]["test_no_rank_falls_behind"]["result"]
     assert judged == ("passed" if times == 1 else "failed"), outcome.output
     assert set(named) == (set() if times == 1 else {str(slow)}), outcome.output
+
+
+@pytest.mark.parametrize("turn", JOBS)
+@pytest.mark.parametrize("fault", [f for f in LOCAL if f.name in WRONG], ids=lambda f: f.name)
+def test_rank_that_computes_wrongly_is_named(
+    tmp_path: Path,
+    leftovers: tuple[str, Callable[[], list[str]]],
+    record_property: Callable[[str, object], None],
+    fault: Fault,
+    turn: int,
+) -> None:
+    """Through the whole suite: each run draws other steps to prove. Exactly the criteria of the
+    fault's row fail, and they name its rank and no other."""
+    outcome = staged.run_together([fault], Suite(tmp_path, leftovers[0], real_torchrun=True))
+    staged.check(fault, outcome, record_property)
+    named = re.findall(r"rank (\d+) \(\S+\) on ", outcome.failures(fault.name))
+    assert set(named) == {str(fault.rank)}, outcome.output

@@ -63,6 +63,10 @@ METRICS: dict[str, MetricKind] = {
 }
 
 
+# How the proof begins in `Phase.resized`; its name follows.
+PROOF = "proof: "
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The result of comparing a value with its reference; `met` is None without a reference of the
@@ -78,13 +82,13 @@ def compare(
     """Compare a metric's value with the cluster's reference; a value that is not finite fails.
 
     A reference holds for the sizes that it was measured at, so it says nothing about a phase of
-    which --cluster-set changed the `resized` ones.
+    which --cluster-set changed the `resized` ones, or the proof: watching for a twin run takes time
+    and memory in every step.
     """
     unit = METRICS[name].unit if name in METRICS else ""
     measured = f"{name} is {show(value)} {unit}".rstrip()
     if reference is not None and resized:
-        changes = ", ".join(resized)
-        return Comparison(None, f"{measured}; reference of other sizes (--cluster-set: {changes})")
+        return Comparison(None, f"{measured}; {_describe_resized(resized)}")
     if not math.isfinite(value):
         return Comparison(False, f"{measured}, which is not a finite number")
     if reference is None:
@@ -101,6 +105,16 @@ def compare(
     met = (low is None or value >= low) and (high is None or value <= high)
     tail = f" (allowed: {bounds}; source: {reference.source or 'not given'})"
     return Comparison(met, f"{measured}: {against}{tail}")
+
+
+def _describe_resized(resized: Sequence[str]) -> str:
+    """Why the reference does not hold for a phase of which this was changed."""
+    if len(resized) == 1 and resized[0].startswith(PROOF):
+        return (
+            f"the phase trains under `{resized[0]}`, which --cluster-set asks for, and a step does "
+            "other work then; reference of another proof"
+        )
+    return f"reference of other sizes (--cluster-set: {', '.join(resized)})"
 
 
 def show(value: float | str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..text import Problem, name_ranks, near, plural
 from .marker import TORCHRUN, Marked, size_mark
+from .metrics import PROOF
 from .profile import EnvBlock, Profile
 
 DEFAULT = "default"  # the source of a value that no file states
@@ -122,9 +123,10 @@ class Phase:
 
     @property
     def resized(self) -> tuple[str, ...]:
-        """What --cluster-set or a sweep changed of the sizes, for which no reference holds then."""
+        """What --cluster-set or a sweep changed of what a step does: no reference holds for it."""
         sizes = {"nodes": self.nodes, "gpus_per_node": self.gpus_per_node, "resume": self.resume}
         sizes |= {f"args.{name}": value for name, value in self.args.items()}
+        sizes |= {f"{PROOF}{self.proof.value}": self.proof}
         changed = [name for name, value in sizes.items() if value.source == COMMAND_LINE]
         return (*changed, *(f"args.{name}" for name in self.point))
 
@@ -210,8 +212,7 @@ def _check_setting(setting: Setting, profile: Profile) -> list[Problem]:
 
 def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Phase:
     """The phase with the profile and the `--cluster-set` settings applied."""
-    chosen = profile.phases[marked.entry]
-    here = ("phases", marked.entry)
+    chosen, here = profile.phases[marked.entry], ("phases", marked.entry)
     args = {key: Sourced(value, marked.where) for key, value in marked.args.items()}
     small = {key: Sourced(value, f"{marked.where}: small") for key, value in marked.small.items()}
     phase = Phase(
@@ -303,8 +304,7 @@ def _override(phase: Phase, key: str, inner: str, value: Any) -> Phase:
 
 
 def _replace_value(phase: Phase, key: str, value: Any) -> Phase:
-    changes: dict[str, Any] = {key: value}
-    return replace(phase, **changes)
+    return replace(phase, **{key: value})
 
 
 def _with_env(

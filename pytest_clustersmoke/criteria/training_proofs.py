@@ -29,6 +29,8 @@ from ..text import ranges
 from .finite_values import find_first_step
 
 NO_PROOF = "the program gave rank.steps no `proof`"
+# step -> rank -> its `proof` event.
+Proofs = Mapping[int, Mapping[int, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,7 @@ def check_gradients(phase: PhaseResult) -> None:
         )
 
 
-def _compare_steps(
-    phase: PhaseResult, proofs: Mapping[int, Mapping[int, Mapping[str, Any]]]
-) -> Iterator[_Comparison]:
+def _compare_steps(phase: PhaseResult, proofs: Proofs) -> Iterator[_Comparison]:
     """The proven steps that can be judged. A step is left out if it could not be repeated, if a
     rank disagrees with itself, if gradients overflowed under dynamic loss scaling, and after a
     number that is not finite: it is wrong for all ranks, and criteria of their own name the rank.
@@ -131,23 +131,15 @@ def check_replay(phase: PhaseResult) -> None:
     proofs = list_proofs(phase)
     if not proofs:
         raise Unmeasured("replay", NO_PROOF)
-    first: dict[int, tuple[int, Mapping[str, Any]]] = {}
     for step, records in proofs.items():
         require_all_ranks(phase, records, f"the proof of step {step}")
         for rank, record in records.items():
-            if _reason_of(record):
-                continue
-            if not record.get("replayed"):
+            if not _reason_of(record) and not record.get("replayed"):
                 fail(f"{phase.ranks[rank]} repeated no gradient at step {step}; expected all")
-            if record.get("differing_count") != 0:
-                first.setdefault(rank, (step, record))
-    kernels = [record.get("nondeterministic") for _, record in first.values()]
-    shared = any(record.get("shares_statistics") is True for _, record in first.values())
-    # That all ranks differ says nothing if there is only one, or if one's error reaches all.
-    lasts = _are_named(kernels) or not (shared or phase.world_size == 1) or _differ_in_most(proofs)
-    if add_in_any_order(kernels, phase.world_size) and lasts:
-        raise Unmeasured("replay", f"not deterministic: {', '.join(parse_texts(kernels[0]))}")
-    if shared and len(first) > 1:
+    first, kernels = find_disagreements(proofs, phase.world_size)
+    if kernels:
+        raise Unmeasured("replay", f"not deterministic: {kernels}")
+    if _share_statistics(proofs) and len(first) > 1:
         fail(
             f"{_name_ranks(phase, sorted(first))} disagree with themselves: repeated from the same "
             "state, a step gave other gradients. Batch norms average over the ranks, so the error "
@@ -159,27 +151,56 @@ def check_replay(phase: PhaseResult) -> None:
         raise Unmeasured("replay", reason)
 
 
-def add_in_any_order(kernels: Sequence[Any], world_size: int) -> bool:
+def find_disagreements(
+    proofs: Proofs, world_size: int
+) -> tuple[dict[int, tuple[int, Mapping[str, Any]]], str]:
+    """Each rank that disagrees with itself, with the first step at which it does and its record
+    there; and the kernels that explain it, empty if none do."""
+    first: dict[int, tuple[int, Mapping[str, Any]]] = {}
+    for step, records in proofs.items():
+        for rank, record in records.items():
+            if not _reason_of(record) and record.get("differing_count") != 0:
+                first.setdefault(rank, (step, record))
+    kernels = [record.get("nondeterministic") for _, record in first.values()]
+    explained = add_in_any_order(kernels, world_size, proofs)
+    return first, ", ".join(parse_texts(kernels[0])) if explained else ""
+
+
+def add_in_any_order(kernels: Sequence[Any], world_size: int, proofs: Proofs) -> bool:
     """Whether the ranks whose passes differ, with the kernels that each of them lists, differ since
-    kernels add in any order. All ranks run the same kernels: where torch did not name them, all
-    ranks must differ."""
+    kernels add in any order.
+
+    All ranks run the same kernels: where torch did not name them, all ranks must differ. That says
+    nothing if there is only one, or if one's error reaches all; the proven steps must show it then.
+    """
     listed = [parse_texts(of_rank) for of_rank in kernels]
-    named = all(any(text != UNNAMED_KERNELS for text in of_rank) for of_rank in listed)
-    return bool(listed) and all(listed) and (named or len(listed) == world_size)
+    if not listed or not all(listed):
+        return False
+    if all(any(text != UNNAMED_KERNELS for text in of_rank) for of_rank in listed):
+        return True
+    if len(listed) < world_size:
+        return False
+    return _differ_in_most(proofs) or not (world_size == 1 or _share_statistics(proofs))
 
 
-def _are_named(kernels: Sequence[Any]) -> bool:
-    return any(text != UNNAMED_KERNELS for of_rank in kernels for text in parse_texts(of_rank))
+def _share_statistics(proofs: Proofs) -> bool:
+    """Whether batch norms average over the ranks, so that one's error reaches all."""
+    records = (record for of_step in proofs.values() for record in of_step.values())
+    return any(record.get("shares_statistics") is True for record in records)
 
 
-def _differ_in_most(proofs: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> bool:
-    """Whether more than half of the proven steps differ, on any rank. With a kernel that adds in
-    any order they do; with an error that came and went they do not."""
-    differing = sum(
-        any(record.get("differing_count") for record in records.values())
+def _differ_in_most(proofs: Proofs) -> bool:
+    """Whether more than half of the proven steps differ, on any rank, and in each of them all
+    passes with deterministic kernels are equal. With a kernel that adds in any order it is so; a
+    device that is wrong so often seldom gives that many equal passes."""
+    differing = [
+        [record for record in records.values() if record.get("differing_count")]
         for records in proofs.values()
+    ]
+    explained = all(
+        parse_texts(record.get("nondeterministic")) for records in differing for record in records
     )
-    return differing > len(proofs) / 2
+    return explained and sum(map(bool, differing)) > len(proofs) / 2
 
 
 def _reason_of(record: Mapping[str, Any]) -> str:
@@ -187,7 +208,7 @@ def _reason_of(record: Mapping[str, Any]) -> str:
     return parse_text(record.get("not_measured")) or ""
 
 
-def _find_reason(proofs: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> str:
+def _find_reason(proofs: Proofs) -> str:
     reasons = (_reason_of(record) for records in proofs.values() for record in records.values())
     return next(filter(None, reasons), "")
 

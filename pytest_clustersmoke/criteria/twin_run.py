@@ -18,7 +18,14 @@ from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import parse_int, parse_texts
 from ..text import ranges
-from .training_proofs import NO_PROOF, add_in_any_order, identify_device, require_all_ranks
+from .training_proofs import (
+    NO_PROOF,
+    Proofs,
+    add_in_any_order,
+    identify_device,
+    list_proofs,
+    require_all_ranks,
+)
 
 KIND = "twin"
 # In the order in which a step makes them; a rank's loss and its local gradients show the same pass.
@@ -48,6 +55,23 @@ class Difference:
         return f"{self.kind}{of} at step {self.step}"
 
 
+@dataclass(frozen=True)
+class Divergence:
+    """The ranks whose passes differ before those of all others, each with what differs first.
+
+    `reason` says why equal bits could not be expected; `at_once` is true if most ranks differ at
+    the same place, so that the error came to them with a reduction.
+    """
+
+    ranks: Mapping[int, Difference]
+    reason: str
+    at_once: bool
+
+    @property
+    def first(self) -> Difference:
+        return next(iter(self.ranks.values()))
+
+
 def check_twin(phase: PhaseResult) -> None:
     """Fail, naming the ranks that differed first; unmeasured without a second pass, and if equal
     bits could not be expected of it."""
@@ -60,9 +84,9 @@ def check_twin(phase: PhaseResult) -> None:
     require_all_ranks(phase, records, "the twin run")
     for rank, record in records.items():
         _require_comparison(phase, rank, record)
-    firsts = {rank: first for rank, r in records.items() if (first := find_first(r)) is not None}
-    if firsts:
-        _name_first(phase, records, firsts)
+    divergence = find_divergence(records, phase.world_size, list_proofs(phase))
+    if divergence is not None:
+        _fail_for(phase, divergence)
     phase.judged.add(KIND)
 
 
@@ -81,7 +105,51 @@ def _require_comparison(phase: PhaseResult, rank: int, record: Mapping[str, Any]
         )
 
 
-def find_first(record: Mapping[str, Any]) -> Difference | None:
+def find_divergence(
+    records: Mapping[int, Mapping[str, Any]], world_size: int, proofs: Proofs
+) -> Divergence | None:
+    """Which ranks differ first, from the `twin` events and the proofs of all ranks; None if both
+    passes gave the same bits everywhere."""
+    firsts = {rank: first for rank, r in records.items() if (first := _find_first(r)) is not None}
+    if not firsts:
+        return None
+    earliest = min((first.step, first.order) for first in firsts.values())
+    ranks = {
+        rank: first
+        for rank, first in sorted(firsts.items())
+        if (first.step, first.order) == earliest
+    }
+    return Divergence(
+        ranks,
+        _find_reason(records, firsts, ranks, world_size, proofs),
+        at_once=world_size > 1 and len(ranks) > world_size / 2,
+    )
+
+
+def _find_reason(
+    records: Mapping[int, Mapping[str, Any]],
+    firsts: Mapping[int, Difference],
+    ranks: Mapping[int, Difference],
+    world_size: int,
+    proofs: Proofs,
+) -> str:
+    """Why the bits need not be equal; empty if they must be. `ranks` are those of `firsts` that
+    differ before all others."""
+    first = next(iter(ranks.values()))
+    if first.kind == "batch":
+        return (
+            f"the model saw other data in step {first.step} of the second pass on rank"
+            f"{'s' if len(ranks) > 1 else ''} {ranges(list(ranks))}; a program that draws its data "
+            "by step.index sees the same"
+        )
+    for differing in (ranks, firsts):
+        kernels = [records[rank].get("nondeterministic") for rank in differing]
+        if add_in_any_order(kernels, world_size, proofs):
+            return f"not deterministic: {', '.join(parse_texts(kernels[0]))}"
+    return ""
+
+
+def _find_first(record: Mapping[str, Any]) -> Difference | None:
     """What differs first; of a record that is not sound, something at step 0."""
     differing = record.get("differing")
     if differing == {}:
@@ -95,41 +163,21 @@ def find_first(record: Mapping[str, Any]) -> Difference | None:
     return min(found, default=Difference(0, 0, "record", "unknown"))
 
 
-def _name_first(
-    phase: PhaseResult, records: Mapping[int, Mapping[str, Any]], firsts: Mapping[int, Difference]
-) -> None:
+def _fail_for(phase: PhaseResult, divergence: Divergence) -> None:
     """Fail with the ranks that differ before all others, unless nothing was to be equal."""
     __tracebackhide__ = True
-    guilty = find_guilty(firsts)
-    first = firsts[guilty[0]]
-    kernels = [records[rank].get("nondeterministic") for rank in guilty]
-    if first.kind == "batch":
-        raise Unmeasured(
-            KIND,
-            f"the model saw other data in step {first.step} of the second pass on rank"
-            f"{'s' if len(guilty) > 1 else ''} {ranges(guilty)}; a program that draws its data by "
-            "step.index sees the same",
-        )
-    everywhere = [records[rank].get("nondeterministic") for rank in firsts]
-    if add_in_any_order(kernels, phase.world_size) or add_in_any_order(
-        everywhere, phase.world_size
-    ):
-        raise Unmeasured(KIND, f"not deterministic: {', '.join(parse_texts(kernels[0]))}")
-    if phase.world_size > 1 and len(guilty) > phase.world_size / 2:
+    ranks, first = divergence.ranks, divergence.first
+    if divergence.reason:
+        raise Unmeasured(KIND, divergence.reason)
+    if divergence.at_once:
         fail(
-            f"the second pass gave other bits on {ranges(guilty)} of {phase.world_size} ranks at "
-            f"once, first {first}; no rank differed before the others, so a reduction between "
+            f"the second pass gave other bits on {ranges(list(ranks))} of {phase.world_size} ranks "
+            f"at once, first {first}; no rank differed before the others, so a reduction between "
             f"them gave another result in step {max(1, first.step - 1)} or {first.step}"
         )
     if first.kind in UPDATED and phase.world_size > 1:
-        fail("\n".join(_describe_update(phase, rank, firsts[rank]) for rank in guilty))
-    fail("\n".join(_accuse(phase, rank, firsts[rank]) for rank in guilty))
-
-
-def find_guilty(firsts: Mapping[int, Difference]) -> list[int]:
-    """The ranks that differ before all others."""
-    earliest = min((first.step, first.order) for first in firsts.values())
-    return [rank for rank, first in sorted(firsts.items()) if (first.step, first.order) == earliest]
+        fail("\n".join(_describe_update(phase, rank, at) for rank, at in ranks.items()))
+    fail("\n".join(_accuse(phase, rank, at) for rank, at in ranks.items()))
 
 
 def _describe_update(phase: PhaseResult, rank: int, first: Difference) -> str:

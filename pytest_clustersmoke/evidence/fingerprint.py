@@ -1,8 +1,8 @@
 """The fingerprint of a phase run: only runs with the same one are compared with each other.
 
-Hardware, shape (nodes, ranks, the program's arguments, the job's environment and its sbatch
-options) and versions are kept apart: a change of versions is shown next to a regression, while runs
-on other hardware or of another shape are not comparable.
+Hardware, shape (nodes, ranks, the program's arguments, a twin run, the job's environment and its
+sbatch options) and versions are kept apart: a change of versions is shown next to a regression,
+while runs on other hardware or of another shape are not comparable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VERSIONS = (
 # Versions that can change a measurement; history compares runs in which these are equal.
 COMPARED = ("driver", "cuda", "nccl", "torch", "deepspeed")
 # Keys of a shape other than the program's arguments.
-SHAPE = ("nodes", "ranks_per_node", "launcher", "resume", "env", "sbatch")
+SHAPE = ("nodes", "ranks_per_node", "launcher", "resume", "proof", "env", "sbatch")
 # Options of sbatch that say when and for whom a job runs, not what it measures.
 QUEUEING = {
     *("account", "qos", "priority", "nice", "wckey", "comment", "mail_type", "mail_user"),
@@ -86,6 +86,7 @@ def _describe_shape(result: PhaseResult) -> str:
     shape = {"nodes": spec["nodes"], "ranks_per_node": spec["ranks_per_node"]}
     launcher = spec.get("launcher", TORCHRUN)
     shape |= {"launcher": launcher} if launcher != TORCHRUN else {}  # as in earlier versions
+    shape |= {"proof": "twin"} if spec.get("proof") == "twin" else {}
     env = [spec.get("env_set") or {}, sorted(spec.get("env_unset") or [])]
     sbatch = {
         name: value

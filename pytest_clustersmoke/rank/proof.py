@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .cross_replay import RANKS, CrossReplay
@@ -142,9 +143,9 @@ class StepProver:
             proof = self._proof
             self._pass = EnginePass(proof.model, self._parameters, proof.batch_dim)
 
-    def prove(self, index: int) -> dict[str, Any]:
+    def prove(self, index: int, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Prove the step; the fields of the `proof` event, with the reason in `not_measured` if it
-        cannot be repeated.
+        cannot be repeated. `progress` is called after each pass.
 
         Raises RankMisuse if the model did not run in the step.
         """
@@ -160,7 +161,7 @@ class StepProver:
                 "engine wraps, and step.backward_done() after the backward pass"
             )
         try:
-            fields = self._repeat(index, engine.randomness, prints)
+            fields = self._repeat(index, engine.randomness, prints, progress)
         except Unrepeatable as error:
             fields = {"not_measured": str(error), "gradients": {"precision": self._probe.precision}}
         self.seconds[index] = time.perf_counter() - began
@@ -187,10 +188,17 @@ class StepProver:
             "batch_is_whole": inputs.is_whole,
         }
 
-    def _repeat(self, index: int, randomness: Randomness, engine: list[int]) -> dict[str, Any]:
+    def _repeat(
+        self,
+        index: int,
+        randomness: Randomness,
+        engine: list[int],
+        progress: Callable[[], None],
+    ) -> dict[str, Any]:
         """Repeat the pass of which these are the engine's fingerprints; what that shows."""
         model, local_loss = self._proof.model, self._proof.local_loss
-        replay = Replay(model, self._parameters, lambda: local_loss(index), randomness)
+        losses = partial(local_loss, index)
+        replay = Replay(model, self._parameters, losses, randomness, progress)
         local, own = replay.gradients()
         overflowed = self._proof.precision == FP16 and self._any_overflowed(local)
         differing, kernels = replay.find_differences(engine, own)

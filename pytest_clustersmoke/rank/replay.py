@@ -30,7 +30,10 @@ MOST_NAMES = 10
 # torch's warning for a kernel that may add in any order.
 NOT_DETERMINISTIC = "does not have a deterministic implementation|non-deterministic"
 # A device that is wrong now and then seldom gives equal passes so many times.
-DETERMINISTIC_PASSES = 3
+DETERMINISTIC_PASSES = 6
+NAMING_PASSES = 2  # of these: enough to compare where torch names a kernel
+# At most so many passes are compared to see that kernels add in any order.
+ORDINARY_PASSES = 6
 # What torch and DeepSpeed raise if activations are recomputed by reentrant checkpointing, and the
 # node of the graph that would have recomputed them.
 REENTRANT = re.compile(r"checkpoint\w* is (in|not )compatible with \.grad\(\)", re.IGNORECASE)
@@ -99,7 +102,7 @@ class Replay:
     """Passes of one step by the bare model, from the random state of the engine's pass.
 
     Buffers, such as the running mean of a batch norm, and the random state are as before at the
-    end. Each pass raises Unrepeatable where `differentiate` does.
+    end. Each pass raises Unrepeatable where `differentiate` does, and calls `progress`.
     """
 
     def __init__(
@@ -108,11 +111,13 @@ class Replay:
         parameters: Sequence[torch.nn.Parameter],
         local_losses: LocalLosses,
         randomness: Randomness,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
         self._parameters = parameters
         self._local_losses = local_losses
         self._randomness = randomness
+        self._progress = progress
 
     def gradients(self) -> tuple[list[torch.Tensor | None], list[int]]:
         """The local gradients of the step, summed over its micro batches (None for a parameter that
@@ -139,6 +144,7 @@ class Replay:
                         prints[index] += fingerprint(part)
                         use(index, part)
         whole: list[int] = prints.tolist()
+        self._progress()
         return whole
 
     def find_differences(self, engine: list[int], own: list[int]) -> tuple[list[int], list[str]]:
@@ -160,16 +166,28 @@ class Replay:
 
     def find_kernels(self) -> list[str]:
         """The kernels that may add in any order; `[UNNAMED_KERNELS]` if some seem to."""
-        differing = _differing(self.prints(), self.prints())
+        differing = self._differ_in_some_pass()
         passes, kernels = self._repeat_deterministically()
         settled = passes.count(passes[0]) == len(passes)
         return kernels or ([UNNAMED_KERNELS] if differing and settled else [])
 
+    def _differ_in_some_pass(self) -> bool:
+        """Whether ordinary passes differ: they are repeated until one does, on all ranks."""
+        first, differs = self.prints(), False
+        for _ in range(ORDINARY_PASSES - 1):
+            differs = self.prints() != first or differs
+            if not must_repeat(not differs, self._model):
+                break
+        return differs
+
     def _repeat_deterministically(self) -> tuple[list[list[int]], list[str]]:
         """The fingerprints of some passes with deterministic kernels, and the kernels that are
-        not."""
+        not. Without a name for these, it takes many equal passes to show that there are some."""
         with deterministic_kernels() as kernels:
-            passes = [self.prints() for _ in range(DETERMINISTIC_PASSES)]
+            passes = [self.prints() for _ in range(NAMING_PASSES)]
+        if must_repeat(not kernels, self._model):
+            with deterministic_kernels():
+                passes += [self.prints() for _ in range(DETERMINISTIC_PASSES - NAMING_PASSES)]
         return passes, kernels
 
     def differentiate(self, loss: torch.Tensor) -> Sequence[torch.Tensor | None]:

@@ -168,7 +168,7 @@ class StepLog:
                 f"{plural(log.recorded, 'step')} recorded in the second pass; expected {self.count}"
             )
         watch.close()
-        fields = twin.compare(self._watch, watch)
+        fields = twin.compare(self._watch, log)
         seconds = time.perf_counter() - began
         self._events.event("twin", **fields, seconds=seconds)
         self._events.event("stage", name="twin", state="end", seconds=seconds)
@@ -221,7 +221,7 @@ class StepLog:
         if self._prover is None or not self._prover.is_open:
             return
         with self._watch.paused():
-            fields = self._prover.prove(self.recorded)
+            fields = self._prover.prove(self.recorded, self._mark_again)
         fields["tokens_per_rank"] = self._tokens_per_rank
         self._events.event("proof", **fields, samples_per_rank=self._samples_per_rank)
 

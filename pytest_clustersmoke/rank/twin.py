@@ -11,7 +11,9 @@ anew after the first, and another order of addition gives other bits.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..evidence.telemetry import MARK_EVERY_S
@@ -121,10 +123,11 @@ class Twin:
         assert self._snapshot is not None
         self._snapshot.restore()
 
-    def compare(self, timed: PassWatch, again: PassWatch) -> dict[str, Any]:
+    def compare(self, timed: PassWatch, log: TwinLog) -> dict[str, Any]:
         """The fields of the `twin` event: how many steps were compared of each kind of number, and
-        for each kind that differs the first step (from 1) and the name of the number."""
-        first = self.first or 0
+        for each kind that differs the first step (from 1) and the name of the number. `log` is that
+        of the second pass."""
+        first, again = self.first or 0, log._watch
         left, right = timed.rows(first), again.rows(first)
         found = {kind: _find_difference(rows, right[kind]) for kind, rows in left.items()}
         differing = {kind: place for kind, place in found.items() if place is not None}
@@ -136,17 +139,18 @@ class Twin:
             "rate_differs_at": min(
                 (s for s in rates[1] if rates[0].get(s) != rates[1][s]), default=None
             ),
-            "nondeterministic": self._find_kernels(len(timed.losses), bool(differing)),
+            "nondeterministic": self._find_kernels(len(timed.losses), bool(differing), log._mark),
         }
 
-    def _find_kernels(self, count: int, differs: bool) -> list[str]:
+    def _find_kernels(self, count: int, differs: bool, progress: Callable[[], None]) -> list[str]:
         """The kernels that may add in any order, if anything differs on this rank: then two passes
         need not be equal."""
         proof = self.proof
         if not must_repeat(differs, proof.model):
             return []
         parameters = [p for p in proof.model.parameters() if p.requires_grad]
-        replay = Replay(proof.model, parameters, lambda: proof.local_loss(count - 1), Randomness())
+        losses = partial(proof.local_loss, count - 1)
+        replay = Replay(proof.model, parameters, losses, Randomness(), progress)
         with suppress(Unrepeatable):
             kernels = replay.find_kernels()
             return kernels if differs else []
@@ -187,6 +191,10 @@ class TwinLog:
     def record(self, loss: Any = None) -> None:
         self.recorded += 1
         self._watch.step_done(self.recorded, loss)
+        self._mark()
+
+    def _mark(self) -> None:
+        """Mark progress, also between two steps."""
         now = time.perf_counter()
         if now - self._marked_at >= MARK_EVERY_S:
             self._marked_at = now

@@ -111,12 +111,16 @@ def test_sizes_changed_on_the_command_line_are_known(tmp_path: Path) -> None:
 
 
 def test_twin_run_is_asked_for_by_phase(tmp_path: Path) -> None:
-    """In the profile or for one run; the rank reads it in its spec. It changes no size."""
+    """In the profile or for one run; the rank reads it in its spec. References stand beside what
+    the profile asks for, and do not hold for what the command line does: watching for a twin run
+    takes time and memory."""
     listed = make_profile(tmp_path, phases={"small": {"proof": "twin"}})
     chosen = make_phase(make_profile(tmp_path), settings=setting("small.proof=twin"))
     assert make_phase(make_profile(tmp_path)).proof == Sourced("sampled", "default")
     assert make_phase(listed).proof.value == chosen.proof.value == "twin"
-    assert chosen.resized == ()
+    assert make_phase(listed).resized == () and chosen.resized == ("proof: twin",)
+    sampled = make_phase(listed, settings=setting("small.proof=sampled"))
+    assert sampled.resized == ("proof: sampled",)
 
 
 def test_settings_of_other_phases_change_nothing(tmp_path: Path) -> None:

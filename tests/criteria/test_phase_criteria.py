@@ -132,6 +132,30 @@ def test_reference_of_other_sizes_judges_nothing(tmp_path: Path, value: float) -
     assert phase.judged == set()
 
 
+@pytest.mark.parametrize(
+    ("resized", "words"),
+    [
+        (
+            ("proof: twin",),
+            "1.000 steps/s; the phase trains under `proof: twin`, .* of another proof",
+        ),
+        (
+            ("nodes", "proof: twin"),
+            r"reference of other sizes \(--cluster-set: nodes, proof: twin\)",
+        ),
+    ],
+)
+def test_reference_of_another_proof_judges_nothing(
+    tmp_path: Path, resized: tuple[str, ...], words: str
+) -> None:
+    """Under `proof: twin` every step does more work; the reason says so in words."""
+    phase = replace(
+        measured(tmp_path, {"steps_per_s": 1.0}, steps_per_s=("lower", 9.0)), resized=resized
+    )
+    with pytest.raises(Unmeasured, match=words):
+        phase.metric("steps_per_s").check()
+
+
 def test_without_another_reference_the_criterion_skips(tmp_path: Path) -> None:
     """It is not a measurement that `require` could miss."""
     result = measured(tmp_path, {"steps_per_s": 1.0}, steps_per_s=("lower", 9.0))

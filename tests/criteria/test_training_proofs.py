@@ -178,6 +178,18 @@ def test_difference_that_no_kernel_explains_must_last(tmp_path: Path) -> None:
         check_replay(alone.result())
 
 
+def test_single_rank_has_no_excuse_where_deterministic_passes_differ(tmp_path: Path) -> None:
+    """Most steps of a device that is often wrong differ, and by chance its deterministic passes
+    agree in the first of them; a kernel that adds in any order does not differ in others."""
+    alone = Evidence(tmp_path, 1, 1).done().each("proof", **PROOF)
+    for step, kernels in ((2, [UNNAMED_KERNELS]), (3, []), (4, [UNNAMED_KERNELS])):
+        alone.each("proof", **{**PROOF, **WRONG, "step": step, "nondeterministic": kernels})
+    with pytest.raises(
+        (AssertionError, Unmeasured), match=r"^rank 0 .* disagrees with itself: .* step 2"
+    ):
+        check_replay(alone.result())
+
+
 def test_all_ranks_that_differ_once_are_not_blamed(pair: Evidence) -> None:
     """An error of several devices at once is less likely than a kernel that torch does not know."""
     pair.each("proof", **PROOF).each("proof", **{**PROOF, **UNEXPLAINED, "step": 2})

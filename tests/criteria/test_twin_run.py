@@ -11,6 +11,7 @@ import pytest
 from pytest_clustersmoke.criteria.twin_run import check_twin
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
+from pytest_clustersmoke.evidence.telemetry import UNNAMED_KERNELS
 from tests.support.evidence import Evidence
 
 EQUAL: dict[str, Any] = {
@@ -29,12 +30,17 @@ def differs(*names: str, **steps: int) -> dict[str, Any]:
     return EQUAL | {"differing": {kind: {"step": at, "name": name} for kind, at in steps.items()}}
 
 
-@pytest.fixture
-def four(tmp_path: Path) -> Evidence:
-    """A job of one node and four ranks under `proof: twin` that is done."""
-    evidence = Evidence(tmp_path, 1, 4).done()
+def make_job(folder: Path, ranks: int) -> Evidence:
+    """A job of one node under `proof: twin` that is done."""
+    evidence = Evidence(folder, 1, ranks).done()
     write_json(evidence.dir.spec, {**(read_json(evidence.dir.spec) or {}), "proof": "twin"})
     return evidence
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Evidence:
+    """Such a job of four ranks."""
+    return make_job(tmp_path, 4)
 
 
 def test_equal_passes_pass(four: Evidence) -> None:
@@ -82,11 +88,39 @@ def test_rank_that_differs_before_the_others_is_named(
 
 def test_single_rank_is_named(tmp_path: Path) -> None:
     """It has no other to compare with, and needs none."""
-    evidence = Evidence(tmp_path, 1, 1).done()
-    write_json(evidence.dir.spec, {**(read_json(evidence.dir.spec) or {}), "proof": "twin"})
-    evidence.each("twin", **differs(parameter=10))
+    evidence = make_job(tmp_path, 1).each("twin", **differs(parameter=10))
     with pytest.raises(AssertionError, match=r"differ, first parameter \(0.weight\) at step 10"):
         check_twin(evidence.result())
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_named"),
+    [
+        # Passes of a device that is wrong now and then may differ once, and then agree for a while.
+        ("equal equal equal equal equal", True),
+        ("equal unexplained unexplained equal equal", True),
+        # Its passes with deterministic kernels differ sooner or later.
+        ("unexplained unexplained unexplained differs equal", True),
+        # A kernel that adds in any order does so in most steps, and never when it may not.
+        ("unexplained equal unexplained unexplained equal", False),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_difference_that_no_kernel_explains_must_last(
+    tmp_path: Path, steps: str, is_named: bool, shared: bool
+) -> None:
+    """A rank alone, or ranks that share the statistics of batch norms, cannot show by their number
+    that they add in any order; the proven steps can."""
+    job = make_job(tmp_path, 2 if shared else 1)
+    job.each("twin", **(differs(loss=10) | {"nondeterministic": [UNNAMED_KERNELS]}))
+    for step, kind in enumerate(steps.split(), 1):
+        kernels = [UNNAMED_KERNELS] if kind == "unexplained" else []
+        record = {"differing_count": int(kind != "equal"), "nondeterministic": kernels}
+        job.each("proof", step=step, replayed=4, shares_statistics=shared, **record)
+    named = "on 0-1 of 2 ranks at once" if shared else "rank 0 .* disagrees with itself"
+    unnamed = "not deterministic: passes of one step differ"
+    with pytest.raises((AssertionError, Unmeasured), match=named if is_named else unnamed):
+        check_twin(job.result())
 
 
 def test_reduction_is_blamed_if_most_ranks_differ_at_once(four: Evidence) -> None:
@@ -107,6 +141,7 @@ def test_reduction_is_blamed_if_most_ranks_differ_at_once(four: Evidence) -> Non
         (EQUAL | {"rate_differs_at": 9}, "learning rate.*from step 9 on"),
         (differs(batch=2, loss=2), "saw other data in step 2"),
         (differs(loss=3) | {"nondeterministic": ["index_add"]}, "not deterministic: .*index_add"),
+        (differs(loss=3) | {"nondeterministic": [UNNAMED_KERNELS]}, "not deterministic: passes"),
     ],
 )
 def test_passes_that_need_not_be_equal_are_unmeasured(

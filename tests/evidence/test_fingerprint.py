@@ -80,6 +80,12 @@ def test_the_shape_follows_the_environment_and_options_of_sbatch(tmp_path: Path)
     assert shape_of(tmp_path / "bare") == {"nodes": 2, "ranks_per_node": 4}
 
 
+def test_runs_with_a_twin_run_are_compared_with_their_like(tmp_path: Path) -> None:
+    """Their steps do more work. Earlier versions did not write `proof: sampled`."""
+    assert shape_of(tmp_path / "twin", proof="twin")["proof"] == "twin"
+    assert shape_of(tmp_path / "sampled", proof="sampled") == shape_of(tmp_path / "bare")
+
+
 def test_arguments_do_not_hide_other_keys_of_a_shape(tmp_path: Path) -> None:
     """A program's `--env` and `--nodes` have other keys than the job's own."""
     shape = shape_of(tmp_path, args={"env": "x", "nodes": 7}, env_set={"A": "1"})

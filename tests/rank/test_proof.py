@@ -14,7 +14,13 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_clustersmoke.evidence.telemetry import UNNAMED_KERNELS
 from pytest_clustersmoke.rank.proof import Proof, StepProver, draw_steps
-from pytest_clustersmoke.rank.replay import Randomness, Replay, deterministic_kernels, fingerprint
+from pytest_clustersmoke.rank.replay import (
+    DETERMINISTIC_PASSES,
+    Randomness,
+    Replay,
+    deterministic_kernels,
+    fingerprint,
+)
 
 WIDTH, STEPS = 8, 6
 
@@ -155,17 +161,48 @@ def test_kernels_that_torch_replaces_without_a_warning_are_no_defect() -> None:
     assert differing == [0, 1] and kernels == replay.find_kernels() == [UNNAMED_KERNELS]
 
 
-def test_device_that_is_wrong_now_and_then_has_no_such_excuse() -> None:
-    """Its passes differ with deterministic kernels as well."""
-    model, noise = torch.nn.Linear(4, 4), itertools.count()
+@pytest.mark.parametrize("every", [1, 5])
+def test_device_that_is_wrong_now_and_then_has_no_such_excuse(every: int) -> None:
+    """Its passes differ with deterministic kernels as well, though a few of them may be equal."""
+    model, passes = torch.nn.Linear(4, 4), itertools.count(1)
 
     def loss() -> torch.Tensor:
-        result: torch.Tensor = model(torch.ones(2, 4) + next(noise)).square().mean()
+        at = next(passes)
+        wrong = at if every == 1 or at % every == 2 else 0
+        result: torch.Tensor = model(torch.ones(2, 4) + wrong).square().mean()
         return result
 
     replay = replay_of(loss, model)
     assert replay.find_differences(replay.prints(), replay.prints()) == ([0, 1], [])
     assert replay.find_kernels() == []
+
+
+def test_kernel_that_seldom_adds_in_another_order_is_found() -> None:
+    """Ordinary passes are repeated until one differs."""
+    model, passes = torch.nn.Linear(4, 4), itertools.count(1)
+
+    def loss() -> torch.Tensor:
+        is_fixed = torch.are_deterministic_algorithms_enabled()
+        wobble = 0 if is_fixed or next(passes) % 5 else 1
+        result: torch.Tensor = model(torch.ones(2, 4) + wobble).square().mean()
+        return result
+
+    assert replay_of(loss, model).find_kernels() == [UNNAMED_KERNELS]
+
+
+def test_long_repetitions_mark_progress() -> None:
+    """A pass of a large model takes seconds, and many of them longer than the limit of a step."""
+    model, marks = torch.nn.Linear(4, 4), []
+
+    def loss() -> torch.Tensor:
+        result: torch.Tensor = model(torch.ones(2, 4)).square().mean()
+        return result
+
+    replay = Replay(
+        model, list(model.parameters()), loss, Randomness(), progress=lambda: marks.append(1)
+    )
+    replay.find_kernels()
+    assert len(marks) >= DETERMINISTIC_PASSES
 
 
 def test_warnings_that_torch_gives_once_are_seen_each_time() -> None:
