@@ -56,6 +56,8 @@ class FineTuned(Trained, TalkedInsideNodes):
         assert phase.fact("examples") == phase.args["subset_size"]
         assert phase.fact("dataset_digest") and phase.fact("tokenizer_digest")
 
+    @pytest.mark.detects("lora-projection-frozen")
+    @pytest.mark.detects("lora-base-trainable")
     def test_only_adapters_are_trained(self, phase: PhaseView) -> None:
         assert phase.fact("base_unchanged") is True
         assert phase.fact("adapters_changed") is True

@@ -33,7 +33,7 @@ def parse_args() -> argparse.Namespace:
 
 def state_of(model: Any, rank: Rank) -> dict[str, Any]:
     """The state that a new model must have after loading the checkpoint: adapters and base."""
-    adapters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    adapters = {name: value for name, value in model.named_parameters() if ".lora_" in name}
     return {"adapters": adapters, "parameters": rank.checksums(model.named_parameters())}
 
 
@@ -111,7 +111,8 @@ def main() -> None:
         if rank.is_main:
             write_results(args, rank, trainer, metrics)
         trained = state_of(model, rank)
-        adapters, after = trained["adapters"].keys(), trained["parameters"]
+        adapters = {name for name, value in model.named_parameters() if value.requires_grad}
+        after = trained["parameters"]
         changed = {name for name in after if after[name] != before[name]}
         rank.fact(
             rows_trained_on=torch.cat(trainer.rows).tolist(),

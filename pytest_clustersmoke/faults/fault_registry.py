@@ -1,21 +1,15 @@
-"""All faults, by what they affect: ranks, training, checkpoints, collectives, job settings."""
+"""All faults, by what they affect: ranks, training, checkpoints, collectives, job settings.
+
+Those of training are in `training_registry.py`.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from .fault import ALONE, AMONG, JOB, Fault
+from .training_registry import BEHIND, RELOAD, TRAINING
 
-FINITE = "test_loss_is_finite_on_every_rank"
-FALLS = "test_loss_over_all_ranks_falls"
-GRADIENTS = "test_gradients_are_in_sync"
-REPEATED = "test_repeated_steps_give_the_same_gradients"
-OTHERS = "test_other_ranks_compute_the_same_gradients"
-TWIN = "test_twin_run_gives_the_same_bits"
-REPLICAS = "test_replicas_stay_equal"
-RELOAD = "test_reloaded_checkpoint_equals_the_saved"
-THROUGHPUT = "test_throughput_meets_the_reference"
-BEHIND = "test_no_rank_falls_behind"
 INSIDE = "test_transports_inside_nodes_are_those_expected"
 BETWEEN = "test_transports_between_nodes_are_those_expected"
 
@@ -60,115 +54,35 @@ RANKS = (
         ranks=2,
         trains=True,
     ),
-)
-TRAINING = (
     Fault(
-        "all-slow",
-        "every rank sleeps in each step for as long as the step takes, at least 0.25 s",
-        "ranks",
-        frozenset({THROUGHPUT}),
-        trains=True,
-        slower_than_baseline=True,
-    ),
-    Fault(
-        "no-gradient-sync",
-        "DistributedDataParallel does not reduce gradients",
-        "ranks",
-        frozenset({GRADIENTS}),
-        # The ranks' weights diverge, and only rank 0's are saved.
-        follows=frozenset({REPLICAS, RELOAD}),
-        ranks=2,
-        trains=True,
-        mark="ddp",
-    ),
-    Fault(
-        "no-gradient-sync-zero",
-        "DeepSpeed does not reduce gradients",
-        "ranks",
-        frozenset({GRADIENTS}),
-        ranks=2,
-        trains=True,
-        mark="deepspeed",
-    ),
-    Fault(
-        "gradient-flipped",
-        "the sign of one parameter's gradient is flipped on one rank after the reduction",
+        "rank-slow-backward",
+        "one rank computes in each backward pass for as long as a step takes, at least 0.05 s",
         "rank",
-        frozenset({GRADIENTS}),
-        follows=frozenset({REPLICAS, RELOAD, TWIN}),
+        frozenset({BEHIND}),
         blames=ALONE,
         ranks=2,
         trains=True,
         mark="ddp",
     ),
     Fault(
-        "gradient-corrupted",
-        "one number of a gradient is wrong in every second pass on one rank, before any reduction",
+        "rank-slow-optimizer",
+        "one rank computes in each step of the optimizer for as long as a step takes, at least "
+        "0.05 s",
         "rank",
-        frozenset({REPEATED}),
-        # It leaves out steps that a rank cannot repeat; with three ranks, others repeat them too.
-        follows=frozenset({GRADIENTS, OTHERS, TWIN}),
+        frozenset({BEHIND}),
         blames=ALONE,
         ranks=2,
         trains=True,
-        mark="ddp",
     ),
+    # No event of that rank counts, also none that it stages a fault: all ranks record it.
     Fault(
-        "always-wrong",
-        "one number of each linear layer's output is wrong on one rank, each time in the same way",
-        "rank",
-        frozenset({OTHERS}),
-        blames=ALONE,
-        ranks=3,
-        trains=True,
-        mark="deepspeed",
-    ),
-    Fault(
-        "weight-flipped",
-        "one bit of a weight is flipped on one rank at the third step",
-        "rank",
-        frozenset({REPLICAS}),
-        follows=frozenset({RELOAD, TWIN}),
-        ranks=2,
-        trains=True,
-        mark="ddp",
-    ),
-    Fault(
-        "weights-flipped",
-        "the same bit of a weight is flipped on every rank at the third step, under `proof: twin`",
+        "evidence-stale",
+        "the events of one rank are those of an earlier run",
         "ranks",
-        frozenset({TWIN}),
-        trains=True,
-        proof="twin",
-    ),
-    Fault(
-        "master-flipped",
-        "one bit of ZeRO's master weights is flipped on one rank at the third step, under `proof: "
-        "twin`",
-        "rank",
-        frozenset({TWIN}),
+        frozenset({JOB}),
+        findings=("foreign-events",),
         blames=ALONE,
         ranks=2,
-        trains=True,
-        mark="deepspeed",
-        proof="twin",
-    ),
-    Fault(
-        "loss-nan",
-        "one number of the last batch is NaN on one rank",
-        "rank",
-        frozenset({FINITE}),
-        # The mean of the last losses is NaN, and the batch is whole when the step is repeated.
-        follows=frozenset({FALLS, REPEATED, TWIN}),
-        blames=ALONE,
-        ranks=2,
-        trains=True,
-    ),
-    Fault(
-        "loss-flat",
-        "every update of the parameters is undone",
-        "ranks",
-        frozenset({FALLS}),
         trains=True,
     ),
 )

@@ -127,15 +127,24 @@ def _check_job(fault: Fault, result: PhaseResult) -> list[str]:
         expected = " or ".join(fault.signatures)
         reasons.append(f"the finding's cause is {signature or 'unknown'}, expected {expected}")
     if fault.blames:
-        chosen = result.ranks[_chosen(result)]
-        is_alone = (finding["ranks"], finding["hosts"]) == ([chosen.rank], [chosen.node])
-        is_among = chosen.rank in finding["ranks"] and chosen.node in finding["hosts"]
+        chosen, node = _chosen(result), _find_node(result)
+        is_alone = (finding["ranks"], finding["hosts"]) == ([chosen], [node])
+        is_among = chosen in finding["ranks"] and node in finding["hosts"]
         if not (is_among if fault.blames == AMONG else is_alone):
             reasons.append(
                 f"the finding names ranks {finding['ranks']} and hosts {finding['hosts']}, "
-                f"expected {chosen}"
+                f"expected rank {chosen} ({node})"
             )
     return reasons
+
+
+def _find_node(result: PhaseResult) -> str:
+    """The node of the rank that staged the fault; by its number, if none of its events counts."""
+    rank = result.ranks[_chosen(result)]
+    if not rank.events.foreign:
+        return rank.node
+    number = rank.rank // int(result.spec["ranks_per_node"])
+    return next(node.name for node in result.nodes if node.node_rank == number)
 
 
 def _check_criteria(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.telemetry import read_events
-from tests.faults.table import BEHIND, CRITERIA, UNMEASURED, Fault
-from tests.faults.table.model import DATA, OTHERS, REPLICAS, STEP_LIMIT_S, TWIN
-from tests.support.harness import PROGRAMS, Outcome, Suite
+from tests.faults.table import BEHIND, UNMEASURED, Fault
+from tests.faults.table.model import DATA, OTHERS, REPLICAS, SKIPPED_BY_BASE, STEP_LIMIT_S, TWIN
+from tests.support.harness import PROGRAMS, SMOKE_TESTS, Outcome, Suite
 from tests.support.waiting import PATIENCE_S
 
 RESUMED = {"test_training_resumes_where_it_stopped", "test_training_before_the_stop_was_sound"}
@@ -18,14 +18,18 @@ Recorder = Callable[[str, object], None]
 
 
 def add(fault: Fault, suite: Suite) -> None:
-    """Make the fault's program a phase of the suite, with all criteria of `Trained`."""
+    """Make the fault's program a phase of the suite, with all criteria of its base class."""
     suite.profile["stage_limits_s"] = {"train_step": STEP_LIMIT_S}
     suite.profile |= fault.profile
     if fault.settings:
         suite.profile["phases"][fault.name] = dict(fault.settings)
+    own_base = fault.base == "FineTuned"
+    if own_base:
+        (suite.path / "pytest.ini").write_text(f"[pytest]\npythonpath = {SMOKE_TESTS}\n")
     suite.phase(
         fault.name,
-        base="Trained, Resumed" if fault.settings.get("resume") else "Trained",
+        base=f"{fault.base}, Resumed" if fault.settings.get("resume") else fault.base,
+        imports="from test_lora_sft import FineTuned" if own_base else "",
         body="pass",
         script=PROGRAMS / fault.program,
         nodes=fault.nodes,
@@ -77,8 +81,9 @@ def _check_criteria(fault: Fault, outcome: Outcome, record: Recorder) -> None:
     ranks = fault.nodes * fault.ranks_per_node
     few = ({BEHIND, REPLICAS, DATA} if ranks == 1 else set()) | ({OTHERS} if ranks < 3 else set())
     sampled = set() if fault.settings.get("proof") == "twin" else {TWIN}
-    skipped = (UNMEASURED | fault.skipped | few | sampled) - fault.failed
-    green = CRITERIA - fault.failed - skipped
+    skipped = UNMEASURED | fault.skipped | SKIPPED_BY_BASE[fault.base] | few | sampled
+    skipped -= fault.failed
+    green = fault.criteria - fault.failed - skipped
     assert _criteria_by_result(fault, outcome) == {
         "passed": green,
         "failed": fault.failed,
@@ -100,7 +105,7 @@ def _check_criteria(fault: Fault, outcome: Outcome, record: Recorder) -> None:
 def _check_finding(fault: Fault, outcome: Outcome, record: Recorder, struck: float | None) -> None:
     """The finding names its cause, rank and host, in time."""
     assert outcome.phase(fault.name)["outcome"] == fault.outcome, outcome.output
-    criteria = CRITERIA | (RESUMED if fault.settings.get("resume") else set())
+    criteria = fault.criteria | (RESUMED if fault.settings.get("resume") else set())
     assert _criteria_by_result(fault, outcome) == {
         "passed": set(),
         "failed": {"job"},

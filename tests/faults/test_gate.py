@@ -19,7 +19,7 @@ from pytest_clustersmoke.evidence.run_counts import (
 from pytest_clustersmoke.evidence.run_directory import RunDir, read_json, write_json
 from pytest_clustersmoke.evidence.run_record import GateRecord, ProofRecord
 from pytest_clustersmoke.evidence.staged_marks import CANNOT_STAGE
-from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.evidence.telemetry import Events, EventWriter
 from pytest_clustersmoke.faults import FAULTS
 from pytest_clustersmoke.faults.gate import Baseline, Observed, judge_gate
 from pytest_clustersmoke.report.verdict import judge_record
@@ -62,6 +62,20 @@ def judge_job(folder: Path, staged_on: tuple[int, ...] = (1,), **changes: Any) -
     findings = [{**FINDING, **changes}]
     result = staged_in(folder, "rank-killed", staged_on, outcome="failed", findings=findings)
     return judge_gate(KILLED, "small", result, {}, None, RunDir(folder))
+
+
+@pytest.mark.parametrize(("host", "status"), [("node 0", PROVEN_GATE), ("n1", WRONG_GATE)])
+def test_stale_evidence_is_of_the_node_that_its_rank_ran_on(
+    tmp_path: Path, host: str, status: str
+) -> None:
+    """No event of that rank counts, so that none says on which node it ran."""
+    fault = FAULTS["evidence-stale"]
+    findings = [{**FINDING, "id": "foreign-events", "hosts": [host]}]
+    result = staged_in(tmp_path, fault.name, (0, 1), outcome="failed", findings=findings)
+    foreign = replace(result.ranks[1], events=Events(tmp_path, foreign="they lack the word"))
+    result = replace(result, ranks=(result.ranks[0], foreign))
+    gate = judge_gate(fault, "small", result, {}, None, RunDir(tmp_path))
+    assert gate.status == status, gate.reasons
 
 
 def test_gate_is_proven_by_the_failing_criterion(tmp_path: Path) -> None:

@@ -18,8 +18,11 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
 NODES = 4
 # What a node of Slurm changes is judged elsewhere; these are judged by what the ranks recorded.
 FAMILIES = {"gradients", "data", "numbers", "straggler", "checkpoint", "death", "out of step"}
+SHARED = {"references"}  # keys of a profile in which each phase has an entry of its own
 FAULTS = [
-    fault for fault in LOCAL if fault.family in FAMILIES and not (fault.profile or fault.usage)
+    fault
+    for fault in LOCAL
+    if (fault.family in FAMILIES or fault.failed) and not (set(fault.profile) - SHARED)
 ]
 
 

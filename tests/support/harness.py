@@ -162,11 +162,18 @@ class Suite(RunFiles):
         }
 
     def phase(
-        self, name: str = "small", body: str = "", base: str = "", file: str = "", **marker: Any
+        self,
+        name: str = "small",
+        body: str = "",
+        base: str = "",
+        file: str = "",
+        imports: str = "",
+        **marker: Any,
     ) -> Path:
         """Add a phase and list it in the profile.
 
-        `body` is the class's own criteria, in place of `DONE`; `base` are its base classes.
+        `body` is the class's own criteria, in place of `DONE`; `base` are its base classes, and
+        `imports` is the line that imports them, if they are not the plugin's.
         """
         script = str(marker.pop("script", TRAIN))
         words = ", ".join(f"{key}={value!r}" for key, value in {"script": script, **marker}.items())
@@ -174,6 +181,7 @@ class Suite(RunFiles):
         lines = [
             "import pytest",
             "from pytest_clustersmoke.criteria import *",
+            imports,
             f'@pytest.mark.phase("{name}", {words})',
             f"class Test{title}{f'({base})' if base else ''}:",
             textwrap.indent(textwrap.dedent(body or DONE), "    "),

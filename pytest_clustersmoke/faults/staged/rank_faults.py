@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 import time
 from abc import ABC, abstractmethod
 
-from .staging import AT_STEP, Staging
+from ...rank.proof import find_optimizer
+from .staging import AT_STEP, NO_PROOF, Staging, cannot_stage
 
 LEAST_SLEEP_S = 0.25
 # Rank 0 enters the collective this late; the waiting rank is killed after half that time.
 LATE_S = 3.0
+LEAST_BURN_S = 0.05
 
 
 def _kill() -> None:
@@ -110,6 +113,65 @@ class AllSlow(Slow):
         return True
 
 
+class SlowPart(Staging, ABC):
+    """In each pass of one part of a step the chosen rank computes for as long as its fastest step
+    took."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self._began = self._burnt_s = 0.0
+        self._step_s = math.inf
+
+    def before_step(self, index: int, count: int) -> None:
+        if not self.chosen:
+            return
+        if index:
+            step_s = time.perf_counter() - self._began - self._burnt_s
+            self._step_s = min(self._step_s, step_s)
+        else:
+            self.slow_down()
+        self._began, self._burnt_s = time.perf_counter(), 0.0
+
+    @abstractmethod
+    def slow_down(self) -> None:
+        """Let the part call `burn` in each pass."""
+
+    def burn(self) -> None:
+        """On CUDA between two kernels, whose events then lie further apart; on CPU by CPU time, in
+        which a rank's own step is measured there."""
+        import torch
+
+        self.stage()
+        clock = time.process_time
+        if self.rank.device.type == "cuda":
+            torch.cuda.synchronize()
+            clock = time.perf_counter
+        began, end = time.perf_counter(), clock() + max(LEAST_BURN_S, self._least_step_s)
+        while clock() < end:
+            pass
+        self._burnt_s += time.perf_counter() - began
+
+    @property
+    def _least_step_s(self) -> float:
+        return self._step_s if math.isfinite(self._step_s) else 0.0
+
+
+class SlowBackward(SlowPart):
+    def slow_down(self) -> None:
+        if not self.parameters:
+            raise cannot_stage(NO_PROOF)
+        self.parameters[0].register_hook(lambda _: self.burn())
+
+
+class SlowOptimizer(SlowPart):
+    def slow_down(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        if self.proof is None or find_optimizer(self.proof) is None:
+            raise cannot_stage("the program's proof names no optimizer")
+        register_optimizer_step_post_hook(lambda *_: self.burn())
+
+
 STAGINGS: dict[str, type[Staging]] = {
     "rank-killed-at-start": KilledAtStart,
     "rank-killed": Killed,
@@ -120,4 +182,6 @@ STAGINGS: dict[str, type[Staging]] = {
     "rank-out-of-step": OutOfStep,
     "rank-slow": Slow,
     "all-slow": AllSlow,
+    "rank-slow-backward": SlowBackward,
+    "rank-slow-optimizer": SlowOptimizer,
 }

@@ -12,6 +12,7 @@ from ...rank.hook import RankHook
 
 # Training faults happen at the third step, since the first ones connect and compile.
 AT_STEP = 2
+NO_PROOF = "the program gave rank.steps no proof"
 
 
 class Staging(RankHook):

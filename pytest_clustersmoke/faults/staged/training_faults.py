@@ -2,60 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from contextlib import ExitStack
 from typing import Any
-from unittest import mock
 
 from ...rank.leaves import is_sharded
 from ...rank.proof import find_optimizer
-from .staging import AT_STEP, Staging, cannot_stage, wrap_attribute
-
-
-class NoSync(Staging):
-    """Runs every forward pass of DistributedDataParallel under no_sync: nothing is reduced."""
-
-    def opened(self) -> None:
-        from torch.nn.parallel import DistributedDataParallel
-
-        def without_sync(forward: Any) -> Any:
-            def forward_unsynced(module: Any, *inputs: Any, **kwargs: Any) -> Any:
-                self.stage()
-                with module.no_sync():  # DDP decides in the forward pass whether the backward syncs
-                    return forward(module, *inputs, **kwargs)
-
-            return forward_unsynced
-
-        wrap_attribute(DistributedDataParallel, "forward", without_sync)
-
-
-class _FinishedWork:
-    """The work handle of a skipped collective."""
-
-    def wait(self, *_: object) -> None:
-        pass
-
-
-class NoSyncZero(Staging):
-    """Disables DeepSpeed's reductions in the backward pass. The all-gather still makes the
-    parameters equal on all ranks, so only the gradients show the fault."""
-
-    def opened(self) -> None:
-        engine: Any = importlib.import_module("deepspeed.runtime.engine")
-        comm: Any = importlib.import_module("deepspeed.comm")
-
-        def without_reduction(backward: Any) -> Any:
-            def backward_unreduced(*args: Any, **kwargs: Any) -> Any:
-                self.stage()
-                with ExitStack() as patched:
-                    for name in ("all_reduce", "reduce", "reduce_scatter_fn"):  # the last: ZeRO-3
-                        skipped = mock.patch.object(comm, name, lambda *_, **__: _FinishedWork())
-                        patched.enter_context(skipped)
-                    return backward(*args, **kwargs)
-
-            return backward_unreduced
-
-        wrap_attribute(engine.DeepSpeedEngine, "backward", without_reduction)
+from .staging import AT_STEP, NO_PROOF, Staging, cannot_stage, wrap_attribute
 
 
 class Flipped(Staging):
@@ -78,7 +29,7 @@ class CorruptedGradient(Staging):
         if not self.chosen or index:
             return
         if not self.parameters:
-            raise cannot_stage("the program gave rank.steps no proof")
+            raise cannot_stage(NO_PROOF)
         import torch
 
         passes = 0
@@ -130,7 +81,7 @@ class FlippedWeight(Staging):
         if self.is_spared or index != min(AT_STEP, count - 1):
             return
         if not self.parameters:
-            raise cannot_stage("the program gave rank.steps no proof")
+            raise cannot_stage(NO_PROOF)
         import torch
 
         if any(map(is_sharded, self.parameters)):
@@ -238,8 +189,6 @@ class CorruptedResult(Staging):
 
 
 STAGINGS: dict[str, type[Staging]] = {
-    "no-gradient-sync": NoSync,
-    "no-gradient-sync-zero": NoSyncZero,
     "gradient-flipped": Flipped,
     "gradient-corrupted": CorruptedGradient,
     "always-wrong": AlwaysWrong,

@@ -27,13 +27,17 @@ def without_reductions(backward: Any) -> Any:
     return unreduced
 
 
-def read_back(engine: Any) -> Any:
+def remove_reductions() -> None:
     """train_zero reads every engine back once, before it trains."""
-    engine.backward = without_reductions(engine.backward)
-    return whole_read_back(engine)
+    whole_read_back = train_zero.read_back
+
+    def read_back(engine: Any) -> Any:
+        engine.backward = without_reductions(engine.backward)
+        return whole_read_back(engine)
+
+    train_zero.read_back = read_back
 
 
 if __name__ == "__main__":
-    whole_read_back = train_zero.read_back
-    train_zero.read_back = read_back
+    remove_reductions()
     train_zero.main()

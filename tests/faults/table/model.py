@@ -77,6 +77,31 @@ CRITERIA = UNMEASURED | {
     BEHIND,
 }
 
+ADAPTERS = "test_only_adapters_are_trained"
+# What each base class of a staged phase requires. FineTuned is that of the suite's LoRA phases.
+BASES: Mapping[str, frozenset[str]] = {
+    "Trained": CRITERIA,
+    "FineTuned": CRITERIA
+    | {
+        ADAPTERS,
+        "test_model_is_wrapped_in_ddp",
+        "test_base_weights_are_trained",
+        "test_rank_0_tokenised_once_for_all",
+        "test_ranks_end_with_the_same_weights",
+        "test_ranks_train_on_different_examples",
+        "test_metrics_are_written_by_rank_0_alone",
+        "test_checkpoint_holds_the_adapter",
+        "test_transports_inside_nodes_are_those_expected",
+    },
+}
+# A base of random weights and gloo leave these nothing to judge.
+SKIPPED_BY_BASE: Mapping[str, frozenset[str]] = {
+    "Trained": frozenset(),
+    "FineTuned": frozenset(
+        {"test_base_weights_are_trained", "test_transports_inside_nodes_are_those_expected"}
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -103,6 +128,7 @@ class Fault:
     rank: int | None = None
     host: str = ""
     outcome: str = "failed"  # of the job, if `finding` is given
+    base: str = "Trained"  # of the phase's class, one of BASES
     nodes: int = 1
     ranks_per_node: int = 2
     args: Mapping[str, Any] = field(default_factory=lambda: SMALL)
@@ -116,6 +142,11 @@ class Fault:
     replayed: bool = False  # recorded text, because the fault itself cannot be staged here
     of_nobody: bool = False  # a limit, a cancellation: no rank and no node is at fault
     slow: bool = False  # only in `make test-all`; one or two of each family are not slow
+
+    @property
+    def criteria(self) -> frozenset[str]:
+        """The criteria of the phase that it is staged in, with its job."""
+        return BASES[self.base]
 
     @property
     def of(self) -> str:

@@ -240,6 +240,20 @@ PROGRAMS = (
             ("zero_same_data", "same_data.py", SMALL_ZERO),
         )
     ),
+    # DeepSpeed divides each rank's gradients by the number of ranks, and then adds nothing up.
+    Fault(
+        "zero_same_data_without_sync",
+        "same_data_without_sync.py",
+        "data",
+        frozenset({DATA, GRADIENTS}),
+        words=(
+            "the data is not sharded: the local losses of all 2 ranks are identical",
+            "gradients are not in sync on all ranks at step 1: ",
+        ),
+        of_nobody=True,
+        args=SMALL_ZERO,
+        slow=True,
+    ),
     _nan("data", "first at step 4 on rank 1 (local0);", slow=False),
     _nan("parameter", "first at step 4 on rank 1 (local0);", slow=True),
     # The reduction passes it to all ranks before any loss shows it.
@@ -267,6 +281,27 @@ PROGRAMS = (
             slow=True,
         )
         for name in ("slow_backward", "slow_optimizer")
+    ),
+    Fault(
+        "slow_backward_under_zero",
+        "slow_engine.py",
+        "straggler",
+        frozenset({BEHIND}),
+        words=("rank 1 (local0) on ", "falls behind: its backward (CPU time) takes "),
+        rank=1,
+        args={**SMALL_ZERO, "hidden_size": 256, "micro_batch": 64},
+        slow=True,
+    ),
+    Fault(
+        "slow_backward_under_lora",
+        "slow_engine.py",
+        "straggler",
+        frozenset({BEHIND}),
+        words=("rank 1 (local0) on ", "falls behind: its backward (CPU time) takes "),
+        rank=1,
+        base="FineTuned",
+        args={**SMALL_LORA, "max_steps": 8},
+        slow=True,
     ),
     _ends("killed", when="init"),
     _ends("killed", when="model"),

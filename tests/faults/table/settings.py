@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.faults.table.model import FALLS, REFERENCES, RELOAD, SMALL, SMALL_LORA, Fault
+from tests.faults.table.model import (
+    ADAPTERS,
+    FALLS,
+    PRECISION,
+    REFERENCES,
+    RELOAD,
+    SMALL,
+    SMALL_LORA,
+    Fault,
+)
 from tests.faults.table.programs import SMALL_ZERO
 from tests.support.harness import SMOKE_TESTS
 
@@ -30,6 +39,21 @@ def _shard(fault: str, slow: bool, **expected: object) -> Fault:
         args={**SMALL_ZERO, "fault": fault},
         slow=slow,
         **expected,  # type: ignore[arg-type]
+    )
+
+
+def _altered(fault: str, criteria: set[str], *words: str, **args: object) -> Fault:
+    """A LoRA phase that trains something else than it says, on all ranks."""
+    return Fault(
+        f"lora_{fault.replace('-', '_')}",
+        "lora_altered.py",
+        "configuration",
+        frozenset(criteria),
+        words=words,
+        of_nobody=True,
+        base="FineTuned",
+        args={**SMALL_LORA, "max_steps": 8, **args, "fault": fault},
+        slow=True,
     )
 
 
@@ -136,6 +160,23 @@ SETTINGS = (
         signature="no_grad_fn",
         args={**SMALL_LORA, "fault": "no-grad"},
         slow=True,
+    ),
+    _altered(
+        "fp32",
+        {PRECISION},
+        "the linear layers computed in float32 on rank 0 (local0) at step 1; expected bfloat16",
+        precision="bf16",
+    ),
+    _altered(
+        "projection-frozen",
+        {ADAPTERS},
+        "trainable adapter tensors by projection: {'o_proj': 0}; expected 4 of each",
+    ),
+    # Only adapters are saved, and that weight is lost.
+    _altered(
+        "base-trainable",
+        {ADAPTERS, RELOAD},
+        "trainable besides the adapters: ['base_model.model.model.layers.0.input_layernorm",
     ),
     # The tiny base is random by design; the reference is that of a trained base of this vocabulary.
     Fault(
