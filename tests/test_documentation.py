@@ -208,6 +208,16 @@ def test_options_and_marks_are_in_the_reference() -> None:
     assert missing(names, (DOCS / "reference" / "options.md").read_text()) == []
 
 
+def test_options_with_a_path_are_written_with_an_equals_sign() -> None:
+    """With a space, pytest takes the path for a test or for its root directory."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
+    spaced = re.compile(r"--cluster-(?:config|report-dir) +[\w./~$-]+[\w`]")
+    found = {page.name: spaced.findall(page.read_text()) for page in pages}
+    assert not any(found.values()), found
+    text = (DOCS / "reference" / "options.md").read_text()
+    assert "`--cluster-config=PATH`" in text and "`--cluster-report-dir=DIR`" in text
+
+
 def test_subcommands_and_their_options_are_in_the_reference() -> None:
     """Each subcommand of `clustersmoke` has a section that names its options."""
     text = (DOCS / "reference" / "options.md").read_text()

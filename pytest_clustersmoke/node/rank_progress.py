@@ -179,7 +179,9 @@ class RankWatch:
             return None
         if time.monotonic() - rank.exited_at < READ_AGAIN_S:
             return None
-        where = f"in stage {rank.stage}" + (f" after step {rank.step}" if rank.step else "")
+        where = f"in stage {rank.stage}" + (
+            f" after step {rank.step} or later" if rank.step else ""
+        )
         why = f"rank {rank.rank} (pid {rank.pid}) ended {where} without finishing"
         return Trouble("rank_died", why, rank.rank, {"stage": rank.stage, "step": rank.step})
 

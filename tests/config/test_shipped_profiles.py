@@ -138,6 +138,28 @@ def test_gilbreth_loads_external_first_and_unsets_interfaces(shipped: ClusterFil
     assert profile.env.multi_node.set["NCCL_IB_DISABLE"] == "0"
 
 
+def test_gilbreth_expects_the_versions_of_its_guide(shipped: ClusterFile) -> None:
+    """Sections 2.2 and 5.5; NCCL with several ranks, DeepSpeed under ZeRO."""
+    everywhere = {
+        "python": "3.10.19",
+        "torch": "2.2.0+cu121",
+        "cuda": "12.1",
+        "cudnn": "8902",
+        "driver": "565.57.01",
+    }
+    of_several = everywhere | {"nccl": "2.19.3"}
+    of_zero = of_several | {"deepspeed": "0.14.0"}
+    expect = shipped.profile("gilbreth").expect
+    assert {name: dict(each.versions) for name, each in expect.items()} == {
+        "mlp_1gpu": everywhere,
+        "ddp_2gpu": of_several,
+        "zero1_2gpu": of_zero,
+        "zero1_4node": of_zero,
+        "allreduce_1node": of_several,
+        "allreduce_multinode": of_several,
+    }
+
+
 def test_references_of_memory_are_converted_to_gib(shipped: ClusterFile) -> None:
     """The guide's decimal GB are the same memory in GiB."""
     decimal = {"mlp_1gpu": 0.52, "ddp_2gpu": 2.44, "zero1_2gpu": 9.68, "zero1_4node": 7.12}

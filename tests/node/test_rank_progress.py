@@ -168,6 +168,20 @@ def test_ranks_that_torchrun_ends_after_the_first_count_as_alive(
     assert [rank for rank, _, _ in watch.live()] == []
 
 
+@pytest.mark.parametrize(
+    ("marks", "where"), [(0, "stage train without"), (1, "stage train after step 4 or later")]
+)
+def test_rank_that_ended_may_have_gone_on_after_its_last_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marks: int, where: str
+) -> None:
+    """Not every step is marked, so the last mark is a lower bound."""
+    monkeypatch.setattr(rank_progress, "READ_AGAIN_S", 0.0)
+    ended = {"event": "start", "pid": 1, "pid_started": 1.0}
+    step = {"event": "step", "step": 4, "steps": 9}
+    trouble = watch_rank(tmp_path, ended, TRAIN, *[step] * marks).trouble()
+    assert trouble is not None and f"ended in {where}" in trouble.why
+
+
 @pytest.mark.parametrize(("marks", "limit"), [(0, "first_step"), (1, "train_step")])
 def test_second_pass_has_the_limits_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marks: int, limit: str

@@ -289,3 +289,17 @@ def test_undefined_phase_is_not_fit(suite: Suite) -> None:
     assert 0 < output.index(early) < output.index("submitted as job")
     assert suite.run(str(suite.path)).ret == 6
     assert suite.run(path).ret == suite.run("-k", "one_a or OneA").ret == 0
+
+
+def test_misspelt_phase_of_a_profile_is_named_with_a_near_match(suite: Suite) -> None:
+    """By the dry run, which submits nothing, and by the run."""
+    suite.phase("mlp_1gpu")
+    suite.phase("other")
+    suite.cluster(phases=dict.fromkeys(["mlp_1gp", "other"]))
+    words = (
+        "one lists the phase mlp_1gp, but no collected test defines it; did you mean `mlp_1gpu`?"
+    )
+    plan = suite.run("--cluster-dry-run")
+    assert plan.ret == 0 and words in plan.stdout.str() and suite.runs() == []
+    result = suite.run()
+    assert result.ret == 6 and words in result.stdout.str()

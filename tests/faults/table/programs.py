@@ -38,7 +38,10 @@ SMALL_ZERO = {
 
 def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool = True) -> Fault:
     """Rank 1 of two ends, or stops. torchrun, if it is fast enough, logs the signal."""
+    silent = (how, when) == ("exits-0", "step")
     message = "Cannot use ReduceOp.BAND" if when == "collective" else "this rank has had enough"
+    # It ends at step 4, but not every step is marked.
+    marked = ("ended in stage train, after step 1 or later (steps are marked at most every ",)
     return Fault(
         f"{how.replace('-', '_')}_in_{when}",
         "ends.py",
@@ -46,7 +49,7 @@ def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool =
         finding=finding,
         maybe="rank_killed" if how == "killed" else "",
         unknown=how == "raises",  # an exception of the program's own
-        words=(message,) if how == "raises" else (),
+        words=(message,) if how == "raises" else marked if silent else (),
         within_s=HANG_WITHIN_S if how == "hangs" else 10.0,
         rank=1,
         args={**SMALL, "how": how, "at_rank": 1, "when": when},
