@@ -98,7 +98,10 @@ def _check_next_loss(before: RankResult, after: RankResult, stop: Mapping[str, A
     __tracebackhide__ = True
     expected, other = (parse_number(stop.get(name)) for name in ("next_loss", "first_loss"))
     if expected is None or other is None:
-        fail(f"{before} did not compute the loss of the next step: save_progress has no next_loss")
+        fail(
+            f"{before} did not compute the loss of the next step: save_progress was called "
+            "without next_loss"
+        )
     losses = parse_numbers((after.events.last("losses") or {}).get("local_first"))
     found = losses[0] if losses else math.nan
     if abs(found - expected) <= SAME_LOSS * abs(expected):
@@ -106,8 +109,8 @@ def _check_next_loss(before: RankResult, after: RankResult, stop: Mapping[str, A
     tolerance = SAME_LOSS_16_BIT * abs(expected)
     if not abs(found - expected) <= tolerance:
         fail(
-            f"{after} had the loss {found} in its first step after the stop; the same step had "
-            f"{expected} before it: another batch, or another state"
+            f"{after} had the loss {found} in its first step after the stop; before the stop, "
+            f"the same step gave {expected}: the batch or the state is another"
         )
     if abs(other - expected) <= 2 * tolerance:
         raise Unmeasured(

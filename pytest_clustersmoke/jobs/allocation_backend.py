@@ -243,7 +243,7 @@ class AllocationBackend:
                 why = refusal if allocation.runs else _end_of(allocation)
                 return step.state("ended", NOT_STARTED, why)
             if allocation.runs:
-                why = f"its step; allocation {self._job_id} goes on"
+                why = f"only this step; allocation {self._job_id} goes on"
                 return step.state("ended", "CANCELLED", why)
             if allocation.state.raw == "TIMEOUT":
                 why = f"allocation {self._job_id} ended at its time limit"

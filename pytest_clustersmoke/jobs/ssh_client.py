@@ -184,10 +184,10 @@ class SshHost:
             raise HostUnavailable(UNREACHABLE, f"a command there {end}")
         if timed_out or (said and call.status != FAILED):
             when = f"within {timeout_s:g} s" if timed_out else f"(status {call.status})"
-            why = f"it accepts the login and runs no command {when}"
+            why = f"it accepts the login but runs no command {when}"
             raise HostUnavailable(NO_SHELL, why + printed)
         if call.status != FAILED:
-            why = f"it accepts the login and runs no command (status {call.status})"
+            why = f"it accepts the login but runs no command (status {call.status})"
             raise HostUnavailable(NO_SHELL, why)
         raise _explain(call.errors.decode(errors="replace"), "the connection was lost")
 

@@ -76,7 +76,7 @@ class StepRequest:
         missing = [name for name in self._hosts("nodelist") if name not in usable]
         if missing:
             return self._misfit(
-                "nodelist", _join(missing), "not these", f"--nodelist={','.join(missing)}"
+                "nodelist", _join(missing), "other nodes", f"--nodelist={','.join(missing)}"
             )
         if len(usable) < self.nodes:
             left_out = f"--exclude={self._option('exclude')}"

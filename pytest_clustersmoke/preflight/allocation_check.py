@@ -74,8 +74,8 @@ def find_allocation_problems(
     if len(misfits) == len(phases):
         return [
             Problem(
-                f"phase `{phase.name}` does not fit allocation {allocation.job_id}, nor does any "
-                f"other: {misfit.what}",
+                f"no selected phase fits allocation {allocation.job_id}; phase `{phase.name}`: "
+                f"{misfit.what}",
                 misfit.setting.source,
                 todo=misfit.todo,
             )

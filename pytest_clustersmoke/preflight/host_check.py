@@ -155,7 +155,7 @@ class HostCheck:
             yield Finding("host-in-use", f"it still runs {jobs}, of another run", fix)
         is_known = hardware.device == "cuda" and facts.gpus is not None
         if is_known and (facts.gpus or 0) < hardware.gpus_per_node:
-            why = f"nvidia-smi lists {plural(facts.gpus or 0, 'GPU')}, and the profile has "
+            why = f"nvidia-smi lists {plural(facts.gpus or 0, 'GPU')}; hardware.gpus_per_node is "
             fix = "check whether a GPU is lost (nvidia-smi -L), or correct hardware.gpus_per_node"
             yield Finding("gpus-missing", why + str(hardware.gpus_per_node), fix)
 
@@ -209,7 +209,7 @@ def _judge_files(folder: PhaseDir, token: Path, facts: HostFacts) -> Iterator[Fi
         why = f"it does not see {token}, which this machine wrote"
     while not why and not (visible(seen) and seen.read_text(errors="replace") == word):
         if time.monotonic() > deadline:
-            why = f"this machine does not see {seen}, which it wrote"
+            why = f"this machine does not see {seen}, which the host wrote"
         time.sleep(POLL_S)
     if why:
         fix = "mount the same file system at the same path on all hosts and here, or move "
@@ -224,15 +224,13 @@ def _judge_python(folder: PhaseDir, facts: HostFacts) -> Iterator[Finding]:
         why = f"the setup line `{sanitize_line(line)}` failed with status {sanitize_line(status)}"
         yield Finding("setup-line-failed", why, "run the line in a fresh shell there")
     elif not facts.python:
-        why = f"the nodes' Python does not start there: {facts.said or 'it says nothing'}"
-        yield Finding(
-            "python-missing-on-node", why, "set `python` in cluster.yaml to an interpreter there"
-        )
+        why = f"the nodes' Python does not start there: {facts.said or 'it printed nothing'}"
+        fix = "set `python` in cluster.yaml to an interpreter that exists on this host"
+        yield Finding("python-missing-on-node", why, fix)
     elif not facts.package:
         why = f"{facts.python.get('executable')} has no package {OWN_PACKAGE}"
-        yield Finding(
-            "package-missing-on-node", why, "install it into the environment of `setup`, `python`"
-        )
+        fix = "install it into the environment that `setup` and `python` select"
+        yield Finding("package-missing-on-node", why, fix)
     elif facts.package != own:
         why = f"it has {OWN_PACKAGE} {facts.package}, and this machine {own}"
         yield Finding("versions-differ", why, "use the same environment on every host and here")

@@ -160,7 +160,8 @@ class PhaseCollection:
             names = classes[phase.name].criteria_names or ()
             if phase.resume.value and RESUMED not in names:
                 what = (
-                    f"phase `{phase.name}` has `resume`, but no criterion judges what came before"
+                    f"phase `{phase.name}` has `resume`, but none of its criteria judges the steps "
+                    "before the stop"
                 )
                 expected = "a class that also inherits `Resumed` of pytest_clustersmoke.criteria"
                 yield Problem(what, phase.resume.source, expected)

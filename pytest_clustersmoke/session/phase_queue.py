@@ -54,7 +54,7 @@ class PhaseQueue:
             return ""
         self.waiting[:0] = phases
         self._retry_at = now + min(MOST_RETRY_S, max(FIRST_RETRY_S, waited_s / 4))
-        return f"it cannot accept jobs now; trying again for up to {patience_s:g} s: {why}"
+        return f"it cannot accept jobs now ({why}); trying again for up to {patience_s:g} s"
 
     def note_success(self) -> None:
         """Note that the scheduler accepts jobs."""

@@ -453,7 +453,7 @@ def test_scheduler_that_cannot_accept_jobs_now_is_asked_again(
     run.passes("a")
     session.wait("a", lambda progress: said.append(f"{progress.phase}: {progress.text}"))
     (line,) = [line for line in said if line.startswith("scheduler: ")]
-    assert line.endswith("trying again for up to 300 s: temporarily unable to accept job")
+    assert line.endswith("temporarily unable to accept job); trying again for up to 300 s")
 
 
 def test_scheduler_that_never_accepts_jobs_is_given_up(
