@@ -93,8 +93,8 @@ def _check_rank(before: RankResult, after: RankResult, asked: int | None) -> Non
 
 
 def _check_next_loss(before: RankResult, after: RankResult, stop: Mapping[str, Any]) -> None:
-    """The first loss after the stop is that of the next step, and not of the first of all, with
-    which data that begin anew begin."""
+    """The first loss after the stop is that of the next step, not that of step 1, which it would be
+    if the data had started over."""
     __tracebackhide__ = True
     expected, other = (parse_number(stop.get(name)) for name in ("next_loss", "first_loss"))
     if expected is None or other is None:

@@ -340,8 +340,8 @@ def _read_log(path: Path) -> str:
 
 
 def _raw_of(allocation: Allocation) -> str:
-    """Slurm's word for the end of an allocation; one that was given back has been cancelled, as far
-    as a step is concerned."""
+    """Slurm's word for the end of an allocation; for a step, an allocation that was given back
+    counts as cancelled."""
     ended, raw = allocation.state.kind == "ended", allocation.state.raw
     return raw if ended and raw not in ("COMPLETED", "FAILED") else "CANCELLED"
 

@@ -1,7 +1,7 @@
 """What a host is asked before the first job: one script, and its answers as records.
 
-Each answer is a line that starts with a word of our own, so that whatever `setup` prints besides is
-left out. The Python that the nodes will run says its versions itself.
+Each answer is a line that starts with `csm-`, so other output, such as that of `setup`, is ignored.
+The nodes' own Python reports its versions.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def parse_clock(lines: list[str]) -> float | None:
 def probe_script(
     profile: Profile, phase: Phase | None, name: str, folder: PhaseDir, token: Path
 ) -> str:
-    """Read `token`, write the same to a file in the host's own `folder`, and say what is there. The
-    Python is that of this phase, or of the profile alone."""
+    """A script that reads `token`, copies it to a file in the host's `folder` and reports what the
+    host has. Python runs in the environment of `phase`, or of the profile alone."""
     python = batch_script.node_python(profile)
     code = shlex.quote(PYTHON % (list(dict.fromkeys((OWN_PACKAGE, *PACKAGES))),))
     lines = [

@@ -1,8 +1,8 @@
 """The shell scripts that run on a host: they start one node of a job, look at it and end it.
 
 A node's process is identified by its pid, its start time and the host's boot: the kernel reuses
-pids. All that it starts inherits a variable with a word of the job's own, by which whatever is left
-is found, in whatever session it is.
+pids. Every process that it starts inherits a variable that identifies the node's job, so leftovers
+are found in any session.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..evidence.run_directory import PhaseDir
 
 WORD = "CLUSTERSMOKE_HOST_JOB"
 KILL_AFTER_S = 60  # from TERM to KILL, at the time limit
-# What `look` and `cancel` print about a node: it runs; its process has ended, with a result or
-# without one; another boot of the host; its end, with what was left.
+# What `look` and `cancel` print about a node: it runs; it ended with a result; it ended without
+# one; the host was rebooted; we ended it; a process that could not be killed.
 RUNS, RESULT, GONE, REBOOTED, ENDED, LEFT = "runs", "result", "gone", "rebooted", "ended", "left"
 
 FUNCTIONS = r"""
@@ -96,7 +96,8 @@ class HostProcess:
 
 @dataclass(frozen=True)
 class HostAnswer:
-    """A line that a script printed: what it says, of the node with which word, and more words."""
+    """One line that a script printed: the kind of answer, the tag of its node, and further
+    fields."""
 
     what: str
     word: str

@@ -154,7 +154,7 @@ class SshBackend:
         )
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
-        """End these jobs on all their hosts at once; whether every host said that it did."""
+        """End these jobs on all their hosts at once; return whether every host confirmed it."""
         with self._changing:
             jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
             for job in jobs:
@@ -196,7 +196,8 @@ class SshBackend:
         return "\n".join(lines) + "\n"
 
     def _limit_s(self, phase: Phase) -> float:
-        """How long a node may run in all: a node whose client was killed ends by itself."""
+        """The time limit of a node's process: if the controller is killed, the node must still end
+        by itself."""
         return float(phase.timeout_s.value) + WIND_UP_S + SETUP_S
 
     def _usable(self) -> list[SshHost]:
@@ -261,7 +262,8 @@ class SshBackend:
         by_host: dict[SshHost, list[tuple[_Job, _Node]]] = {}
         for job in self._jobs.values():
             for node in job.nodes:
-                # Whatever comes back on a lost host ends by itself; asking would only take time.
+                # Nodes on a lost host that comes back end by themselves; asking it would only cost
+                # time.
                 if not node.is_over and not (job.end and self._silent_s(node.host)):
                     by_host.setdefault(node.host, []).append((job, node))
         return by_host
@@ -328,7 +330,7 @@ class SshBackend:
 
     @staticmethod
     def _ends_survivors(job: _Job) -> bool:
-        """Whether nodes that outlive a failed one have had their time."""
+        """Whether the time that the other nodes have to end by themselves is over."""
         since = job.failed_since
         return since is not None and time.monotonic() - since > SURVIVORS_S
 

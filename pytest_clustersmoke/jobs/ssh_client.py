@@ -1,9 +1,9 @@
 """Runs shell scripts on one host through one multiplexed connection of OpenSSH's client.
 
-The connection is an `ssh` of ours, the master, whose session on the host reads what we never
-write: when this process ends, however it ends, the session reads the end of its input, and the
-master ends. Scripts run in sessions of their own beside it. Nothing is ever asked: ssh runs in
-batch mode, and each script has a time limit. What a login shell prints besides is left out.
+The connection is one `ssh` process, the master. Its session on the host waits for input that we
+never send; when this process ends, for any reason, the session sees end-of-file and the master
+exits. Scripts run in sessions of their own beside it. Nothing is ever asked: ssh runs in batch
+mode, and each script has a time limit. What a login shell prints besides is left out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ WORDS = (
     (NO_LOGIN, r"permission denied|too many authentication failures|no supported authentication"),
     (NO_LOGIN, r"no more authentication methods|account (is|has) (locked|expired)"),
 )
-# Lines of ssh that only go along with what is wrong.
+# Lines that ssh prints beside an error and that do not explain it.
 IDLE_WORDS = re.compile(r"^[@ ]*$|^Warning: Permanently added|^\*\* |^debug", re.IGNORECASE)
 
 
@@ -90,16 +90,17 @@ class SshHost:
         deadline = time.monotonic() + timeout_s
         socket = self._connect(deadline, timeout_s)
         word = secrets.token_hex(8)
-        # As long as the closing line has not arrived, the shell runs nothing.
+        # The shell runs nothing until it has read the closing brace.
         text = f"{{\necho; echo {word}+\n(\n{script}\n) </dev/null 2>&1\necho {word}-\n}}\n"
-        # A command that hangs must end there, too; what it started in another session goes on.
+        # `timeout` also ends a command that hangs on the host; what it started in another session
+        # goes on.
         shell = f"exec timeout -k 1 {timeout_s + 1:.0f} /bin/sh -s"
         command = self._ssh("-S", str(socket), "-o", "ControlMaster=no", shell)
         with _Call(command, self._sockets.environ) as call:
             timed_out = not call.exchange(text.encode(), deadline)
         if call.status == FAILED and not timed_out and self._has_session_ended():
-            # A login shell that ends the master's session may end this one on the way: what it
-            # says is seen on a connection of its own.
+            # A login shell that ends the master's session may also cut this one off; run again on a
+            # separate connection to see what it prints.
             with _Call(self._ssh("-S", "none", shell), self._sockets.environ) as call:
                 timed_out = not call.exchange(text.encode(), deadline)
         return self._parse(call, word, timed_out, timeout_s)

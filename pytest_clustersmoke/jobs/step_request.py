@@ -85,7 +85,7 @@ class StepRequest:
         return None
 
     def _find_short(self, allocation: Allocation, now: float) -> StepMisfit | None:
-        """A time limit that nobody chose, the default of an hour, counts for nothing."""
+        """The default limit of an hour, which nobody chose, is not compared."""
         limit = self._phase.timeout_s
         by_default = limit.value == DEFAULT_TIMEOUT_S and limit.source == self._phase.where
         if allocation.ends is None or by_default or limit.value <= allocation.ends - now:

@@ -98,8 +98,8 @@ class HostCheck:
         return Checked(refused, lines=(*lines, *_remark_on_clocks(looks), *_remark_on_paths(looks)))
 
     def survey(self, run: RunDir) -> tuple[dict[str, HostFacts], list[Finding]]:
-        """What each host has by which phases are chosen, and what would keep it from running them;
-        `run` is a directory for this alone."""
+        """The facts by which `init` chooses phases, and what would keep each host from running
+        them. `run` is used for nothing else."""
         looks, found = self._ask(run, None)
         facts = {name: look.facts for name, look in looks.items()}
         return facts, [finding for findings in found.values() for finding in findings]
