@@ -53,7 +53,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Marked:
+class PhaseMarker:
     """A valid phase marker."""
 
     name: str
@@ -78,7 +78,7 @@ class Marked:
         """The name under which a profile has it."""
         return self.base or self.name
 
-    def at(self, point: Point, sweep: Sweep) -> Marked:
+    def at(self, point: Point, sweep: Sweep) -> PhaseMarker:
         """The phase at one point of its sweep."""
         name, *points = (f"{self.name}-{label(each)}" for each in (point, *list_points(sweep)))
         return replace(self, name=name, base=self.name, point=dict(point), points=points)
@@ -187,7 +187,7 @@ def _check_values(kwargs: Mapping[str, Any], name: Any, where: str) -> list[Prob
 
 def read_marker(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], file: Path, where: str
-) -> tuple[Marked | None, list[Problem]]:
+) -> tuple[PhaseMarker | None, list[Problem]]:
     """Check one marker. `file` is the test file: `script` is relative to its directory."""
     problems = [
         Problem(
@@ -230,7 +230,7 @@ def read_marker(
         problems.append(
             Problem(f"the script of phase `{name}` does not exist: {path}", where, "a file")
         )
-    marked = Marked(
+    marked = PhaseMarker(
         name,
         path,
         int(kwargs.get("nodes", 1)),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..text import Problem, name_ranks, near, plural
-from .marker import TORCHRUN, Marked, size_mark
+from .marker import TORCHRUN, PhaseMarker, size_mark
 from .profile import EnvBlock, Profile
 
 DEFAULT = "default"  # the source of a value that no file states
@@ -208,7 +208,7 @@ def _check_setting(setting: Setting, profile: Profile) -> list[Problem]:
     return problems
 
 
-def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Phase:
+def resolve(marked: PhaseMarker, profile: Profile, settings: Iterable[Setting]) -> Phase:
     """The phase with the profile and the `--cluster-set` settings applied."""
     chosen = profile.phases[marked.entry]
     here = ("phases", marked.entry)
@@ -259,7 +259,7 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
     return _end_before_job(_at_point(phase, marked, profile))
 
 
-def _at_point(phase: Phase, marked: Marked, profile: Profile) -> Phase:
+def _at_point(phase: Phase, marked: PhaseMarker, profile: Profile) -> Phase:
     """The phase with the arguments of its point; `point` keeps those that it did not have."""
     in_profile = profile.phases[marked.entry].sweep is not None
     source = profile.where("phases", marked.entry, "sweep") if in_profile else marked.where
@@ -320,7 +320,7 @@ def _with_env(
     return replace(phase, env_set={**kept_set, **written}, env_unset={**kept_unset, **unset})
 
 
-def explain_absence(marked: Marked, profile: Profile) -> str:
+def explain_absence(marked: PhaseMarker, profile: Profile) -> str:
     """Say in one sentence why a phase that the profile does not list does not run there."""
     has = profile.hardware.gpus_per_node
     if marked.gpus_per_node > has:
@@ -332,7 +332,7 @@ def explain_absence(marked: Marked, profile: Profile) -> str:
     return f"{marked.entry} does not run on {profile.name}: {why}"
 
 
-def find_undefined(marked: Iterable[Marked], profile: Profile) -> list[str]:
+def find_undefined(marked: Iterable[PhaseMarker], profile: Profile) -> list[str]:
     """Phases that the profile lists but no test defines, each in one sentence."""
     names = {marker.entry for marker in marked}
     return [
@@ -413,7 +413,7 @@ def check_traces(
 
 
 def resolve_all(
-    marked: Iterable[Marked],
+    marked: Iterable[PhaseMarker],
     profile: Profile,
     texts: Iterable[str],
     uncollected: Iterable[str] = (),

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.config.marker import Marked, read_marker
+from pytest_clustersmoke.config.marker import PhaseMarker, read_marker
 from pytest_clustersmoke.config.phase import resolve_all
 from pytest_clustersmoke.config.sweep import find_mistake, label, list_points
 from tests.support.evidence import make_profile
 
 
-def read(*args: Any, **kwargs: Any) -> tuple[Marked | None, list[str]]:
+def read(*args: Any, **kwargs: Any) -> tuple[PhaseMarker | None, list[str]]:
     marked, problems = read_marker(
         args, {"script": Path(__file__).name, **kwargs}, Path(__file__), "here.py:1"
     )
