@@ -30,6 +30,18 @@ MARKER_KEYS = (
 LauncherName = Literal["torchrun", "torchrun-c10d", "srun", "accelerate", "deepspeed", "none"]
 TORCHRUN: LauncherName = "torchrun"
 DEFAULT_TIMEOUT_S = 3600.0
+# Keys of a phase with one value.
+SIMPLE_KEYS = (
+    "nodes",
+    "gpus_per_node",
+    "timeout_s",
+    "launcher",
+    "after",
+    "resume",
+    "proof",
+    "proof_steps",
+)
+SET_KEYS = (*SIMPLE_KEYS, "args.X", "slurm.X", "env.X", "stage_limits_s.X")  # of --cluster-set
 # What is expected of a value of `needs`, by its type.
 VALUES: Mapping[type, str] = {
     bool: "True or False",
@@ -215,7 +227,7 @@ def read_marker(
             Problem(
                 f"phase {name!r} has no script",
                 where,
-                'script="PROGRAM.py", a program that torchrun can run, beside the test file',
+                'script="PROGRAM.py", a program that the launcher can start, beside the test file',
             )
         )
     problems += _check_values(kwargs, name, where)

@@ -14,22 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..text import Problem, name_ranks, near, plural
-from .marker import TORCHRUN, PhaseMarker, size_mark
+from .marker import SET_KEYS, SIMPLE_KEYS, TORCHRUN, PhaseMarker, size_mark
 from .profile import EnvBlock, Profile
 
 DEFAULT = "default"  # the source of a value that no file states
-# Keys of a phase with one value; --cluster-set takes all but the last.
-SIMPLE_KEYS = (
-    "nodes",
-    "gpus_per_node",
-    "timeout_s",
-    "launcher",
-    "after",
-    "resume",
-    "proof",
-    "proof_steps",
-)
-SET_KEYS = (*SIMPLE_KEYS[:-1], "args.X", "slurm.X", "env.X", "stage_limits_s.X")
 COMMAND_LINE = "--cluster-set"
 # Time for a job to take dumps, end its ranks and write its results, with a margin.
 WIND_UP_S = 60.0
@@ -169,7 +157,9 @@ def parse_setting(text: str) -> Setting:
     phase, key, inner, raw = match.groups()
     accepted = {name.split(".")[0]: name.endswith(".X") for name in SET_KEYS}
     if key not in accepted:
-        hint = near(key, accepted) or f"write an option of its program as {phase}.args.{key}={raw}"
+        hint = f"write an option of its program as {phase}.args.{key}={raw}"
+        if close := near(key, accepted):
+            hint = f"{close} if not, {hint}"
         raise ValueError(f"unknown key `{key}` in {text!r}; expected {form}; {hint}")
     if accepted[key] != (inner is not None):
         raise ValueError(f"cannot read {text!r}; expected {form}")
