@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .config.marker import SET_KEYS
 from .session.items import (
     MARKERS,
     PhaseClass,
@@ -49,8 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="PHASE.KEY=VALUE",
-        help="override one value of a phase: nodes, gpus_per_node, timeout_s, proof, args.X, "
-        "slurm.X, env.X or stage_limits_s.X (may be repeated)",
+        help=f"override one value of a phase: {', '.join(SET_KEYS[:-1])} or {SET_KEYS[-1]} (may be "
+        "repeated)",
     )
     group.addoption(
         "--cluster-prove",

@@ -30,7 +30,8 @@ import convert_megatron
 from megatron_model import PRECISIONS, Engine, build, check_sizes, read_back
 from pytest_clustersmoke.rank import Groups, Proof, Rank
 
-# The mock data count up from a random number, within as many numbers: learnable in a few steps.
+# The mock data: sequences that count up from a random number, all below COUNTED; a model learns
+# this in a few steps.
 COUNTED = 512
 EXPORTED, LOGITS = "exported", "logits.pt"
 COMPARED_TOKENS = 64  # whose logits the converted model must give as well

@@ -133,9 +133,9 @@ def _make_draft(wishes: Wishes) -> ClusterDraft:
         text = f"`{wishes.name}` is not the name of a profile"
         problems.append(Problem(text, "--cluster", "letters, digits, `_` and `-`"))
     if wishes.ssh_config is not None and wishes.hosts is None:
-        problems.append(Problem("it needs --hosts", "--ssh-config", todo="omit it"))
+        problems.append(Problem("this option needs --hosts", "--ssh-config", todo="omit it"))
     if wishes.hosts is not None and wishes.partition is not None:
-        text = "a profile has a partition or hosts"
+        text = "--partition and --hosts exclude each other"
         problems.append(Problem(text, "--partition", todo="omit it, or --hosts"))
     if wishes.hosts is not None:
         if problems:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __file__ as package_file
-from ..config.marker import Marked, read_marker
+from ..config.marker import PhaseMarker, read_marker
 from ..text import Problem, UsageProblems
 
 FOLDER = "smoke_tests"
@@ -56,10 +56,10 @@ def shipped_profile(name: str) -> dict[str, Any]:
     return profile
 
 
-def shipped_phases() -> list[Marked]:
+def shipped_phases() -> list[PhaseMarker]:
     """The phases of the suite as their markers describe them, the smallest first. Raises
     UsageProblems if a marker is not valid."""
-    phases: list[Marked] = []
+    phases: list[PhaseMarker] = []
     problems: list[Problem] = []
     for path in sorted(shipped_suite().glob("test_*.py")):
         classes = [item for item in _run_test_file(path).values() if isinstance(item, type)]

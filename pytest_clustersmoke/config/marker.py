@@ -30,6 +30,18 @@ MARKER_KEYS = (
 LauncherName = Literal["torchrun", "torchrun-c10d", "srun", "accelerate", "deepspeed", "none"]
 TORCHRUN: LauncherName = "torchrun"
 DEFAULT_TIMEOUT_S = 3600.0
+# Keys of a phase with one value.
+SIMPLE_KEYS = (
+    "nodes",
+    "gpus_per_node",
+    "timeout_s",
+    "launcher",
+    "after",
+    "resume",
+    "proof",
+    "proof_steps",
+)
+SET_KEYS = (*SIMPLE_KEYS, "args.X", "slurm.X", "env.X", "stage_limits_s.X")  # of --cluster-set
 # What is expected of a value of `needs`, by its type.
 VALUES: Mapping[type, str] = {
     bool: "True or False",
@@ -53,7 +65,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Marked:
+class PhaseMarker:
     """A valid phase marker."""
 
     name: str
@@ -78,7 +90,7 @@ class Marked:
         """The name under which a profile has it."""
         return self.base or self.name
 
-    def at(self, point: Point, sweep: Sweep) -> Marked:
+    def at(self, point: Point, sweep: Sweep) -> PhaseMarker:
         """The phase at one point of its sweep."""
         name, *points = (f"{self.name}-{label(each)}" for each in (point, *list_points(sweep)))
         return replace(self, name=name, base=self.name, point=dict(point), points=points)
@@ -187,7 +199,7 @@ def _check_values(kwargs: Mapping[str, Any], name: Any, where: str) -> list[Prob
 
 def read_marker(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], file: Path, where: str
-) -> tuple[Marked | None, list[Problem]]:
+) -> tuple[PhaseMarker | None, list[Problem]]:
     """Check one marker. `file` is the test file: `script` is relative to its directory."""
     problems = [
         Problem(
@@ -215,7 +227,7 @@ def read_marker(
             Problem(
                 f"phase {name!r} has no script",
                 where,
-                'script="PROGRAM.py", a program that torchrun can run, beside the test file',
+                'script="PROGRAM.py", a program that the launcher can start, beside the test file',
             )
         )
     problems += _check_values(kwargs, name, where)
@@ -230,7 +242,7 @@ def read_marker(
         problems.append(
             Problem(f"the script of phase `{name}` does not exist: {path}", where, "a file")
         )
-    marked = Marked(
+    marked = PhaseMarker(
         name,
         path,
         int(kwargs.get("nodes", 1)),

@@ -14,23 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ..text import Problem, name_ranks, near, plural
-from .marker import TORCHRUN, Marked, size_mark
+from .marker import SET_KEYS, SIMPLE_KEYS, TORCHRUN, PhaseMarker, size_mark
 from .metrics import PROOF
 from .profile import EnvBlock, Profile
 
 DEFAULT = "default"  # the source of a value that no file states
-# Keys of a phase with one value; --cluster-set takes all but the last.
-SIMPLE_KEYS = (
-    "nodes",
-    "gpus_per_node",
-    "timeout_s",
-    "launcher",
-    "after",
-    "resume",
-    "proof",
-    "proof_steps",
-)
-SET_KEYS = (*SIMPLE_KEYS[:-1], "args.X", "slurm.X", "env.X", "stage_limits_s.X")
 COMMAND_LINE = "--cluster-set"
 # Time for a job to take dumps, end its ranks and write its results, with a margin.
 WIND_UP_S = 60.0
@@ -171,7 +159,9 @@ def parse_setting(text: str) -> Setting:
     phase, key, inner, raw = match.groups()
     accepted = {name.split(".")[0]: name.endswith(".X") for name in SET_KEYS}
     if key not in accepted:
-        hint = near(key, accepted) or f"write an option of its program as {phase}.args.{key}={raw}"
+        hint = f"write an option of its program as {phase}.args.{key}={raw}"
+        if close := near(key, accepted):
+            hint = f"{close} if not, {hint}"
         raise ValueError(f"unknown key `{key}` in {text!r}; expected {form}; {hint}")
     if accepted[key] != (inner is not None):
         raise ValueError(f"cannot read {text!r}; expected {form}")
@@ -210,7 +200,7 @@ def _check_setting(setting: Setting, profile: Profile) -> list[Problem]:
     return problems
 
 
-def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Phase:
+def resolve(marked: PhaseMarker, profile: Profile, settings: Iterable[Setting]) -> Phase:
     """The phase with the profile and the `--cluster-set` settings applied."""
     chosen, here = profile.phases[marked.entry], ("phases", marked.entry)
     args = {key: Sourced(value, marked.where) for key, value in marked.args.items()}
@@ -260,7 +250,7 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
     return _end_before_job(_at_point(phase, marked, profile))
 
 
-def _at_point(phase: Phase, marked: Marked, profile: Profile) -> Phase:
+def _at_point(phase: Phase, marked: PhaseMarker, profile: Profile) -> Phase:
     """The phase with the arguments of its point; `point` keeps those that it did not have."""
     in_profile = profile.phases[marked.entry].sweep is not None
     source = profile.where("phases", marked.entry, "sweep") if in_profile else marked.where
@@ -320,7 +310,7 @@ def _with_env(
     return replace(phase, env_set={**kept_set, **written}, env_unset={**kept_unset, **unset})
 
 
-def explain_absence(marked: Marked, profile: Profile) -> str:
+def explain_absence(marked: PhaseMarker, profile: Profile) -> str:
     """Say in one sentence why a phase that the profile does not list does not run there."""
     has = profile.hardware.gpus_per_node
     if marked.gpus_per_node > has:
@@ -332,7 +322,7 @@ def explain_absence(marked: Marked, profile: Profile) -> str:
     return f"{marked.entry} does not run on {profile.name}: {why}"
 
 
-def find_undefined(marked: Iterable[Marked], profile: Profile) -> list[str]:
+def find_undefined(marked: Iterable[PhaseMarker], profile: Profile) -> list[str]:
     """Phases that the profile lists but no test defines, each in one sentence."""
     names = {marker.entry for marker in marked}
     return [
@@ -413,7 +403,7 @@ def check_traces(
 
 
 def resolve_all(
-    marked: Iterable[Marked],
+    marked: Iterable[PhaseMarker],
     profile: Profile,
     texts: Iterable[str],
     uncollected: Iterable[str] = (),

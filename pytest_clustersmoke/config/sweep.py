@@ -45,7 +45,7 @@ def find_mistake(sweep: object) -> tuple[str, str] | None:
         return "is not a mapping", "argument: [value, value]"
     for name, values in sweep.items():
         if not isinstance(name, str) or not re.fullmatch(ARGUMENT, name):
-            return f"has the argument {name!r}", ARGUMENT_FORM
+            return f"has an argument named {name!r}", ARGUMENT_FORM
         if not isinstance(values, list | tuple) or not values:
             return f"has no list of values for {name!r}", "argument: [value, value]"
         for value in values:
@@ -65,7 +65,7 @@ def find_mistake(sweep: object) -> tuple[str, str] | None:
     longest = max(labels, key=len, default="")
     if len(longest) > LONGEST_LABEL:
         expected = f"names and values of at most {LONGEST_LABEL} characters together"
-        return f"makes the name `{longest}`", expected
+        return f"makes the name `{longest}`, which is too long", expected
     return None
 
 

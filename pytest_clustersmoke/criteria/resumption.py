@@ -93,13 +93,16 @@ def _check_rank(before: RankResult, after: RankResult, asked: int | None) -> Non
 
 
 def _check_next_loss(before: RankResult, after: RankResult, precisions: set[str]) -> None:
-    """The first loss after the stop is that of the next step, and not of the first of all, with
-    which data that begin anew begin."""
+    """The first loss after the stop is that of the next step, not that of step 1, which it would be
+    if the data had started over."""
     __tracebackhide__ = True
     stop = before.events.last("stop") or {}
     expected, other = (parse_number(stop.get(name)) for name in ("next_loss", "first_loss"))
     if expected is None or other is None:
-        fail(f"{before} did not compute the loss of the next step: save_progress has no next_loss")
+        fail(
+            f"{before} did not compute the loss of the next step: save_progress was called "
+            "without next_loss"
+        )
     losses = parse_numbers((after.events.last("losses") or {}).get("local_first"))
     found = losses[0] if losses else math.nan
     if abs(found - expected) <= SAME_LOSS["fp32"] * abs(expected):
@@ -108,8 +111,8 @@ def _check_next_loss(before: RankResult, after: RankResult, precisions: set[str]
     tolerance = share * abs(expected)
     if not abs(found - expected) <= tolerance:
         fail(
-            f"{after} had the loss {found} in its first step after the stop; the same step had "
-            f"{expected} before it: another batch, or another state; expected the same within "
+            f"{after} had the loss {found} in its first step after the stop; before the stop, the "
+            f"same step gave {expected}: the batch or the state is another; expected the same within "
             f"{share:.3%}, as {' or '.join(sorted(precisions)) or 'any precision'} rounds"
         )
     if not precisions:

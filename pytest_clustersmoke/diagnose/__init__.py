@@ -103,7 +103,7 @@ def explain_order(before: str, judgement: Judgement) -> Finding:
     return Finding(
         f"job-{name}",
         f"{before} {ended}, and this phase runs only after it has passed",
-        f"see what {before} found; or choose this phase without it (`-k`), and it does not wait",
+        f"read the findings of {before}, or select this phase alone (`-k`): then it does not wait",
     )
 
 

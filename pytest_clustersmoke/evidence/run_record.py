@@ -292,9 +292,9 @@ class PhaseRecord(RecordModel):
     ended: float | None = Field(description="Unix s")
     queue_s: float | None = Field(description="from submission to start")
     run_s: float | None = Field(description="from start to end")
-    torchrun_s: float | None = Field(description="run time of torchrun, on the slowest node")
+    torchrun_s: float | None = Field(description="run time of the launcher, on the slowest node")
     overhead_s: float | None = Field(
-        description="from submission to result, less queue and torchrun"
+        description="from submission to result, less queue and launcher"
     )
     findings: list[FindingRecord]
     known: KnownRecord | None

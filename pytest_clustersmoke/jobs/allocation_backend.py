@@ -243,7 +243,7 @@ class AllocationBackend:
                 why = refusal if allocation.runs else _end_of(allocation)
                 return step.state("ended", NOT_STARTED, why)
             if allocation.runs:
-                why = f"its step; allocation {self._job_id} goes on"
+                why = f"only this step; allocation {self._job_id} goes on"
                 return step.state("ended", "CANCELLED", why)
             if allocation.state.raw == "TIMEOUT":
                 why = f"allocation {self._job_id} ended at its time limit"
@@ -340,8 +340,8 @@ def _read_log(path: Path) -> str:
 
 
 def _raw_of(allocation: Allocation) -> str:
-    """Slurm's word for the end of an allocation; one that was given back has been cancelled, as far
-    as a step is concerned."""
+    """Slurm's word for the end of an allocation; for a step, an allocation that was given back
+    counts as cancelled."""
     ended, raw = allocation.state.kind == "ended", allocation.state.raw
     return raw if ended and raw not in ("COMPLETED", "FAILED") else "CANCELLED"
 

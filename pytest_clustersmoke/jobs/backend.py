@@ -59,8 +59,8 @@ class Backend(Protocol):
     chains: bool
 
     def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
-        """Start the job whose spec is in `directory`, if this backend `chains` only once the job
-        `after` has succeeded; return its id. Raises Refused and Unanswered."""
+        """Start the job whose spec is in `directory` and return its id. A backend that `chains`
+        holds it until the job `after` has succeeded. Raises Refused and Unanswered."""
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         """The states of these jobs, from one query. A job is missing if the scheduler did not

@@ -1,7 +1,7 @@
 """What a host is asked before the first job: one script, and its answers as records.
 
-Each answer is a line that starts with a word of our own, so that whatever `setup` prints besides is
-left out. The Python that the nodes will run says its versions itself.
+Each answer is a line that starts with `csm-`, so other output, such as that of `setup`, is ignored.
+The nodes' own Python reports its versions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir
 from ..node.node_facts import PACKAGES
 from . import batch_script
-from .host_script import WORD
+from .host_script import JOB_VARIABLE
 
 PROGRAMS = ("bash", "setsid", "timeout", "grep", "sed")
 COUNTS = ("gpus", "cores", "memory")
@@ -43,9 +43,9 @@ print("csm-python", json.dumps({"executable": sys.executable, "python": platform
 class HostFacts:
     """What a host answered; None or empty where it did not.
 
-    `sees`: the word that it read from the run directory; `jobs`: jobs of other runs that it still
-    runs; `models`: the GPUs by the driver's names; `memory`, in MiB; `said`: the last line that
-    Python's start printed.
+    `sees`: the token that it read from the run directory; `jobs`: jobs of other runs that it still
+    runs; `models`: the GPUs by the driver's names; `memory`, in MiB; `last_line`: the last line
+    that Python's start printed.
     """
 
     sees: str = ""
@@ -56,7 +56,7 @@ class HostFacts:
     jobs: tuple[str, ...] = ()
     gpus: int | None = None
     python: Mapping[str, Any] = field(default_factory=dict)
-    said: str = ""
+    last_line: str = ""
 
     @property
     def package(self) -> str:
@@ -79,8 +79,8 @@ def parse_clock(lines: list[str]) -> float | None:
 def probe_script(
     profile: Profile, phase: Phase | None, name: str, folder: PhaseDir, token: Path
 ) -> str:
-    """Read `token`, write the same to a file in the host's own `folder`, and say what is there. The
-    Python is that of this phase, or of the profile alone."""
+    """A script that reads `token`, copies it to a file in the host's `folder` and reports what the
+    host has. Python runs in the environment of `phase`, or of the profile alone."""
     python = batch_script.node_python(profile)
     code = shlex.quote(PYTHON % (list(dict.fromkeys((OWN_PACKAGE, *PACKAGES))),))
     lines = [
@@ -90,14 +90,14 @@ def probe_script(
     ]
     seen, own = shlex.quote(str(token)), shlex.quote(str(folder.root / "seen"))
     script = [
-        f"word=$(cat {seen})",
-        'echo "csm-sees $word"',
-        f'( umask 077; echo "$word" > {own} )',
+        f"token=$(cat {seen})",
+        'echo "csm-sees $token"',
+        f'( umask 077; echo "$token" > {own} )',
         f"for name in {' '.join(PROGRAMS)}; do",
         '  command -v "$name" >/dev/null 2>&1 || echo "csm-lacks $name"',
         "done",
-        f"for file in $(grep -lsz '^{WORD}=.*@{name}$' /proc/[0-9]*/environ); do",
-        f"  echo \"csm-job $(tr '\\0' '\\n' < $file | sed -n 's/^{WORD}=//p')\"",
+        f"for file in $(grep -lsz '^{JOB_VARIABLE}=.*@{name}$' /proc/[0-9]*/environ); do",
+        f"  echo \"csm-job $(tr '\\0' '\\n' < $file | sed -n 's/^{JOB_VARIABLE}=//p')\"",
         "done",
         "if command -v nvidia-smi >/dev/null 2>&1; then",
         "  echo \"csm-gpus $(nvidia-smi -L | grep -c '^GPU ')\"",
@@ -112,23 +112,23 @@ def probe_script(
 
 def parse_facts(lines: list[str]) -> HostFacts:
     """Untrusted text: what does not have the known form counts as missing."""
-    words: dict[str, list[str]] = {}
+    fields: dict[str, list[str]] = {}
     for line in lines:
         key, _, rest = line.partition(" ")
         if key.startswith("csm-"):
-            words.setdefault(key, []).append(rest.strip())
-    gpus, cores, kib = ((words.get(f"csm-{key}") or [""])[-1] for key in COUNTS)
+            fields.setdefault(key, []).append(rest.strip())
+    gpus, cores, kib = ((fields.get(f"csm-{key}") or [""])[-1] for key in COUNTS)
     others = [line for line in lines if line.strip() and not line.startswith("csm-")]
     return HostFacts(
-        sees=(words.get("csm-sees") or [""])[0],
-        lacks=tuple(words.get("csm-lacks", ())),
-        jobs=tuple(dict.fromkeys(words.get("csm-job", ()))),
-        models=tuple(words.get("csm-model", ())),
+        sees=(fields.get("csm-sees") or [""])[0],
+        lacks=tuple(fields.get("csm-lacks", ())),
+        jobs=tuple(dict.fromkeys(fields.get("csm-job", ()))),
+        models=tuple(fields.get("csm-model", ())),
         cores=int(cores) if NUMBER.fullmatch(cores) else 0,
         memory=int(kib) // 1024 if NUMBER.fullmatch(kib) else 0,
         gpus=int(gpus) if NUMBER.fullmatch(gpus) else None,
-        python=_parse_object((words.get("csm-python") or [""])[-1]),
-        said=others[-1] if others else "",
+        python=_parse_object((fields.get("csm-python") or [""])[-1]),
+        last_line=others[-1] if others else "",
     )
 
 

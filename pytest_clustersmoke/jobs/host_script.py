@@ -1,8 +1,8 @@
 """The shell scripts that run on a host: they start one node of a job, look at it and end it.
 
 A node's process is identified by its pid, its start time and the host's boot: the kernel reuses
-pids. All that it starts inherits a variable with a word of the job's own, by which whatever is left
-is found, in whatever session it is.
+pids. Every process that it starts inherits a variable that identifies the node's job, so leftovers
+are found in any session.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from ..evidence.run_directory import PhaseDir
 
-WORD = "CLUSTERSMOKE_HOST_JOB"
+JOB_VARIABLE = "CLUSTERSMOKE_HOST_JOB"
 KILL_AFTER_S = 60  # from TERM to KILL, at the time limit
-# What `look` and `cancel` print about a node: it runs; its process has ended, with a result or
-# without one; another boot of the host; its end, with what was left.
+# What `look` and `cancel` print about a node: it runs; it ended with a result; it ended without
+# one; the host was rebooted; we ended it; a process that could not be killed.
 RUNS, RESULT, GONE, REBOOTED, ENDED, LEFT = "runs", "result", "gone", "rebooted", "ended", "left"
 
 FUNCTIONS = r"""
@@ -41,7 +41,7 @@ kill_marked() {
     echo "left $1 $pid $(state_of "$pid") $(tr '\0' ' ' < "/proc/$pid/cmdline" | head -c 80)"
   done
 }
-start() { # directory node time-limit word id
+start() { # directory node time-limit tag id
   umask 077
   own=$1/nodes/$(printf %04d "$2")
   if mkdir "$own/start" 2>/dev/null; then
@@ -59,7 +59,7 @@ start() { # directory node time-limit word id
   done
   echo "started $4 $(cat "$own/start/process")"
 }
-look() { # directory node word pid start boot
+look() { # directory node tag pid start boot
   if is_same "$4" "$5" "$6"; then echo "runs $3"; return; fi
   kill_marked "$3"
   if ls "$1/nodes/$(printf %04d "$2")/result.json" >/dev/null 2>&1; then echo "result $3"
@@ -67,7 +67,7 @@ look() { # directory node word pid start boot
   else echo "gone $3"
   fi
 }
-cancel() { # grace word pid start boot
+cancel() { # grace tag pid start boot
   if [ -n "$3" ] && is_same "$3" "$4" "$5"; then
     kill -TERM "$3"
     waits=$1
@@ -96,36 +96,35 @@ class HostProcess:
 
 @dataclass(frozen=True)
 class HostAnswer:
-    """A line that a script printed: what it says, of the node with which word, and more words."""
+    """One line that a script printed: the kind of answer, the tag of its node, and further
+    fields."""
 
     what: str
-    word: str
-    words: tuple[str, ...]
+    tag: str
+    fields: tuple[str, ...]
 
     @property
     def process(self) -> HostProcess | None:
         """The process in an answer `started`; None if it names none."""
-        is_one = len(self.words) == 3 and all(word.isdigit() for word in self.words[:2])
-        return HostProcess(*self.words) if self.what == "started" and is_one else None
+        is_one = len(self.fields) == 3 and all(field.isdigit() for field in self.fields[:2])
+        return HostProcess(*self.fields) if self.what == "started" and is_one else None
 
 
-def start_call(
-    directory: PhaseDir, node_rank: int, limit_s: float, word: str, local_id: str
-) -> str:
-    """Start the node, unless that was done before; `started WORD PID START BOOT`."""
-    return _call("start", directory.root, node_rank, f"{limit_s:.0f}", word, local_id)
+def start_call(directory: PhaseDir, node_rank: int, limit_s: float, tag: str, local_id: str) -> str:
+    """Start the node, unless that was done before; `started TAG PID START BOOT`."""
+    return _call("start", directory.root, node_rank, f"{limit_s:.0f}", tag, local_id)
 
 
-def look_call(directory: PhaseDir, node_rank: int, word: str, process: HostProcess) -> str:
+def look_call(directory: PhaseDir, node_rank: int, tag: str, process: HostProcess) -> str:
     """Whether the node still runs. Once it does not, whatever is left of it is ended."""
-    return _call("look", directory.root, node_rank, word, process.pid, process.start, process.boot)
+    return _call("look", directory.root, node_rank, tag, process.pid, process.start, process.boot)
 
 
-def cancel_call(grace_s: float, word: str, process: HostProcess | None) -> str:
+def cancel_call(grace_s: float, tag: str, process: HostProcess | None) -> str:
     """End the node: TERM to exactly its process, and after a while KILL to all that is left."""
     known = process or HostProcess()
     tenths = round(grace_s * 10)
-    return _call("cancel", tenths, word, known.pid, known.start, known.boot)
+    return _call("cancel", tenths, tag, known.pid, known.start, known.boot)
 
 
 def make_script(calls: list[str]) -> str:
@@ -136,13 +135,13 @@ def parse_answers(lines: list[str]) -> list[HostAnswer]:
     """The answers among the lines that a script printed; other lines are the shell's errors."""
     answers = []
     for line in lines:
-        what, *words = line.split()[:8] or [""]
+        what, *fields = line.split()[:8] or [""]
         known = (RUNS, RESULT, GONE, REBOOTED, ENDED, LEFT, "started")
-        if what in known and words:
-            answers.append(HostAnswer(what, words[0], tuple(words[1:])))
+        if what in known and fields:
+            answers.append(HostAnswer(what, fields[0], tuple(fields[1:])))
     return answers
 
 
-def _call(name: str, *words: object) -> str:
+def _call(name: str, *arguments: object) -> str:
     """Each in a subshell, so that one that fails does not end the others."""
-    return f"( {shlex.join([name, *map(str, words)])} )"
+    return f"( {shlex.join([name, *map(str, arguments)])} )"

@@ -204,7 +204,8 @@ def job_times(
     """Queue wait and run time, kept apart, in seconds; times in Unix seconds; None if unknown.
 
     The wait comes from the scheduler's clock if it reported the start, since the nodes' clocks may
-    differ from ours. `overhead_s` is the time from submission to now, less the wait and torchrun.
+    differ from ours. `overhead_s` is the time from submission to now, less the wait and the
+    launcher's run time.
     """
     now = time.time()
     attempts = [attempt.nodes for attempt in (*result.earlier, result)]

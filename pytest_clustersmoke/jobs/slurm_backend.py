@@ -1,4 +1,4 @@
-"""Runs each phase as one Slurm job of N nodes with one task each, which starts torchrun."""
+"""Runs each phase as one Slurm job of N nodes with one task each, which starts the launcher."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ class _Node:
 
     rank: int
     host: SshHost
-    word: str
+    tag: str
     process: HostProcess | None = None
     state: str = ""
     starting: bool = False
     ended: bool = False  # after a cancellation
-    left: str = ""
-    said: str = ""  # by the shell, instead of an answer
+    leftovers: str = ""
+    shell_output: str = ""  # instead of an answer
 
     @property
     def is_over(self) -> bool:
@@ -84,7 +84,7 @@ class _Job:
 
     def state(self, kind: str, raw: str, reason: str = "") -> JobState:
         names = ",".join(node.host.name for node in self.nodes)
-        left = [node.left for node in self.nodes if node.left]
+        left = [node.leftovers for node in self.nodes if node.leftovers]
         left += [
             f"{node.host.name} does not answer, and its processes may still run"
             for node in self.nodes
@@ -154,7 +154,7 @@ class SshBackend:
         )
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
-        """End these jobs on all their hosts at once; whether every host said that it did."""
+        """End these jobs on all their hosts at once; return whether every host confirmed it."""
         with self._changing:
             jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
             for job in jobs:
@@ -196,7 +196,8 @@ class SshBackend:
         return "\n".join(lines) + "\n"
 
     def _limit_s(self, phase: Phase) -> float:
-        """How long a node may run in all: a node whose client was killed ends by itself."""
+        """The time limit of a node's process: if the controller is killed, the node must still end
+        by itself."""
         return float(phase.timeout_s.value) + WIND_UP_S + SETUP_S
 
     def _usable(self) -> list[SshHost]:
@@ -261,7 +262,8 @@ class SshBackend:
         by_host: dict[SshHost, list[tuple[_Job, _Node]]] = {}
         for job in self._jobs.values():
             for node in job.nodes:
-                # Whatever comes back on a lost host ends by itself; asking would only take time.
+                # Nodes on a lost host that comes back end by themselves; asking it would only cost
+                # time.
                 if not node.is_over and not (job.end and self._silent_s(node.host)):
                     by_host.setdefault(node.host, []).append((job, node))
         return by_host
@@ -278,7 +280,7 @@ class SshBackend:
             lambda host: host.run(scripts[host], SILENT_S if self._silent_s(host) else ANSWER_S),
         )
         for host, lines in asked.items():
-            nodes = {node.word: (job, node) for job, node in by_host[host]}
+            nodes = {node.tag: (job, node) for job, node in by_host[host]}
             if isinstance(lines, HostUnavailable):
                 self._errors[host.name] = str(lines)
                 for _, node in nodes.values():
@@ -287,28 +289,28 @@ class SshBackend:
             self._answered[host.name] = time.monotonic()
             self._errors.pop(host.name, None)
             for answer in host_script.parse_answers(lines):
-                if answer.word in nodes:
-                    self._note(nodes[answer.word][1], answer)
+                if answer.tag in nodes:
+                    self._note(nodes[answer.tag][1], answer)
             for _, node in nodes.values():
-                node.said = lines[-1] if node.process is None and lines else ""
+                node.shell_output = lines[-1] if node.process is None and lines else ""
 
     def _make_script(self, nodes: list[tuple[_Job, _Node]], grace_s: float) -> str:
         calls = []
         for job, node in nodes:
             with self._changing:
                 if job.cancelled or self._ends_survivors(job):
-                    call = host_script.cancel_call(grace_s, node.word, node.process)
+                    call = host_script.cancel_call(grace_s, node.tag, node.process)
                 elif node.process is None:
                     node.starting = True
                     call = host_script.start_call(
                         job.directory,
                         node.rank,
                         self._limit_s(job.phase),
-                        node.word,
+                        node.tag,
                         _local_id(job.phase, node.rank),
                     )
                 else:
-                    call = host_script.look_call(job.directory, node.rank, node.word, node.process)
+                    call = host_script.look_call(job.directory, node.rank, node.tag, node.process)
             calls.append(call)
         return host_script.make_script(calls)
 
@@ -320,7 +322,7 @@ class SshBackend:
         elif answer.what == host_script.ENDED:
             node.ended = not node.starting
         elif answer.what == host_script.LEFT:
-            node.left = f"{node.host.name} still runs {' '.join(answer.words)}"
+            node.leftovers = f"{node.host.name} still runs {' '.join(answer.fields)}"
         else:
             node.state = answer.what
 
@@ -328,7 +330,7 @@ class SshBackend:
 
     @staticmethod
     def _ends_survivors(job: _Job) -> bool:
-        """Whether nodes that outlive a failed one have had their time."""
+        """Whether the time that the other nodes have to end by themselves is over."""
         since = job.failed_since
         return since is not None and time.monotonic() - since > SURVIVORS_S
 
@@ -366,7 +368,8 @@ class SshBackend:
             return self._why_silent(node.host)
         waited_s = time.time() - (job.started or 0.0)
         if node.process is None and waited_s > START_S and not self._silent_s(node.host):
-            return f"{node.host.name} did not start the phase: {node.said or 'no reason given'}"
+            why = node.shell_output or "no reason given"
+            return f"{node.host.name} did not start the phase: {why}"
         return ""
 
     def _why_silent(self, host: SshHost) -> str:

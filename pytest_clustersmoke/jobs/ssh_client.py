@@ -1,9 +1,9 @@
 """Runs shell scripts on one host through one multiplexed connection of OpenSSH's client.
 
-The connection is an `ssh` of ours, the master, whose session on the host reads what we never
-write: when this process ends, however it ends, the session reads the end of its input, and the
-master ends. Scripts run in sessions of their own beside it. Nothing is ever asked: ssh runs in
-batch mode, and each script has a time limit. What a login shell prints besides is left out.
+The connection is one `ssh` process, the master. Its session on the host waits for input that we
+never send; when this process ends, for any reason, the session sees end-of-file and the master
+exits. Scripts run in sessions of their own beside it. Nothing is ever asked: ssh runs in batch
+mode, and each script has a time limit. What a login shell prints besides is left out.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ OPTIONS = {
 }
 # Why a host cannot be used.
 UNREACHABLE, WRONG_KEY, NO_LOGIN, NO_SHELL = "unreachable", "wrong key", "no login", "no shell"
-WORDS = (
+ERROR_PATTERNS = (
     (WRONG_KEY, r"host key verification failed|host identification has changed"),
     (WRONG_KEY, r"host key is known for|host key .*revoked"),
     (NO_LOGIN, r"permission denied|too many authentication failures|no supported authentication"),
     (NO_LOGIN, r"no more authentication methods|account (is|has) (locked|expired)"),
 )
-# Lines of ssh that only go along with what is wrong.
-IDLE_WORDS = re.compile(r"^[@ ]*$|^Warning: Permanently added|^\*\* |^debug", re.IGNORECASE)
+# Lines that ssh prints beside an error and that do not explain it.
+NOISE = re.compile(r"^[@ ]*$|^Warning: Permanently added|^\*\* |^debug", re.IGNORECASE)
 
 
 class HostUnavailable(Exception):
@@ -89,20 +89,23 @@ class SshHost:
         it prints. Raises HostUnavailable."""
         deadline = time.monotonic() + timeout_s
         socket = self._connect(deadline, timeout_s)
-        word = secrets.token_hex(8)
-        # As long as the closing line has not arrived, the shell runs nothing.
-        text = f"{{\necho; echo {word}+\n(\n{script}\n) </dev/null 2>&1\necho {word}-\n}}\n"
-        # A command that hangs must end there, too; what it started in another session goes on.
+        delimiter = secrets.token_hex(8)
+        # The shell runs nothing until it has read the closing brace.
+        text = (
+            f"{{\necho; echo {delimiter}+\n(\n{script}\n) </dev/null 2>&1\necho {delimiter}-\n}}\n"
+        )
+        # `timeout` also ends a command that hangs on the host; what it started in another session
+        # goes on.
         shell = f"exec timeout -k 1 {timeout_s + 1:.0f} /bin/sh -s"
         command = self._ssh("-S", str(socket), "-o", "ControlMaster=no", shell)
         with _Call(command, self._sockets.environ) as call:
             timed_out = not call.exchange(text.encode(), deadline)
         if call.status == FAILED and not timed_out and self._has_session_ended():
-            # A login shell that ends the master's session may end this one on the way: what it
-            # says is seen on a connection of its own.
+            # A login shell that ends the master's session may also cut this one off; run again on a
+            # separate connection to see what it prints.
             with _Call(self._ssh("-S", "none", shell), self._sockets.environ) as call:
                 timed_out = not call.exchange(text.encode(), deadline)
-        return self._parse(call, word, timed_out, timeout_s)
+        return self._parse(call, delimiter, timed_out, timeout_s)
 
     def close(self) -> None:
         """End the connection."""
@@ -171,10 +174,10 @@ class SshHost:
         fixed = [word for key, value in OPTIONS.items() for word in ("-o", f"{key}={value}")]
         return ["ssh", *self._options, *fixed, *options, "-T", "--", self._address, command]
 
-    def _parse(self, call: _Call, word: str, timed_out: bool, timeout_s: float) -> list[str]:
+    def _parse(self, call: _Call, delimiter: str, timed_out: bool, timeout_s: float) -> list[str]:
         lines = call.output.decode(errors="replace").splitlines()
-        begins = [index for index, line in enumerate(lines) if line.endswith(f"{word}+")]
-        ends = [index for index, line in enumerate(lines) if line == f"{word}-"]
+        begins = [index for index, line in enumerate(lines) if line.endswith(f"{delimiter}+")]
+        ends = [index for index, line in enumerate(lines) if line == f"{delimiter}-"]
         if begins and ends:
             return [sanitize_line(line) for line in lines[begins[0] + 1 : ends[-1]]]
         said = sanitize_line(next((line for line in reversed(lines) if line.strip()), ""))
@@ -184,10 +187,10 @@ class SshHost:
             raise HostUnavailable(UNREACHABLE, f"a command there {end}")
         if timed_out or (said and call.status != FAILED):
             when = f"within {timeout_s:g} s" if timed_out else f"(status {call.status})"
-            why = f"it accepts the login and runs no command {when}"
+            why = f"it accepts the login but runs no command {when}"
             raise HostUnavailable(NO_SHELL, why + printed)
         if call.status != FAILED:
-            why = f"it accepts the login and runs no command (status {call.status})"
+            why = f"it accepts the login but runs no command (status {call.status})"
             raise HostUnavailable(NO_SHELL, why)
         raise _explain(call.errors.decode(errors="replace"), "the connection was lost")
 
@@ -313,11 +316,10 @@ def _list_options(host: Host, profile: Profile) -> list[str]:
 
 def _explain(errors: str, otherwise: str) -> HostUnavailable:
     """Why ssh failed, from what it printed."""
-    lines = [
-        sanitize_line(line) for line in errors.splitlines() if not IDLE_WORDS.match(line.strip())
-    ]
+    lines = [sanitize_line(line) for line in errors.splitlines() if not NOISE.match(line.strip())]
     text = "\n".join(lines)
     kind = next(
-        (kind for kind, words in WORDS if re.search(words, text, re.IGNORECASE)), UNREACHABLE
+        (kind for kind, pattern in ERROR_PATTERNS if re.search(pattern, text, re.IGNORECASE)),
+        UNREACHABLE,
     )
     return HostUnavailable(kind, (lines[-1] if lines else otherwise)[:MAX_MESSAGE])

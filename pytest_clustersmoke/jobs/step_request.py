@@ -76,7 +76,7 @@ class StepRequest:
         missing = [name for name in self._hosts("nodelist") if name not in usable]
         if missing:
             return self._misfit(
-                "nodelist", _join(missing), "not these", f"--nodelist={','.join(missing)}"
+                "nodelist", _join(missing), "other nodes", f"--nodelist={','.join(missing)}"
             )
         if len(usable) < self.nodes:
             left_out = f"--exclude={self._option('exclude')}"
@@ -85,7 +85,7 @@ class StepRequest:
         return None
 
     def _find_short(self, allocation: Allocation, now: float) -> StepMisfit | None:
-        """A time limit that nobody chose, the default of an hour, counts for nothing."""
+        """The default limit of an hour, which nobody chose, is not compared."""
         limit = self._phase.timeout_s
         by_default = limit.value == DEFAULT_TIMEOUT_S and limit.source == self._phase.where
         if allocation.ends is None or by_default or limit.value <= allocation.ends - now:

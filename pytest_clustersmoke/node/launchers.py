@@ -2,8 +2,8 @@
 environment.
 
 Every launcher starts the same processes, with the variables of torchrun's contract (RANK,
-LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and so on). Those that leave a part of it out start each rank
-through `rank_starter`.
+LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and so on). A launcher that sets only some of them starts each
+rank through `rank_starter`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .rendezvous import Endpoint
 # the other ranks before torchrun ends them. A successful run ends up to this much later.
 MONITOR_INTERVAL_S = 0.5
 STARTER = "pytest_clustersmoke.node.rank_starter"
-# Of an outer step these would size or bind the step of the ranks; the rest finds Slurm.
+# Slurm's variables that are kept, so that srun finds the job. The others describe the outer step
+# and would size or bind that of the ranks.
 KEPT_BY_SRUN = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NAME", "SLURM_CONF")
 
 
@@ -179,8 +180,8 @@ class DeepSpeed:
         ]
 
     def prepare(self, launch: NodeLaunch, env: dict[str, str]) -> dict[str, str]:
-        # It sets neither of the two, and gives the ranks the machine's first GPUs, whichever are
-        # this node's.
+        # DeepSpeed sets neither, and gives the ranks the machine's first GPUs even if this node has
+        # others.
         own = {"LOCAL_WORLD_SIZE": str(launch.ranks_per_node), "GROUP_RANK": "0"}
         return {**env, **own, **keep_variables(env, "CUDA_VISIBLE_DEVICES")}
 

@@ -39,8 +39,8 @@ class Terminated(BaseException):
 
 @dataclass(frozen=True)
 class NodeJob:
-    """The job's spec, with this node's rank and name, and a word that only the ranks of this start
-    know: evidence that lacks it is of another one."""
+    """The job's spec, with this node's rank and name, and a nonce that only the ranks of this start
+    know: evidence without it comes from another start."""
 
     spec: dict[str, Any]
     node_rank: int

@@ -69,7 +69,8 @@ def run_task(directory: PhaseDir) -> int:
         write_json(path, record)
         code = process.wait()
     finally:
-        # With its last task a node ends what is left of them, and srun must not see that as theirs.
+        # When its last task ends, a node terminates what is left of the tasks; srun must not take
+        # that for the tasks' own failure.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         write_json(path, {**record, "code": code})
     return _shell_status(code)

@@ -1,10 +1,10 @@
-"""Before torchrun starts, every node connects to node 0 at the address and port torchrun will use.
+"""Before the launcher starts, every node connects to node 0 at the address and port it will use.
 
 Node 0 sends each node its token and its clock, and keeps the connection open. Once all nodes have
 reported in the run directory that they connected, it stops listening and only then lets them go on,
-so that no torchrun agent connects to this listener instead of torchrun's store. The port stays
-bound, without listening, until the job ends: the system gives it to no other process meanwhile, and
-torchrun can bind it because both sockets have SO_REUSEADDR.
+so that no agent or rank connects to this listener instead of the job's store. The port stays bound,
+without listening, until the job ends: the system gives it to no other process meanwhile, and the
+launcher or rank 0 can bind it because both sockets have SO_REUSEADDR.
 """
 
 from __future__ import annotations

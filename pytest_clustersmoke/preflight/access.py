@@ -21,7 +21,7 @@ from ..text import Problem, UsageProblems
 from .mounts import exists
 
 if TYPE_CHECKING:
-    from .slurm_check import Checked
+    from .slurm_check import CheckResult
 
 
 def find_slurm_problems(
@@ -67,7 +67,7 @@ class Start(NamedTuple):
 
     run: RunDir
     backend: Backend
-    check: Callable[[Iterable[Phase], RunDir], Checked] | None
+    check: Callable[[Iterable[Phase], RunDir], CheckResult] | None
 
 
 def find_unusable_paths(

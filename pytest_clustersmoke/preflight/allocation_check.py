@@ -19,7 +19,7 @@ from ..jobs.slurm_jobs import Allocation
 from ..jobs.step_request import StepMisfit, StepRequest
 from ..text import Problem
 from .partition_fit import setting_evidence
-from .slurm_check import ANSWER_S, Checked, CheckNotes
+from .slurm_check import ANSWER_S, CheckNotes, CheckResult
 
 OPTION = "--cluster-here"
 EXPECTED = "a running allocation of this user"
@@ -34,10 +34,10 @@ class AllocationCheck:
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         self._profile, self._environ = profile, environ
 
-    def __call__(self, phases: Iterable[Phase], run: RunDir) -> Checked:
+    def __call__(self, phases: Iterable[Phase], run: RunDir) -> CheckResult:
         allocation = find_allocation(self._environ)
         if isinstance(allocation, Problem):
-            return Checked(lines=(f"not checked: {allocation}",))
+            return CheckResult(lines=(f"not checked: {allocation}",))
         findings = {}
         for phase, misfit in find_misfits(allocation, self._profile, phases):
             notes = CheckNotes(run.phase(phase.name))
@@ -52,7 +52,7 @@ class AllocationCheck:
                     evidence=(*setting_evidence(misfit.setting, misfit.name), evidence),
                 )
             ]
-        return Checked(findings)
+        return CheckResult(findings)
 
 
 def find_allocation_problems(
@@ -74,8 +74,8 @@ def find_allocation_problems(
     if len(misfits) == len(phases):
         return [
             Problem(
-                f"phase `{phase.name}` does not fit allocation {allocation.job_id}, nor does any "
-                f"other: {misfit.what}",
+                f"no selected phase fits allocation {allocation.job_id}; phase `{phase.name}`: "
+                f"{misfit.what}",
                 misfit.setting.source,
                 todo=misfit.todo,
             )

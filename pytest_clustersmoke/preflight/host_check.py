@@ -34,7 +34,7 @@ from ..node.checks import merge_findings, nodes_of
 from ..node.checks.consistency import check_versions
 from ..node.checks.peers import CLOCK_S
 from ..text import plural, sanitize_line, shorten
-from .slurm_check import Checked, CheckNotes
+from .slurm_check import CheckNotes, CheckResult
 
 ANSWER_S = 10.0
 SEEN_WITHIN_S = 10.0  # NFS may show a file that another host wrote some seconds later
@@ -67,7 +67,7 @@ REFUSALS = {
 
 
 @dataclass(frozen=True)
-class _Look:
+class _HostAnswer:
     """A host as it was found: what it answered, and how far its clock is ahead of ours."""
 
     facts: HostFacts
@@ -81,7 +81,7 @@ class HostCheck:
     def __init__(self, profile: Profile, backend: SshBackend) -> None:
         self._profile, self._backend = profile, backend
 
-    def __call__(self, phases: Iterable[Phase], run: RunDir) -> Checked:
+    def __call__(self, phases: Iterable[Phase], run: RunDir) -> CheckResult:
         phases, hosts = list(phases), list(self._backend.hosts.values())
         looks, found = self._ask(run, phases[0])
         differing = self._compare({h: looks[h.name] for h in hosts if not found[h]}, found)
@@ -95,18 +95,20 @@ class HostCheck:
             if findings:
                 refused[phase.name] = self._quote(phase, run, findings)
         lines = [f"{each.cause}; it is left out" for all_ in bad.values() for each in all_]
-        return Checked(refused, lines=(*lines, *_remark_on_clocks(looks), *_remark_on_paths(looks)))
+        return CheckResult(
+            refused, lines=(*lines, *_remark_on_clocks(looks), *_remark_on_paths(looks))
+        )
 
     def survey(self, run: RunDir) -> tuple[dict[str, HostFacts], list[Finding]]:
-        """What each host has by which phases are chosen, and what would keep it from running them;
-        `run` is a directory for this alone."""
+        """The facts by which `init` chooses phases, and what would keep each host from running
+        them. `run` is used for nothing else."""
         looks, found = self._ask(run, None)
         facts = {name: look.facts for name, look in looks.items()}
         return facts, [finding for findings in found.values() for finding in findings]
 
     def _ask(
         self, run: RunDir, phase: Phase | None
-    ) -> tuple[dict[str, _Look], dict[SshHost, list[Finding]]]:
+    ) -> tuple[dict[str, _HostAnswer], dict[SshHost, list[Finding]]]:
         """Look at all hosts at once, and judge each by itself."""
         hosts = list(self._backend.hosts.values())
         token = run.root / "hosts" / "token"
@@ -114,10 +116,12 @@ class HostCheck:
         folders = {host: _make_folder(run, rank) for rank, host in enumerate(hosts)}
         answers = ask_hosts(hosts, lambda host: self._look(host, phase, folders[host], token))
         found = {host: self._judge(host, answers[host], folders[host], token) for host in hosts}
-        looks = {host.name: look for host, look in answers.items() if isinstance(look, _Look)}
+        looks = {host.name: look for host, look in answers.items() if isinstance(look, _HostAnswer)}
         return looks, found
 
-    def _look(self, host: SshHost, phase: Phase | None, folder: PhaseDir, token: Path) -> _Look:
+    def _look(
+        self, host: SshHost, phase: Phase | None, folder: PhaseDir, token: Path
+    ) -> _HostAnswer:
         ssh = self._profile.ssh
         host.run(":", ANSWER_S + ssh.connect_s)  # the clock is asked once the connection is there
         before = time.time()
@@ -125,15 +129,15 @@ class HostCheck:
         error_s = (time.time() - before) / 2
         script = probe_script(self._profile, phase, host.name, folder, token)
         facts = parse_facts(host.run(script, ssh.check_s))
-        return _Look(facts, None if there is None else there - before - error_s, error_s)
+        return _HostAnswer(facts, None if there is None else there - before - error_s, error_s)
 
     def _judge(
-        self, host: SshHost, answer: _Look | HostUnavailable, folder: PhaseDir, token: Path
+        self, host: SshHost, answer: _HostAnswer | HostUnavailable, folder: PhaseDir, token: Path
     ) -> list[Finding]:
         """What keeps the host from running phases; each cause names it."""
         if isinstance(answer, HostUnavailable):
-            identity, fix = REFUSALS[answer.kind]
-            faults = [Finding(identity, str(answer), fix.format(command=host.command))]
+            finding_id, fix = REFUSALS[answer.kind]
+            faults = [Finding(finding_id, str(answer), fix.format(command=host.command))]
         else:
             faults = [*_judge_files(folder, token, answer.facts), *self._judge_host(answer.facts)]
             faults = faults or [*_judge_python(folder, answer.facts)]
@@ -155,12 +159,12 @@ class HostCheck:
             yield Finding("host-in-use", f"it still runs {jobs}, of another run", fix)
         is_known = hardware.device == "cuda" and facts.gpus is not None
         if is_known and (facts.gpus or 0) < hardware.gpus_per_node:
-            why = f"nvidia-smi lists {plural(facts.gpus or 0, 'GPU')}, and the profile has "
+            why = f"nvidia-smi lists {plural(facts.gpus or 0, 'GPU')}; hardware.gpus_per_node is "
             fix = "check whether a GPU is lost (nvidia-smi -L), or correct hardware.gpus_per_node"
             yield Finding("gpus-missing", why + str(hardware.gpus_per_node), fix)
 
     def _compare(
-        self, looks: Mapping[SshHost, _Look], found: dict[SshHost, list[Finding]]
+        self, looks: Mapping[SshHost, _HostAnswer], found: dict[SshHost, list[Finding]]
     ) -> list[Finding]:
         """Note hosts whose versions differ from those of most. Without a majority, return the
         findings that keep phases of several nodes from running."""
@@ -203,13 +207,14 @@ def _make_folder(run: RunDir, rank: int) -> PhaseDir:
 
 def _judge_files(folder: PhaseDir, token: Path, facts: HostFacts) -> Iterator[Finding]:
     """Whether both sides see what the other one wrote."""
-    word, seen, deadline = token.read_text(), folder.root / "seen", time.monotonic() + SEEN_WITHIN_S
+    written, seen = token.read_text(), folder.root / "seen"
+    deadline = time.monotonic() + SEEN_WITHIN_S
     why = ""
-    if facts.sees != word.strip():
+    if facts.sees != written.strip():
         why = f"it does not see {token}, which this machine wrote"
-    while not why and not (visible(seen) and seen.read_text(errors="replace") == word):
+    while not why and not (visible(seen) and seen.read_text(errors="replace") == written):
         if time.monotonic() > deadline:
-            why = f"this machine does not see {seen}, which it wrote"
+            why = f"this machine does not see {seen}, which the host wrote"
         time.sleep(POLL_S)
     if why:
         fix = "mount the same file system at the same path on all hosts and here, or move "
@@ -224,21 +229,19 @@ def _judge_python(folder: PhaseDir, facts: HostFacts) -> Iterator[Finding]:
         why = f"the setup line `{sanitize_line(line)}` failed with status {sanitize_line(status)}"
         yield Finding("setup-line-failed", why, "run the line in a fresh shell there")
     elif not facts.python:
-        why = f"the nodes' Python does not start there: {facts.said or 'it says nothing'}"
-        yield Finding(
-            "python-missing-on-node", why, "set `python` in cluster.yaml to an interpreter there"
-        )
+        why = f"the nodes' Python does not start there: {facts.last_line or 'it printed nothing'}"
+        fix = "set `python` in cluster.yaml to an interpreter that exists on this host"
+        yield Finding("python-missing-on-node", why, fix)
     elif not facts.package:
         why = f"{facts.python.get('executable')} has no package {OWN_PACKAGE}"
-        yield Finding(
-            "package-missing-on-node", why, "install it into the environment of `setup`, `python`"
-        )
+        fix = "install it into the environment that `setup` and `python` select"
+        yield Finding("package-missing-on-node", why, fix)
     elif facts.package != own:
         why = f"it has {OWN_PACKAGE} {facts.package}, and this machine {own}"
         yield Finding("versions-differ", why, "use the same environment on every host and here")
 
 
-def _remark_on_clocks(looks: Mapping[str, _Look]) -> Iterator[str]:
+def _remark_on_clocks(looks: Mapping[str, _HostAnswer]) -> Iterator[str]:
     for name, look in looks.items():
         if look.offset_s is not None and abs(look.offset_s) - look.error_s > CLOCK_S:
             which = "ahead of" if look.offset_s > 0 else "behind"
@@ -248,7 +251,7 @@ def _remark_on_clocks(looks: Mapping[str, _Look]) -> Iterator[str]:
             )
 
 
-def _remark_on_paths(looks: Mapping[str, _Look]) -> Iterator[str]:
+def _remark_on_paths(looks: Mapping[str, _HostAnswer]) -> Iterator[str]:
     by_path: dict[str, list[str]] = {}
     for name, look in looks.items():
         if path := look.facts.python.get("executable"):

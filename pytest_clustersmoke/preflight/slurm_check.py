@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """Slurm's answers: the findings about each phase that it would not run; when the other phases
     might start, in Unix seconds; lines for people."""
 
@@ -91,7 +91,7 @@ class SlurmCheck:
         self._client = SlurmClient(environ, ANSWER_S)
         self._unasked: list[str] = []
 
-    def __call__(self, phases: Iterable[Phase], run: RunDir) -> Checked:
+    def __call__(self, phases: Iterable[Phase], run: RunDir) -> CheckResult:
         phases = list(phases)
         deadline = time.monotonic() + ALL_S
         slurm = self._ask_slurm()
@@ -115,7 +115,7 @@ class SlurmCheck:
             *_report_starts(starts, findings_by_phase, tried),
             *(f"not checked: {words}" for words in self._unasked),
         ]
-        return Checked(findings_by_phase, starts, tuple(lines))
+        return CheckResult(findings_by_phase, starts, tuple(lines))
 
     def _test_submissions(
         self, phases: Iterable[Phase], run: RunDir, deadline: float

@@ -15,7 +15,7 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..text import Problem
 
-LAUNCHERS = frozenset({"deepspeed", "pdsh", "mpirun", "mpiexec"})
+SSH_LAUNCHERS = frozenset({"deepspeed", "pdsh", "mpirun", "mpiexec"})
 HOST_FILES = frozenset({"hostfile", "host_file", "hostsfile"})
 # DeepSpeed's --launcher (deepspeed/launcher/constants.py).
 REMOTE = frozenset({"pdsh", "openmpi", "mpich", "impi", "mvapich", "ssh"})
@@ -30,7 +30,7 @@ EXPECTED = "a program that torchrun runs on each node (`srun` reaches the nodes 
 
 def find_launchers(profile: Profile, phases: list[Phase]) -> Iterator[Problem]:
     """Find launchers in `python`, `setup`, and the phases' arguments and scripts."""
-    if profile.python and (word := _program_of(_split(profile.python))) in LAUNCHERS:
+    if profile.python and (word := _program_of(_split(profile.python))) in SSH_LAUNCHERS:
         yield Problem(
             f"`python` is the launcher `{word}`",
             profile.where("python"),
@@ -122,7 +122,7 @@ def _find_started_launchers(script: Path) -> list[tuple[int, str]]:
     """Line and launcher of each call that starts one; empty if the script is not Python."""
     try:
         text = script.read_text(errors="replace")
-        if not any(word in text for word in LAUNCHERS):  # a search is faster than parsing
+        if not any(word in text for word in SSH_LAUNCHERS):  # a search is faster than parsing
             return []
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -132,7 +132,7 @@ def _find_started_launchers(script: Path) -> list[tuple[int, str]]:
     return sorted(
         (line, _program_of(words))
         for line, words in started
-        if _program_of(words) in LAUNCHERS and not _stays_on_its_node(words)
+        if _program_of(words) in SSH_LAUNCHERS and not _stays_on_its_node(words)
     )
 
 

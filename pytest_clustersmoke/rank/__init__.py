@@ -34,8 +34,9 @@
 from .core import Rank
 from .leaves import Groups
 from .proof import Proof
+from .rank_environment import RankMisuse
 from .steps import Step, StepLog
 from .stopwatch import Stopwatch
 from .twin import TwinLog
 
-__all__ = ["Groups", "Proof", "Rank", "Step", "StepLog", "Stopwatch", "TwinLog"]
+__all__ = ["Groups", "Proof", "Rank", "RankMisuse", "Step", "StepLog", "Stopwatch", "TwinLog"]

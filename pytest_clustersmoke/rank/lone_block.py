@@ -69,7 +69,9 @@ def _find_block(model: Any) -> tuple[Any, float]:
     while isinstance(block, lists) and len(block):
         blocks, block = block, max(block, key=_count_elements)
     if blocks is None or block is blocks or not _count_elements(block):
-        raise Unrepeatable("the model has no list of blocks, of which one could run alone")
+        raise Unrepeatable(
+            "the model has no ModuleList or Sequential with a block that could run alone"
+        )
     return block, _count_elements(blocks) / _count_elements(block)
 
 
@@ -91,7 +93,7 @@ def _record_inputs(block: Any, forward: Callable[[], object]) -> tuple[Any, Any]
     finally:
         handle.remove()
     if not recorded:
-        raise Unrepeatable("the forward pass leaves out the model's largest block")
+        raise Unrepeatable("the forward pass never calls the model's largest block")
     return recorded[0]
 
 

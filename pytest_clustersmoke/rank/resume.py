@@ -126,9 +126,9 @@ class Resume:
         return output / PROGRESS / f"rank_{self._rank:05d}.{kind}"
 
     def begin_loop(self) -> None:
-        """Draw the random numbers (of dropout, say) that the loop would have drawn without a stop;
-        the program may have drawn others since it started. The loop's first steps say how often to
-        `agree`, so their time counts from here."""
+        """Restore the random state, so that the loop (dropout, say) draws what it would have drawn
+        without a stop; the program may have drawn numbers since it started. Restart the clock by
+        which `agree` estimates the time of a step."""
         if self._random is not None:
             self._random.restore()
         self._agreed_step, self._agreed_at = self.first, time.monotonic()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..config.marker import Marked, read_size_mark
+from ..config.marker import PhaseMarker, read_size_mark
 from ..config.phase import (
     Phase,
     Trace,
@@ -47,7 +47,7 @@ class PhaseCollection:
         self._setting_problems: Mapping[str, list[Problem]] = {}
         self.phases: dict[str, Phase] = {}
         self.names: dict[PhaseClass, str] = {}
-        self.markers: list[Marked] = []
+        self.markers: list[PhaseMarker] = []
         self._all: list[pytest.Item] = []
         self.plans_only = bool(
             config.getoption("--cluster-dry-run")
@@ -58,7 +58,7 @@ class PhaseCollection:
 
     def resolve_phases(
         self,
-        markers: Mapping[PhaseClass, Marked],
+        markers: Mapping[PhaseClass, PhaseMarker],
         mistakes: Mistakes,
         items: list[pytest.Item],
     ) -> None:
@@ -99,7 +99,7 @@ class PhaseCollection:
         self.config.hook.pytest_deselected(items=gone)
         items[:] = kept
 
-    def set_markers(self, markers: Iterable[Marked]) -> None:
+    def set_markers(self, markers: Iterable[PhaseMarker]) -> None:
         """Take the markers that were collected, here or by a worker of xdist."""
         self.markers = list(markers)
         self.acknowledgements.set_points(
@@ -160,7 +160,8 @@ class PhaseCollection:
             names = classes[phase.name].criteria_names or ()
             if phase.resume.value and RESUMED not in names:
                 what = (
-                    f"phase `{phase.name}` has `resume`, but no criterion judges what came before"
+                    f"phase `{phase.name}` has `resume`, but none of its criteria judges the steps "
+                    "before the stop"
                 )
                 expected = "a class that also inherits `Resumed` of pytest_clustersmoke.criteria"
                 yield Problem(what, phase.resume.source, expected)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
-from ..config.marker import Marked
+from ..config.marker import PhaseMarker
 from ..config.sweep import Point, Sweep, find_mistake, label, list_points
 from ..text import Problem
 
@@ -196,11 +196,11 @@ def phase_classes(items: Iterable[pytest.Item]) -> Iterator[PhaseClass]:
             yield cls
 
 
-def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, Marked], Mistakes]:
+def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, PhaseMarker], Mistakes]:
     """Read every phase marker; returns the mistakes of all, also phases of the same name."""
     from ..config.marker import read_marker
 
-    phases: dict[PhaseClass, Marked] = {}
+    phases: dict[PhaseClass, PhaseMarker] = {}
     mistakes: Mistakes = {}
     named: dict[str, PhaseClass] = {}
     for cls in phase_classes(items):

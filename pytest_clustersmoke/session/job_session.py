@@ -28,13 +28,13 @@ from ..evidence.telemetry import EventWriter, to_json_value
 from ..jobs.backend import ArrayBackend, Backend, Refused, Unanswered, make_spec
 from ..jobs.job_watch import Poller, WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_job
-from ..preflight.slurm_check import Checked
+from ..preflight.slurm_check import CheckResult
 from ..report.run_archive import name_archived
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 from .lost_answers import LostAnswer, LostAnswers
 from .phase_queue import PhaseQueue, count_started
 
-__all__ = ["Progress", "Session", "WatchFailed"]
+__all__ = ["JobSession", "Progress", "WatchFailed"]
 
 # What keeps a phase from running because the cluster's own nodes are out.
 LACK_OF_NODES = ("nodes-unavailable", "host-unreachable")
@@ -44,7 +44,7 @@ CANCEL_CONFIRM_S = 2.0
 LAST_CALL_S = 0.3
 
 
-class Session:
+class JobSession:
     """The life of one run's jobs. `start`, then `wait` for each phase, then `close`."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Session:
         profile: Profile,
         phases: Iterable[Phase],
         backend: Backend,
-        check: Callable[[Iterable[Phase], RunDir], Checked] | None = None,
+        check: Callable[[Iterable[Phase], RunDir], CheckResult] | None = None,
     ) -> None:
         self.run, self.profile = run, profile
         self.phases = {phase.name: phase for phase in phases}

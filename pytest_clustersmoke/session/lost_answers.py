@@ -26,13 +26,13 @@ class LostAnswer:
     interval_s: float = FIRST_LOOK_S
 
     def withdraw(self) -> None:
-        """Give the jobs up: what starts of them all the same ends at once. Raises OSError."""
+        """Give the jobs up: one that starts anyway ends at once. Raises OSError."""
         for _, directory in self.jobs:
             write_atomically(directory.withdrawn, f"{self.why}\n")
 
 
 class LostAnswers:
-    """The jobs that nobody knows the ids of, and the looks for them."""
+    """The jobs whose ids are unknown, and the search for them."""
 
     def __init__(self, backend: Backend, patience_s: float) -> None:
         self._backend, self.patience_s = backend, patience_s
@@ -45,8 +45,8 @@ class LostAnswers:
         self.waiting.append(lost)
 
     def look(self) -> Iterator[tuple[LostAnswer, list[str]]]:
-        """Those that were found, with their ids; and those that were not for so long that they are
-        given up, without."""
+        """Yield the jobs that were found with their ids, and those not found within `patience_s`
+        with none."""
         for lost in list(self.waiting):
             now = time.monotonic()
             if now < lost.look_at:

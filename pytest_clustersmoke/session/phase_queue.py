@@ -45,8 +45,8 @@ class PhaseQueue:
         return phases
 
     def put_back(self, phases: Sequence[Phase], why: str) -> str:
-        """Put back phases that the scheduler cannot accept now; returns that in words. Empty if it
-        could not for so long that they are given up."""
+        """Put back phases that the scheduler cannot accept now; return a message for the user,
+        empty if patience has run out and the phases are given up."""
         now, patience_s = time.monotonic(), self._limits.scheduler_patience_s
         self._refused_since = self._refused_since or now
         waited_s = now - self._refused_since
@@ -54,7 +54,7 @@ class PhaseQueue:
             return ""
         self.waiting[:0] = phases
         self._retry_at = now + min(MOST_RETRY_S, max(FIRST_RETRY_S, waited_s / 4))
-        return f"it cannot accept jobs now; trying again for up to {patience_s:g} s: {why}"
+        return f"it cannot accept jobs now ({why}); trying again for up to {patience_s:g} s"
 
     def note_success(self) -> None:
         """Note that the scheduler accepts jobs."""

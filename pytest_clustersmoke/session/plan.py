@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..config.hosts import name_hosts
-from ..config.phase import DEFAULT, SIMPLE_KEYS, Phase, Sourced
+from ..config.marker import SIMPLE_KEYS
+from ..config.phase import DEFAULT, Phase, Sourced
 from ..config.profile import Profile
 from ..evidence.run_directory import MAX_RERUNS, PhaseDir, RunDir
 from ..jobs.backend import make_backend, make_spec

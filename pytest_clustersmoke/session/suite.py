@@ -19,7 +19,7 @@ import pytest
 from _pytest.junitxml import xml_key
 
 from ..config.cluster_file import find_config
-from ..config.marker import Marked
+from ..config.marker import PhaseMarker
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.run_counts import RunTally
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..evidence.run_directory import RunDir
     from ..evidence.run_record import ProofRecord
     from ..report.record_builder import FinishedRun
-    from .job_session import Session
+    from .job_session import JobSession
 
 
 class Suite:
@@ -59,7 +59,7 @@ class Suite:
         self.tally.counts.require = sorted(profile.require)
         self.remarks: list[str] = []  # on writing the report
         self.run: RunDir | None = None
-        self.session: Session | None = None
+        self.session: JobSession | None = None
         self.view: LiveView | None = None
         self.terminal = PytestTerminal(config)
         self._finished: FinishedRun | None = None
@@ -74,7 +74,10 @@ class Suite:
     # Collection
 
     def resolve_phases(
-        self, markers: Mapping[PhaseClass, Marked], mistakes: Mistakes, items: list[pytest.Item]
+        self,
+        markers: Mapping[PhaseClass, PhaseMarker],
+        mistakes: Mistakes,
+        items: list[pytest.Item],
     ) -> None:
         self.collection.resolve_phases(markers, mistakes, items)
 
@@ -124,7 +127,7 @@ class Suite:
     def start(self, phases: list[Phase]) -> None:
         """Run the preflight checks, then submit. Raises UsageError with all problems."""
         from .. import preflight
-        from .job_session import Session as JobSession
+        from .job_session import JobSession
 
         try:
             self._take_cluster()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ..config.marker import Marked, Needs
+from ..config.marker import Needs, PhaseMarker
 from ..config.phase import Phase, resolve_all
 from ..config.profile import Profile
 from ..evidence.phase_result import collect_phase
@@ -76,7 +76,9 @@ class XdistController:
             raise RuntimeError(f"worker {node.gateway.id} left no plan in {self._exchange}")
         suite, collection = self._suite, self._suite.collection
         markers = [
-            Marked(**marker | {"script": Path(marker["script"]), "needs": Needs(**marker["needs"])})
+            PhaseMarker(
+                **marker | {"script": Path(marker["script"]), "needs": Needs(**marker["needs"])}
+            )
             for marker in plan["phases"]
         ]
         settings = suite.config.getoption("--cluster-set")
@@ -122,7 +124,10 @@ class WorkerSuite:
         config.pluginmanager.register(self.views)
 
     def resolve_phases(
-        self, markers: Mapping[PhaseClass, Marked], mistakes: Mistakes, items: list[pytest.Item]
+        self,
+        markers: Mapping[PhaseClass, PhaseMarker],
+        mistakes: Mistakes,
+        items: list[pytest.Item],
     ) -> None:
         self.collection.resolve_phases(markers, mistakes, items)
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.config.marker import Marked, Needs, read_marker
+from pytest_clustersmoke.config.marker import Needs, PhaseMarker, read_marker
 from pytest_clustersmoke.config.phase import parse_setting
 
 
-def read(*args: Any, **kwargs: Any) -> tuple[Marked | None, list[str]]:
+def read(*args: Any, **kwargs: Any) -> tuple[PhaseMarker | None, list[str]]:
     kwargs.setdefault("script", Path(__file__).name)
     marked, problems = read_marker(args, kwargs, Path(__file__), "here.py:1")
     return marked, list(map(str, problems))
@@ -23,7 +23,7 @@ def test_marker_has_defaults() -> None:
     """One node, one GPU, no arguments, one hour; the script is next to the test file."""
     marked, problems = read("small")
     assert problems == []
-    assert marked == Marked("small", Path(__file__), 1, 1, {}, 3600.0, "here.py:1")
+    assert marked == PhaseMarker("small", Path(__file__), 1, 1, {}, 3600.0, "here.py:1")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a/b", "../a", "a%j", "a\n", "a.b", "x" * 65, 7])

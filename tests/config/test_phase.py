@@ -205,6 +205,7 @@ def test_size_marks(nodes: int, gpus: int, mark: str) -> None:
         ("a.args.word=yes", ("a", "args", "word", "yes")),
         ("a.env.X=true", ("a", "env", "X", "true")),
         ("a.proof=twin", ("a", "proof", "", "twin")),
+        ("a.proof_steps=9", ("a", "proof_steps", "", 9)),
         ("a.stage_limits_s.init=0.5", ("a", "stage_limits_s", "init", 0.5)),
     ],
 )

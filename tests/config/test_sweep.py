@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.config.marker import Marked, read_marker
+from pytest_clustersmoke.config.marker import PhaseMarker, read_marker
 from pytest_clustersmoke.config.phase import resolve_all
 from pytest_clustersmoke.config.sweep import find_mistake, label, list_points
 from tests.support.evidence import make_profile
 
 
-def read(*args: Any, **kwargs: Any) -> tuple[Marked | None, list[str]]:
+def read(*args: Any, **kwargs: Any) -> tuple[PhaseMarker | None, list[str]]:
     marked, problems = read_marker(
         args, {"script": Path(__file__).name, **kwargs}, Path(__file__), "here.py:1"
     )
@@ -38,9 +38,9 @@ def test_every_combination_is_a_point() -> None:
         ([1], "is not a mapping"),
         ({"rate": 1}, "has no list of values for 'rate'"),
         ({"rate": []}, "has no list of values for 'rate'"),
-        ({3: [1]}, "has the argument 3"),
-        ({"a/../b": [1]}, "has the argument 'a/../b'"),
-        ({"": [1]}, "has the argument ''"),
+        ({3: [1]}, "has an argument named 3"),
+        ({"a/../b": [1]}, "has an argument named 'a/../b'"),
+        ({"": [1]}, "has an argument named ''"),
         ({"rate": [float("nan")]}, "has rate=nan"),
         ({"file": ["1.confirm1"]}, "has file='1.confirm1'"),
         (
@@ -54,7 +54,7 @@ def test_every_combination_is_a_point() -> None:
         ({"file": [""]}, "has file=''"),
         ({"rate": [1, 2, 1]}, "has rate=1 twice"),
         ({"rate": list(range(11)), "size": list(range(10))}, "has 110 points"),
-        ({"file": ["x" * 96]}, f"makes the name `file-{'x' * 96}`"),
+        ({"file": ["x" * 96]}, f"makes the name `file-{'x' * 96}`, which is too long"),
     ],
 )
 def test_sweep_that_cannot_be_named_is_refused(sweep: Any, what: str) -> None:

@@ -68,14 +68,14 @@ def test_training_that_goes_on_passes(tmp_path: Path) -> None:
         ({"resume": RESUME | {"equal": False, "mismatched": ["model.w"]}}, "model.w"),
         ({"resume": RESUME | {"tensors": 0}}, "it holds no tensors"),
         ({"pid": 100, "pid_started": 5.0}, "in the process that stopped; expected a new one"),
-        ({"loss": 3.0}, "another batch, or another state"),
-        ({"loss": math.nan}, "another batch, or another state"),
+        ({"loss": 3.0}, "the batch or the state is another"),
+        ({"loss": math.nan}, "the batch or the state is another"),
         (
             {"loss": 2.0, "precision": "fp32", "stop": STOP | {"next_loss": 2.002}},
             "0.001%, as fp32",
         ),
-        ({"stop": {"step": 5}}, "save_progress has no next_loss"),
-        ({"stop": STOP | {"next_loss": math.nan}}, "the same step had nan"),
+        ({"stop": {"step": 5}}, "save_progress was called without next_loss"),
+        ({"stop": STOP | {"next_loss": math.nan}}, "the same step gave nan"),
     ],
 )
 def test_training_that_does_not_go_on_fails(

@@ -134,7 +134,7 @@ def test_phase_waits_until_enough_nodes_are_free(phases: Phases) -> None:
     ("log", "allocation", "raw", "reason"),
     [
         ("srun: error: n1: task 0: Exited with exit code 3\n", "RUNNING", "FAILED", ""),
-        ("srun: Job step aborted: Waiting", "RUNNING", "CANCELLED", "its step; allocation 7"),
+        ("srun: Job step aborted: Waiting", "RUNNING", "CANCELLED", "only this step; allocation 7"),
         ("srun: Job step aborted: Waiting", "CANCELLED", "CANCELLED", "with allocation 7"),
         ("srun: Job step aborted: Waiting", "TIMEOUT", OUT_OF_TIME, "allocation 7 ended"),
         ("srun: Job step aborted: Waiting", "COMPLETED", "CANCELLED", "with allocation 7"),

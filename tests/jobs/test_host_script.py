@@ -15,8 +15,8 @@ from pytest_clustersmoke.jobs import host_script
 from pytest_clustersmoke.jobs.host_script import HostAnswer, HostProcess
 from tests.support.waiting import wait_for
 
-# A job's processes are found by its word, so each process that runs these tests has its own.
-WORD = f"run-{os.getpid()}/small/0@host"
+# A job's processes are found by its tag, so each process that runs these tests has its own.
+TAG = f"run-{os.getpid()}/small/0@host"
 LIMIT_S = 60.0
 
 
@@ -39,20 +39,20 @@ def ask(*calls: str) -> list[HostAnswer]:
 
 
 def start(phase: PhaseDir) -> HostProcess:
-    (answer,) = ask(host_script.start_call(phase, 0, LIMIT_S, WORD, "small.0"))
+    (answer,) = ask(host_script.start_call(phase, 0, LIMIT_S, TAG, "small.0"))
     assert answer.process is not None
     wait_for("the node's other session", Path(f"{phase.batch_script}.child").exists)
     return answer.process
 
 
 def look(phase: PhaseDir, process: HostProcess) -> str:
-    (answer,) = ask(host_script.look_call(phase, 0, WORD, process))
-    assert answer.word == WORD
+    (answer,) = ask(host_script.look_call(phase, 0, TAG, process))
+    assert answer.tag == TAG
     return answer.what
 
 
 def cancel(process: HostProcess | None) -> str:
-    (answer,) = ask(host_script.cancel_call(1.0, WORD, process))
+    (answer,) = ask(host_script.cancel_call(1.0, TAG, process))
     return answer.what
 
 
@@ -127,7 +127,7 @@ def test_node_ends_at_its_time_limit(
     phase: PhaseDir, leftovers: tuple[str, Callable[[], list[str]]]
 ) -> None:
     """Without any client: here after one second, as TERM ends its shell."""
-    (answer,) = ask(host_script.start_call(phase, 0, 1.0, WORD, "small.0"))
+    (answer,) = ask(host_script.start_call(phase, 0, 1.0, TAG, "small.0"))
     process = answer.process
     assert process is not None
     wait_for("the limit", lambda: look(phase, process) == host_script.GONE)
@@ -135,7 +135,7 @@ def test_node_ends_at_its_time_limit(
 
 def test_node_that_cannot_write_says_so(tmp_path: Path) -> None:
     """Where the directory is missing, the answer names no process."""
-    script = host_script.start_call(PhaseDir(tmp_path / "none"), 0, LIMIT_S, WORD, "small.0")
+    script = host_script.start_call(PhaseDir(tmp_path / "none"), 0, LIMIT_S, TAG, "small.0")
     done = subprocess.run(
         ["sh", "-c", host_script.make_script([script])], capture_output=True, text=True
     )

@@ -70,7 +70,7 @@ def test_options_that_choose_nodes_hold_for_steps(tmp_path: Path) -> None:
             "it needs 2 nodes that it may use, and the allocation has 1",
             "--exclude=n[1-3]",
         ),
-        ({"nodelist": "n8"}, {}, {}, "it needs n8, and the allocation has not these", "n8"),
+        ({"nodelist": "n8"}, {}, {}, "it needs n8, and the allocation has other nodes", "n8"),
     ],
 )
 def test_too_small_allocation_is_named(

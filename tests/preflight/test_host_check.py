@@ -13,8 +13,8 @@ from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.jobs.host_probe import HostFacts, parse_clock, parse_facts
 from pytest_clustersmoke.jobs.ssh_backend import SshBackend
 from pytest_clustersmoke.jobs.ssh_client import SshHost
-from pytest_clustersmoke.preflight.host_check import HostCheck, _Look
-from pytest_clustersmoke.preflight.slurm_check import Checked
+from pytest_clustersmoke.preflight.host_check import HostCheck, _HostAnswer
+from pytest_clustersmoke.preflight.slurm_check import CheckResult
 from tests.support.evidence import make_phase, make_profile
 
 OWN = metadata.version("pytest-clustersmoke")
@@ -30,27 +30,27 @@ def check(
     hardware: dict[str, Any] | None = None,
     names: list[str] = NAMES,
     **answers: Any,
-) -> Checked:
+) -> CheckResult:
     """The check of phases of one, two and all nodes on healthy hosts, but for these answers."""
     keys: dict[str, Any] = {"backend": "ssh", "hosts": names, "hardware": hardware or CPU}
     keys["phases"] = {f"on_{count}": None for count in (1, 2, len(names))}
     profile = make_profile(folder, **keys)
     run = RunDir(folder / "run")
 
-    def look(_: HostCheck, host: SshHost, _phase: object, own: Any, token: Path) -> _Look:
+    def look(_: HostCheck, host: SshHost, _phase: object, own: Any, token: Path) -> _HostAnswer:
         python: dict[str, Any] = {"executable": "/venv/python", "python": "3.11", "packages": {}}
         python["packages"] = {"pytest-clustersmoke": OWN, "torch": "2.6"}
         given: dict[str, Any] = {"sees": token.read_text().strip(), "python": python, "gpus": 8}
         given |= answers.get(host.name, {})
         (own.root / "seen").write_text(token.read_text())
-        return _Look(HostFacts(**given), (offsets or {}).get(host.name, 0.0), 0.1)
+        return _HostAnswer(HostFacts(**given), (offsets or {}).get(host.name, 0.0), 0.1)
 
     monkeypatch.setattr(HostCheck, "_look", look)
     phases = [make_phase(profile, f"on_{count}", nodes=count) for count in {1, 2, len(names)}]
     return HostCheck(profile, SshBackend(profile, os.environ))(phases, run)
 
 
-def ids(checked: Checked) -> dict[str, set[tuple[str, tuple[str, ...]]]]:
+def ids(checked: CheckResult) -> dict[str, set[tuple[str, tuple[str, ...]]]]:
     return {
         name: {(finding.id, finding.hosts) for finding in findings}
         for name, findings in checked.findings.items()
@@ -131,7 +131,7 @@ def test_answers_are_untrusted() -> None:
     assert parse_clock(["hello", "csm-time 12.5"]) == 12.5
     assert parse_clock(["csm-time never"]) is None and parse_clock([]) is None
     facts = parse_facts(["csm-sees", "csm-gpus -1", "csm-python [1]", "last words"])
-    assert facts == HostFacts(said="last words")
+    assert facts == HostFacts(last_line="last words")
     facts = parse_facts(["csm-cores ²", "csm-memory 9e9", "csm-gpus " + "9" * 5000])
     assert facts == HostFacts()
     lines = ["csm-model NVIDIA H100", "csm-model NVIDIA H100", "csm-cores 8", "csm-memory 2097152"]

@@ -15,8 +15,8 @@ from pytest_clustersmoke.evidence.finding import Evidence, Finding
 from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.preflight import slurm_check
-from pytest_clustersmoke.preflight.slurm_check import Checked
-from pytest_clustersmoke.session.job_session import Progress, Session
+from pytest_clustersmoke.preflight.slurm_check import CheckResult
+from pytest_clustersmoke.session.job_session import JobSession, Progress
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import make_phase, make_profile
 from tests.support.harness import Suite, lines_with
@@ -168,14 +168,14 @@ def test_phases_that_cannot_run_are_not_submitted(
     evidence = (Evidence("cluster.yaml", 7, "nodes: 9"),)
     finding = Finding(identity, "too few", "fewer", evidence=evidence, hosts=("n1",))
 
-    def ask(phases: Iterable[Phase], run: RunDir) -> Checked:
+    def ask(phases: Iterable[Phase], run: RunDir) -> CheckResult:
         assert [phase.name for phase in phases] == ["a", "b"] and not backend.calls
-        return Checked({"a": [finding]}, {"b": 7.0}, ("look at n1",))
+        return CheckResult({"a": [finding]}, {"b": 7.0}, ("look at n1",))
 
     run = RunDir(tmp_path / "run1")
     run.root.mkdir()
     phases = [make_phase(profile, name) for name in "ab"]
-    session = Session(run, profile, phases, backend, ask)
+    session = JobSession(run, profile, phases, backend, ask)
     progress: list[Progress] = []
     session.start()
     session.wait("a", progress.append)

@@ -92,8 +92,8 @@ class Cache:
     ("model", "runs", "words"),
     [
         (Model(extra={"cache": Cache()}), True, "blocks get a Cache, which they may change"),
-        (Block(), True, "no list of blocks"),
-        (Model(), False, "leaves out the model's largest block"),
+        (Block(), True, "no ModuleList or Sequential"),
+        (Model(), False, "never calls the model's largest block"),
         (torch.nn.ModuleList([torch.nn.Embedding(9, 2)]), True, "no input of the model's blocks"),
     ],
 )

@@ -77,14 +77,14 @@ def test_allocation_that_no_phase_fits_is_refused(suite: Suite, slurm: FakeSlurm
     """Each phase is named, with its reason, its setting and what to ask for."""
     suite.phase(nodes=3)
     suite.phase("wide", gpus_per_node=4)
-    no = "does not fit allocation 7, nor does any other:"
+    no = "no selected phase fits allocation 7; phase"
     lines = suite.refused(
         HERE, "--cluster-set", "wide.gpus_per_node=2", "--cluster-set", "wide.slurm.cpus_per_task=9"
     )
     assert lines == [
-        f"test_small.py:3: phase `small` {no} it needs 3 nodes, and the allocation has 2; ask for "
+        f"test_small.py:3: {no} `small`: it needs 3 nodes, and the allocation has 2; ask for "
         "a larger allocation (salloc --nodes=3)",
-        f"--cluster-set: phase `wide` {no} it needs 9 CPUs per node, and the allocation has 2 on "
+        f"--cluster-set: {no} `wide`: it needs 9 CPUs per node, and the allocation has 2 on "
         "n0, n1; ask for a larger allocation (salloc --cpus-per-task=9)",
     ]
 

@@ -26,7 +26,7 @@ from pytest_clustersmoke.node.abort_flag import NodeFailed, raise_flag
 from pytest_clustersmoke.node.node_job import run_node
 from pytest_clustersmoke.session import job_session as module
 from pytest_clustersmoke.session import phase_queue
-from pytest_clustersmoke.session.job_session import Progress, Session, WatchFailed
+from pytest_clustersmoke.session.job_session import JobSession, Progress, WatchFailed
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import make_phase, make_profile
 
@@ -51,7 +51,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.backend = FakeBackend()
-        self.sessions: list[Session] = []
+        self.sessions: list[JobSession] = []
 
     def start(
         self,
@@ -61,7 +61,7 @@ class Run:
         after: Any = (),
         sweep: str = "",
         **keys: Any,
-    ) -> Session:
+    ) -> JobSession:
         """Start phases of these names; `after`: phase -> the one that it runs after; `sweep`: the
         phase of which those named `sweep-...` are points."""
         keys.setdefault("limits", {"poll_s": 0.05})
@@ -78,7 +78,7 @@ class Run:
         root = self.folder / "run1"
         root.mkdir()
         self.run = RunDir(root)
-        session = Session(self.run, profile, phases, self.backend)
+        session = JobSession(self.run, profile, phases, self.backend)
         self.sessions.append(session)
         session.start()
         return session
@@ -470,7 +470,7 @@ def test_scheduler_that_cannot_accept_jobs_now_is_asked_again(
     run.passes("a")
     session.wait("a", lambda progress: said.append(f"{progress.phase}: {progress.text}"))
     (line,) = [line for line in said if line.startswith("scheduler: ")]
-    assert line.endswith("trying again for up to 300 s: temporarily unable to accept job")
+    assert line.endswith("temporarily unable to accept job); trying again for up to 300 s")
 
 
 def test_scheduler_that_never_accepts_jobs_is_given_up(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_clustersmoke.config.cluster_file import load_cluster_file
-from pytest_clustersmoke.config.marker import Marked
+from pytest_clustersmoke.config.marker import PhaseMarker
 from pytest_clustersmoke.config.phase import Phase, resolve
 from pytest_clustersmoke.config.profile import Profile
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
@@ -42,7 +42,7 @@ def make_phase(profile: Profile, name: str = "small", settings: Any = (), **mark
         "where": "test_x.py:1",
         **marker,
     }
-    return resolve(Marked(name, **values), profile, settings)
+    return resolve(PhaseMarker(name, **values), profile, settings)
 
 
 class Evidence:

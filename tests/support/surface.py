@@ -46,12 +46,14 @@ def assigned(cls: type) -> Iterator[str]:
 
 
 def classes(module: ModuleType) -> dict[str, type]:
-    """The public classes that a module defines, or gathers from the modules below it."""
+    """The public classes that a module defines, or gathers from the modules below it, without
+    exceptions, whose members are Python's."""
     return {
         name: member
         for name, member in vars(module).items()
         if isinstance(member, type)
         and member.__module__.startswith(module.__name__)
+        and not issubclass(member, BaseException)
         and not name.startswith("_")
     }
 

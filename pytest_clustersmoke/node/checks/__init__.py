@@ -1,6 +1,6 @@
 """Checks whether nodes can run a job: functions from facts to findings.
 
-The nodes use them to decide whether to start torchrun, the controller uses them for its report.
+The nodes use them to decide whether to start the launcher, the controller uses them for its report.
 Both read the same facts, so neither relies on the other's result. Jobs write the facts, so they are
 untrusted text: a fact that is missing or of the wrong type is unknown, and never a failure.
 
@@ -72,13 +72,13 @@ def _merge(same: Sequence[Finding]) -> Finding:
     )
 
 
-# The checks before torchrun starts; a failure ends the job on all nodes at once.
+# The checks before the launcher starts; a failure ends the job on all nodes at once.
 
 MAX_WHY = 1000
 
 
 class PreflightFailed(NodeFailed):
-    """Checks failed, on this node or on others, so torchrun is not started."""
+    """Checks failed, on this node or on others, so the launcher is not started."""
 
     def __init__(self, failures: Iterable[Finding]) -> None:
         self.findings = merge_findings(failures)
