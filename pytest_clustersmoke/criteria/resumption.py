@@ -112,8 +112,8 @@ def _check_next_loss(before: RankResult, after: RankResult, precisions: set[str]
     if not abs(found - expected) <= tolerance:
         fail(
             f"{after} had the loss {found} in its first step after the stop; before the stop, the "
-            f"same step gave {expected}: the batch or the state is another; expected the same within "
-            f"{share:.3%}, as {' or '.join(sorted(precisions)) or 'any precision'} rounds"
+            f"same step gave {expected}: the batch or the state is another; expected the same "
+            f"within {share:.3%}, as {' or '.join(sorted(precisions)) or 'any precision'} rounds"
         )
     if not precisions:
         raise Unmeasured(

@@ -224,8 +224,7 @@ class Rank:
         must call `step.backward_done()`; `gradients_of` is by default `proof.model`'s parameters.
         In fp16 give a proof, and no `gradients_of`: gradients overflow on purpose.
 
-        In a later attempt the loop begins at the step at which the one before stopped
-        (`should_stop`); call `resume` first.
+        A later attempt goes on at the step at which `should_stop` was true; call `resume` first.
         """
         first, total = self._resume.first, count
         count = self._resume.end_of_loop(total) - first
