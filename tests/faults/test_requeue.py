@@ -209,11 +209,11 @@ def test_task_of_an_array_is_requeued_alone(lab_suite: Suite) -> None:
 def test_phase_near_its_time_limit_is_requeued_and_goes_on(
     lab_suite: Suite, whole: Sequence[float]
 ) -> None:
-    """Slurm sends the signal up to a minute early: here after 16 to 30 s of one minute, in which a
-    loaded machine takes few steps."""
-    lab_suite.profile["limits"] |= {"stop_before_s": 40}
-    lab_suite.profile["slurm"] |= {"time": 1}
-    add_phase(lab_suite, steps=MOST_STEPS, pause_s=0.8)
+    """Slurm looks every 30 s which jobs are to get the signal before its next look: here after 30
+    to 60 s of two minutes, in which all steps do not fit."""
+    lab_suite.profile["limits"] |= {"stop_before_s": 60}
+    lab_suite.profile["slurm"] |= {"time": 2}
+    add_phase(lab_suite, steps=MOST_STEPS, pause_s=1.6)
     attempts = check_parts(lab_suite.run_apart(patience_s=480), whole, steps=MOST_STEPS)
     assert len(attempts) > 1
 
