@@ -370,7 +370,7 @@ def wilson(count: int, total: int) -> tuple[float, float]:
     centre = share + z * z / (2 * total)
     spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     scale = 1 + z * z / total
-    return (centre - spread) / scale, (centre + spread) / scale
+    return max(0.0, centre - spread) / scale, min(scale, centre + spread) / scale
 
 
 def main() -> None:
