@@ -160,9 +160,7 @@ class Limits(f.Section):
         default=None, description="how long a job may wait in the queue; no limit by default"
     )
     scheduler_patience_s: f.Seconds = Field(
-        default=300.0,
-        description="how long to wait for a scheduler that cannot accept a job now, or did not say "
-        "whether it did",
+        default=300.0, description="how long to wait for a scheduler that cannot answer now"
     )
     poll_s: Annotated[float, Field(gt=0, le=3)] = Field(
         default=2.0, description="seconds between two queries of the scheduler while a job runs"
@@ -412,12 +410,11 @@ class Profile(f.Section):
     @property
     def most_nodes(self) -> int | None:
         """How many nodes a phase can have; None if that is not known."""
-        limits = [count for count in (self.hardware.nodes, len(self.hosts)) if count]
-        return min(limits, default=None)
+        return min(filter(None, (self.hardware.nodes, len(self.hosts))), default=None)
 
     @property
     def file(self) -> str:
-        """The cluster.yaml that has it, as `where` names it."""
+        """The cluster.yaml that has it."""
         return self._source.file
 
     def where(self, *route: str | int) -> str:

@@ -181,7 +181,7 @@ class Suite(RunFiles):
         lines = [
             "import pytest",
             "from pytest_clustersmoke.criteria import *",
-            imports,
+            *filter(None, [imports]),
             f'@pytest.mark.phase("{name}", {words})',
             f"class Test{title}{f'({base})' if base else ''}:",
             textwrap.indent(textwrap.dedent(body or DONE), "    "),
