@@ -36,6 +36,7 @@ class LogLine(NamedTuple):
     time: Time | None
     rank: int | None = None  # its writer's, if that is certain
     caught: bool = False  # the text around it says that the program caught the error
+    ends_rank: bool = False  # torch labels it as what ended its rank
 
 
 class Piece(NamedTuple):
