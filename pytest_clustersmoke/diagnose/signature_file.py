@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ KINDS: dict[str, tuple[type, str]] = {
     "patterns": (tuple, "a list of texts, or of `word` and `regex`"),
     "samples": (tuple, "a list of `text` and `source`"),
 }
+# Classes that do not match a line's end.
+NEGATED = re.compile(r"\[\^[^\]]*\\n[^\]]*\]")
 PATTERN_KEYS = {"word", "regex", "after", "until"}
 NEEDED = ("id", "primary", "cause", "fix", "source", "patterns", "samples")
 HARMLESS_NEEDED = ("id", "source", "patterns", "samples")
@@ -54,6 +56,12 @@ class Pattern:
     regex: re.Pattern[str] | None = None
     after: str = ""
     until: str = ""
+
+    @cached_property
+    def spans_lines(self) -> bool:
+        """Whether the regex can match more than one line."""
+        regex = NEGATED.sub("", self.regex.pattern) if self.regex else ""
+        return "\\n" in regex or "\\s" in regex
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,7 @@ class SignatureSearch:
         self._rank: int | None = None
         self._counted: Counter[str] = Counter()
         self._tried: Counter[str] = Counter()
+        self._exhausted: set[bytes] = set()
 
     def stream(
         self,
@@ -156,6 +157,7 @@ class SignatureSearch:
         self._index += 1
         self._counted.clear()
         self._tried.clear()
+        self._exhausted.clear()
         doubt: Unreadable | None = None
         # Words before `since` were found, and lines before `looked` were examined.
         buffer, since, looked, first = b"", 0, 0, True
@@ -210,13 +212,18 @@ class SignatureSearch:
     def _is_exhausted(self, word: bytes) -> bool:
         """Whether everything a word leads to was found so often that more adds nothing."""
         # The other words that begin an error may also begin a word of a signature.
+        if word in self._exhausted:
+            return True
         if word == RAISED and self.unknown.has_enough(self._index, TRACEBACK):
             return True
         entries = self._entries.get(word, [])
-        return bool(entries) and all(
+        enough = bool(entries) and all(
             max(self._counted[signature.id], self._tried[signature.id]) >= MAX_COUNTED
             for signature, _ in entries
         )
+        if enough:
+            self._exhausted.add(word)
+        return enough
 
     def _is_costly(self, signature: Signature) -> bool:
         """Whether a general signature was tried often enough; one over several lines costs most."""

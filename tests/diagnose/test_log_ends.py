@@ -86,6 +86,7 @@ def test_launcher_that_reported_a_failure_is_never_silent() -> None:
         "Ignored the error",
         "dropping a corrupt record",
         "continuing without it",
+        "will try again at the next checkpoint",
     ],
 )
 def test_error_that_the_program_caught_was_survived(word: str) -> None:
@@ -203,3 +204,22 @@ def test_progress_shows_that_a_warning_was_one() -> None:
     warning = "node1:55:60 [0] NCCL WARN NET/OFI No eligible providers were found\n"
     assert diagnosed(warning + STEPS) == []
     assert primary(diagnosed(warning)) == ["ofi_no_provider"]
+
+
+def test_server_that_answers_again_is_not_a_failure() -> None:
+    """If the job goes on; a job that still waits does so for that server."""
+    stuck = "[  207.9] nfs: server 10.1.0.{} not responding, still trying\n"
+    answers = "[  307.9] nfs: server 10.1.0.{} OK\n"
+    assert diagnosed(stuck.format(1) + answers.format(1), STEPS) == []
+    assert primary(diagnosed(stuck.format(1), STEPS)) == ["nfs_not_responding"]
+    assert primary(diagnosed(stuck.format(1) + answers.format(2), STEPS)) == ["nfs_not_responding"]
+    assert primary(diagnosed(stuck.format(1) + answers.format(1))) == ["nfs_not_responding"]
+
+
+@pytest.mark.parametrize("end", ["a", "b"])
+def test_many_faults_are_never_all_over(end: str) -> None:
+    """What is not counted any more may still be wrong."""
+    faults = "".join(PORT.format(f"mlx5_{number}:1", "error") for number in range(1200))
+    back = "".join(PORT.format(f"mlx5_{number}:1", "active") for number in range(1200))
+    log = faults + back + STEPS if end == "a" else (faults + back) * 2 + STEPS
+    assert primary(diagnosed(log)) == ["ib_port_error"]

@@ -188,3 +188,45 @@ def test_monitor_that_a_script_ends_is_not_a_failure() -> None:
     """Healthy scripts terminate what they started."""
     line = "/var/spool/slurmd/job89/slurm_script: line 12:  4711 Terminated    nvidia-smi dmon\n"
     assert diagnosed(f"Training finished\n{line}") == []
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("python3 train.py", ["rank_killed"]),
+        ("torchrun --nproc-per-node 8 train.py", ["rank_killed"]),
+        ("nvidia-smi dmon -o DT > gpu.log", []),
+        ("/usr/bin/nvidia-smi dmon", []),
+        ("tail -f train.log", []),
+    ],
+)
+@pytest.mark.parametrize("head", ["./run.sh: line 9:  4411", "bash:  4411", "bash: line 1: 4411"])
+def test_shell_names_what_was_killed(head: str, command: str, found: list[str]) -> None:
+    """A script ends its monitors by force, too."""
+    assert ids(diagnosed(f"{head} Killed                  {command}\n")) == found
+
+
+def test_line_between_others_counts_once() -> None:
+    """Its neighbours may be of the same kind: each belongs to its own signature."""
+    lines = "".join(f"n1: rank {rank} died from signal {9 + 2 * rank}\n" for rank in range(4))
+    found = {finding.id: finding for finding in diagnosed(lines)}
+    assert {name: finding.detail["lines"] for name, finding in found.items()} == {
+        "rank_killed": 1,
+        "rank_crashed": 1,
+        "torchrun_child_failed": 2,
+    }
+    assert found["rank_crashed"].ranks == (1,)
+
+
+def test_process_killed_at_the_limit_of_a_scheduler_is_a_consequence() -> None:
+    """Of PBS and LSF as of Slurm."""
+    killed = "run.sh: line 9: 4411 Killed                  python3 train.py\n"
+    for text, name in [
+        ("=>> PBS: job killed: walltime 3611 exceeded limit 3600\n", "batch_time_limit"),
+        ("=>> PBS: job killed: vmem 33gb exceeded limit 32gb\n", "batch_memory_limit"),
+        (
+            "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\n",
+            "batch_memory_limit",
+        ),
+    ]:
+        assert primary(diagnosed(killed + text)) == [name]
