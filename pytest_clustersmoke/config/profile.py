@@ -169,9 +169,7 @@ class Limits(f.Section):
         default=10.0, description="seconds to wait for the other nodes' stacks after a hang"
     )
     stop_before_s: f.Count = Field(
-        default=120,
-        description="seconds before the end of a job's time at which a phase with `resume` is "
-        "asked to save and stop, to be requeued",
+        default=120, description="seconds before its end at which a job with `resume` must stop"
     )
     keep_runs: f.Count = Field(default=30, description="number of runs to keep")
 

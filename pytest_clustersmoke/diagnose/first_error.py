@@ -68,11 +68,15 @@ class UnknownError(NamedTuple):
         return cls(kind, (lines[0].strip(),), 0, "")
 
 
+# An error, its line, and its writer's host and rank.
+UnknownAt = tuple[UnknownError, LogLine, list[str], list[int]]
+
+
 @dataclass
 class UnknownErrors:
     """The errors that no signature knows: the first of each kind per file."""
 
-    errors: list[tuple[UnknownError, LogLine, list[str], list[int]]] = field(default_factory=list)
+    errors: list[UnknownAt] = field(default_factory=list)
     _had: set[tuple[int, str]] = field(default_factory=set)
     _looks: Counter[int] = field(default_factory=Counter)
 

@@ -36,6 +36,7 @@ class LogLine(NamedTuple):
     time: Time | None
     rank: int | None = None  # its writer's, if that is certain
     caught: bool = False  # the text around it says that the program caught the error
+    ends_rank: bool = False  # torch labels it as what ended its rank
 
 
 class Piece(NamedTuple):
@@ -63,7 +64,7 @@ def groups_at(
     """The groups of the pattern if it matches there, else None."""
     if pattern.regex is None:
         return {}
-    if signature.lines > 1:
+    if signature.lines > 1 and pattern.spans_lines:
         text = _around(buffer, piece, signature.lines - 1)
     match = pattern.regex.search(text)
     return match.groupdict() if match else None

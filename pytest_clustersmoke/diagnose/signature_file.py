@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ KINDS: dict[str, tuple[type, str]] = {
     "late": (bool, "true or false"),
     "teardown": (bool, "true or false"),
     "always": (bool, "true or false"),
+    "warning": (bool, "true or false"),
     "follows": (tuple, "a list of ids"),
     "cause": (str, "why it happens, in a sentence"),
     "fix": (str, "what to do, in a sentence"),
@@ -36,6 +37,9 @@ KINDS: dict[str, tuple[type, str]] = {
     "patterns": (tuple, "a list of texts, or of `word` and `regex`"),
     "samples": (tuple, "a list of `text` and `source`"),
 }
+# Classes that do not match a line's end.
+NEGATED = re.compile(r"\[\^[^\]]*\\n[^\]]*\]")
+PATTERN_KEYS = {"word", "regex", "after", "until"}
 NEEDED = ("id", "primary", "cause", "fix", "source", "patterns", "samples")
 HARMLESS_NEEDED = ("id", "source", "patterns", "samples")
 # With these, a hostile line could take unbounded time.
@@ -45,10 +49,19 @@ ENDLESS = re.compile(r"(?<!\\)\.[*+]|\.\{\d*,\}|[*+}]\)[*+{]")
 @dataclass(frozen=True)
 class Pattern:
     """A text in a log: every line that can match contains `word` literally, which is how it is
-    found; `regex`, if given, must match around it."""
+    found; `regex`, if given, must match around it. `after`: the harmless signature that must have
+    been found above it in the same log. `until`: the one that says that the fault is over."""
 
     word: str
     regex: re.Pattern[str] | None = None
+    after: str = ""
+    until: str = ""
+
+    @cached_property
+    def spans_lines(self) -> bool:
+        """Whether the regex can match more than one line."""
+        regex = NEGATED.sub("", self.regex.pattern) if self.regex else ""
+        return "\\n" in regex or "\\s" in regex
 
 
 @dataclass(frozen=True)
@@ -66,8 +79,9 @@ class Signature:
     lead to it (the others wait until a time limit), so it is a cause only if no other exact one,
     and no unknown Python exception, was found. `teardown`: processes of healthy runs print it too
     as they end, so it is ignored after a run that succeeded. `always`: it counts even if the run
-    succeeded; a process was ended, or hardware failed. `follows`: signatures that explain it; next
-    to one of them it is a consequence.
+    succeeded; a process was ended, or hardware failed. `warning`: a program can go on without what
+    it names, so progress after it shows that this one did. `follows`: signatures that explain it;
+    next to one of them it is a consequence.
 
     `lines`: how many lines the text spans. `names`: what the groups of its regexes are, in words;
     the groups `host` and `rank` say where it happened. `harmless`: looks like a failure but is
@@ -83,6 +97,7 @@ class Signature:
     late: bool = False
     teardown: bool = False
     always: bool = False
+    warning: bool = False
     follows: tuple[str, ...] = ()
     lines: int = 1
     names: dict[str, str] = field(default_factory=dict)
@@ -175,7 +190,7 @@ class _Checker:
             at = (*route, "patterns", index)
             if isinstance(value, str):
                 value = {"word": value}
-            if not isinstance(value, dict) or not {"word"} <= set(value) <= {"word", "regex"}:
+            if not isinstance(value, dict) or not {"word"} <= set(value) <= PATTERN_KEYS:
                 self._bad(at, "a pattern has the wrong form", KINDS["patterns"][1])
                 continue
             word, regex = value["word"], value.get("regex")
@@ -183,7 +198,8 @@ class _Checker:
                 expected = f"at least {MIN_WORD} characters of one line"
                 self._bad(at, f"`{word}` cannot be a `word`", expected)
                 continue
-            yield Pattern(word, self._regex(at, regex))
+            others = (str(value.get(key, "")) for key in ("after", "until"))
+            yield Pattern(word, self._regex(at, regex), *others)
 
     def _regex(self, route: tuple[Any, ...], regex: Any) -> re.Pattern[str] | None:
         if regex is None:
@@ -227,7 +243,14 @@ class _Checker:
             if signature.id in ids:
                 self._bad(("signatures",), f"the id `{signature.id}` appears twice", "each id once")
             ids.add(signature.id)
+        harmless = {signature.id for signature in signatures if signature.harmless}
         for signature in signatures:
+            for pattern in signature.patterns:
+                for other in filter(None, (pattern.after, pattern.until)):
+                    if other not in harmless:
+                        problem = f"a pattern of `{signature.id}` refers to `{other}`"
+                        expected = "the id of a harmless signature"
+                        self._bad(("signatures",), problem, expected, near(other, harmless))
             for other in signature.follows:
                 if other not in ids or other == signature.id:
                     problem = f"`{signature.id}` follows `{other}`, which is not another signature"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ..evidence.finding import Evidence, Finding
-from .first_error import LAST, TRACEBACK, WEIGHTS, UnknownError
+from .first_error import LAST, TRACEBACK, WEIGHTS, UnknownAt, UnknownError
 from .log_lines import LogLine
 from .signature_search import SignatureMatch, SignatureSearch
 from .time_stamps import Time
@@ -21,7 +21,6 @@ STARTED = WEIGHTS.keys() - {LAST}
 # A rank that logged this many more lines had continued.
 GOES_ON_LINES = 500
 Key = tuple[bool, Time, int, int]
-UnknownAt = tuple[UnknownError, LogLine, list[str], list[int]]
 # Slurm reports an end and ends the ranks within this time, its KillWait (30 s) included.
 TOGETHER_S = 120
 NEVER: Time = (0, 0, 0, 0, 0.0)

@@ -12,12 +12,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from .first_error import LAST, STARTS, TRACEBACK, UnknownError, UnknownErrors, error_on_last_line
-from .log_ends import FailureLine, LogEnd, is_caught
+from .first_error import (
+    LAST,
+    STARTS,
+    TRACEBACK,
+    UnknownAt,
+    UnknownError,
+    UnknownErrors,
+    error_on_last_line,
+)
+from .log_ends import ENDS_RANK, FailureLine, LogEnd, is_caught
 from .log_lines import (
     BEFORE_BYTES,
     BEHIND_BYTES,
     MAX_TEXT,
+    PREFIX_CHARS,
     LogLine,
     Piece,
     cut,
@@ -42,8 +51,14 @@ MAX_KEPT, MAX_PLACES = 5, 256
 # How many lines about the end may follow a log's last error.
 MAX_LAST_LINES = 20
 RAISED = TRACEBACK.encode()
+# The device of a fault that no line says to be over.
+FOREVER = "\n"
 # Python logs these above the traceback of an error in a finalizer, and goes on.
 IGNORED = (b"Exception ignored in", b"Error in atexit._run_exitfuncs")
+
+
+# An input, a host and a device.
+Place = tuple[int, str, str]
 
 
 @dataclass
@@ -57,13 +72,27 @@ class SignatureMatch:
     hosts: dict[str, None] = field(default_factory=dict)
     ranks: dict[int, None] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    last: dict[int, FailureLine] = field(default_factory=dict)  # by source
+    # By source and rank.
+    last: dict[tuple[int, int | None], FailureLine] = field(default_factory=dict)
+    # Where the fault has not been said to be over: source, host and device.
+    open: set[Place] = field(default_factory=set)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the log says of each place that the fault is over there."""
+        return bool(self.last) and not self.open and not self.capped
+
+    def lines_of(self, source: int) -> list[FailureLine]:
+        """The last line of each rank in an input."""
+        return [line for (index, _), line in self.last.items() if index == source]
 
     def add(self, line: LogLine, hosts: Iterable[str], ranks: Iterable[int]) -> None:
         self.count += 1
-        before = self.last.get(line.source)
+        key = line.source, line.rank
+        before = self.last.get(key)
         caught = line.caught and (before is None or before.caught)
-        self.last[line.source] = FailureLine(line.number, caught)
+        ends = line.ends_rank or (before is not None and before.ends_rank)
+        self.last[key] = FailureLine(line.number, caught, line.rank, ends)
         self.lines.append(line)
         if len(self.lines) > MAX_KEPT:
             self.lines = heapq.nsmallest(MAX_KEPT, self.lines, key=_sort_key)
@@ -80,8 +109,11 @@ class SignatureSearch:
         import ahocorasick_rs
 
         self._entries: dict[bytes, list[tuple[Signature, Pattern]]] = {}
+        self._ended_by: dict[str, set[str]] = {}
         for signature in signatures:
             for pattern in signature.patterns:
+                if pattern.until:
+                    self._ended_by.setdefault(pattern.until, set()).add(signature.id)
                 self._entries.setdefault(pattern.word.encode(), []).append((signature, pattern))
         self._words = tuple(dict.fromkeys([*self._entries, *STARTS]))
         self._each = ahocorasick_rs.BytesAhoCorasick(self._words)
@@ -97,6 +129,7 @@ class SignatureSearch:
         self._rank: int | None = None
         self._counted: Counter[str] = Counter()
         self._tried: Counter[str] = Counter()
+        self._exhausted: set[bytes] = set()
 
     def stream(
         self,
@@ -124,6 +157,7 @@ class SignatureSearch:
         self._index += 1
         self._counted.clear()
         self._tried.clear()
+        self._exhausted.clear()
         doubt: Unreadable | None = None
         # Words before `since` were found, and lines before `looked` were examined.
         buffer, since, looked, first = b"", 0, 0, True
@@ -178,13 +212,18 @@ class SignatureSearch:
     def _is_exhausted(self, word: bytes) -> bool:
         """Whether everything a word leads to was found so often that more adds nothing."""
         # The other words that begin an error may also begin a word of a signature.
+        if word in self._exhausted:
+            return True
         if word == RAISED and self.unknown.has_enough(self._index, TRACEBACK):
             return True
         entries = self._entries.get(word, [])
-        return bool(entries) and all(
+        enough = bool(entries) and all(
             max(self._counted[signature.id], self._tried[signature.id]) >= MAX_COUNTED
             for signature, _ in entries
         )
+        if enough:
+            self._exhausted.add(word)
+        return enough
 
     def _is_costly(self, signature: Signature) -> bool:
         """Whether a general signature was tried often enough; one over several lines costs most."""
@@ -199,7 +238,9 @@ class SignatureSearch:
         for word in self._words_of(piece.text):
             starts = starts or word in STARTS
             for signature, pattern in self._entries.get(word, ()):
-                if self._is_costly(signature):
+                if self._is_costly(signature) or (
+                    pattern.after and not self._counted[pattern.after]
+                ):
                     continue
                 # Prefer the pattern of a signature that captures a name.
                 if signature.id in matched and any(matched[signature.id][2].values()):
@@ -214,8 +255,10 @@ class SignatureSearch:
             shown = cut(text, text.find(pattern.word))
             time, (rank, *_) = time_at(buffer, piece, text), [*self._writer(text)[1], None]
             more = self._counted[signature.id] < MAX_COUNTED
-            caught = more and is_caught(buffer, piece.begin, piece.end)
-            line = LogLine(self._index, number, self._file, shown, time, rank, caught)
+            caught = more and (signature.warning or is_caught(buffer, piece.begin, piece.end))
+            ends = ENDS_RANK.search(text, 0, PREFIX_CHARS) is not None
+            line = LogLine(self._index, number, self._file, shown, time, rank, caught, ends)
+            self._note_place(signature, pattern, text, groups)
             self._add(signature, line, text, groups)
         if starts and not matched:
             self._examine_error(buffer, piece, number, text)
@@ -246,6 +289,25 @@ class SignatureSearch:
             if value := groups.get(group):
                 match.names.setdefault(words, cut(value))
 
+    def _note_place(
+        self,
+        signature: Signature,
+        pattern: Pattern,
+        text: str,
+        groups: dict[str, str | None],
+    ) -> None:
+        """Record where a fault begins, or, by a harmless line, where it is over."""
+        host = next(iter(self._writer(text)[0]), "")
+        place = self._index, host, groups.get("device") or ""
+        if signature.harmless:
+            for other in self._ended_by.get(signature.id, ()):
+                if other in self.matches:
+                    self.matches[other].open.discard(place)
+            return
+        match = self.matches.setdefault(signature.id, SignatureMatch(signature))
+        ends = pattern.until and len(match.open) < MAX_PLACES
+        match.open.add(place if ends else (self._index, "", FOREVER))
+
     def _writer(self, text: str) -> tuple[list[str], list[int]]:
         """The host and rank that wrote a line, from the line itself or from its file."""
         host, rank = self._host or host_of_line(text), rank_of_line(text)
@@ -264,11 +326,12 @@ class SignatureSearch:
             return
         hosts, ranks = self._writer(text)
         time = time_at(buffer, piece, text)
-        text, number = cut(error.message[0]), number + error.offset
+        label, text, number = text, cut(error.message[0]), number + error.offset
         rank = ranks[0] if ranks else None
         end = buffer.find(error.message[0].encode(), piece.end)
         caught = is_caught(buffer, piece.begin, max(piece.end, end))
-        line = LogLine(self._index, number, self._file, text, time, rank, caught)
+        ends = ENDS_RANK.search(label, 0, PREFIX_CHARS) is not None
+        line = LogLine(self._index, number, self._file, text, time, rank, caught, ends)
         self.unknown.add(error, line, hosts, ranks)
 
     def _examine_end(self, buffer: bytes, line: int) -> None:
@@ -301,8 +364,11 @@ class SignatureSearch:
         errors = [error for error in self.unknown.errors if error[1].source not in good]
         self.unknown.errors[:] = errors
         kept = {
-            name: match for name, match in self.matches.items() if not match.last.keys() <= good
+            name: match
+            for name, match in self.matches.items()
+            if not {source for source, _ in match.last} <= good
         }
+        kept = self._without_past(kept, errors)
         ends = self._ends.values()
         if not errors and all(match.signature.teardown for match in kept.values()):
             over = any(end.over for end in ends)
@@ -311,15 +377,39 @@ class SignatureSearch:
             kept = {} if over or (notes and any(end.progress for end in ends)) else kept
         self.matches = kept
 
+    def _without_past(
+        self, kept: dict[str, SignatureMatch], errors: list[UnknownAt]
+    ) -> dict[str, SignatureMatch]:
+        """Without faults that are over, unless one of them may have led to what else failed."""
+        past = {name for name, match in kept.items() if self._is_past(match)}
+        rest = {name: match for name, match in kept.items() if name not in past}
+        exact = any(
+            match.signature.primary and not match.signature.general
+            for match in rest.values()
+            if not past & {*match.signature.follows}
+        )
+        raised = any(error.kind == TRACEBACK for error, _, _, _ in errors)
+        return rest if raised or exact or not (rest or errors) else kept
+
+    def _is_past(self, match: SignatureMatch) -> bool:
+        """Whether a fault is over, and the job went on after it, as far as its logs show that."""
+        sources = {source for source, _ in match.last}
+        if not match.is_over:
+            return False
+        if any(end.goes_on() for source, end in self._ends.items() if source not in sources):
+            return True
+        lasts = {index: max(line.number for line in match.lines_of(index)) for index in sources}
+        return all(self._ends.get(source, LogEnd()).goes_on(last) for source, last in lasts.items())
+
     def _ends_well(self, source: int, end: LogEnd) -> bool:
-        here = [match for match in self.matches.values() if source in match.last]
-        serious = [match for match in here if not match.signature.teardown]
+        here = [match for match in self.matches.values() if match.lines_of(source)]
+        serious = [m for m in here if not m.signature.teardown and not self._is_past(m)]
         ended = any(match.signature.always or not match.signature.primary for match in serious)
         if ended or any(match.capped for match in serious):
             return False
-        lines = [match.last[source] for match in serious]
+        lines = [line for match in serious for line in match.lines_of(source)]
         lines += [
-            FailureLine(line.number, line.caught)
+            FailureLine(line.number, line.caught, line.rank, line.ends_rank)
             for _, line, _, _ in self.unknown.errors
             if line.source == source
         ]

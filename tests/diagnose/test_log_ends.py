@@ -77,7 +77,18 @@ def test_launcher_that_reported_a_failure_is_never_silent() -> None:
     assert ids(diagnosed(launcher + STEPS + SUCCESS)) == ["torchrun_child_failed"]
 
 
-@pytest.mark.parametrize("word", ["OOM detected, reducing batch size to 8", "Skipping batch"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "OOM detected, reducing batch size to 8",
+        "Skipping batch",
+        "skipping this sample",
+        "Ignored the error",
+        "dropping a corrupt record",
+        "continuing without it",
+        "will try again at the next checkpoint",
+    ],
+)
 def test_error_that_the_program_caught_was_survived(word: str) -> None:
     """If it goes on: the log need not reach its end."""
     assert diagnosed(f"{word}\n" + OOM + STEPS) == []
@@ -111,3 +122,104 @@ def test_finalizer_is_not_a_cause(head: str) -> None:
     text = TRACEBACK.format("").splitlines(keepends=True)
     assert diagnosed(text[0] + head + "    finalizer()\n" + "".join(text[1:])) == []
     assert diagnosed("Error in atexit._run_exitfuncs:\n" + TRACEBACK.format("")) == []
+
+
+@pytest.mark.parametrize("end", ["Training finished\n", "[rank1]: training finished\n", SUCCESS])
+def test_success_of_others_is_not_that_of_the_rank_that_failed(end: str) -> None:
+    """torch labels the traceback of an exception that ended its rank; whoever prints without a
+    label is another one."""
+    log = TRACEBACK.format("[rank0]: ") + "[rank1]: step 4 loss 2\n[rank1]: step 5 loss 2\n"
+    assert primary(diagnosed(log + end)) == ["unknown"]
+    oom = "[rank0]: " + OOM + "[rank1]: step 4 loss 2\n" * 600
+    assert primary(diagnosed(oom + end)) == ["cuda_oom"]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "[rank0]: training finished\n",
+        "# Out of bounds values : 0 OK\n",
+        "INFO:torch.distributed.elastic.agent.server.api:[default] worker group successfully "
+        "finished. Waiting 300 seconds for other agents to finish.\n",
+    ],
+)
+def test_success_of_the_rank_or_of_all_counts(end: str) -> None:
+    """A program may label its own lines; a launcher speaks of all ranks."""
+    assert diagnosed(TRACEBACK.format("[rank0]: ") + end) == []
+
+
+def test_rank_that_goes_on_under_its_own_label_survived() -> None:
+    """Each rank is judged by its own lines."""
+    caught = TRACEBACK.format("[rank0]: ") + "[rank0]: skipping this batch\n"
+    steps = "[rank{0}]: step 4 loss 2\n[rank{0}]: step 5 loss 2\n"
+    assert diagnosed(caught + steps.format(0)) == []
+    assert diagnosed(caught + STEPS) == []
+    assert primary(diagnosed(caught + steps.format(1))) == ["unknown"]
+
+
+def test_warning_of_torch_with_a_label_ends_no_rank() -> None:
+    """torch also labels what it logs; the success that a program prints has no label."""
+    log = "[rank0]:[E1121 20:20:27.1 x.cpp:1] " + OOM
+    assert diagnosed(log + STEPS + "training finished\n") == []
+    assert len(diagnosed(log + STEPS + "[rank1]: training finished\n")) == 1
+
+
+PORT = "node1:71:72 [0] NCCL WARN NET/IB : {0} Got async event : port {1}\n"
+FLAP = PORT.format("mlx5_0:1", "error") + PORT.format("mlx5_0:1", "active")
+
+
+def test_port_that_came_back_is_not_a_failure() -> None:
+    """If the job goes on after it, in the same log or as another one shows."""
+    assert diagnosed(STEPS + FLAP + STEPS) == []
+    assert diagnosed(FLAP, STEPS) == []
+    assert diagnosed(FLAP + SUCCESS) == []
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        STEPS + FLAP,
+        FLAP + PORT.format("mlx5_0:1", "error") + STEPS,
+        PORT.format("mlx5_0:1", "error") + PORT.format("mlx5_1:1", "active") + STEPS,
+        FLAP.replace("node1", "node2", 1) + STEPS,
+        PORT.format("mlx5_0:1", "error") + STEPS,
+        FLAP + "node1:71:72 [0] NCCL WARN NET/IB : mlx5_0:1 async fatal event: CQ error\n" + STEPS,
+    ],
+)
+def test_port_that_did_not_come_back_is_a_failure(log: str) -> None:
+    """Nor if another port did, or the job does not go on."""
+    assert primary(diagnosed(log)) == ["ib_port_error"]
+
+
+def test_port_that_came_back_explains_what_failed_of_it() -> None:
+    """But not an exception of the program."""
+    completion = "node1:1:2 [0] NCCL WARN NET/IB : Got completion with error 12, opcode 0\n"
+    assert ids(diagnosed(FLAP + STEPS + completion))[0] == "ib_port_error"
+    assert ids(diagnosed(FLAP + STEPS + TRACEBACK.format(""))) == ["unknown"]
+    assert ids(diagnosed(FLAP + STEPS + OOM)) == ["cuda_oom"]
+
+
+def test_progress_shows_that_a_warning_was_one() -> None:
+    """NCCL goes on over TCP if libfabric has no adapter."""
+    warning = "node1:55:60 [0] NCCL WARN NET/OFI No eligible providers were found\n"
+    assert diagnosed(warning + STEPS) == []
+    assert primary(diagnosed(warning)) == ["ofi_no_provider"]
+
+
+def test_server_that_answers_again_is_not_a_failure() -> None:
+    """If the job goes on; a job that still waits does so for that server."""
+    stuck = "[  207.9] nfs: server 10.1.0.{} not responding, still trying\n"
+    answers = "[  307.9] nfs: server 10.1.0.{} OK\n"
+    assert diagnosed(stuck.format(1) + answers.format(1), STEPS) == []
+    assert primary(diagnosed(stuck.format(1), STEPS)) == ["nfs_not_responding"]
+    assert primary(diagnosed(stuck.format(1) + answers.format(2), STEPS)) == ["nfs_not_responding"]
+    assert primary(diagnosed(stuck.format(1) + answers.format(1))) == ["nfs_not_responding"]
+
+
+@pytest.mark.parametrize("end", ["a", "b"])
+def test_many_faults_are_never_all_over(end: str) -> None:
+    """What is not counted any more may still be wrong."""
+    faults = "".join(PORT.format(f"mlx5_{number}:1", "error") for number in range(1200))
+    back = "".join(PORT.format(f"mlx5_{number}:1", "active") for number in range(1200))
+    log = faults + back + STEPS if end == "a" else (faults + back) * 2 + STEPS
+    assert primary(diagnosed(log)) == ["ib_port_error"]

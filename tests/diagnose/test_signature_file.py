@@ -70,6 +70,11 @@ def test_valid_file(tmp_path: Path) -> None:
         ("signatures:\n", "signature:\n", "holds no signatures"),
         ("signatures:\n", "other: 1\nsignatures:\n", "unknown key `other`"),
         ("  patterns:\n  - some words\n", "  patterns:\n  - [x]\n", "a pattern has the wrong form"),
+        (
+            "(?P<why>\\w+)'\n",
+            "(?P<why>\\w+)'\n    after: one\n",
+            "refers to `one`; expected the id",
+        ),
     ],
 )
 def test_mistake_is_reported_with_its_line(tmp_path: Path, old: str, new: str, words: str) -> None:

@@ -127,3 +127,106 @@ def test_limit_that_slurm_names_is_reported() -> None:
     )
     (finding,) = diagnosed(text)
     assert finding.id == "slurm_policy" and "limit QOSMaxSubmitJobPerUserLimit" in finding.cause
+
+
+def test_failure_under_mnnvl_is_named_however_long_before_it_was_set_up() -> None:
+    """A communicator says once that it uses NVLink between nodes; many channels follow."""
+    comm = (
+        "n1:8:8 [1] NCCL INFO comm 0x1 rank 1 nRanks 8 nNodes 2 localRanks 4 localRank 1 MNNVL {}\n"
+    )
+    channels = "n1:8:8 [1] NCCL INFO Channel 00/0 : 1[1] -> 2[2] via P2P/CUMEM\n" * 5000
+    failed = "n1:8:8 [1] transport/p2p.cc:281 NCCL WARN Cuda failure 101 'invalid device ordinal'\n"
+    assert primary(diagnosed(comm.format(1) + channels + failed)) == ["mnnvl_import"]
+    assert primary(diagnosed(comm.format(0) + channels + failed)) == ["p2p_import"]
+    assert primary(diagnosed(comm.format(1), failed)) == ["p2p_import"]
+
+
+@pytest.mark.parametrize("name", ["mpirun", "mpiexec", "prterun", "orterun"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "{} noticed that process rank 2 with PID 9 on node n1 exited on signal 6 (Aborted).",
+        "{} noticed that process rank 2 with PID 9 on node n1 exited on\nsignal 6 (Aborted).",
+        "{} noticed that process rank 2 with PID 9 on node n1 exited \non signal 6 (Aborted).",
+        "{} noticed that process rank 2 with PID 9 on node\nn1.example exited on signal 6 (A).",
+        "{} has exited due to process rank 2 with PID 9 on node n1 exiting\nimproperly.",
+        '{} has exited due to process rank 2 with PID 9 on\nnode n1 exiting without calling "f"',
+        '{} has exited due to process rank 2 with PID 9 on node n1 calling\n"abort". This',
+    ],
+)
+def test_mpi_launcher_reports_a_failed_rank_on_any_number_of_lines(name: str, words: str) -> None:
+    """Its help texts are wrapped where the names end."""
+    (finding,) = diagnosed(words.format(name) + "\n")
+    assert finding.id == "torchrun_child_failed" and finding.ranks == (2,)
+    assert finding.hosts[0].startswith("n1")
+
+
+def test_consequences_in_an_error_file_are_not_causes() -> None:
+    """torch's elastic agent also records the signal that ended a rank."""
+    entry = '{{"message": {{"message": "{}", "extraInfo": {{}}}}}}\n'
+    log = entry.format("SignalException: Process 12 got signal: 15")
+    assert ids(diagnosed(log)) == ["rank_terminated"] and primary(diagnosed(log)) == []
+    assert primary(diagnosed(log + entry.format("ValueError: x"))) == ["elastic_error"]
+
+
+def test_aborted_communicator_is_a_consequence_unless_it_has_a_reason() -> None:
+    """The reason may be one that no signature knows."""
+    text = "[rank3]: torch.distributed.DistBackendError: NCCL communicator was aborted on rank 3."
+    head = "[rank3]: Traceback (most recent call last):\n"
+    assert primary(diagnosed(f"{head}{text}\n")) == []
+    why = f"{head}{text} Original reason for failure was: the moon\n"
+    assert primary(diagnosed(why)) == ["unknown"]
+
+
+@pytest.mark.parametrize("line", ["the process was Killed", "Killed by user", "Hangup of modem 3"])
+def test_word_of_a_shell_counts_only_as_a_whole_line(line: str) -> None:
+    """`Killed` alone is what a shell prints."""
+    assert diagnosed(f"step 3 loss 2\n{line}\n") == []
+
+
+def test_monitor_that_a_script_ends_is_not_a_failure() -> None:
+    """Healthy scripts terminate what they started."""
+    line = "/var/spool/slurmd/job89/slurm_script: line 12:  4711 Terminated    nvidia-smi dmon\n"
+    assert diagnosed(f"Training finished\n{line}") == []
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("python3 train.py", ["rank_killed"]),
+        ("torchrun --nproc-per-node 8 train.py", ["rank_killed"]),
+        ("nvidia-smi dmon -o DT > gpu.log", []),
+        ("/usr/bin/nvidia-smi dmon", []),
+        ("tail -f train.log", []),
+    ],
+)
+@pytest.mark.parametrize("head", ["./run.sh: line 9:  4411", "bash:  4411", "bash: line 1: 4411"])
+def test_shell_names_what_was_killed(head: str, command: str, found: list[str]) -> None:
+    """A script ends its monitors by force, too."""
+    assert ids(diagnosed(f"{head} Killed                  {command}\n")) == found
+
+
+def test_line_between_others_counts_once() -> None:
+    """Its neighbours may be of the same kind: each belongs to its own signature."""
+    lines = "".join(f"n1: rank {rank} died from signal {9 + 2 * rank}\n" for rank in range(4))
+    found = {finding.id: finding for finding in diagnosed(lines)}
+    assert {name: finding.detail["lines"] for name, finding in found.items()} == {
+        "rank_killed": 1,
+        "rank_crashed": 1,
+        "torchrun_child_failed": 2,
+    }
+    assert found["rank_crashed"].ranks == (1,)
+
+
+def test_process_killed_at_the_limit_of_a_scheduler_is_a_consequence() -> None:
+    """Of PBS and LSF as of Slurm."""
+    killed = "run.sh: line 9: 4411 Killed                  python3 train.py\n"
+    for text, name in [
+        ("=>> PBS: job killed: walltime 3611 exceeded limit 3600\n", "batch_time_limit"),
+        ("=>> PBS: job killed: vmem 33gb exceeded limit 32gb\n", "batch_memory_limit"),
+        (
+            "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\n",
+            "batch_memory_limit",
+        ),
+    ]:
+        assert primary(diagnosed(killed + text)) == [name]
