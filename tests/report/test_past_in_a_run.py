@@ -10,6 +10,7 @@ import html
 import json
 import sqlite3
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ import pytest
 from pytest_clustersmoke.criteria.past_criterion import read_judgement
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, write_json
+from pytest_clustersmoke.lab import LabSettings
 from pytest_clustersmoke.report import publication
 from tests.evidence.history.made import DAY_S
 from tests.support.harness import Suite
+from tests.support.labs import running_lab
 from tests.support.records import store_run
 
 ARGS = {"nccl": "none", "slow": -1, "rate": 10.0, "steps": 3}
@@ -177,10 +180,7 @@ def test_lasting_loss_is_confirmed_by_reruns(
     suite.cluster(history_check="confirm")
     suite.phase(base="Trained", body="pass", args={**ARGS, "rate": 13.3, "rate_again": again})
     suite.run()
-    record = suite.record()
-    for number in range(1, 40):
-        rate = 13.3 if number < 8 else 14.0 + 0.1 * (number % 5 - 2)
-        store_run(like(record, number, rate), suite.reports)
+    store_lasting_loss(suite)
     result = suite.run_apart(*workers)
     (phase,) = suite.record()["phases"]
     past = phase["metrics"]["steps_per_s"]["past"]
@@ -195,6 +195,37 @@ def test_lasting_loss_is_confirmed_by_reruns(
     names = {path.name for path in run.root.glob("phases/*")}
     assert names == {"small", "small.confirm1", "small.confirm2"}
     assert not run.phase("small.confirm1").output.exists()
+
+
+def store_lasting_loss(suite: Suite) -> None:
+    """Before the run just made, 32 nights at 14 steps per second and then seven that lose 5 %."""
+    record = suite.record()
+    for number in range(1, 40):
+        rate = 13.3 if number < 8 else 14.0 + 0.1 * (number % 5 - 2)
+        store_run(like(record, number, rate), suite.reports)
+
+
+@pytest.mark.slow
+@pytest.mark.lab
+def test_lasting_loss_is_confirmed_on_a_real_slurm(
+    tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]
+) -> None:
+    """The reruns are jobs of their own there, which no queue has afterwards."""
+    with running_lab(LabSettings(name="confirm", nodes=1)) as running:
+        suite = Suite(tmp_path, leftovers[0])
+        suite.cluster(history_check="confirm")
+        suite.use_slurm(running.slurm_conf)
+        suite.phase(base="Trained", body="pass", args={**ARGS, "rate": 13.3, "rate_again": 13.3})
+        suite.run_apart()
+        store_lasting_loss(suite)
+        outcome = suite.run_apart()
+        assert outcome.ret == 1, outcome.output
+        drift = outcome.phase("small")["metrics"]["steps_per_s"]["past"]["drift"]
+        assert (drift["status"], drift["reruns"]) == ("fail", [13.3, 13.3])
+        assert outcome.phase("small")["criteria"][CRITERION]["result"] == "failed"
+        jobs = [event["job_id"] for event in outcome.events("submitted")]
+        assert len(set(jobs)) == len(jobs) == 3, jobs
+        assert suite.slurm("squeue", "-h", "-o", "%j").strip() == ""
 
 
 def failure(path: Path, criterion: str) -> str:

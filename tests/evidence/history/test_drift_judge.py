@@ -9,17 +9,18 @@ from statistics import median
 import pytest
 
 from benchmarks.drift import (
-    LADDER_METRICS,
     MONTH,
     count_false_alarms,
+    count_ladder_series,
     find_alarms,
     find_loss,
     judge_nights,
+    list_series,
     normal_noise,
 )
-from pytest_clustersmoke.config.metrics import METRICS
+from pytest_clustersmoke.cli.suite_files import shipped_phases, shipped_profile
 from pytest_clustersmoke.evidence.history.drift_judge import MIN_NIGHTS, judge_drift
-from pytest_clustersmoke.evidence.history.outlier_judge import FAILING_UNITS, WINDOW
+from pytest_clustersmoke.evidence.history.outlier_judge import WINDOW
 
 LEVEL = [10.0, 10.2, 9.8, 10.1, 9.9] * 6  # median 10, spread 1.5 %, widened by 1.29
 
@@ -140,17 +141,21 @@ def test_healthy_nights_have_no_drift(noise: float) -> None:
 def test_shipped_constants_keep_the_budget(age: int) -> None:
     """Of healthy months, at most 1 % have a false alarm in any metric of the ladder."""
     numpy = pytest.importorskip("numpy")
-    histories = 40_000
+    histories = 200_000
     alarms = count_false_alarms(normal_noise, numpy.random.default_rng(age), age, histories)
-    assert alarms / histories * LADDER_METRICS <= 0.01
+    assert alarms / histories * count_ladder_series() <= 0.01
 
 
-def test_ladder_has_at_most_so_many_metrics() -> None:
-    """Of the metrics that can fail, training has six and the collectives eight."""
-    failing = {name for name, kind in METRICS.items() if kind.unit in FAILING_UNITS}
-    collectives = {name for name in failing if name.endswith("_gb_per_s")}
-    assert (len(failing - collectives), len(collectives)) == (6, 8)
-    assert LADDER_METRICS == 4 * 5 + 2 * 6 + 7 + 8
+def test_ladder_is_the_largest_shipped_profile() -> None:
+    """Its metrics are counted from the phases that ship: a rate, its steady part and two peaks of
+    memory where a phase trains, and each bandwidth."""
+    phases = shipped_phases()
+    series = {phase.name: list_series(phase) for phase in phases}
+    assert series["mlp_1gpu"] == series["lora_sft_2node"]
+    assert (len(series["mlp_1gpu"]), len(series["allreduce_1node"])) == (4, 7)
+    assert len(series["allreduce_multinode"]) == 8
+    listed = shipped_profile("local")["phases"]
+    assert count_ladder_series() == sum(len(series[name]) for name in listed) == 12 * 4 + 7 + 8
 
 
 def test_simulation_judges_as_the_shipped_judge() -> None:
