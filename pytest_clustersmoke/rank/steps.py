@@ -388,9 +388,9 @@ class StepLog:
     def _mark_again(self) -> None:
         """Mark progress within a step: a pass of a large model may take long."""
         now = time.perf_counter()
-        if now - self._marked_at >= MARK_AGAIN_S:
+        step = self._first + self.recorded
+        if step and now - self._marked_at >= MARK_AGAIN_S:  # the first step has a limit of its own
             self._marked_at = now
-            step = self._first + self.recorded
             self._events.event("step", step=step, steps=self._total)
 
     def _metrics(self, wall_s: float, seconds: list[float], means: list[float]) -> dict[str, float]:
