@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from pytest_clustersmoke.cli.suite_files import PACKAGE, shipped_phases
-from pytest_clustersmoke.config.marker import Marked
+from pytest_clustersmoke.config.marker import PhaseMarker
 from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.evidence.history.drift_judge import (
     ALLOWANCE,
@@ -72,7 +72,7 @@ def count_ladder_series() -> int:
     return max(sum(map(series.__getitem__, profile["phases"])) for profile in profiles.values())
 
 
-def list_series(phase: Marked) -> set[str]:
+def list_series(phase: PhaseMarker) -> set[str]:
     """The metrics of a shipped phase that can fail, without those that are the same figure."""
     failing = {name for name, kind in METRICS.items() if kind.unit in FAILING_UNITS}
     bandwidths = {name for name in failing if METRICS[name].unit == "GB/s"}
