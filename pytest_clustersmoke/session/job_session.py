@@ -279,8 +279,9 @@ class JobSession:
                 self._drop(lost, Judgement("never_ran", reason))
 
     def _drop(self, lost: LostAnswer, judgement: Judgement) -> None:
-        """Give up jobs whose ids are unknown; one that starts all the same ends at once."""
-        lost.withdraw()
+        """Give up jobs whose ids are unknown; one that starts anyway ends at once."""
+        with contextlib.suppress(OSError):  # a full disk must not cost the other phases
+            lost.withdraw()
         self._backend.cancel_named(*lost.jobs[0])  # an array has one name
         for phase, directory in lost.jobs:
             finding = diagnose.explain_lost_answer(judgement, directory.batch_script)

@@ -25,7 +25,7 @@ from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.node.abort_flag import NodeFailed, raise_flag
 from pytest_clustersmoke.node.node_job import run_node
 from pytest_clustersmoke.session import job_session as module
-from pytest_clustersmoke.session import phase_queue
+from pytest_clustersmoke.session import lost_answers, phase_queue
 from pytest_clustersmoke.session.job_session import JobSession, Progress, WatchFailed
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import make_phase, make_profile
@@ -444,6 +444,25 @@ def test_job_that_is_not_found_is_given_up(run: Run) -> None:
     with pytest.raises(NodeFailed, match="phase a was given up before this job started"):
         run_node(spec, node_rank=0)
     assert not run.run.phase("a").claim(0).exists()
+
+
+def test_full_disk_does_not_keep_an_unanswered_job_from_its_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cancelled by its name, and the other phases go on."""
+
+    def fail(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(lost_answers, "write_atomically", fail)
+    run.backend.silent["a"] = False
+    session = run.start("a", "b", limits={"poll_s": 0.05, "scheduler_patience_s": 0.2})
+    session.wait("a", ignore)
+    assert run.result("a")["outcome"] == "never_ran"
+    assert run.backend.named("cancel_named") == [("a",)]
+    run.passes("b")
+    session.wait("b", ignore)
+    assert session.outcomes["b"].outcome == "passed"
 
 
 def test_unanswered_job_is_given_up_by_an_interruption(run: Run) -> None:
