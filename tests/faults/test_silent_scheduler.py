@@ -22,8 +22,9 @@ def stopped_controller(lab: Lab) -> Iterator[None]:
     (controller,) = [
         process
         for process in psutil.process_iter(["name", "cmdline"])
-        if process.info["name"].startswith("slurmctld")
-        and str(lab.slurm_conf) in process.info["cmdline"]
+        # psutil gives None for a process that ended meanwhile
+        if (process.info["name"] or "").startswith("slurmctld")
+        and str(lab.slurm_conf) in (process.info["cmdline"] or ())
     ]
     controller.send_signal(signal.SIGSTOP)
     try:
