@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config.marker import numbers_by_node
 from ..evidence.finding import MAX_TEXT, Evidence, list_job_logs, read_head
-from ..evidence.job_results import AbortFlag, RankError
+from ..evidence.job_results import AbortFlag, NodeResult, RankError
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
 from ..evidence.telemetry import Events, parse_int, parse_rows, parse_text, read_events
@@ -57,6 +57,10 @@ class FailureEvidence:
     def node_events(self) -> dict[int, Events]:
         numbers = [node.node_rank for node in self.result.nodes]
         return {number: read_events(self.directory.node_events(number)) for number in numbers}
+
+    def has_begun(self, node: NodeResult) -> bool:
+        """Whether the node began its part of the job."""
+        return bool(node.result or self.node_events[node.node_rank].records)
 
     @property
     def slurm_job(self) -> str:

@@ -86,7 +86,7 @@ def find_failed_setup(evidence: FailureEvidence) -> list[Finding]:
 
 def find_missing_program(evidence: FailureEvidence) -> list[Finding]:
     """The interpreter on the node never started our launcher."""
-    if any(evidence.directory.claim(node.node_rank).exists() for node in evidence.result.nodes):
+    if evidence.directory.claim.exists() or any(map(evidence.has_begun, evidence.result.nodes)):
         return []
     for match, line in evidence.search_job_logs(NO_PACKAGE, NO_PYTHON):
         package = match.re is NO_PACKAGE
@@ -136,7 +136,7 @@ def find_failed_checks(evidence: FailureEvidence) -> list[Finding]:
     """The failed checks of the nodes, by host; if there are none, nodes that others never saw."""
     failures = [finding for finding in _judge_nodes(evidence.result) if finding.severity == FAILURE]
     failures.sort(key=lambda found: FIRST.index(found.id) if found.id in FIRST else len(FIRST))
-    return failures or _find_unseen_nodes(evidence.result)
+    return failures or _find_unseen_nodes(evidence)
 
 
 def check_warnings(result: PhaseResult) -> list[Finding]:
@@ -154,9 +154,10 @@ def _judge_nodes(result: PhaseResult) -> list[Finding]:
     return checks.merge_findings(failed)
 
 
-def _find_unseen_nodes(result: PhaseResult) -> list[Finding]:
+def _find_unseen_nodes(evidence: FailureEvidence) -> list[Finding]:
     """Nodes that waited for files of others and never saw them, split by whether these files were
     ever written, as far as that is visible here."""
+    result = evidence.result
     waiting: dict[tuple[int, ...], list[NodeResult]] = defaultdict(list)
     for node in result.nodes:
         if node.reason == "unseen":
@@ -165,7 +166,7 @@ def _find_unseen_nodes(result: PhaseResult) -> list[Finding]:
     for missing, nodes in waiting.items():
         by_cause: dict[str, list[int]] = defaultdict(list)
         for rank in missing:
-            by_cause[_cause(rank, nodes, result)].append(rank)
+            by_cause[_cause(rank, nodes, evidence)].append(rank)
         findings += [_unseen_finding(c, ranks, nodes, result) for c, ranks in by_cause.items()]
     return findings
 
@@ -201,15 +202,14 @@ CAUSES = {
 }
 
 
-def _cause(rank: int, nodes: Sequence[NodeResult], result: PhaseResult) -> str:
-    node = result.nodes[rank]
+def _cause(rank: int, nodes: Sequence[NodeResult], evidence: FailureEvidence) -> str:
+    node = evidence.result.nodes[rank]
     if node.facts:
         wrote = node.facts_time
         ended = [waiting.ended for waiting in nodes if waiting.ended is not None]
         late = wrote is not None and ended and wrote > max(ended) + LATE_S
         return "late" if late else "not-seen"
-    started = result.directory.claim(rank).exists() or node.result
-    return "stopped" if started else "never"
+    return "stopped" if evidence.has_begun(node) else "never"
 
 
 def _unseen_finding(

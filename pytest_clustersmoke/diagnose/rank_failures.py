@@ -139,11 +139,7 @@ def _find_silent_nodes(evidence: FailureEvidence) -> list[Finding]:
     """The nodes that started and left no result, if torchrun on the others ended their ranks: it
     does so once it has lost the store on node 0."""
     result = evidence.result
-    silent = [
-        node
-        for node in result.nodes
-        if not node.result and result.directory.claim(node.node_rank).exists()
-    ]
+    silent = [node for node in result.nodes if not node.result and evidence.has_begun(node)]
     if not silent or not evidence.exits.closed:
         return []
     return [

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ..text import plural
+from .run_directory import PhaseDir, list_directory, read_json
 from .telemetry import (
     MARK_EVERY_S,
     Events,
@@ -105,6 +106,35 @@ class NodeResult:
             return parse_text(gpus[0].get("driver_version")) if gpus else None
         versions = self.facts.get("packages")
         return parse_text(versions.get(name)) if isinstance(versions, dict) else None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The start of a job that runs an attempt: the token of its submission, its job id, `start`
+    (which differs after a requeue), and the process of its node 0."""
+
+    token: str
+    job_id: str
+    start: str
+    node: str
+    host: str
+    pid: int | None
+    time: float | None
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Claim:
+        token, job_id, start, node, host = (
+            parse_text(record.get(name)) or ""
+            for name in ("token", "job_id", "start", "node", "host")
+        )
+        pid, at = parse_int(record.get("pid")), parse_finite(record.get("time"))
+        return cls(token, job_id, start, node, host, pid, at)
+
+
+def read_claim(directory: PhaseDir) -> Claim | None:
+    """The claim of an attempt; None while there is none, or it is not whole."""
+    record = read_json(directory.claim) if list_directory(directory.start) else None
+    return None if record is None else Claim.from_record(record)
 
 
 @dataclass(frozen=True)

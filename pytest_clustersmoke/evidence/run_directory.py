@@ -1,4 +1,4 @@
-"""Every file name of a run, and the two ways in which files are written.
+"""Every file name of a run, and the ways in which files are written.
 
 <shared_dir>/<run_id>/               0700, owned by this user, or refused
     run.json, controller.lock        the request; a lock held while the controller lives
@@ -9,8 +9,8 @@
         preflight.txt                the scheduler's answer before the job was submitted
         batch.sh, submitit/, array/  the batch script; submitit's files; of an array of phases
         setup_failed                 the setup line that failed, if one did
-        withdrawn                    the controller gave the job up: if it starts, it ends at once
-        claim.<node>                 created with O_EXCL by the node that starts: at most once
+        withdrawn.<token>            the controller gave that submission up: its job ends at once
+        claim.json                   the start that runs the phase: created by its node 0, once
         started_again                written by a later start, which found the claim and ended
         scheduler.jsonl              the scheduler's record of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
@@ -26,7 +26,7 @@
         build/<node>/                kernels that the node's ranks compile
         output/                      what the rank program writes (checkpoints)
         stop.<restart>.<node>        the scheduler will end this start of the job soon
-        attempts/<attempt>/          a later start of the launcher: claim.<node>, nodes/, ranks/ and
+        attempts/<attempt>/          a later start of the launcher: claim.json, nodes/, ranks/ and
                                      all else that a start writes; output/ is that of the phase
         result.json                  the phase's result, as the controller collected it
         past.json                    the result of the criterion on past runs, for the record
@@ -34,9 +34,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import secrets
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -71,6 +73,29 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
 
 def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
     write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode)
+
+
+def create_once(path: Path, value: Any) -> bool:
+    """Write a JSON file that others may be creating, too; return whether this call created it.
+    Raises OSError if it cannot be written whole; it may exist even then, if a file could be
+    created."""
+    text = json.dumps(value) + "\n"
+    draft = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        draft.write_text(text)
+        os.link(draft, path)  # atomic, and fails if the file exists
+    except FileExistsError:
+        return False
+    except OSError:  # no hard links on this file system, or a full disk
+        try:
+            with path.open("x") as stream:
+                stream.write(text)
+        except FileExistsError:
+            return False
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return True
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -163,8 +188,12 @@ class PhaseDir:
         return self.root / "setup_failed"
 
     @property
-    def withdrawn(self) -> Path:
-        return self.root / "withdrawn"
+    def claim(self) -> Path:
+        return self.start / "claim.json"
+
+    def withdrawn(self, token: str) -> Path:
+        """Created by the controller when it gives up the submission with this token."""
+        return self.root / f"withdrawn.{token}"
 
     @property
     def rendezvous(self) -> Path:
@@ -201,9 +230,6 @@ class PhaseDir:
     @property
     def scheduler(self) -> Path:
         return self.root / "scheduler.jsonl"
-
-    def claim(self, node_rank: int) -> Path:
-        return self.start / f"claim.{node_rank}"
 
     def node(self, node_rank: int | str) -> Path:
         """`node_rank` may be a shell variable in the dry run, here and below."""

@@ -32,6 +32,7 @@ from ..evidence.scheduler_record import (
 )
 from ..node.node_job import run_node
 from . import batch_script
+from .backend import Submission
 from .job_watch import read_messages
 from .outcome import NOT_STARTED, OUT_OF_TIME
 from .slurm_backend import job_words
@@ -55,8 +56,7 @@ JOB_VARIABLE, NODES_VARIABLE = "$SLURM_JOB_ID", "$NODES"
 class _Step:
     """A phase's step: `process` is its srun, None until it starts."""
 
-    phase: Phase
-    directory: PhaseDir
+    job: Submission
     submitted: float
     waits_for: str = ""
     nodes: tuple[str, ...] = ()
@@ -66,8 +66,16 @@ class _Step:
     end: JobState | None = None
 
     @property
+    def phase(self) -> Phase:
+        return self.job.phase
+
+    @property
+    def directory(self) -> PhaseDir:
+        return self.job.directory
+
+    @property
     def name(self) -> str:
-        return job_words(self.phase, self.directory)[0]
+        return job_words(self.job)[0]
 
     @property
     def waits(self) -> bool:
@@ -96,9 +104,9 @@ class AllocationBackend:
         self._steps: dict[str, _Step] = {}
         self._starting = threading.Lock()  # nothing starts once it was cancelled
 
-    def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
-        step_id = f"{self._job_id}.{phase.name}"
-        self._steps[step_id] = _Step(phase, directory, time.time())
+    def submit(self, job: Submission, after: str = "") -> str:
+        step_id = f"{self._job_id}.{job.phase.name}"
+        self._steps[step_id] = _Step(job, time.time())
         return step_id
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
@@ -145,14 +153,14 @@ class AllocationBackend:
     def start_now(self, job_id: str) -> None:
         """Nothing to do: a step is never requeued."""
 
-    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
+    def cancel_named(self, job: Submission) -> None:
         """Nothing to do: the id of a step is known before it starts."""
 
     def close(self) -> None:
         """Nothing to do: nothing stays open."""
 
-    def script(self, phase: Phase, directory: PhaseDir) -> str:
-        return self._script(phase, directory, ())
+    def script(self, job: Submission) -> str:
+        return self._script(job, ())
 
     def _signal(self, steps: Iterable[_Step], *options: str) -> None:
         """Signal these steps, and those that their launchers started under the same name."""
@@ -195,9 +203,9 @@ class AllocationBackend:
             if step.cancelled:
                 return
             step.nodes = nodes
-            script = self._script(step.phase, step.directory, nodes)
+            script = self._script(step.job, nodes)
             write_atomically(step.directory.batch_script, script)
-            command = self._srun(step.phase, step.directory, nodes)
+            command = self._srun(step.job, nodes)
             executor = _Srun(step.directory, command, self._client.environ, self._job_id)
             try:
                 executor.submit(run_node, str(step.directory.spec))
@@ -251,7 +259,8 @@ class AllocationBackend:
             return step.state("ended", _raw_of(allocation), f"with allocation {self._job_id}")
         return step.state("ended", "OUT_OF_MEMORY" if OUT_OF_MEMORY in events else "FAILED")
 
-    def _srun(self, phase: Phase, directory: PhaseDir, nodes: tuple[str, ...]) -> list[str]:
+    def _srun(self, job: Submission, nodes: tuple[str, ...]) -> list[str]:
+        phase = job.phase
         options = {
             key: setting.value
             for key, setting in phase.slurm.items()
@@ -264,17 +273,18 @@ class AllocationBackend:
         flags = {key.replace("_", "-"): value for key, value in options.items()}
         return [
             *("srun", f"--jobid={self._job_id or JOB_VARIABLE}", "--overlap"),
-            f"--job-name={job_words(phase, directory)[0]}",
+            f"--job-name={job_words(job)[0]}",
             *(f"--nodes={phase.nodes.value}", f"--ntasks={phase.nodes.value}"),
             *("--ntasks-per-node=1", f"--nodelist={','.join(nodes) or NODES_VARIABLE}"),
             *("--export=ALL", "--kill-on-bad-exit=1", "--unbuffered", "--input=none"),
             *(f"--{key}" if value is True else f"--{key}={value}" for key, value in flags.items()),
-            *("bash", str(directory.batch_script)),
+            *("bash", str(job.directory.batch_script)),
         ]
 
-    def _script(self, phase: Phase, directory: PhaseDir, nodes: tuple[str, ...]) -> str:
+    def _script(self, job: Submission, nodes: tuple[str, ...]) -> str:
+        phase, directory = job.phase, job.directory
         python = batch_script.python_command(phase, self._profile)
-        line = shlex.join(self._srun(phase, directory, nodes))
+        line = shlex.join(self._srun(job, nodes))
         for name in (JOB_VARIABLE, NODES_VARIABLE):
             line = line.replace(f"'--jobid={name}'", f"--jobid={name}")
             line = line.replace(f"'--nodelist={name}'", f"--nodelist={name}")

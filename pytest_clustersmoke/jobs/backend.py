@@ -13,6 +13,7 @@ slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,6 +29,7 @@ __all__ = [
     "JobState",
     "Refused",
     "SearchableBackend",
+    "Submission",
     "Unanswered",
     "make_backend",
     "make_spec",
@@ -48,6 +50,16 @@ class Unanswered(Exception):
     """The scheduler may have accepted the job or not; the text says what was seen of its answer."""
 
 
+@dataclass(frozen=True)
+class Submission:
+    """A phase to be submitted: where its job writes, and a token that its spec, its comment in the
+    scheduler's queue and its claim carry, and that no other submission has (empty in a dry run)."""
+
+    phase: Phase
+    directory: PhaseDir
+    token: str = ""
+
+
 class Backend(Protocol):
     """Where jobs run. All calls except `cancel` come from one thread.
 
@@ -58,8 +70,8 @@ class Backend(Protocol):
     ranks_at_once: int | None
     chains: bool
 
-    def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
-        """Start the job whose spec is in `directory` and return its id. A backend that `chains`
+    def submit(self, job: Submission, after: str = "") -> str:
+        """Start the job whose spec is in its directory and return its id. A backend that `chains`
         holds it until the job `after` has succeeded. Raises Refused and Unanswered."""
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
@@ -77,14 +89,14 @@ class Backend(Protocol):
     def start_now(self, job_id: str) -> None:
         """Let a job that was requeued start as soon as there is room."""
 
-    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
+    def cancel_named(self, job: Submission) -> None:
         """Cancel a job by its name, because its submission was not answered yet and its id is
         unknown."""
 
     def close(self) -> None:
         """End what only this process uses; jobs go on."""
 
-    def script(self, phase: Phase, directory: PhaseDir) -> str:
+    def script(self, job: Submission) -> str:
         """The exact batch script, for the dry run and the report."""
 
 
@@ -92,9 +104,7 @@ class Backend(Protocol):
 class ArrayBackend(Protocol):
     """A backend that can start several phases as one job array."""
 
-    def submit_array(
-        self, jobs: Sequence[tuple[Phase, PhaseDir]], at_once: int, after: str = ""
-    ) -> list[str]:
+    def submit_array(self, jobs: Sequence[Submission], at_once: int, after: str = "") -> list[str]:
         """Start a job for each of these phases, which differ in their arguments only, at most
         `at_once` of them at a time; return their ids. Raises Refused and Unanswered."""
 
@@ -103,7 +113,7 @@ class ArrayBackend(Protocol):
 class SearchableBackend(Protocol):
     """A backend that finds a job again whose submission it did not answer."""
 
-    def find_submitted(self, jobs: Sequence[tuple[Phase, PhaseDir]]) -> list[str]:
+    def find_submitted(self, jobs: Sequence[Submission]) -> list[str]:
         """The ids of these jobs, which were submitted together; empty while they are not found."""
 
 
@@ -127,7 +137,9 @@ def make_backend(profile: Profile, environ: Mapping[str, str], here: bool = Fals
     return LocalBackend(profile, environ)
 
 
-def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> dict[str, Any]:
+def make_spec(
+    phase: Phase, profile: Profile, run_id: str, directory: Path, token: str = ""
+) -> dict[str, Any]:
     """Make the job spec: plain data that `node_job.run_node` reads on every node."""
     fault = {"fault": phase.staged.as_spec()} if phase.staged else {}
     trace = {"trace": phase.trace.as_spec()} if phase.trace else {}
@@ -136,6 +148,7 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
     return {
         "schema": 1,
         "run_id": run_id,
+        "token": token,
         "phase": phase.name,
         "entry": phase.entry,
         "phase_dir": str(directory),

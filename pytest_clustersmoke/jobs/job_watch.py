@@ -123,7 +123,7 @@ class WatchedJob:
 
     def _has_begun(self) -> bool:
         """Whether the job has written a claim or, if it ended before that, its logs."""
-        if any(visible(self.directory.claim(node)) for node in range(self.nodes)):
+        if visible(self.directory.claim):
             return True
         return not self.restarts and any(self.directory.submitit.glob("*_log.*"))
 

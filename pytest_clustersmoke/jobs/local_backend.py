@@ -29,7 +29,7 @@ from ..evidence.telemetry import read_events
 from ..node import abort_flag, process_tree
 from ..node.node_job import run_node
 from . import batch_script
-from .backend import Refused
+from .backend import Refused, Submission
 from .slurm_client import clean_environ, run_command
 
 CANCEL_GRACE_S = 1.5
@@ -72,9 +72,10 @@ class LocalBackend:
         # One phase always runs; another only if every rank has its own GPU or core.
         self.ranks_at_once: int | None = len(self._gpus) or count_cores()
 
-    def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
+    def submit(self, submission: Submission, after: str = "") -> str:
+        phase, directory = submission.phase, submission.directory
         count = phase.nodes.value
-        write_atomically(directory.batch_script, self.script(phase, directory))
+        write_atomically(directory.batch_script, self.script(submission))
         job = _Job([], directory, phase.world_size, time.time(), self._free_gpus())
         job_id = f"local-{directory.root.parent.parent.name}-{phase.name}"
         self._jobs[job_id] = job
@@ -136,13 +137,14 @@ class LocalBackend:
     def start_now(self, job_id: str) -> None:
         """Nothing to do: no local job is requeued."""
 
-    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
+    def cancel_named(self, job: Submission) -> None:
         """Nothing to do: the id of a local job is known as soon as it starts."""
 
     def close(self) -> None:
         """Nothing to do: nothing stays open."""
 
-    def script(self, phase: Phase, directory: PhaseDir) -> str:
+    def script(self, job: Submission) -> str:
+        phase, directory = job.phase, job.directory
         python = batch_script.python_command(phase, self._profile)
         command = f"{python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}"
         lines = [

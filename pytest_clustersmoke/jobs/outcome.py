@@ -62,8 +62,10 @@ def judge_job(
         )
     if cancelled is not None:
         return cancelled
-    started = bool(result.earlier) or any(
-        result.directory.claim(node.node_rank).exists() or node.result for node in result.nodes
+    started = (
+        bool(result.earlier)
+        or result.directory.claim.exists()
+        or any(node.result for node in result.nodes)
     )
     failure = _nodes_failure(result)
     by_scheduler = _judge_requeue(result, state, started, failure) or (

@@ -15,6 +15,7 @@ from ..evidence.run_directory import PhaseDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from ..node.node_job import run_node
 from . import batch_script
+from .backend import Submission
 from .slurm_client import SlurmClient, SlurmUnavailable
 
 SUBMITIT_SIGNAL = "#SBATCH --signal=USR2@"
@@ -36,44 +37,39 @@ class SlurmBackend:
         self._profile = profile
         self._client = SlurmClient(environ)
 
-    def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
-        job = self._executor(phase, directory, after).submit(run_node, str(directory.spec))
-        return str(job.job_id)
+    def submit(self, job: Submission, after: str = "") -> str:
+        submitted = self._executor(job, after).submit(run_node, str(job.directory.spec))
+        return str(submitted.job_id)
 
-    def submit_array(
-        self, jobs: Sequence[tuple[Phase, PhaseDir]], at_once: int, after: str = ""
-    ) -> list[str]:
-        scripts = [
-            self._executor(phase, directory, after, in_array=True).write_script()
-            for phase, directory in jobs
-        ]
-        array = jobs[0][1].array
+    def submit_array(self, jobs: Sequence[Submission], at_once: int, after: str = "") -> list[str]:
+        words = job_words(jobs[0], in_array=True)
+        scripts = [self._executor(job, after, words).write_script() for job in jobs]
+        array = jobs[0].directory.array
         array.mkdir(mode=0o700, exist_ok=True)  # it does if Slurm could not accept it before
-        for index, (_, directory) in enumerate(jobs):
+        for index, job in enumerate(jobs):
             link = array / str(index)
             link.unlink(missing_ok=True)
-            link.symlink_to(directory.submitit)
+            link.symlink_to(job.directory.submitit)
         path = array / "batch.sh"
         write_atomically(path, _array_script(scripts, array, at_once))
         return self._take_up(jobs, self._client.submit(path))
 
-    def find_submitted(self, jobs: Sequence[tuple[Phase, PhaseDir]]) -> list[str]:
-        in_array = len(jobs) > 1
+    def find_submitted(self, jobs: Sequence[Submission]) -> list[str]:
         try:
-            job_id = self._client.find_job(*job_words(*jobs[0], in_array))
+            job_id = self._client.find_job(*job_words(jobs[0], in_array=len(jobs) > 1))
         except SlurmUnavailable:
             return []
         return self._take_up(jobs, job_id) if job_id else []
 
-    def _take_up(self, jobs: Sequence[tuple[Phase, PhaseDir]], job_id: str) -> list[str]:
+    def _take_up(self, jobs: Sequence[Submission], job_id: str) -> list[str]:
         """Give jobs that Slurm has accepted what submitit starts there; return their ids. The tasks
         of an array have its id and their number."""
         in_array = len(jobs) > 1
         job_ids = [f"{job_id}_{index}" for index in range(len(jobs))] if in_array else [job_id]
-        for (phase, directory), own_id in zip(jobs, job_ids, strict=True):
-            executor = self._executor(phase, directory, in_array=in_array)
+        for job, own_id in zip(jobs, job_ids, strict=True):
+            executor = self._executor(job)
             executor.job_id = own_id
-            executor.submit(run_node, str(directory.spec))  # for the task, which waits for it
+            executor.submit(run_node, str(job.directory.spec))  # for the task, which waits for it
         return job_ids
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
@@ -89,20 +85,22 @@ class SlurmBackend:
     def start_now(self, job_id: str) -> None:
         self._client.start_now(job_id)
 
-    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
-        in_array = (directory.array / "batch.sh").exists()
-        self._client.cancel(f"--name={job_words(phase, directory, in_array)[0]}")
+    def cancel_named(self, job: Submission) -> None:
+        in_array = (job.directory.array / "batch.sh").exists()
+        self._client.cancel(f"--name={job_words(job, in_array)[0]}")
 
     def close(self) -> None:
         """Nothing to do: nothing stays open."""
 
-    def script(self, phase: Phase, directory: PhaseDir) -> str:
-        executor = self._executor(phase, directory)
+    def script(self, job: Submission) -> str:
+        executor = self._executor(job)
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def _executor(
-        self, phase: Phase, directory: PhaseDir, after: str = "", in_array: bool = False
+        self, job: Submission, after: str = "", words: tuple[str, str] | None = None
     ) -> _Sbatch:
+        """`words`: the name and comment of the array that the job is a task of."""
+        phase, directory = job.phase, job.directory
         python = batch_script.python_command(phase, self._profile)
         if phase.resume.value:
             python = f"sh -c {shlex.quote(KEEP_SIGNAL)} sh {python}"
@@ -122,7 +120,7 @@ class SlurmBackend:
             options |= {"dependency": f"afterok:{after}", "kill_on_invalid_dep": "yes"}
         if self._profile.hardware.gpu != "none":
             options["gpus_per_node"] = phase.gpus_per_node.value
-        name, comment = job_words(phase, directory, in_array)
+        name, comment = words or job_words(job)
         executor.update_parameters(
             job_name=name,
             comment=comment,
@@ -149,11 +147,13 @@ class SlurmBackend:
         return {"requeue": True, "signal": f"USR1@{self._profile.limits.stop_before_s}"}
 
 
-def job_words(phase: Phase, directory: PhaseDir, in_array: bool = False) -> tuple[str, str]:
+def job_words(job: Submission, in_array: bool = False) -> tuple[str, str]:
     """The job's name and comment, with run and phase, so that squeue alone finds any job of ours.
-    An array has those of the entry whose points its tasks are."""
-    run_id, name = directory.root.parent.parent.name, phase.entry if in_array else phase.name
-    return f"clustersmoke-{run_id}-{name}", f"clustersmoke run={run_id} phase={name}"
+    An array has the entry whose points its tasks are, and the first task's token."""
+    run_id = job.directory.run.root.name
+    name = job.phase.entry if in_array else job.phase.name
+    token = f" token={job.token}" if job.token else ""
+    return f"clustersmoke-{run_id}-{name}", f"clustersmoke run={run_id} phase={name}{token}"
 
 
 def _array_script(scripts: Sequence[Path], array: Path, at_once: int) -> str:

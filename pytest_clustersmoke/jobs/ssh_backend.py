@@ -28,6 +28,7 @@ from ..evidence.scheduler_record import JobState, NodeStatus, SchedulerRecord
 from ..node import abort_flag
 from ..node.node_job import run_node
 from . import batch_script, host_script
+from .backend import Submission
 from .host_script import GONE, REBOOTED, RESULT, HostProcess
 from .outcome import HOST_LOST, HOSTS_SILENT
 from .slurm_client import clean_environ
@@ -118,8 +119,9 @@ class SshBackend:
         """Run nothing on these hosts."""
         self._left_out = set(hosts)
 
-    def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
-        write_atomically(directory.batch_script, self.script(phase, directory))
+    def submit(self, job: Submission, after: str = "") -> str:
+        phase, directory = job.phase, job.directory
+        write_atomically(directory.batch_script, self.script(job))
         job_id = f"ssh-{directory.root.parent.parent.name}-{phase.name}"
         self._jobs[job_id] = _Job(phase, directory, time.time())
         return job_id
@@ -170,7 +172,7 @@ class SshBackend:
     def start_now(self, job_id: str) -> None:
         """Nothing to do: nothing is requeued."""
 
-    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
+    def cancel_named(self, job: Submission) -> None:
         """Nothing to do: the id of a job is known before it starts."""
 
     def close(self) -> None:
@@ -178,7 +180,8 @@ class SshBackend:
             host.close()
         self._sockets.remove()
 
-    def script(self, phase: Phase, directory: PhaseDir) -> str:
+    def script(self, job: Submission) -> str:
+        phase, directory = job.phase, job.directory
         python = batch_script.python_command(phase, self._profile)
         lines = [
             "#!/bin/bash",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..evidence.run_directory import PhaseDir, list_directory
+from ..evidence.run_directory import PhaseDir, create_once, list_directory
 
 if TYPE_CHECKING:
     from .node_job import NodeJob
@@ -38,19 +35,7 @@ def raise_flag(directory: PhaseDir, node_rank: int, node: str, cause: dict[str, 
     created.
     """
     flag = {"node_rank": node_rank, "node": node, "time": time.time(), **cause}
-    text = json.dumps(flag) + "\n"
-    draft = directory.start / f".abort.{node_rank}.{os.getpid()}"
-    try:
-        draft.write_text(text)
-        os.link(draft, directory.abort)  # atomic, and fails if the flag is already up
-    except FileExistsError:
-        pass
-    except OSError:  # no hard links on this file system, or a full disk
-        with contextlib.suppress(FileExistsError), directory.abort.open("x") as stream:
-            stream.write(text)
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+    create_once(directory.abort, flag)
 
 
 def visible(path: Path) -> bool:

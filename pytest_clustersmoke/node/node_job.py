@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..evidence.job_results import read_claim
 from ..evidence.run_directory import (
     PhaseDir,
+    create_once,
     create_phase,
     read_json,
     write_atomically,
@@ -28,6 +30,7 @@ OTHERS_S = 30.0  # for the results of the other nodes, before a requeue
 COMMAND_S = 30.0
 REQUEUED_S = 60.0  # until Slurm ends this task
 POLL_S = 0.2
+CLAIM_POLL_S = 0.05
 
 __all__ = ["NodeFailed", "NodeJob", "run_node"]
 
@@ -61,6 +64,16 @@ class NodeJob:
     def left_s(self) -> float:
         """What is left of the phase's time."""
         return max(0.0, float(self.spec["timeout_s"]) - self.used_s)
+
+    @property
+    def init_limit_s(self) -> float:
+        """How long the nodes may take to meet."""
+        return float(self.spec["stage_limits_s"]["init"])
+
+    @property
+    def token(self) -> str:
+        """Of the submission whose job this is."""
+        return str(self.spec.get("token", ""))
 
     @property
     def local_ranks(self) -> int:
@@ -168,14 +181,15 @@ class _StopRequest:
 
 def _run_attempt(job: NodeJob) -> _Result:
     """Start the launcher once, and write this node's result."""
-    _claim(job)
+    deadline = time.monotonic() + job.init_limit_s
+    _claim(job, deadline)
     rank, name = job.node_rank, job.node_name
     events = EventWriter(job.dir.node_events(rank), node_rank=rank, node=name)
     started, result = time.time(), _Result(job)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
         events.write("claim", pid=os.getpid(), host=socket.gethostname(), job_id=_job_id())
-        result.ended(_run_launcher(job, events))
+        result.ended(_run_launcher(job, events, deadline))
     except Terminated:
         result.ended({"ok": False, "reason": "terminated", "why": "SIGTERM"})
     except Aborted as abort:
@@ -245,7 +259,7 @@ class _Result:
         return self._value
 
 
-def _run_launcher(job: NodeJob, events: EventWriter) -> dict[str, Any]:
+def _run_launcher(job: NodeJob, events: EventWriter, deadline: float) -> dict[str, Any]:
     from . import checks, launch_environment, launchers, node_facts, rendezvous, supervisor
 
     spec = job.spec
@@ -253,7 +267,6 @@ def _run_launcher(job: NodeJob, events: EventWriter) -> dict[str, Any]:
     own = node_facts.gather_node_facts(job.node_rank, job.node_name, spec["device"])
     write_json(job.dir.node_facts(job.node_rank), own)
     events.write("facts")
-    deadline = time.monotonic() + float(spec["stage_limits_s"]["init"])
     facts = rendezvous.wait_for_facts(job, deadline)
     checks.refuse_unfit_nodes(job, facts)
     endpoint = rendezvous.agree_on_endpoint(job, facts, deadline)
@@ -286,20 +299,47 @@ def _reason(error: NodeFailed) -> dict[str, Any]:
     return {"reason": "node"}
 
 
-def _claim(job: NodeJob) -> None:
-    """Claim the phase for this node. A requeued job finds the claim of its first start, and ends:
-    a phase runs at most once. So does one that the controller gave up before it knew of it."""
-    if visible(job.dir.withdrawn):
+def _claim(job: NodeJob, deadline: float) -> None:
+    """Claim the attempt for this start of the job; on the other nodes, wait for node 0 to do so.
+    Where node 0 does not by the deadline, the meeting of the nodes says so.
+
+    Raises NodeFailed, before anything is written, if another start has it: a requeued job finds the
+    claim of its first start, and a phase runs at most once. So it does if the controller gave the
+    submission up.
+    """
+    start = f"{_job_id()}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if _in_slurm() else ""
+    _refuse_withdrawn(job)
+    if job.node_rank == 0:
+        process = {"node": job.node_name, "host": socket.gethostname(), "pid": os.getpid()}
+        identity = {"token": job.token, "job_id": _task_id() or _job_id(), "start": start}
+        if not create_once(job.dir.claim, {**identity, **process, "time": time.time()}):
+            write_atomically(job.dir.started_again, f"{job.node_name} {_job_id()} {time.time()}\n")
+            raise _already_started(job)
+    while (claim := read_claim(job.dir)) is None and time.monotonic() < deadline:
+        time.sleep(CLAIM_POLL_S)
+        _refuse_withdrawn(job)
+    if claim is not None and (claim.token, claim.start) != (job.token, start):
+        raise _already_started(job)
+    # Again: the controller looks for a claim after it gives the job up, and one of us sees it.
+    _refuse_withdrawn(job)
+
+
+def _already_started(job: NodeJob) -> NodeFailed:
+    claim = read_claim(job.dir)
+    where = f"on {claim.node}, by job {claim.job_id}" if claim else "by another job"
+    return NodeFailed(
+        f"phase {job.spec['phase']} was already started {where} (was the job requeued?); a phase "
+        "runs at most once"
+    )
+
+
+def _refuse_withdrawn(job: NodeJob) -> None:
+    if visible(job.dir.withdrawn(job.token)):
         raise NodeFailed(f"phase {job.spec['phase']} was given up before this job started")
-    try:
-        with job.dir.claim(job.node_rank).open("x") as stream:
-            stream.write(f"{job.node_name} {os.getpid()} {_job_id()} {time.time()}\n")
-    except FileExistsError:
-        write_atomically(job.dir.started_again, f"{job.node_name} {_job_id()} {time.time()}\n")
-        raise NodeFailed(
-            f"phase {job.spec['phase']} was already started on node rank {job.node_rank} (was the "
-            "job requeued?); a phase runs at most once"
-        ) from None
+
+
+def _in_slurm() -> bool:
+    return "SLURM_JOB_ID" in os.environ
 
 
 def _job_id() -> str:

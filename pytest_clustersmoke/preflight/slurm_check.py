@@ -17,7 +17,7 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.run_directory import PhaseDir, RunDir, write_atomically
-from ..jobs.backend import Backend
+from ..jobs.backend import Backend, Submission
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, group_names, user_name
 from ..jobs.slurm_jobs import TrialSubmission
 from ..jobs.slurm_records import SlurmNode, SlurmPartition
@@ -126,7 +126,9 @@ class SlurmCheck:
         asked = set()
         for phase in phases:
             directory = run.phase(phase.name)
-            write_atomically(directory.batch_script, self._backend.script(phase, directory))
+            write_atomically(
+                directory.batch_script, self._backend.script(Submission(phase, directory))
+            )
             if phase.entry in asked:
                 continue
             asked.add(phase.entry)

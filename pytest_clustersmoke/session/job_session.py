@@ -9,6 +9,7 @@ wait.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +23,10 @@ from ..evidence.finding import Finding
 from ..evidence.locks import HEARTBEAT_S, send_heartbeat
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_counts import CriterionRecord
-from ..evidence.run_directory import PhaseDir, RunDir, create_phase, write_json
+from ..evidence.run_directory import RunDir, create_phase, write_json
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import EventWriter, to_json_value
-from ..jobs.backend import ArrayBackend, Backend, Refused, Unanswered, make_spec
+from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswered, make_spec
 from ..jobs.job_watch import Poller, WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_job
 from ..preflight.slurm_check import CheckResult
@@ -68,7 +69,7 @@ class JobSession:
         self.board = Board(self.phases)
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
         self._stop = threading.Event()
-        self._submitting: Sequence[Phase] = ()
+        self._submitting: Sequence[Submission] = ()
         self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
         self._ending = threading.Lock()
         self._ended_ids: set[str] = set()
@@ -128,14 +129,12 @@ class JobSession:
                 self._journal.write("closed")
             return []
         _run_in_thread(self._cancel_quietly).join(timeout=LAST_CALL_S)
-        phases = self._submitting
-        if not phases:
+        jobs = self._submitting
+        if not jobs:
             return []
-        first, directory = phases[0], self.run.phase(phases[0].name)  # an array has one name
-        _run_in_thread(lambda: self._backend.cancel_named(first, directory)).join(
-            timeout=LAST_CALL_S
-        )
-        return [phase.name for phase in phases]
+        # The jobs of an array have one name.
+        _run_in_thread(lambda: self._backend.cancel_named(jobs[0])).join(timeout=LAST_CALL_S)
+        return [job.phase.name for job in jobs]
 
     def _watch_jobs(self) -> None:
         try:
@@ -193,11 +192,11 @@ class JobSession:
             judgement = Judgement(outcome, findings[0].cause)
             self._finish(phase.name, judgement, None, "", findings)
 
-    def _write_spec(self, phase: Phase) -> PhaseDir:
-        directory = self.run.phase(phase.name)
-        spec = make_spec(phase, self.profile, self.run.root.name, directory.root)
+    def _write_spec(self, phase: Phase) -> Submission:
+        directory, token = self.run.phase(phase.name), secrets.token_hex(8)
+        spec = make_spec(phase, self.profile, self.run.root.name, directory.root, token)
         write_json(directory.spec, spec)
-        return directory
+        return Submission(phase, directory, token)
 
     def _submit_ready(self, poller: Poller) -> None:
         while not self._stop.is_set():
@@ -211,16 +210,17 @@ class JobSession:
         """Submit one phase, or several that differ in their arguments as one array."""
         before = self._watched.get(phases[0].after.value)
         judged = self.outcomes.get(phases[0].after.value)
-        jobs = [(phase, self._write_spec(phase)) for phase in phases]
+        jobs = [self._write_spec(phase) for phase in phases]
         if judged is not None and judged.outcome != "passed":
             for phase in phases:
                 self._give_up(phase.name)
             return
-        for phase, directory in jobs:
-            create_phase(directory, phase.nodes.value)
-            self._journal.write("intent", phase=phase.name, **self._fault_mark(phase.name))
-            self._submitted_wall[phase.name] = time.time()
-        self._submitting = phases
+        for job in jobs:
+            create_phase(job.directory, job.phase.nodes.value)
+            mark = {"token": job.token, **self._fault_mark(job.phase.name)}
+            self._journal.write("intent", phase=job.phase.name, **mark)
+            self._submitted_wall[job.phase.name] = time.time()
+        self._submitting = jobs
         try:
             job_ids = self._call_backend(jobs, before.job_id if before else "")
         except Unanswered as silence:
@@ -232,37 +232,36 @@ class JobSession:
             if refusal.for_now and (words := self._queue.put_back(phases, str(refusal))):
                 self.board.post("scheduler", words)
                 return
-            for phase, directory in jobs:
-                self._journal.write("refused", phase=phase.name, words=str(refusal))
-                finding = diagnose.explain_refusal(refusal, directory.batch_script)
+            for job in jobs:
+                self._journal.write("refused", phase=job.phase.name, words=str(refusal))
+                finding = diagnose.explain_refusal(refusal, job.directory.batch_script)
                 judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
-                self._finish(phase.name, judgement, None, "", [finding])
+                self._finish(job.phase.name, judgement, None, "", [finding])
             return
         self._watch(jobs, job_ids, before.phase if before else "")
 
-    def _watch(
-        self, jobs: Sequence[tuple[Phase, PhaseDir]], job_ids: Sequence[str], after: str
-    ) -> None:
-        for (phase, directory), job_id in zip(jobs, job_ids, strict=True):
+    def _watch(self, jobs: Sequence[Submission], job_ids: Sequence[str], after: str) -> None:
+        for job, job_id in zip(jobs, job_ids, strict=True):
             # First, so that any later error cancels the job.
-            self._watched[phase.name] = WatchedJob(
-                phase.name,
+            self._watched[job.phase.name] = WatchedJob(
+                job.phase.name,
                 job_id,
-                directory,
-                int(phase.nodes.value),
+                job.directory,
+                int(job.phase.nodes.value),
                 time.monotonic(),
                 after,
-                resumes=bool(phase.resume.value),
+                resumes=bool(job.phase.resume.value),
             )
         self._submitting = ()
         self._queue.note_success()
-        for (phase, _), job_id in zip(jobs, job_ids, strict=True):
-            self._journal.write("submitted", phase=phase.name, job_id=job_id)
-            submitted = self._submitted_wall[phase.name]
-            self.board.set_submitted(phase.name, job_id, submitted, self._starts.get(phase.name))
+        for job, job_id in zip(jobs, job_ids, strict=True):
+            name = job.phase.name
+            self._journal.write("submitted", phase=name, job_id=job_id)
+            start = self._starts.get(name)
+            self.board.set_submitted(name, job_id, self._submitted_wall[name], start)
 
     def _expect_answer(self, lost: LostAnswer) -> None:
-        names = [phase.name for phase, _ in lost.jobs]
+        names = [job.phase.name for job in lost.jobs]
         self._lost.add(lost)
         self._journal.write("unanswered", phases=names, words=lost.why)
         words = f"no clear answer for {', '.join(names)}; looking for the job: {lost.why}"
@@ -282,14 +281,14 @@ class JobSession:
         """Give up jobs whose ids are unknown; one that starts anyway ends at once."""
         with contextlib.suppress(OSError):  # a full disk must not cost the other phases
             lost.withdraw()
-        self._backend.cancel_named(*lost.jobs[0])  # an array has one name
-        for phase, directory in lost.jobs:
-            finding = diagnose.explain_lost_answer(judgement, directory.batch_script)
-            self._finish(phase.name, judgement, None, "", [finding])
+        self._backend.cancel_named(lost.jobs[0])  # the jobs of an array have one name
+        for job in lost.jobs:
+            finding = diagnose.explain_lost_answer(judgement, job.directory.batch_script)
+            self._finish(job.phase.name, judgement, None, "", [finding])
 
-    def _call_backend(self, jobs: Sequence[tuple[Phase, PhaseDir]], after: str) -> list[str]:
+    def _call_backend(self, jobs: Sequence[Submission], after: str) -> list[str]:
         if len(jobs) == 1 or not isinstance(self._backend, ArrayBackend):
-            return [self._backend.submit(*job, after) for job in jobs]
+            return [self._backend.submit(job, after) for job in jobs]
         room = self.profile.limits.max_jobs - count_started(self._watched)
         return self._backend.submit_array(jobs, max(1, room), after)
 

@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..config.phase import Phase
-from ..evidence.run_directory import PhaseDir, write_atomically
-from ..jobs.backend import Backend, SearchableBackend
+from ..evidence.run_directory import write_atomically
+from ..jobs.backend import Backend, SearchableBackend, Submission
 
 FIRST_LOOK_S, MOST_S = 0.5, 15.0  # between two looks
 
@@ -18,7 +17,7 @@ class LostAnswer:
     """Jobs that were submitted together, the phase that they wait for, and what was seen of the
     scheduler's answer. Times are monotonic seconds."""
 
-    jobs: Sequence[tuple[Phase, PhaseDir]]
+    jobs: Sequence[Submission]
     after: str
     why: str
     since: float = field(default_factory=time.monotonic)
@@ -27,8 +26,8 @@ class LostAnswer:
 
     def withdraw(self) -> None:
         """Give the jobs up: one that starts anyway ends at once. Raises OSError."""
-        for _, directory in self.jobs:
-            write_atomically(directory.withdrawn, f"{self.why}\n")
+        for job in self.jobs:
+            write_atomically(job.directory.withdrawn(job.token), f"{self.why}\n")
 
 
 class LostAnswers:

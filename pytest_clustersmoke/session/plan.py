@@ -13,7 +13,7 @@ from ..config.marker import SIMPLE_KEYS
 from ..config.phase import DEFAULT, Phase, Sourced
 from ..config.profile import Profile
 from ..evidence.run_directory import MAX_RERUNS, PhaseDir, RunDir
-from ..jobs.backend import make_backend, make_spec
+from ..jobs.backend import Submission, make_backend, make_spec
 from ..node.launch_environment import defaults, launcher_environment
 from ..node.launchers import describe
 from ..preflight.variable_remarks import remark_on_plan
@@ -45,7 +45,7 @@ def print_plan(
     for phase in phases:
         directory = run.phase(phase.name)
         out.write(f"\n=== {phase.name} ({phase.where})\n")
-        out.write(f"--- batch script\n{backend.script(phase, directory)}\n")
+        out.write(f"--- batch script\n{backend.script(Submission(phase, directory))}\n")
         for title, lines in (
             ("environment of the node", _environment_lines(phase, profile, directory)),
             (_title_launch(phase), [_launch_line(phase, profile, directory)]),

@@ -92,7 +92,7 @@ def test_node_that_is_gone_is_named_and_not_the_rank_that_torchrun_ended(
     """With node 0 its c10d store is gone, and torchrun on the other node ends its rank. Without
     torchrun's line, nobody is known to have ended the rank."""
     evidence = Evidence(tmp_path, 2, 1).started().node(1, ok=False, reason="rank_died", why="x")
-    evidence.dir.claim(0).touch()
+    evidence.dir.claim.touch()
     writer = EventWriter(evidence.dir.node_events(1))
     writer.write("ranks", states=[{"rank": 1, "alive": False, "exit_code": -15}])
     writer.close()

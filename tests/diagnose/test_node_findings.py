@@ -14,6 +14,7 @@ from pytest_clustersmoke.diagnose.node_findings import check_warnings, find_fail
 from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs.outcome import judge_job
 from tests.support.evidence import Evidence
 from tests.support.node_facts import CUDA, node, port
@@ -28,11 +29,11 @@ def write(folder: Path, *facts: Any, **results: dict[str, Any]) -> PhaseResult:
     write_json(evidence.dir.spec, {**spec, **CUDA, "nodes": len(facts)})
     for rank, fields in enumerate(facts):
         if fields is not None:
-            evidence.dir.claim(rank).touch()
+            evidence.dir.claim.touch()
             write_json(evidence.dir.node_facts(rank), {"time": LONG_AGO, **fields})
     for name, fields in results.items():
         rank = int(name[1:])
-        evidence.dir.claim(rank).touch()
+        evidence.dir.claim.touch()
         words = {"node": name, "ok": False, "ended": ENDED, **fields}
         write_json(evidence.dir.node_result(rank), words)
     return evidence.result()
@@ -134,9 +135,9 @@ def test_node_that_never_wrote(tmp_path: Path) -> None:
 
 
 def test_node_that_started_and_stopped(tmp_path: Path) -> None:
-    """Its claim exists, but no facts: something hangs on it."""
+    """It wrote an event, but no facts: something hangs on it."""
     result = write(tmp_path, node(0), None, n0=unseen())
-    result.directory.claim(1).touch()
+    EventWriter(result.directory.node_events(1)).write("claim", pid=1)
     assert the_unseen(result).detail["cause"] == "stopped"
 
 

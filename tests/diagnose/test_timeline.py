@@ -40,7 +40,7 @@ class Job(Evidence):
         """All ranks train; `clocks`: node -> seconds that its clock is ahead."""
         for node, ahead in clocks.items():
             write_json(self.dir.node_facts(node), {"node": f"n{node}", "time": 1000.0 + ahead})
-            self.dir.claim(node).touch()
+            self.dir.claim.touch()
             self.saw(node, 1.0 + ahead, "rendezvous")
         for rank in range(self.world):
             node = rank // self.per_node

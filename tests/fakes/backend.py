@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pytest_clustersmoke.config.phase import Phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
-from pytest_clustersmoke.jobs.backend import Refused, Unanswered
+from pytest_clustersmoke.jobs.backend import Refused, Submission, Unanswered
 
 
 class FakeBackend:
@@ -27,7 +26,8 @@ class FakeBackend:
         self.broken: Exception | None = None
         self.on_cancel = JobState("ended", "CANCELLED")
 
-    def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
+    def submit(self, job: Submission, after: str = "") -> str:
+        phase = job.phase
         self.calls.append(("submit", phase.name))
         self.orders[phase.name] = after
         if phase.name in self.refusals:
@@ -37,24 +37,22 @@ class FakeBackend:
             raise Refused("temporarily unable to accept job", for_now=True)
         if phase.name in self.silent:
             raise Unanswered("sbatch: error: Socket timed out")
-        return self._accept(phase, directory)
+        return self._accept(job)
 
-    def find_submitted(self, jobs: Sequence[tuple[Phase, PhaseDir]]) -> list[str]:
-        names = [phase.name for phase, _ in jobs]
+    def find_submitted(self, jobs: Sequence[Submission]) -> list[str]:
+        names = [job.phase.name for job in jobs]
         self.calls.append(("find", *names))
         accepted = all(self.silent[name] for name in names)
-        return [self._accept(*job) for job in jobs] if accepted else []
+        return [self._accept(job) for job in jobs] if accepted else []
 
-    def _accept(self, phase: Phase, directory: PhaseDir) -> str:
-        self.directories[phase.name] = directory
-        self.jobs[phase.name] = JobState("pending", "PENDING", "Priority")
-        return phase.name
+    def _accept(self, job: Submission) -> str:
+        self.directories[job.phase.name] = job.directory
+        self.jobs[job.phase.name] = JobState("pending", "PENDING", "Priority")
+        return job.phase.name
 
-    def submit_array(
-        self, jobs: Sequence[tuple[Phase, PhaseDir]], at_once: int, after: str = ""
-    ) -> list[str]:
-        self.calls.append(("array", str(at_once), *(phase.name for phase, _ in jobs)))
-        return [self.submit(phase, directory, after) for phase, directory in jobs]
+    def submit_array(self, jobs: Sequence[Submission], at_once: int, after: str = "") -> list[str]:
+        self.calls.append(("array", str(at_once), *(job.phase.name for job in jobs)))
+        return [self.submit(job, after) for job in jobs]
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         wanted = list(job_ids)
@@ -70,8 +68,8 @@ class FakeBackend:
     def start_now(self, job_id: str) -> None:
         pass
 
-    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
-        self.calls.append(("cancel_named", phase.name))
+    def cancel_named(self, job: Submission) -> None:
+        self.calls.append(("cancel_named", job.phase.name))
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
         wanted = list(job_ids)
@@ -83,7 +81,7 @@ class FakeBackend:
     def close(self) -> None:
         self.calls.append(("close",))
 
-    def script(self, phase: Phase, directory: PhaseDir) -> str:
+    def script(self, job: Submission) -> str:
         return "#!/bin/bash\n"
 
     def named(self, call: str) -> list[tuple[str, ...]]:

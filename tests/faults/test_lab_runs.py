@@ -110,7 +110,7 @@ def test_failing_setup_line_is_named(lab_suite: Suite) -> None:
     assert finding["id"] == "setup-line-failed"
     assert "`ls /nowhere-at-all`" in finding["cause"] and "status 2" in finding["cause"]
     assert "/nowhere-at-all" in finding["evidence"][-1]["text"]
-    assert not outcome.evidence("small").directory.claim(0).exists()
+    assert not outcome.evidence("small").directory.claim.exists()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pytest_clustersmoke.evidence.run_directory import (
 )
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs.allocation_backend import AllocationBackend
-from pytest_clustersmoke.jobs.backend import make_spec
+from pytest_clustersmoke.jobs.backend import Submission, make_spec
 from pytest_clustersmoke.jobs.outcome import NOT_STARTED, OUT_OF_TIME
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
@@ -59,7 +59,7 @@ class Phases:
         directory = self.directory(name)
         create_phase(directory, nodes)
         write_json(directory.spec, make_spec(phase, self.profile, "run1", directory.root))
-        return self.backend.submit(phase, directory)
+        return self.backend.submit(Submission(phase, directory))
 
     def state(self, job: str) -> JobState:
         return self.backend.states([job])[job]
@@ -207,7 +207,7 @@ def test_script_of_a_dry_run_has_variables(tmp_path: Path) -> None:
     """Outside of an allocation, for what is not known."""
     profile = make_profile(tmp_path, backend="slurm")
     phase, directory = make_phase(profile, nodes=2), PhaseDir(tmp_path / "run1/phases/small")
-    lines = AllocationBackend(profile, {}).script(phase, directory).splitlines()
+    lines = AllocationBackend(profile, {}).script(Submission(phase, directory)).splitlines()
     (srun,) = [line for line in lines if line.startswith("# srun ")]
     assert {"--jobid=$SLURM_JOB_ID", "--nodelist=$NODES", "--overlap"} <= set(srun.split())
     assert not directory.root.exists()

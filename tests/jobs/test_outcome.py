@@ -90,7 +90,7 @@ def test_schedulers_state_decides_without_results(tmp_path: Path, raw: str, outc
 def test_deadline_while_running_is_a_failure(tmp_path: Path) -> None:
     """A job that started before its deadline has failed; it does not count as never run."""
     evidence = Evidence(tmp_path)
-    evidence.dir.claim(0).touch()
+    evidence.dir.claim.touch()
     assert judge_job(evidence.result(), ended("DEADLINE")).outcome == "failed"
 
 

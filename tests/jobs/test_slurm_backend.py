@@ -14,7 +14,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.jobs import batch_script
-from pytest_clustersmoke.jobs.backend import Refused, Unanswered, make_spec
+from pytest_clustersmoke.jobs.backend import Refused, Submission, Unanswered, make_spec
 from pytest_clustersmoke.jobs.slurm_backend import KEEP_SIGNAL, SlurmBackend
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
@@ -37,7 +37,7 @@ def script_of(tmp_path: Path, settings: Any = (), **keys: Any) -> list[str]:
     profile = make_profile(tmp_path, backend="slurm", **keys)
     phase = make_phase(profile, nodes=4, gpus_per_node=2, settings=settings)
     directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
-    return SlurmBackend(profile, {}).script(phase, directory).splitlines()
+    return SlurmBackend(profile, {}).script(Submission(phase, directory)).splitlines()
 
 
 def test_job_has_one_task_per_node(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def submit(backend: SlurmBackend, tmp_path: Path, **keys: Any) -> str:
     phase = make_phase(profile)
     directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
     write_json(directory.spec, make_spec(phase, profile, "run1", directory.root))
-    return backend.submit(phase, directory)
+    return backend.submit(Submission(phase, directory))
 
 
 def test_submission_returns_the_job_id(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_points_of_a_sweep_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> No
         phase = make_phase(profile, name)
         directory = PhaseDir(tmp_path / "run1" / "phases" / name)
         write_json(directory.spec, make_spec(phase, profile, "run1", directory.root))
-        jobs.append((replace(phase, base="small"), directory))
+        jobs.append(Submission(replace(phase, base="small"), directory))
     chosen = SlurmBackend(profile, slurm.environ)
     assert chosen.submit_array(jobs, at_once=1, after="12") == ["4711_0", "4711_1"]
-    first, second = (directory for _, directory in jobs)
+    first, second = (job.directory for job in jobs)
     script = first.array / "batch.sh"
     assert slurm.calls() == [f"sbatch --parsable {script}"]
     lines = script.read_text().splitlines()
@@ -242,7 +242,7 @@ def test_points_of_a_sweep_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> No
         assert line in lines, line
     assert len([line for line in lines if "--error=" in line]) == 1
     slurm.answers("scancel", "")
-    chosen.cancel_named(*jobs[0])
+    chosen.cancel_named(jobs[0])
     assert slurm.calls()[-1] == "scancel --name=clustersmoke-run1-small"
     assert (first.array / "1").resolve() == second.submitit.resolve()
     assert (second.submitit / "4711_1_submitted.pkl").is_file()
@@ -309,13 +309,13 @@ def test_job_is_found_again_with_what_it_starts(slurm: FakeSlurm, tmp_path: Path
     with pytest.raises(Unanswered):
         submit(chosen, tmp_path)
     profile = make_profile(tmp_path, backend="slurm")
-    job = (make_phase(profile), PhaseDir(tmp_path / "run1" / "phases" / "small"))
+    job = Submission(make_phase(profile), PhaseDir(tmp_path / "run1" / "phases" / "small"))
     slurm.answers("squeue", "")
     assert chosen.find_submitted([job]) == []
     slurm.answers("squeue", "9|clustersmoke run=run1 phase=small\n")
     assert chosen.find_submitted([job]) == ["9"]
     assert slurm.calls()[-1].startswith("squeue -h -a -t all -n clustersmoke-run1-small ")
-    assert (job[1].submitit / "9_submitted.pkl").exists()
+    assert (job.directory.submitit / "9_submitted.pkl").exists()
 
 
 @pytest.mark.parametrize(

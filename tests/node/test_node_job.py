@@ -3,14 +3,20 @@ before torchrun starts, and the finding names the node. torchrun is a fake."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.job_results import read_claim
 from pytest_clustersmoke.evidence.phase_result import collect_phase
-from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, write_json
+from pytest_clustersmoke.node import node_job
+from pytest_clustersmoke.node.abort_flag import NodeFailed
 from tests.fakes import nvidia_smi
 from tests.fakes.nvidia_smi import gpu
 from tests.support.harness import FAKE_TORCHRUN, Suite
@@ -27,6 +33,68 @@ def phase(suite: Suite) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def phase_dir(suite: Suite) -> PhaseDir:
     (run,) = (path for path in suite.runs() if path.is_dir())
     return PhaseDir(run / "phases" / "small")
+
+
+def start_claim(folder: Path, node: int, token: str = "t1", wait_s: float = 20.0) -> PhaseDir:
+    """Claim a phase of two nodes for one of them, as the job of a submission with this token."""
+    directory = PhaseDir(folder / "run1" / "phases" / "small")
+    create_phase(directory, nodes=2)
+    spec = {"phase": "small", "phase_dir": str(directory.root), "nodes": 2, "token": token}
+    job = node_job.NodeJob(spec, node, f"n{node}")
+    node_job._claim(job, time.monotonic() + wait_s)
+    return directory
+
+
+def test_other_nodes_wait_for_the_claim_of_node_0(tmp_path: Path) -> None:
+    """One file stands for the start of all nodes."""
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(start_claim, tmp_path, 1)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.3)
+        directory = start_claim(tmp_path, 0)
+        waiting.result()
+    claim = read_claim(directory)
+    assert claim is not None and (claim.token, claim.node, claim.pid) == ("t1", "n0", os.getpid())
+
+
+def test_nodes_of_two_jobs_never_run_one_phase_together(tmp_path: Path) -> None:
+    """The job of another submission ends on every node, and writes nothing into the phase."""
+    directory = start_claim(tmp_path, 0)
+    before = sorted(directory.root.rglob("*"))
+    for node in (1, 0):
+        with pytest.raises(NodeFailed, match="phase small was already started on n0, by job"):
+            start_claim(tmp_path, node, token="t2")
+    assert sorted({*directory.root.rglob("*")} - {*before}) == [directory.started_again]
+
+
+def test_requeued_job_finds_the_claim_of_its_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id and token are the same, and a phase runs at most once: no node takes part again."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    start_claim(tmp_path, 0)
+    start_claim(tmp_path, 1)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    for node in (1, 0):
+        with pytest.raises(NodeFailed, match=r"already started on n0, by job 7 \(was the job r"):
+            start_claim(tmp_path, node)
+
+
+def test_job_that_was_given_up_ends_before_its_claim(tmp_path: Path) -> None:
+    """Only the job of that submission: another may run the phase."""
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    create_phase(directory, nodes=2)
+    write_json(directory.withdrawn("t1"), {})
+    for node in (0, 1):
+        with pytest.raises(NodeFailed, match="phase small was given up before this job started"):
+            start_claim(tmp_path, node)
+    assert read_claim(directory) is None
+    start_claim(tmp_path, 0, token="t2")
+
+
+def test_node_without_a_claim_of_node_0_goes_on_to_its_time_limit(tmp_path: Path) -> None:
+    """The meeting of the nodes then says which node was not seen."""
+    start_claim(tmp_path, 1, wait_s=0.1)
 
 
 def test_healthy_nodes_have_no_finding(suite: Suite) -> None:

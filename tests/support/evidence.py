@@ -92,7 +92,7 @@ class Evidence:
 
     def node(self, node: int, **result: Any) -> Evidence:
         """Make a node claim the job and write its result."""
-        self.dir.claim(node).touch()
+        self.dir.claim.touch()
         write_json(self.dir.node_facts(node), {"node": f"n{node}", "host": "h"})
         write_json(self.dir.node_result(node), {"node": f"n{node}", **result})
         return self
