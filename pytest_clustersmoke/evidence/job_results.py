@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ..text import plural
+from .run_directory import PhaseDir, read_json
 from .telemetry import (
     MARK_EVERY_S,
     Events,
@@ -57,6 +58,11 @@ class NodeResult:
     def stopped(self) -> bool:
         """Whether its ranks stopped to go on in another attempt."""
         return self.result.get("stopped") is True
+
+    @property
+    def requeues(self) -> bool:
+        """Whether they stopped because the scheduler will end the job, which requeues itself."""
+        return self.stopped and self.result.get("requeue") is True
 
     @property
     def nonce(self) -> str:
@@ -105,6 +111,12 @@ class NodeResult:
             return parse_text(gpus[0].get("driver_version")) if gpus else None
         versions = self.facts.get("packages")
         return parse_text(versions.get(name)) if isinstance(versions, dict) else None
+
+
+def read_node_result(directory: PhaseDir, node_rank: int) -> NodeResult:
+    """How a node's part of the job ended, without its facts; `result` is empty if it reported
+    nothing yet."""
+    return NodeResult(node_rank, {}, read_json(directory.node_result(node_rank)) or {})
 
 
 @dataclass(frozen=True)
