@@ -13,7 +13,6 @@ slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..config.phase import Phase
@@ -127,7 +126,7 @@ def make_backend(profile: Profile, environ: Mapping[str, str], here: bool = Fals
     return LocalBackend(profile, environ)
 
 
-def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> dict[str, Any]:
+def make_spec(phase: Phase, profile: Profile, directory: PhaseDir) -> dict[str, Any]:
     """Make the job spec: plain data that `node_job.run_node` reads on every node."""
     fault = {"fault": phase.staged.as_spec()} if phase.staged else {}
     trace = {"trace": phase.trace.as_spec()} if phase.trace else {}
@@ -135,10 +134,10 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
     between = TransportRule.of(profile.expect.get(phase.entry), inside=False)
     return {
         "schema": 1,
-        "run_id": run_id,
+        "run_id": directory.run.run_id,
         "phase": phase.name,
         "entry": phase.entry,
-        "phase_dir": str(directory),
+        "phase_dir": str(directory.root),
         "backend": profile.backend,
         "nodes": phase.nodes.value,
         "ranks_per_node": phase.gpus_per_node.value,

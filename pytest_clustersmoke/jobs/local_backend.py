@@ -76,7 +76,7 @@ class LocalBackend:
         count = phase.nodes.value
         write_atomically(directory.batch_script, self.script(phase, directory))
         job = _Job([], directory, phase.world_size, time.time(), self._free_gpus())
-        job_id = f"local-{directory.root.parent.parent.name}-{phase.name}"
+        job_id = f"local-{directory.run.run_id}-{phase.name}"
         self._jobs[job_id] = job
         try:
             for node_rank in range(count):

@@ -120,7 +120,7 @@ class SshBackend:
 
     def submit(self, phase: Phase, directory: PhaseDir, after: str = "") -> str:
         write_atomically(directory.batch_script, self.script(phase, directory))
-        job_id = f"ssh-{directory.root.parent.parent.name}-{phase.name}"
+        job_id = f"ssh-{directory.run.run_id}-{phase.name}"
         self._jobs[job_id] = _Job(phase, directory, time.time())
         return job_id
 
@@ -233,7 +233,7 @@ class SshBackend:
                 if job.cancelled:
                     continue
                 chosen = answering[:count]
-                run = job.directory.root.parent.parent.name
+                run = job.directory.run.run_id
                 job.nodes = [
                     _Node(rank, host, f"{run}/{job.phase.name}/{rank}@{host.name}")
                     for rank, host in enumerate(chosen)

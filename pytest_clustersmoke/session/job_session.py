@@ -195,7 +195,7 @@ class JobSession:
 
     def _write_spec(self, phase: Phase) -> PhaseDir:
         directory = self.run.phase(phase.name)
-        spec = make_spec(phase, self.profile, self.run.root.name, directory.root)
+        spec = make_spec(phase, self.profile, directory)
         write_json(directory.spec, spec)
         return directory
 
