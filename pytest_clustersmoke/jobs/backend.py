@@ -5,7 +5,7 @@ allocation_backend.py  one step of the user's own allocation; step_request.py: w
 ssh_backend.py    hosts without a scheduler; ssh_client.py: the connection to one of them,
                   host_script.py: what runs there
 local_backend.py  N virtual nodes on this machine, each in a session of its own
-batch_script.py   the parts of the batch script that the backends share
+batch_script.py   what a node runs: the setup lines, the environment, and our Python
 slurm_client.py   runs Slurm's commands, in their own sessions and without an outer job's variables
 slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py: about jobs
 """

@@ -7,7 +7,6 @@ its pid and start time, and has ended once its whole process tree has.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -143,18 +142,8 @@ class LocalBackend:
         """Nothing to do: nothing stays open."""
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
-        python = batch_script.python_command(phase, self._profile)
-        command = f"{python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}"
-        lines = [
-            "#!/bin/bash",
-            f"# Run once for each of {phase.nodes.value} virtual nodes of this machine.",
-            *batch_script.strict_setup_lines(
-                batch_script.setup_lines(phase, self._profile), directory
-            ),
-            *batch_script.environment_lines(phase),
-            f"exec {command}",
-        ]
-        return "\n".join(lines) + "\n"
+        comment = f"Run once for each of {phase.nodes.value} virtual nodes of this machine."
+        return batch_script.make_script(phase, self._profile, directory, [comment])
 
     def _free_gpus(self) -> list[str]:
         busy = {

@@ -128,10 +128,7 @@ class SlurmBackend:
             comment=comment,
             nodes=phase.nodes.value,
             ntasks_per_node=1,
-            setup=batch_script.strict_setup_lines(
-                batch_script.setup_lines(phase, self._profile), directory
-            )
-            + batch_script.environment_lines(phase),
+            setup=batch_script.preparation_lines(phase, self._profile, directory),
             srun_args=srun_args,
             wckey=None,
             additional_parameters={

@@ -9,7 +9,6 @@ answer for a while is lost, and ends the phase on the others.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -179,21 +178,14 @@ class SshBackend:
         self._sockets.remove()
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
-        python = batch_script.python_command(phase, self._profile)
-        lines = [
-            "#!/bin/bash",
-            f"# Run over ssh on {phase.nodes.value} hosts that are free when it starts, each in a",
-            "# session of its own, by the following command.",
-            f"# SUBMITIT_EXECUTOR=local SUBMITIT_LOCAL_JOB_ID={phase.name}.$NODE_RANK \\",
-            f"#   setsid timeout --foreground -k {host_script.KILL_AFTER_S} "
-            f"{self._limit_s(phase):.0f} bash batch.sh",
-            *batch_script.strict_setup_lines(
-                batch_script.setup_lines(phase, self._profile), directory
-            ),
-            *batch_script.environment_lines(phase),
-            f"exec {python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}",
+        comments = [
+            f"Run over ssh on {phase.nodes.value} hosts that are free when it starts, each in a",
+            "session of its own, by the following command.",
+            f"SUBMITIT_EXECUTOR=local SUBMITIT_LOCAL_JOB_ID={phase.name}.$NODE_RANK \\",
+            f"  setsid timeout --foreground -k {host_script.KILL_AFTER_S} "
+            f"{self._limit_s(phase):.0f} bash {directory.batch_script.name}",
         ]
-        return "\n".join(lines) + "\n"
+        return batch_script.make_script(phase, self._profile, directory, comments)
 
     def _limit_s(self, phase: Phase) -> float:
         """The time limit of a node's process: if the controller is killed, the node must still end
