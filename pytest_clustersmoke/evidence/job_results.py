@@ -60,6 +60,11 @@ class NodeResult:
         return self.result.get("stopped") is True
 
     @property
+    def requeues(self) -> bool:
+        """Whether they stopped because the scheduler will end the job, which requeues itself."""
+        return self.stopped and self.result.get("requeue") is True
+
+    @property
     def nonce(self) -> str:
         """The word that it gave the ranks that it started; empty if it reported no result."""
         return parse_text(self.result.get("nonce")) or ""
@@ -106,6 +111,12 @@ class NodeResult:
             return parse_text(gpus[0].get("driver_version")) if gpus else None
         versions = self.facts.get("packages")
         return parse_text(versions.get(name)) if isinstance(versions, dict) else None
+
+
+def read_node_result(directory: PhaseDir, node_rank: int) -> NodeResult:
+    """How a node's part of the job ended, without its facts; `result` is empty if it reported
+    nothing yet."""
+    return NodeResult(node_rank, {}, read_json(directory.node_result(node_rank)) or {})
 
 
 @dataclass(frozen=True)

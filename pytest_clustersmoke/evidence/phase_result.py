@@ -18,7 +18,7 @@ from ..config.marker import numbers_by_node
 from ..config.metrics import METRICS
 from .event_origin import Launch, keep_own_events
 from .finding import Finding
-from .job_results import NodeResult, RankResult
+from .job_results import NodeResult, RankResult, read_node_result
 from .metric import Metric, fail
 from .nccl.log_reader import NodeLogs, read_nodes
 from .run_directory import PhaseDir, job_name, read_json, refresh_directories
@@ -251,7 +251,7 @@ class PhaseResult:
 
 
 def collect_phase(
-    directory: PhaseDir, results: Mapping[int, Mapping[str, Any]] | None = None
+    directory: PhaseDir, results: Mapping[int, NodeResult] | None = None
 ) -> PhaseResult:
     """Read everything that a phase's job wrote into its directory: its last attempt, and those
     before as `earlier`. Of each rank's `step` events, which are nearly all of a long job's lines,
@@ -264,7 +264,7 @@ def collect_phase(
 
 
 def _collect_attempt(
-    directory: PhaseDir, results: Mapping[int, Mapping[str, Any]] | None = None
+    directory: PhaseDir, results: Mapping[int, NodeResult] | None = None
 ) -> PhaseResult:
     spec = read_json(directory.spec) or {
         "phase": directory.root.name,
@@ -335,10 +335,9 @@ def _read_rank(
     return RankResult(rank, events)
 
 
-def _read_node(directory: PhaseDir, node_rank: int, result: Mapping[str, Any] | None) -> NodeResult:
-    if result is None:
-        result = read_json(directory.node_result(node_rank)) or {}
-    return NodeResult(node_rank, read_json(directory.node_facts(node_rank)) or {}, result)
+def _read_node(directory: PhaseDir, node_rank: int, result: NodeResult | None) -> NodeResult:
+    result = result or read_node_result(directory, node_rank)
+    return replace(result, facts=read_json(directory.node_facts(node_rank)) or {})
 
 
 def add_scheduler_record(result: PhaseResult) -> PhaseResult:

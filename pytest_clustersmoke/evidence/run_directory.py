@@ -313,6 +313,10 @@ class RunDir:
     root: Path
 
     @property
+    def run_id(self) -> str:
+        return self.root.name
+
+    @property
     def run(self) -> Path:
         return self.root / "run.json"
 

@@ -282,25 +282,14 @@ class AllocationBackend:
         ]
 
     def _script(self, job: Submission, nodes: tuple[str, ...]) -> str:
-        phase, directory = job.phase, job.directory
-        python = batch_script.python_command(phase, self._profile)
         line = shlex.join(self._srun(job, nodes))
         for name in (JOB_VARIABLE, NODES_VARIABLE):
             line = line.replace(f"'--jobid={name}'", f"--jobid={name}")
             line = line.replace(f"'--nodelist={name}'", f"--nodelist={name}")
         when = "" if nodes else f" {NODES_VARIABLE}: nodes that are free when the phase starts."
-        lines = [
-            "#!/bin/bash",
-            f"# Run once on each node by the following command.{when}",
-            f"# {line}",
-            *batch_script.strict_setup_lines(
-                batch_script.setup_lines(phase, self._profile), directory
-            ),
-            *batch_script.environment_lines(phase),
-            "export SUBMITIT_EXECUTOR=slurm",
-            f"exec {python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}",
-        ]
-        return "\n".join(lines) + "\n"
+        comments = [f"Run once on each node by the following command.{when}", line]
+        phase, directory = job.phase, job.directory
+        return batch_script.make_script(phase, self._profile, directory, comments, "slurm")
 
 
 class _Srun(SlurmExecutor):

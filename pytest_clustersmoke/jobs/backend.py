@@ -5,7 +5,7 @@ allocation_backend.py  one step of the user's own allocation; step_request.py: w
 ssh_backend.py    hosts without a scheduler; ssh_client.py: the connection to one of them,
                   host_script.py: what runs there
 local_backend.py  N virtual nodes on this machine, each in a session of its own
-batch_script.py   the parts of the batch script that the backends share
+batch_script.py   what a node runs: the setup lines, the environment, and our Python
 slurm_client.py   runs Slurm's commands, in their own sessions and without an outer job's variables
 slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py: about jobs
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..config.phase import Phase
@@ -138,7 +137,7 @@ def make_backend(profile: Profile, environ: Mapping[str, str], here: bool = Fals
 
 
 def make_spec(
-    phase: Phase, profile: Profile, run_id: str, directory: Path, token: str = ""
+    phase: Phase, profile: Profile, directory: PhaseDir, token: str = ""
 ) -> dict[str, Any]:
     """Make the job spec: plain data that `node_job.run_node` reads on every node."""
     fault = {"fault": phase.staged.as_spec()} if phase.staged else {}
@@ -147,11 +146,11 @@ def make_spec(
     between = TransportRule.of(profile.expect.get(phase.entry), inside=False)
     return {
         "schema": 1,
-        "run_id": run_id,
+        "run_id": directory.run.run_id,
         "token": token,
         "phase": phase.name,
         "entry": phase.entry,
-        "phase_dir": str(directory),
+        "phase_dir": str(directory.root),
         "backend": profile.backend,
         "nodes": phase.nodes.value,
         "ranks_per_node": phase.gpus_per_node.value,

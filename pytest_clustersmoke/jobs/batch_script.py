@@ -1,4 +1,4 @@
-"""The parts of a batch script that the backends share."""
+"""The batch script of a node's part of a job: the whole of it where sbatch does not get it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,28 @@ from functools import lru_cache
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir
+
+
+def make_script(
+    phase: Phase, profile: Profile, directory: PhaseDir, comments: Sequence[str], executor: str = ""
+) -> str:
+    """The script that a node runs, without options of sbatch. `comments` say how it is started;
+    `executor` is submitit's, where the environment does not name it."""
+    python = python_command(phase, profile)
+    lines = [
+        "#!/bin/bash",
+        *(f"# {comment}" for comment in comments),
+        *preparation_lines(phase, profile, directory),
+        *([f"export SUBMITIT_EXECUTOR={executor}"] if executor else []),
+        f"exec {python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def preparation_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> list[str]:
+    """What the script does before it starts Python."""
+    setup = strict_setup_lines(setup_lines(phase, profile), directory)
+    return [*setup, *environment_lines(phase)]
 
 
 def setup_lines(phase: Phase, profile: Profile) -> tuple[str, ...]:

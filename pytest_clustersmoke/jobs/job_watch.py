@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
 
 from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
+from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
-from ..evidence.run_directory import PhaseDir, read_json
+from ..evidence.run_directory import PhaseDir
 from ..evidence.scheduler_record import NODE_FAILED, JobState, SchedulerRecord, SlurmMessage
 from ..node.abort_flag import visible
 from .backend import Backend
@@ -78,7 +78,7 @@ class WatchedJob:
     failing_since: float | None = None
     complete_since: float | None = None
     requeued_since: float | None = None
-    results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    results: dict[int, NodeResult] = field(default_factory=dict)
     failed_first: bool | None = None  # whether it had failed when this run ended it
     state_before_end: JobState | None = None
 
@@ -106,19 +106,20 @@ class WatchedJob:
 
     def _has_stopped(self) -> bool:
         """Whether ranks of this attempt stopped to go on in another."""
-        return any(result.get("stopped") is True for result in self.results.values())
+        return any(result.stopped for result in self.results.values())
 
     def _asked_for_requeue(self) -> bool:
         """Whether all ranks saved and stopped, and the job requeued itself. A requeue that it did
         not ask for may hide a node that failed, so nothing is resumed after it."""
         self.check_files()
-        asked = [result.get("requeue") is True for result in self.results.values()]
+        asked = [result.requeues for result in self.results.values()]
         return len(asked) == self.nodes and all(asked)
 
     def _read_results(self) -> None:
         for node in set(range(self.nodes)) - self.results.keys():
-            path = self.directory.node_result(node)
-            if visible(path) and (result := read_json(path)) is not None:
+            if not visible(self.directory.node_result(node)):
+                continue
+            if (result := read_node_result(self.directory, node)).result:
                 self.results[node] = result
 
     def _has_begun(self) -> bool:
@@ -189,7 +190,7 @@ class WatchedJob:
 
     def has_succeeded(self) -> bool:
         """Whether every node has reported success, as far as `check_files` has seen."""
-        succeeded = all(result.get("ok") is True for result in self.results.values())
+        succeeded = all(result.ok for result in self.results.values())
         return len(self.results) == self.nodes and succeeded and not self._has_stopped()
 
     def save_details(self, backend: Backend | None, result: PhaseResult) -> PhaseResult:

@@ -7,7 +7,6 @@ its pid and start time, and has ended once its whole process tree has.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -77,7 +76,7 @@ class LocalBackend:
         count = phase.nodes.value
         write_atomically(directory.batch_script, self.script(submission))
         job = _Job([], directory, phase.world_size, time.time(), self._free_gpus())
-        job_id = f"local-{directory.root.parent.parent.name}-{phase.name}"
+        job_id = f"local-{directory.run.run_id}-{phase.name}"
         self._jobs[job_id] = job
         try:
             for node_rank in range(count):
@@ -144,19 +143,9 @@ class LocalBackend:
         """Nothing to do: nothing stays open."""
 
     def script(self, job: Submission) -> str:
-        phase, directory = job.phase, job.directory
-        python = batch_script.python_command(phase, self._profile)
-        command = f"{python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}"
-        lines = [
-            "#!/bin/bash",
-            f"# Run once for each of {phase.nodes.value} virtual nodes of this machine.",
-            *batch_script.strict_setup_lines(
-                batch_script.setup_lines(phase, self._profile), directory
-            ),
-            *batch_script.environment_lines(phase),
-            f"exec {command}",
-        ]
-        return "\n".join(lines) + "\n"
+        nodes = job.phase.nodes.value
+        comment = f"Run once for each of {nodes} virtual nodes of this machine."
+        return batch_script.make_script(job.phase, self._profile, job.directory, [comment])
 
     def _free_gpus(self) -> list[str]:
         busy = {

@@ -126,10 +126,7 @@ class SlurmBackend:
             comment=comment,
             nodes=phase.nodes.value,
             ntasks_per_node=1,
-            setup=batch_script.strict_setup_lines(
-                batch_script.setup_lines(phase, self._profile), directory
-            )
-            + batch_script.environment_lines(phase),
+            setup=batch_script.preparation_lines(phase, self._profile, directory),
             srun_args=srun_args,
             wckey=None,
             additional_parameters={
@@ -150,7 +147,7 @@ class SlurmBackend:
 def job_words(job: Submission, in_array: bool = False) -> tuple[str, str]:
     """The job's name and comment, with run and phase, so that squeue alone finds any job of ours.
     An array has the entry whose points its tasks are, and the first task's token."""
-    run_id = job.directory.run.root.name
+    run_id = job.directory.run.run_id
     name = job.phase.entry if in_array else job.phase.name
     token = f" token={job.token}" if job.token else ""
     return f"clustersmoke-{run_id}-{name}", f"clustersmoke run={run_id} phase={name}{token}"

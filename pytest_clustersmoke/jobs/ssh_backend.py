@@ -9,7 +9,6 @@ answer for a while is lost, and ends the phase on the others.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -122,7 +121,7 @@ class SshBackend:
     def submit(self, job: Submission, after: str = "") -> str:
         phase, directory = job.phase, job.directory
         write_atomically(directory.batch_script, self.script(job))
-        job_id = f"ssh-{directory.root.parent.parent.name}-{phase.name}"
+        job_id = f"ssh-{directory.run.run_id}-{phase.name}"
         self._jobs[job_id] = _Job(phase, directory, time.time())
         return job_id
 
@@ -182,21 +181,14 @@ class SshBackend:
 
     def script(self, job: Submission) -> str:
         phase, directory = job.phase, job.directory
-        python = batch_script.python_command(phase, self._profile)
-        lines = [
-            "#!/bin/bash",
-            f"# Run over ssh on {phase.nodes.value} hosts that are free when it starts, each in a",
-            "# session of its own, by the following command.",
-            f"# SUBMITIT_EXECUTOR=local SUBMITIT_LOCAL_JOB_ID={phase.name}.$NODE_RANK \\",
-            f"#   setsid timeout --foreground -k {host_script.KILL_AFTER_S} "
-            f"{self._limit_s(phase):.0f} bash batch.sh",
-            *batch_script.strict_setup_lines(
-                batch_script.setup_lines(phase, self._profile), directory
-            ),
-            *batch_script.environment_lines(phase),
-            f"exec {python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}",
+        comments = [
+            f"Run over ssh on {phase.nodes.value} hosts that are free when it starts, each in a",
+            "session of its own, by the following command.",
+            f"SUBMITIT_EXECUTOR=local SUBMITIT_LOCAL_JOB_ID={phase.name}.$NODE_RANK \\",
+            f"  setsid timeout --foreground -k {host_script.KILL_AFTER_S} "
+            f"{self._limit_s(phase):.0f} bash {directory.batch_script.name}",
         ]
-        return "\n".join(lines) + "\n"
+        return batch_script.make_script(phase, self._profile, directory, comments)
 
     def _limit_s(self, phase: Phase) -> float:
         """The time limit of a node's process: if the controller is killed, the node must still end
@@ -236,7 +228,7 @@ class SshBackend:
                 if job.cancelled:
                     continue
                 chosen = answering[:count]
-                run = job.directory.root.parent.parent.name
+                run = job.directory.run.run_id
                 job.nodes = [
                     _Node(rank, host, f"{run}/{job.phase.name}/{rank}@{host.name}")
                     for rank, host in enumerate(chosen)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..evidence.job_results import read_claim
+from ..evidence.job_results import NodeResult, read_claim, read_node_result
 from ..evidence.run_directory import (
     PhaseDir,
     create_once,
@@ -111,12 +111,12 @@ def run_node(spec_path: str, node_rank: int | None = None, node_name: str = "") 
         create_phase(job.dir, job.nodes)
     stop.write_to(job.dir.stop_asked(rank))
     result = _run_attempt(job)
-    goes_on = bool(spec.get("resume")) and result.stopped and _all_stopped(job)
-    if goes_on and not result.requeues and job.attempt == 0:
+    goes_on = bool(spec.get("resume")) and result.record.stopped and _all_stopped(job)
+    if goes_on and not result.record.requeues and job.attempt == 0:
         job = _next_attempt(job, result)
         result = _run_attempt(job)
-        goes_on = result.stopped and _all_stopped(job)
-    if goes_on and result.requeues:
+        goes_on = result.record.stopped and _all_stopped(job)
+    if goes_on and result.record.requeues:
         _requeue(job)
     return result.value_or_raise()
 
@@ -128,7 +128,7 @@ def _all_stopped(job: NodeJob) -> bool:
     paths = [job.dir.node_result(node) for node in range(job.nodes)]
     while not all(map(visible, paths)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    return all((read_json(path) or {}).get("stopped") is True for path in paths)
+    return all(read_node_result(job.dir, node).stopped for node in range(job.nodes))
 
 
 def _next_attempt(job: NodeJob, before: _Result) -> NodeJob:
@@ -214,14 +214,9 @@ class _Result:
         self._began, self.seconds = time.monotonic(), 0.0  # without suspensions
 
     @property
-    def stopped(self) -> bool:
-        """Whether the ranks stopped to go on in another attempt."""
-        return self._value.get("stopped") is True
-
-    @property
-    def requeues(self) -> bool:
-        """Whether they stopped because the scheduler will end the job."""
-        return self.stopped and self._value.get("requeue") is True
+    def record(self) -> NodeResult:
+        """The result as its readers see it."""
+        return NodeResult(self._job.node_rank, {}, self._value)
 
     def ended(self, value: dict[str, Any]) -> None:
         self._value = value
@@ -234,7 +229,7 @@ class _Result:
 
     def write(self, started: float, events: EventWriter) -> None:
         job = self._job
-        self.seconds = time.monotonic() - self._began - float(self._value.get("paused_s", 0.0))
+        self.seconds = time.monotonic() - self._began - self.record.paused_s
         if not self._value["ok"] and self._value["reason"] != "aborted":
             try:
                 raise_abort(job, self._value["reason"], self._value.get("why", ""))

@@ -97,7 +97,7 @@ def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]
         stub = read_json(target / "run.json") or {}
         run = RunDir(Path(str(stub.get("evidence", ""))))
         about = read_json(run.run)
-        is_same = about is not None and about.get("run_id") == name == run.root.name
+        is_same = about is not None and about.get("run_id") == name == run.run_id
         if about is not None and is_same and "proof" not in about:
             yield target, run, about
 

@@ -194,7 +194,7 @@ class JobSession:
 
     def _write_spec(self, phase: Phase) -> Submission:
         directory, token = self.run.phase(phase.name), secrets.token_hex(8)
-        spec = make_spec(phase, self.profile, self.run.root.name, directory.root, token)
+        spec = make_spec(phase, self.profile, directory, token)
         write_json(directory.spec, spec)
         return Submission(phase, directory, token)
 

@@ -64,8 +64,7 @@ def _title_launch(phase: Phase) -> str:
 
 
 def _launch_line(phase: Phase, profile: Profile, directory: PhaseDir) -> str:
-    run_id = directory.root.parent.parent.name
-    return describe(make_spec(phase, profile, run_id, directory.root), directory)
+    return describe(make_spec(phase, profile, directory), directory)
 
 
 def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> Iterator[str]:

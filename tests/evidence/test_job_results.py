@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.job_results import AbortFlag, RankError, RankResult, StageMark
+from pytest_clustersmoke.evidence.job_results import (
+    AbortFlag,
+    RankError,
+    RankResult,
+    StageMark,
+    read_node_result,
+)
 from tests.support.evidence import Evidence
 
 
@@ -99,6 +105,24 @@ def test_node_gives_its_reason(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path).node(0, ok=False, reason="stalled", why="rank 1", ended=5)
     (node,) = evidence.result().nodes
     assert (node.reason, node.why, node.ended) == ("stalled", "rank 1", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "requeue", "read"),
+    [
+        (True, True, (True, True)),
+        (True, None, (True, False)),
+        (False, True, (False, False)),
+        (1, True, (False, False)),
+        (True, "yes", (True, False)),
+    ],
+)
+def test_only_ranks_that_stopped_requeue_their_job(
+    tmp_path: Path, stopped: Any, requeue: Any, read: tuple[bool, bool]
+) -> None:
+    place = Evidence(tmp_path).node(0, ok=True, stopped=stopped, requeue=requeue).dir
+    node = read_node_result(place, 0)
+    assert (node.stopped, node.requeues) == read
 
 
 def test_measurements_are_those_of_one_kind(tmp_path: Path) -> None:

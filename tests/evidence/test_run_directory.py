@@ -29,6 +29,13 @@ def test_a_run_is_private(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
+def test_the_run_of_a_phase_is_the_one_that_created_it(tmp_path: Path) -> None:
+    """Also from a later attempt."""
+    run = create_run(tmp_path, "20260101-020000-abcdef")
+    assert run.run_id == "20260101-020000-abcdef"
+    assert run.phase("p").run == run.phase("p").restarted(1).run == run
+
+
 def test_existing_run_directory_is_refused(tmp_path: Path) -> None:
     """An existing directory with the run's name is refused, even if it is writable."""
     tmp_path.joinpath("r").mkdir()

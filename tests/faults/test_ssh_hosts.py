@@ -68,7 +68,7 @@ def suite_on_hosts(folder: Path, marked: Leftovers, hosts: IsolatedHosts) -> Sui
 
 def processes_of(phase: WatchedPhase, node: int) -> list[int]:
     """All processes of one node of a phase."""
-    word = f"CLUSTERSMOKE_HOST_JOB={phase.suite.run_dir().root.name}/{phase.name}/{node}@"
+    word = f"CLUSTERSMOKE_HOST_JOB={phase.suite.run_dir().run_id}/{phase.name}/{node}@"
     found = []
     for entry in Path("/proc").iterdir():
         try:

@@ -58,7 +58,7 @@ class Phases:
         phase = make_phase(self.profile, name, nodes=nodes, gpus_per_node=2)
         directory = self.directory(name)
         create_phase(directory, nodes)
-        write_json(directory.spec, make_spec(phase, self.profile, "run1", directory.root))
+        write_json(directory.spec, make_spec(phase, self.profile, directory))
         return self.backend.submit(Submission(phase, directory))
 
     def state(self, job: str) -> JobState:

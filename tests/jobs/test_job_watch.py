@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence import phase_result
+from pytest_clustersmoke.evidence import job_results, phase_result
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
 from pytest_clustersmoke.evidence.scheduler_record import (
     NODE_FAILED,
@@ -137,7 +137,7 @@ def test_results_of_nodes_are_read_once(
         reads.append(path)
         return read_json(path)
 
-    monkeypatch.setattr(job_watch, "read_json", read)
+    monkeypatch.setattr(job_results, "read_json", read)
     monkeypatch.setattr(phase_result, "read_json", read)
     assert job.is_over() and job.has_succeeded()
     result = phase_result.collect_phase(evidence.dir, job.results)
@@ -260,7 +260,7 @@ def test_results_seen_after_a_requeue_still_ask_for_it(tmp_path: Path, clock: Cl
     job.record_state(JobState("pending", "PENDING"))
     assert job.restarts == 0 and not job.is_over()
     clock.now += job_watch.RESULT_GRACE_S - 0.1
-    evidence.node(0, requeue=True)
+    evidence.node(0, ok=True, stopped=True, requeue=True)
     job.record_state(JobState("pending", "PENDING"))
     assert job.restarts == 1 and not job.is_over()
 

@@ -196,7 +196,7 @@ def submit(backend: SlurmBackend, tmp_path: Path, **keys: Any) -> str:
     profile = make_profile(tmp_path, backend="slurm", **keys)
     phase = make_phase(profile)
     directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
-    write_json(directory.spec, make_spec(phase, profile, "run1", directory.root))
+    write_json(directory.spec, make_spec(phase, profile, directory))
     return backend.submit(Submission(phase, directory))
 
 
@@ -223,7 +223,7 @@ def test_points_of_a_sweep_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> No
     for name in names:
         phase = make_phase(profile, name)
         directory = PhaseDir(tmp_path / "run1" / "phases" / name)
-        write_json(directory.spec, make_spec(phase, profile, "run1", directory.root))
+        write_json(directory.spec, make_spec(phase, profile, directory))
         jobs.append(Submission(replace(phase, base="small"), directory))
     chosen = SlurmBackend(profile, slurm.environ)
     assert chosen.submit_array(jobs, at_once=1, after="12") == ["4711_0", "4711_1"]

@@ -118,7 +118,7 @@ def test_killed_client_leaves_only_the_phase(ssh_suite: Suite, leftovers: Leftov
     done = subprocess.run(
         [sys.executable, *words], cwd=ssh_suite.path, capture_output=True, text=True, check=True
     )
-    run = ssh_suite.run_dir().root.name
+    run = ssh_suite.run_dir().run_id
     killed = f"run {run}: its controller was killed; job {phase.job} was not cancelled"
     assert killed in done.stderr, done.stderr
     assert '"verdict": "INCONCLUSIVE"' in (ssh_suite.reports / run / "report.json").read_text()
@@ -135,7 +135,7 @@ def test_run_beside_a_killed_one_leaves_its_hosts_alone(ssh_suite: Suite) -> Non
     phase = WatchedPhase.idle(ssh_suite, "old")
     with ssh_suite.started() as running:
         phase.wait()
-        first = ssh_suite.run_dir().root.name
+        first = ssh_suite.run_dir().run_id
         pid = int((phase.directory().node(0) / "start" / "process").read_text().split()[0])
         running.process.kill()
         running.process.wait()

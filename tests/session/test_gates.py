@@ -10,6 +10,7 @@ import pytest
 
 from pytest_clustersmoke.config.phase import parse_setting
 from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.faults import FAULTS, HOOK, Fault
 from pytest_clustersmoke.jobs import batch_script
 from pytest_clustersmoke.jobs.backend import make_spec
@@ -155,7 +156,7 @@ def test_staged_phase_is_small_and_has_the_fault(tmp_path: Path) -> None:
         gpus_per_node=2,
     )
     phase = with_fault(fault, base)
-    spec = make_spec(phase, profile, "run", tmp_path)
+    spec = make_spec(phase, profile, PhaseDir(tmp_path))
     assert phase.name == spec["phase"] == "prove-rank-hung"
     assert spec["args"] == {"hidden_size": 128, "steps": 7, "other": 1}
     assert spec["stage_limits_s"]["train_step"] == 5 and spec["stage_limits_s"]["init"] == 20
@@ -182,11 +183,11 @@ def test_baseline_phase_has_the_same_size_and_no_fault(tmp_path: Path) -> None:
     profile = make_profile(tmp_path)
     base = candidate(profile, small={"steps": 30}, args={"steps": 100})
     phase = without_fault(base)
-    spec = make_spec(phase, profile, "run", tmp_path)
+    spec = make_spec(phase, profile, PhaseDir(tmp_path))
     assert (phase.name, spec["args"], spec["fault"]["name"]) == (
         "prove-nothing-small",
         {"steps": 30},
         "nothing",
     )
-    normal = make_spec(base.phase, profile, "run", tmp_path)
+    normal = make_spec(base.phase, profile, PhaseDir(tmp_path))
     assert "fault" not in normal and batch_script.setup_lines(base.phase, profile) == ()

@@ -73,7 +73,7 @@ class EventTails:
 
     def _open(self, name: str) -> EventTail:
         """Follow the attempt that started last."""
-        job = job_name({"run_id": self._run.root.name, "phase": name})
+        job = job_name({"run_id": self._run.run_id, "phase": name})
         return EventTail(self._run.phase(name).newest.rank_events(0), job)
 
 

@@ -1,0 +1,37 @@
+"""What a node runs is the same, whatever starts it there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.jobs.backend import Submission, make_backend
+from tests.support.evidence import make_phase, make_profile
+
+BACKENDS: dict[str, tuple[dict[str, Any], bool]] = {
+    "local": ({"backend": "local"}, False),
+    "slurm": ({"backend": "slurm"}, False),
+    "allocation": ({"backend": "slurm"}, True),
+    "ssh": ({"backend": "ssh", "hosts": ["a", "b"]}, False),
+}
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_every_backend_prepares_its_nodes_alike(tmp_path: Path, kind: str) -> None:
+    """The setup lines, then the profile's variables, which override what a module sets, and then
+    our Python."""
+    keys, here = BACKENDS[kind]
+    env = {"multi_node": {"set": {"A": "it's"}, "unset": ["B"]}}
+    profile = make_profile(tmp_path, setup=["module load cuda"], env=env, **keys)
+    backend = make_backend(profile, {}, here)
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    script = backend.script(Submission(make_phase(profile, nodes=2), directory))
+    lines = script.splitlines()
+    order = [lines.index(line) for line in ("module load cuda", "unset B", "export A='it'\"'\"'s'")]
+    start = f" -u -m submitit.core._submit {directory.submitit}"
+    order.append(next(number for number, line in enumerate(lines) if start in line))
+    assert lines[0] == "#!/bin/bash" and order == sorted(order)
+    assert ("export SUBMITIT_EXECUTOR=slurm" in lines) == (kind in ("slurm", "allocation"))
