@@ -13,8 +13,8 @@ from .log_streams import ReadProgress, name_refused, open_stream
 from .subcommand import add, add_logs, format_json, print_lines
 
 if TYPE_CHECKING:
+    from ..diagnose.call_order import TorchDumps
     from ..diagnose.signature_search import SignatureSearch
-    from ..diagnose.torch_dumps import TorchDumps
     from .diagnose_inputs import LogInputs
     from .subcommand import TextOutput
 
@@ -57,10 +57,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _run_command(parsed: argparse.Namespace) -> int:
+    from ..diagnose.call_order import TorchDumps, rank_findings
     from ..diagnose.signature_file import shipped_signatures
     from ..diagnose.signature_findings import order_findings
     from ..diagnose.signature_search import SignatureSearch
-    from ..diagnose.torch_dumps import TorchDumps, rank_findings
     from .diagnose_inputs import LogInputs
     from .subcommand import TextOutput
 

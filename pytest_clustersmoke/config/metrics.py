@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
-    from .profile import Reference
+    from .expectations import Reference
 
 
 @dataclass(frozen=True)

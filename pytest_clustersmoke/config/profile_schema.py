@@ -11,8 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .expectations import VERSION_NAMES
 from .metrics import METRICS
-from .profile import CRITERIA_KINDS, STAGE_LIMITS_S, VERSION_NAMES, Profile
+from .profile import CRITERIA_KINDS, STAGE_LIMITS_S, Profile
 from .sbatch_options import OFFERED, OWNED
 
 SCHEMA_PATH = Path(__file__).parents[1] / "cluster.schema.json"

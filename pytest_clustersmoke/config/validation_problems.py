@@ -9,17 +9,16 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..text import Problem, near, quote_names
+from .expectations import Expectation, Reference
 from .field_types import MISFIT, Scalar
 from .hosts import Host, SshSettings
 from .profile import (
     EnvBlock,
     EnvSettings,
-    Expectation,
     Hardware,
     Limits,
     PhaseSettings,
     Profile,
-    Reference,
 )
 from .waivers import Known
 from .yaml_source import Route

@@ -9,8 +9,8 @@ scheduler_findings.py  what the scheduler did to the job or its nodes
 node_findings.py       what kept the job from starting; what the nodes' checks and watch found
 program_mistakes.py    arguments that a program refuses; programs that use no Rank, or lose theirs
 rank_failures.py       ranks that died, left early or raised, or were killed for lack of memory
-hangs.py               ranks that the others waited for, or that are out of step: call_order.py
-torch_dumps.py         the same, from the dumps that torch itself writes
+hangs.py               ranks that the others waited for, or that are out of step
+call_order.py          who that is, from the flight recorders; alone, for dumps of torch itself
 log_causes.py          the cause, as far as the logs show it
 """
 

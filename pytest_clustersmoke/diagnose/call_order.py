@@ -4,19 +4,39 @@ calls with the same number belong together.
 A call that differs between ranks is a mismatch: if more than half of the group agree, the others
 are out of step; otherwise it is unknown which are. If all agree, a rank whose calls end before the
 one that others wait in never reached it, unless it waits itself for a third rank in another group.
+
+`TorchDumps` makes findings of torch's own dumps, where nothing else is known of a job.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from .flight_recorder import DEFAULT_GROUP, P2P, CollectiveCall, FlightRecord
+from ..evidence.finding import Evidence, Finding
+from ..text import name_ranks, sanitize_line
+from .flight_recorder import (
+    DEFAULT_GROUP,
+    P2P,
+    CollectiveCall,
+    FlightRecord,
+    read_torch_dump,
+)
 
 # If all ranks got this many calls past one that differed, the program does so regularly and the
 # library tolerates it. gloo lets some ranks past the call that breaks the others.
 HABIT = 3
+MAX_NAMED = 8
+ABSENT_FIX = (
+    "read the logs of these ranks and take their stacks (py-spy dump): each has died, hangs "
+    "outside collectives, or skipped the call, for example under `if rank == 0`"
+)
+CALL_ALIKE = (
+    "make every rank call the same collectives in the same order, with equal shapes and types: "
+    "check these lines for anything that depends on the rank or on its data"
+)
 
 
 @dataclass(frozen=True)
@@ -233,3 +253,111 @@ def _p2p_waits(
                 waits.append(Absence(record.name(group), call.number, call, absent, (rank,)))
                 break
     return waits
+
+
+# -- Dumps of torch itself -------------------------------------------------------------------------
+
+
+@dataclass
+class TorchDumps:
+    """The dumps of a job's ranks."""
+
+    records: dict[int, FlightRecord] = field(default_factory=dict)
+    world_size: int = 0
+
+    def add(self, path: Path) -> bool:
+        """Read a dump; False if the file is not one, or its name has no rank."""
+        dump = read_torch_dump(path)
+        if dump is None:
+            return False
+        record, least_size = dump
+        self.records[record.rank] = record
+        self.world_size = max(self.world_size, least_size)
+        return True
+
+    def findings(self) -> list[Finding]:
+        """What the dumps show: a call that differs, or the ranks that others wait for."""
+        mismatch = find_first_mismatch(self.records, self.world_size)
+        if mismatch is not None:
+            return [self._differing(mismatch)]
+        absences = find_absences(self.records, self.world_size)
+        found = [self._absent(absence) for absence in absences]
+        if not found and (silent := self._silent()):
+            found = [self._finding(silent, f"{name_ranks(silent)} enqueued no collective", silent)]
+        missing = self._without_dump()
+        if not found and missing and pending_calls(self.records):
+            found = [self._finding(missing, self._waits_text(), list(self.records))]
+        return found
+
+    def _silent(self) -> list[int]:
+        """The ranks that enqueued nothing, where others did."""
+        silent = [rank for rank, record in sorted(self.records.items()) if not record.has_calls]
+        return silent if len(silent) < len(self.records) else []
+
+    def _without_dump(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank not in self.records]
+
+    def _absent(self, absence: Absence) -> Finding:
+        at = f" at {absence.call.line}" if absence.call.line else ""
+        cause = (
+            f"{name_ranks(absence.absent)} never reached {absence.call.kind} {absence.number} of "
+            f"group {absence.group}, in which {name_ranks(absence.waiters)} "
+            f"{'wait' if len(absence.waiters) > 1 else 'waits'}{at}"
+        )
+        return self._finding(absence.absent, cause, [*absence.absent, *absence.waiters])
+
+    def _waits_text(self) -> str:
+        rank, (group, call) = next(iter(pending_calls(self.records).items()))
+        return (
+            f"{name_ranks(self._without_dump())} left no dump, while rank {rank} and others wait "
+            f"in {call.kind} {call.number} of group {group}"
+        )
+
+    def _finding(self, ranks: Collection[int], cause: str, shown: Collection[int]) -> Finding:
+        missing = self._without_dump()
+        if missing and set(missing) != set(ranks):
+            cause += f"; no dump from {name_ranks(missing)}"
+        evidence = tuple(self._evidence(rank) for rank in shown if rank in self.records)
+        detail = {"lines": len(evidence), "more": False}
+        return Finding(
+            "hang",
+            sanitize_line(cause),
+            ABSENT_FIX,
+            True,
+            evidence[:MAX_NAMED],
+            (),
+            tuple(ranks),
+            detail,
+        )
+
+    def _evidence(self, rank: int) -> Evidence:
+        """The last call of a rank, and whether it has ended."""
+        record = self.records[rank]
+        if not record.has_calls:
+            return record.evidence(f"rank {rank}: no entries; it enqueued no collective")
+        group = min(record.calls or record.p2p or record.enqueued)
+        last = record.last(group)
+        call = record.calls.get(group, {}).get(last)
+        state = "" if call is None else ", ended" if call.ended else ", has not ended"
+        what = f"{call}{state}" if call is not None else "known only by its number"
+        return record.evidence(f"rank {rank}: last call {last} of group {group}: {what}")
+
+    def _differing(self, mismatch: Mismatch) -> Finding:
+        sides = [f"{name_ranks(ranks)}: {call}" for call, ranks in mismatch.sides[:3]]
+        cause = f"call {mismatch.number} of group {mismatch.group} differs: {'; '.join(sides)}"
+        shown = [rank for _, ranks in mismatch.sides for rank in ranks]
+        finding = self._finding(mismatch.culprits, cause, shown)
+        return replace(finding, id="collective-mismatch", fix=CALL_ALIKE)
+
+
+def rank_findings(
+    findings: list[Finding], dumps: list[Finding], vague: Collection[str]
+) -> list[Finding]:
+    """Findings of logs and of dumps: an exact cause in a log comes first, since ranks wait for one
+    that failed; `vague` are the ids of causes that the dumps make more exact."""
+    exact = [finding for finding in findings if finding.primary and finding.id not in vague]
+    rest = [finding for finding in findings if finding not in exact]
+    hangs = [replace(finding, primary=not exact) for finding in dumps]
+    if dumps:
+        rest = [replace(finding, primary=False) for finding in rest]
+    return [*exact, *hangs, *rest]

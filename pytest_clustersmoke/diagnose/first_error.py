@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .log_lines import LogLine, rank_of_line
-from .time_stamps import last_time_in
+from .log_lines import LogLine, last_time_in, rank_of_line
 
 TRACEBACK = "Traceback (most recent call last)"
 WARN = "NCCL WARN"

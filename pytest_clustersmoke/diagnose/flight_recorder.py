@@ -1,5 +1,10 @@
 """The flight recorders of ranks: which collectives each rank called, in which process group.
 
+The ranks of a phase write them as JSON (rank/recorder_dump.py). torch itself dumps one file per
+rank (`nccl_trace_rank_3`) when a watchdog fires (TORCH_NCCL_DUMP_ON_TIMEOUT,
+TORCH_FR_DUMP_TEMP_FILE): a pickle of plain values, or JSON. A pickle with anything else is refused,
+so reading it executes nothing.
+
 torch's own analyzer fails on gloo's records, so they are parsed here. The format depends on torch's
 version: 2.2 numbers calls by `seq_id` and groups by `pg_id`, which each process counts for itself
 (only 0, the default group, is the same on all ranks); 2.3 has `pg_name`; 2.4 and later have
@@ -12,9 +17,11 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +35,13 @@ MAX_BYTES = 32 * 2**20
 KEPT = 256
 MAX_DIMENSIONS = 64
 MAX_TENSORS, MAX_FRAMES = 4096, 200
+# Of torch's dumps. A pickle of one byte can make an object of 56: this bounds the memory.
+MAX_DUMP_BYTES = 16 * 2**20
+MAX_ENTRIES = 4096
+MAX_RANKS = 2**17
+# PROTO 2 (c10's pickler) to 5; or a JSON object.
+DUMP_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"{")
+DUMP_RANK = re.compile(r"rank_?(\d{1,6})(?!\d)|(?<!\d)(\d{1,6})(?:\.(?:json|pkl|pickle))?\Z")
 DEFAULT_GROUP = "0"
 # Calls whose roots or sizes differ between ranks by design: only their kind is compared.
 UNEVEN = re.compile(r"gather$|scatter$|all_?to_?all|reduce$|_oop$|coalesced|send|recv|monitored")
@@ -246,3 +260,79 @@ def _add_members(record: FlightRecord, raw: dict[str, Any]) -> None:
 def _set_members(record: FlightRecord, name: str, ranks: Any) -> None:
     if isinstance(ranks, list) and ranks and all(type(rank) is int and rank >= 0 for rank in ranks):
         record.members[name[:100]] = tuple(sorted(set(ranks)))
+
+
+# -- Dumps of torch itself -------------------------------------------------------------------------
+
+
+def read_torch_dump(path: Path) -> tuple[FlightRecord, int] | None:
+    """The record in a dump of torch, and the least size of the world that it shows; None if the
+    file is not one, or its name has no rank. A dump without entries is evidence, too: that rank
+    enqueued nothing."""
+    match = DUMP_RANK.search(path.name)
+    raw = _read_dump(path)
+    rank = int(match[1] or match[2]) if match else MAX_RANKS
+    if raw is None or rank >= MAX_RANKS:
+        return None
+    entries = raw["entries"][-MAX_ENTRIES:]
+    record = parse_flight_record(rank, path, {**raw, "groups": {}}, entries)
+    record.enqueued = dict(_enqueued(raw.get("pg_status"), entries))
+    sizes = [max(ranks) + 1 for ranks in _member_lists(raw.get("pg_config"))]
+    return record, max([rank + 1, *sizes])
+
+
+class _PlainValues(pickle.Unpickler):
+    """Unpickles dicts, lists, texts and numbers; a pickle that names any class or function is
+    refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("a persistent id is not a plain value")
+
+
+def _read_dump(path: Path) -> dict[str, Any] | None:
+    try:
+        with path.open("rb") as stream:
+            if not (head := stream.read(2)).startswith(DUMP_STARTS):
+                return None
+            raw = head + stream.read(MAX_DUMP_BYTES)
+    except OSError:
+        return None
+    if len(raw) > MAX_DUMP_BYTES or b"pg_" not in raw:
+        return None
+    try:
+        value = json.loads(raw) if raw[:1] == b"{" else _PlainValues(BytesIO(raw)).load()
+    except Exception:  # damaged pickles raise exceptions of many types
+        return None
+    if isinstance(value, list):  # torch 2.2
+        return {"entries": value} if b"profiling_name" in raw else None
+    whole = isinstance(value, dict) and isinstance(value.get("entries"), list)
+    return value if whole and "version" in value else None
+
+
+def _member_lists(config: Any) -> Iterator[list[int]]:
+    """The ranks of each group, which torch writes as text."""
+    for settings in list(config.values())[:MAX_ENTRIES] if isinstance(config, dict) else ():
+        text = settings.get("ranks") if isinstance(settings, dict) else None
+        ranks = (
+            [int(word) for word in re.findall(r"\d{1,6}", text)] if isinstance(text, str) else []
+        )
+        if ranks and max(ranks) < MAX_RANKS:
+            yield ranks
+
+
+def _enqueued(status: Any, entries: list[Any]) -> Iterator[tuple[str, int]]:
+    """Group -> the number of its last call, which outlives the entries. `pg_status` has a process's
+    own numbers of groups, of which only 0 is the same on all ranks."""
+    names = {DEFAULT_GROUP: DEFAULT_GROUP}
+    for entry in entries:
+        name = entry.get("process_group") if isinstance(entry, dict) else None
+        if isinstance(name, (list, tuple)) and name and isinstance(name[0], str):
+            names[str(entry.get("pg_id"))[:20]] = name[0][:100]
+    for key, counts in list(status.items())[:MAX_ENTRIES] if isinstance(status, dict) else ():
+        last = counts.get("last_enqueued_collective") if isinstance(counts, Mapping) else None
+        number = int(last) if isinstance(last, str) and last.isdigit() else last
+        if str(key) in names and type(number) is int and 0 < number < 2**63:
+            yield names[str(key)], number

@@ -36,10 +36,6 @@ IN_ONE_NODE = (
     "NCCL_SHM_DISABLE=0 (env.single_node in cluster.yaml); if it works with NCCL_P2P_DISABLE=1, "
     "P2P is at fault (ACS, IOMMU); " + STACKS
 )
-CALL_ALIKE = (
-    "make every rank call the same collectives in the same order, with equal shapes and types: "
-    "check these lines for anything that depends on the rank or on its data"
-)
 UNDECIDED = "it is unknown which of them is wrong"
 HOW = {
     "skipped": "; the others make the first-named call next: a call was skipped, or two were "
@@ -342,7 +338,7 @@ def find_mismatch(evidence: FailureEvidence) -> list[Finding]:
         Finding(
             "collective-mismatch",
             cause,
-            CALL_ALIKE,
+            call_order.CALL_ALIKE,
             evidence=tuple(evidence.evidence_of(shown)),
             hosts=evidence.hosts(mismatch.culprits),
             ranks=mismatch.culprits,

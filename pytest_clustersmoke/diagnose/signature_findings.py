@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable
 
 from ..evidence.finding import Evidence, Finding
 from .first_error import LAST, TRACEBACK, WEIGHTS, UnknownAt, UnknownError
-from .log_lines import LogLine
+from .log_lines import LogLine, Time
 from .signature_search import SignatureMatch, SignatureSearch
-from .time_stamps import Time
 
 UNKNOWN = "unknown"
 UNKNOWN_FIX = (

@@ -21,17 +21,22 @@ from .first_error import (
     UnknownErrors,
     error_on_last_line,
 )
-from .log_ends import ENDS_RANK, FailureLine, LogEnd, is_caught
 from .log_lines import (
     BEFORE_BYTES,
     BEHIND_BYTES,
+    ENDS_RANK,
     MAX_TEXT,
     PREFIX_CHARS,
+    FailureLine,
+    LogEnd,
     LogLine,
     Piece,
+    Time,
     cut,
     groups_at,
     host_of_line,
+    is_caught,
+    last_time_in,
     named_places,
     piece_at,
     rank_of_line,
@@ -39,7 +44,6 @@ from .log_lines import (
     time_at,
 )
 from .signature_file import Pattern, Signature
-from .time_stamps import Time, last_time_in
 
 CHUNK_BYTES = 2**18
 # How much must be read after a word: the lines that a signature spans, the traceback above an

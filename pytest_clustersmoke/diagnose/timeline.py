@@ -28,7 +28,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
 from ..evidence.telemetry import Events, parse_finite, parse_text
 from ..text import sanitize_line
-from .time_stamps import TimeStamp, find_stamps
+from .log_lines import TimeStamp, find_stamps
 
 # The number of moments shown before and after a cause.
 BEFORE, AFTER = 2, 4

@@ -11,7 +11,7 @@ from ..config.metrics import METRICS, compare
 from ..text import sanitize_lines
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
-    from ..config.profile import Reference
+    from ..config.expectations import Reference
 
 # The two kinds that `require: [transports]` stands for, judged separately.
 INSIDE, BETWEEN = "transports inside nodes", "transports between nodes"

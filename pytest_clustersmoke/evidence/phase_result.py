@@ -35,7 +35,8 @@ from .telemetry import (
 )
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
-    from ..config.profile import Expectation, Profile, Reference
+    from ..config.expectations import Expectation, Reference
+    from ..config.profile import Profile
 
 OUTCOMES = (
     "passed",

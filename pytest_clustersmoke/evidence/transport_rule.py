@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .nccl.nccl_log import parse_transport
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
-    from ..config.profile import Expectation
+    from ..config.expectations import Expectation
 
 SIDES = {True: "inside a node", False: "between nodes"}
 # Prefixes of NCCL's names for transports, where any transport is accepted. "other" stands for any

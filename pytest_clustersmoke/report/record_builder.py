@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..config.expectations import Reference
 from ..config.marker import size_mark
 from ..config.metrics import METRICS, compare
 from ..config.phase import Phase
-from ..config.profile import Profile, Reference
+from ..config.profile import Profile
 from ..criteria.past_annotation import annotate
 from ..criteria.past_criterion import read_judgement
 from ..evidence.fingerprint import fingerprint_of

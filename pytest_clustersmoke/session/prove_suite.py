@@ -224,7 +224,7 @@ class ProveSuite(Suite):
 
     def _compare_with_baseline(self, item: GateItem, candidate: Candidate) -> None:
         """Use the speed of the baseline as the reference of the staged phase."""
-        from ..config.profile import Reference
+        from ..config.expectations import Reference
 
         self._current = without_fault(candidate).name
         metric = self.views.of(candidate.criteria[0]).metric("steps_per_s")

@@ -10,7 +10,7 @@ import pytest
 from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.cli.tables import moment
 from pytest_clustersmoke.config.cluster_file import load_cluster_file
-from pytest_clustersmoke.config.profile import Reference
+from pytest_clustersmoke.config.expectations import Reference
 from pytest_clustersmoke.evidence.history.outlier_judge import FAIL_SPREADS, measure_level
 from tests.evidence.history.made import DAY_S, night, nights, of_night, with_versions
 from tests.support.records import BEGUN, Record, metric, phase, store_run

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_clustersmoke.config.expectations import Reference
 from pytest_clustersmoke.config.metrics import compare, show
-from pytest_clustersmoke.config.profile import Reference
 
 
 def reference(value: float = 100.0, **bounds: float) -> Reference:

@@ -11,7 +11,8 @@ import pytest
 
 from pytest_clustersmoke.config.cluster_file import ClusterFile
 from pytest_clustersmoke.config.expansion import MalformedVariableError, expand
-from pytest_clustersmoke.config.profile import STAGE_LIMITS_S, Profile, Reference
+from pytest_clustersmoke.config.expectations import Reference
+from pytest_clustersmoke.config.profile import STAGE_LIMITS_S, Profile
 
 Profiles = Callable[..., Profile]
 

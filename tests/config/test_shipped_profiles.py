@@ -12,16 +12,15 @@ from pydantic import BaseModel
 
 from pytest_clustersmoke.config import profile_schema as schema
 from pytest_clustersmoke.config.cluster_file import ClusterFile, load_cluster_file
+from pytest_clustersmoke.config.expectations import Expectation, Reference
 from pytest_clustersmoke.config.profile import (
     STAGE_LIMITS_S,
     EnvBlock,
     EnvSettings,
-    Expectation,
     Hardware,
     Limits,
     PhaseSettings,
     Profile,
-    Reference,
 )
 
 ROOT = Path(__file__).parents[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 
+RANKS = 4
 FRAME = '  File "/p/train.py", line {line} in {name}'
 IN_COLLECTIVE = (
     '  File "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3'
@@ -55,6 +57,19 @@ def calls(count: int, **last: Any) -> list[dict[str, Any]]:
     """This many calls, all ended; `last` are fields of the last one."""
     made = [call(number) for number in range(1, count + 1)]
     return [*made[:-1], call(count, **last)] if last else made
+
+
+def fake_dump(entries: Sequence[Any], ranks: int = RANKS, **more: Any) -> dict[str, Any]:
+    """A dump as torch 2.10 writes it under NCCL."""
+    members = json.dumps(list(range(ranks)))
+    status = {"last_enqueued_collective": len(entries) or -1, "last_completed_collective": 1}
+    return {
+        "version": "2.10",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": members}},
+        "pg_status": {"0": status},
+        "entries": list(entries),
+        **more,
+    }
 
 
 class Left:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.diagnose.call_order import find_absences
 from pytest_clustersmoke.diagnose.flight_recorder import (
     KEPT,
     FlightRecord,
     read_flight_record,
-    read_flight_records,
+    read_torch_dump,
 )
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
-from tests.diagnose.recorders import call, calls
+from tests.diagnose.recorders import call, calls, fake_dump
 
 FRAMES = [{"name": "step", "filename": "/p/train.py", "line": 57}]
 NCCL: dict[str, Any] = {
@@ -153,16 +154,27 @@ def test_oversized_record_counts_as_missing(
     assert written(tmp_path, {"entries": calls(9)}) is None
 
 
-@pytest.mark.parametrize(("sent", "absent"), [(0, [0]), (1, [])])
-def test_receive_without_its_send(sent: int, absent: list[int], tmp_path: Path) -> None:
-    """NCCL records both: rank 1 waits for what rank 0 never sent; not reported if rank 0 sent
-    it."""
-    directory = PhaseDir(tmp_path)
-    send = call(0, "send 0->1", is_p2p=True, ended=False)
-    wait = call(0, "recv 1<-0", is_p2p=True, ended=False)
-    for rank, entries in enumerate(([send] * sent, [wait])):
-        for entry in entries:
-            entry["record_id"] = 0
-        write_json(directory.rank_flight_recorder(rank), {"entries": [*calls(2), *entries]})
-    absences = find_absences(read_flight_records(directory, range(2)), 2)
-    assert [rank for absence in absences for rank in absence.absent] == absent
+class Bad:
+    """Would end this process if it were unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (3,)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pickle.dumps(fake_dump([], pg_status=Bad())),
+        pickle.dumps(fake_dump(calls(3)))[:-40],
+        b"\x80\x02cos\nsystem\n(S'pg_ entries'\ntR.",
+        b"\x80\x02pg_",
+        b'{"entries": 3, "version": "pg_"}',
+        b'{"message": "pg_',
+        b"",
+    ],
+)
+def test_other_files_are_not_dumps(tmp_path: Path, raw: bytes) -> None:
+    """Nothing in them is executed."""
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(raw)
+    assert read_torch_dump(path) is None

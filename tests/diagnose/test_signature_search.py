@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_clustersmoke.diagnose import first_error, log_lines, signature_search
-from pytest_clustersmoke.diagnose.log_lines import host_of_line, rank_of_line
 from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
 from pytest_clustersmoke.diagnose.signature_findings import order_findings
 from pytest_clustersmoke.diagnose.signature_search import SignatureSearch
@@ -139,26 +138,6 @@ def test_unfinished_tracebacks_are_skipped() -> None:
     search.stream(io.BytesIO((torn + OOM + torn).encode()), "0.log")
     assert ids(order_findings(search)) == ["cuda_oom"]
     assert search.looked < first_error.MAX_LOOKS + 9
-
-
-@pytest.mark.parametrize(
-    ("line", "rank", "host"),
-    [
-        ("[rank12]: x", 12, None),
-        ("[default0]:[rank3]: x", 3, None),
-        ("[default0]: x", None, None),
-        ("3: x", None, None),
-        ("[Rank 3] Watchdog caught", None, None),
-        ("[PG ID 0 PG GUID 0(default_pg) Rank 1] x", 1, None),
-        ("[PG ID 1 PG GUID 7(mesh_tp) Rank 1] x", None, None),
-        ("0: node-1:71:72 [0] init.cc:7 NCCL WARN x", None, "node-1"),
-        ("node1:71:72 [0] x", None, None),
-        ("Nov 21 20:32:39 node7 kernel: NVRM", None, "node7"),
-    ],
-)
-def test_rank_and_host_of_a_line(line: str, rank: int | None, host: str | None) -> None:
-    """Only what is certain: a label from srun, or from torchrun within a node, is not a rank."""
-    assert (rank_of_line(line), host_of_line(line)) == (rank, host)
 
 
 def check(findings: list[Finding]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.config.profile import Expectation
+from pytest_clustersmoke.config.expectations import Expectation
 from pytest_clustersmoke.evidence.transport_rule import TransportRule, matches
 
 

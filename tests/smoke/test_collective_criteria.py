@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import collective_criteria
 import collective_sizes
-from pytest_clustersmoke.config.profile import Reference
+from pytest_clustersmoke.config.expectations import Reference
 from pytest_clustersmoke.criteria import PhaseView, bandwidth
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from tests.support.swept import ARGS, Change, Record, Swept, where

@@ -1,9 +1,16 @@
-"""Errors that a run survived, and what its processes print as it ends, are not failures."""
+"""Who wrote a line of a log and when; errors that a run survived, and what its processes print as
+it ends, are not failures."""
 
 from __future__ import annotations
 
 import pytest
 
+from pytest_clustersmoke.diagnose.log_lines import (
+    Time,
+    host_of_line,
+    last_time_in,
+    rank_of_line,
+)
 from tests.diagnose.logs import TRACEBACK, diagnosed, ids, primary
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
@@ -15,6 +22,45 @@ HEARTBEAT = (
 )
 NOTE = "slurmstepd: error: Exceeded job memory limit at some point.\n"
 STEPS = "".join(f"step {number} loss 0.7\n" for number in range(3))
+
+
+@pytest.mark.parametrize(
+    ("line", "time"),
+    [
+        ("[2026-04-22 21:34:20] x", (4, 22, 21, 34, 20.0)),
+        ("*** JOB 7 ON n CANCELLED AT 2026-01-02T03:04:05 DUE TO", (1, 2, 3, 4, 5.0)),
+        ("2026-01-02T03:04:05.25Z stderr F x", (1, 2, 3, 4, 5.25)),
+        ("[rank1]:[E626 06:24:44.5 ProcessGroupNCCL.cpp:616]", (6, 26, 6, 24, 44.5)),
+        ("E0325 20:57:27.620000 2606 torch/x.py:869]", (3, 25, 20, 57, 27.62)),
+        ("  time      : 2024-09-09_09:36:56", (9, 9, 9, 36, 56.0)),
+        ("Nov 21 20:32:39 node7 kernel: NVRM", (11, 21, 20, 32, 39.0)),
+        ("2026-13-01 10:00:00", None),
+        ("no time 12:00", None),
+    ],
+)
+def test_time_of_a_line(line: str, time: Time | None) -> None:
+    """Every stamp that torch, NCCL, Slurm, Kubernetes and the kernel write."""
+    assert last_time_in(line) == time
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "host"),
+    [
+        ("[rank12]: x", 12, None),
+        ("[default0]:[rank3]: x", 3, None),
+        ("[default0]: x", None, None),
+        ("3: x", None, None),
+        ("[Rank 3] Watchdog caught", None, None),
+        ("[PG ID 0 PG GUID 0(default_pg) Rank 1] x", 1, None),
+        ("[PG ID 1 PG GUID 7(mesh_tp) Rank 1] x", None, None),
+        ("0: node-1:71:72 [0] init.cc:7 NCCL WARN x", None, "node-1"),
+        ("node1:71:72 [0] x", None, None),
+        ("Nov 21 20:32:39 node7 kernel: NVRM", None, "node7"),
+    ],
+)
+def test_rank_and_host_of_a_line(line: str, rank: int | None, host: str | None) -> None:
+    """Only what is certain: a label from srun, or from torchrun within a node, is not a rank."""
+    assert (rank_of_line(line), host_of_line(line)) == (rank, host)
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,26 @@
-"""torch's own dumps of flight recorders name the ranks that the others wait for.
+"""The calls of all ranks show which ones the others wait for; here, mostly in torch's own dumps.
 
 Those written here are fakes in torch's documented form; one test takes a real one, from gloo.
+`test_hangs.py` has what the same calls show in a phase.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.diagnose.torch_dumps import TorchDumps, rank_findings
+from pytest_clustersmoke.diagnose.call_order import TorchDumps, find_absences, rank_findings
+from pytest_clustersmoke.diagnose.flight_recorder import read_flight_records
 from pytest_clustersmoke.evidence.finding import Finding
-from tests.diagnose.recorders import call, calls
-
-RANKS = 4
-
-
-def fake(entries: Sequence[Any], ranks: int = RANKS, **more: Any) -> dict[str, Any]:
-    """A dump as torch 2.10 writes it under NCCL."""
-    members = json.dumps(list(range(ranks)))
-    status = {"last_enqueued_collective": len(entries) or -1, "last_completed_collective": 1}
-    return {
-        "version": "2.10",
-        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": members}},
-        "pg_status": {"0": status},
-        "entries": list(entries),
-        **more,
-    }
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from tests.diagnose.recorders import RANKS, call, calls, fake_dump
 
 
 @pytest.fixture
@@ -63,7 +50,7 @@ BEHIND = calls(2)
 )
 def test_rank_that_never_reached_a_call_is_named(found: Any, form: Any) -> None:
     """With the call, its group and line, and the last call of that rank."""
-    dumps = {rank: fake(BEHIND if rank == 2 else WAITS) for rank in range(RANKS)}
+    dumps = {rank: fake_dump(BEHIND if rank == 2 else WAITS) for rank in range(RANKS)}
     (finding,) = found(dumps, form)
     assert finding.id == "hang" and finding.ranks == (2,) and finding.primary
     assert finding.cause == (
@@ -75,34 +62,34 @@ def test_rank_that_never_reached_a_call_is_named(found: Any, form: Any) -> None:
 
 def test_empty_dump_is_a_rank_that_enqueued_nothing(found: Any) -> None:
     """It is as good as missing."""
-    dumps = {rank: fake([] if rank == 1 else WAITS) for rank in range(RANKS)}
+    dumps = {rank: fake_dump([] if rank == 1 else WAITS) for rank in range(RANKS)}
     (finding,) = found(dumps)
     assert finding.ranks == (1,)
     assert "rank 1: no entries; it enqueued no collective" in finding.evidence[0].text
-    (finding,) = found({0: fake(BEHIND, 2), 1: fake([], 2)})
+    (finding,) = found({0: fake_dump(BEHIND, 2), 1: fake_dump([], 2)})
     assert finding.cause == "rank 1 enqueued no collective" and finding.ranks == (1,)
 
 
 def test_rank_without_a_dump_is_named(found: Any) -> None:
     """It may have died; next to a rank that is behind it is mentioned."""
-    (finding,) = found({rank: fake(WAITS) for rank in (0, 1, 2)})
+    (finding,) = found({rank: fake_dump(WAITS) for rank in (0, 1, 2)})
     assert finding.ranks == (3,)
     assert finding.cause.startswith("rank 3 left no dump, while rank 0 and others wait in all_red")
-    (finding,) = found({0: fake(WAITS), 1: fake(WAITS), 2: fake(BEHIND)})
+    (finding,) = found({0: fake_dump(WAITS), 1: fake_dump(WAITS), 2: fake_dump(BEHIND)})
     assert finding.ranks == (2,) and finding.cause.endswith("; no dump from rank 3")
 
 
 def test_status_outlives_the_entries(found: Any) -> None:
     """A dump without collectives still counts them: this rank is not behind."""
     status = {"0": {"last_enqueued_collective": "3", "last_completed_collective": "2"}}
-    dumps = {0: fake(WAITS, 2), 1: fake([], 2, pg_status=status)}
+    dumps = {0: fake_dump(WAITS, 2), 1: fake_dump([], 2, pg_status=status)}
     assert found(dumps) == []
 
 
 def test_call_that_differs_is_a_mismatch(found: Any) -> None:
     """Each side is shown with its ranks."""
     odd = [*calls(2), call(3, "broadcast", ended=False, line=50)]
-    dumps = {rank: fake(odd if rank == 3 else WAITS) for rank in range(RANKS)}
+    dumps = {rank: fake_dump(odd if rank == 3 else WAITS) for rank in range(RANKS)}
     (finding,) = found(dumps)
     assert finding.id == "collective-mismatch" and finding.ranks == (3,)
     assert "ranks 0-2: all_reduce" in finding.cause and "rank 3: broadcast" in finding.cause
@@ -110,7 +97,7 @@ def test_call_that_differs_is_a_mismatch(found: Any) -> None:
 
 def test_dumps_of_a_healthy_job_show_nothing(found: Any) -> None:
     """All calls have ended."""
-    assert found({rank: fake(BEHIND) for rank in range(RANKS)}) == []
+    assert found({rank: fake_dump(BEHIND) for rank in range(RANKS)}) == []
 
 
 def test_list_of_torch_2_2_is_read(found: Any) -> None:
@@ -124,42 +111,16 @@ def test_list_of_torch_2_2_is_read(found: Any) -> None:
     assert finding.ranks == (1,) and "all_reduce 2" in finding.cause
 
 
-class Bad:
-    """Would end this process if it were unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os._exit, (3,)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        pickle.dumps(fake([], pg_status=Bad())),
-        pickle.dumps(fake(WAITS))[:-40],
-        b"\x80\x02cos\nsystem\n(S'pg_ entries'\ntR.",
-        b"\x80\x02pg_",
-        b'{"entries": 3, "version": "pg_"}',
-        b'{"message": "pg_',
-        b"",
-    ],
-)
-def test_other_files_are_not_dumps(tmp_path: Path, raw: bytes) -> None:
-    """Nothing in them is executed."""
-    path = tmp_path / "nccl_trace_rank_0"
-    path.write_bytes(raw)
-    assert not TorchDumps().add(path)
-
-
 def test_hostile_values_are_bounded(found: Any) -> None:
     """Numbers, texts and nesting that torch never writes."""
     shared = [[4]] * 100_000
     entry = call(1, ended=False) | {"input_sizes": shared, "frames": [{}] * 100_000}
     config = {"0": {"ranks": "[0, 999999999999]"}, "1": {"ranks": 3}, "2": None}
     dumps = {
-        0: fake(
+        0: fake_dump(
             [entry] * 50_000, pg_config=config, pg_status={"0": {"last_enqueued_collective": []}}
         ),
-        1: fake(
+        1: fake_dump(
             [{"process_group": ("0",), "collective_seq_id": 2**70}, None], pg_config=[], pg_status=3
         ),
     }
@@ -178,6 +139,21 @@ def test_exact_cause_in_a_log_comes_before_the_dumps() -> None:
     assert order(exact) == [("cuda_oom", True), ("hang", False)]
     assert order(vague) == [("hang", True), ("torch_watchdog_timeout", False)]
     assert rank_findings([vague], [], {"torch_watchdog_timeout"}) == [vague]
+
+
+@pytest.mark.parametrize(("sent", "absent"), [(0, [0]), (1, [])])
+def test_receive_without_its_send(sent: int, absent: list[int], tmp_path: Path) -> None:
+    """NCCL records both: rank 1 waits for what rank 0 never sent; not reported if rank 0 sent
+    it."""
+    directory = PhaseDir(tmp_path)
+    send = call(0, "send 0->1", is_p2p=True, ended=False)
+    wait = call(0, "recv 1<-0", is_p2p=True, ended=False)
+    for rank, entries in enumerate(([send] * sent, [wait])):
+        for entry in entries:
+            entry["record_id"] = 0
+        write_json(directory.rank_flight_recorder(rank), {"entries": [*calls(2), *entries]})
+    absences = find_absences(read_flight_records(directory, range(2)), 2)
+    assert [rank for absence in absences for rank in absence.absent] == absent
 
 
 REAL = """\
