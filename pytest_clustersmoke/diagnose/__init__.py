@@ -29,6 +29,7 @@ from .node_findings import (
     find_abort_flag,
     find_failed_checks,
     find_failed_setup,
+    find_foreign_directory,
     find_foreign_events,
     find_missing_program,
     find_node_reasons,
@@ -43,6 +44,7 @@ from .scheduler_findings import find_scheduler_action
 JUDGES = (
     find_stray_fault,
     find_failed_setup,
+    find_foreign_directory,
     find_missing_program,
     find_failed_checks,
     find_refused_argument,

@@ -25,10 +25,12 @@ from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.staged_marks import find_unrequested_fault
 from ..evidence.telemetry import parse_int, parse_ints
 from ..node import checks
+from ..node.job_entry import REFUSAL
 from ..text import FAILURE, WARNING
 from .failure_evidence import FailureEvidence
 
 NO_PACKAGE = re.compile(r"No module named '?(pytest_clustersmoke|submitit|psutil)[\w.]*'?")
+REFUSED = re.compile(f"{re.escape(REFUSAL)}(.*)")
 NO_PYTHON = re.compile(r"(python[\w.]*|[^\s:]+/bin/python[\w.]*): (command not found|No such file)")
 # The reason that a node gives -> the finding's id, and what to do.
 NODE_REASONS = {
@@ -82,6 +84,21 @@ def find_failed_setup(evidence: FailureEvidence) -> list[Finding]:
             evidence=(Evidence(str(path), 1, line), *log_tail(evidence.directory)),
         )
     ]
+
+
+def find_foreign_directory(evidence: FailureEvidence) -> list[Finding]:
+    """The run's directory on the node is not the one that the run created."""
+    for match, line in evidence.search_job_logs(REFUSED):
+        return [
+            Finding(
+                "run-directory-not-ours",
+                f"the job loaded nothing, because {match[1]}",
+                "find out who replaced the run's directory: `shared_dir` in cluster.yaml and all "
+                "directories above it must be writable by you and root alone, or be sticky",
+                evidence=(line,),
+            )
+        ]
+    return []
 
 
 def find_missing_program(evidence: FailureEvidence) -> list[Finding]:

@@ -120,7 +120,7 @@ def read_node_result(directory: PhaseDir, node_rank: int) -> NodeResult:
 
 
 @dataclass(frozen=True)
-class Claim:
+class StartClaim:
     """The start of a job that runs an attempt: the token of its submission, its job id, `start`
     (which differs after a requeue), and the process of its node 0."""
 
@@ -133,7 +133,7 @@ class Claim:
     time: float | None
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Claim:
+    def from_record(cls, record: Mapping[str, Any]) -> StartClaim:
         token, job_id, start, node, host = (
             parse_text(record.get(name)) or ""
             for name in ("token", "job_id", "start", "node", "host")
@@ -142,10 +142,10 @@ class Claim:
         return cls(token, job_id, start, node, host, pid, at)
 
 
-def read_claim(directory: PhaseDir) -> Claim | None:
+def read_claim(directory: PhaseDir) -> StartClaim | None:
     """The claim of an attempt; None while there is none, or it is not whole."""
     record = read_json(directory.claim) if list_directory(directory.start) else None
-    return None if record is None else Claim.from_record(record)
+    return None if record is None else StartClaim.from_record(record)
 
 
 @dataclass(frozen=True)

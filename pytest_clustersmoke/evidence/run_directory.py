@@ -191,6 +191,10 @@ class PhaseDir:
     def claim(self) -> Path:
         return self.start / "claim.json"
 
+    def call(self, token: str) -> Path:
+        """What submitit runs in the job of the submission with this token."""
+        return self.submitit / f"{token}.pkl"
+
     def withdrawn(self, token: str) -> Path:
         """Created by the controller when it gives up the submission with this token."""
         return self.root / f"withdrawn.{token}"

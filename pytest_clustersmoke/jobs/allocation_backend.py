@@ -16,9 +16,6 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from ..config.phase import Phase
 from ..config.profile import Profile
@@ -30,7 +27,6 @@ from ..evidence.scheduler_record import (
     ScheduledJob,
     SchedulerRecord,
 )
-from ..node.node_job import run_node
 from . import batch_script
 from .backend import Submission
 from .job_watch import read_messages
@@ -106,6 +102,7 @@ class AllocationBackend:
 
     def submit(self, job: Submission, after: str = "") -> str:
         step_id = f"{self._job_id}.{job.phase.name}"
+        batch_script.write_call(job)
         self._steps[step_id] = _Step(job, time.time())
         return step_id
 
@@ -205,14 +202,26 @@ class AllocationBackend:
             step.nodes = nodes
             script = self._script(step.job, nodes)
             write_atomically(step.directory.batch_script, script)
-            command = self._srun(step.job, nodes)
-            executor = _Srun(step.directory, command, self._client.environ, self._job_id)
             try:
-                executor.submit(run_node, str(step.directory.spec))
+                step.process, step.started = self._start_srun(step.job, nodes), time.time()
             except OSError as error:
                 step.end = step.state("ended", NOT_STARTED, f"srun cannot be started: {error}")
-                return
-            step.process, step.started = executor.process, time.time()
+
+    def _start_srun(self, job: Submission, nodes: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        """Start srun in a session of its own, so that a Ctrl-C at the terminal does not end it
+        directly. Raises OSError."""
+        with (
+            _log(job.directory, self._job_id, "out").open("ab") as out,
+            _log(job.directory, self._job_id, "err").open("ab") as err,
+        ):
+            return subprocess.Popen(
+                self._srun(job, nodes),
+                env=self._client.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
 
     def _state(self, step: _Step, allocation: Allocation) -> JobState | None:
         """The state of a step; None while it is not known how it ended."""
@@ -278,7 +287,7 @@ class AllocationBackend:
             *("--ntasks-per-node=1", f"--nodelist={','.join(nodes) or NODES_VARIABLE}"),
             *("--export=ALL", "--kill-on-bad-exit=1", "--unbuffered", "--input=none"),
             *(f"--{key}" if value is True else f"--{key}={value}" for key, value in flags.items()),
-            *("bash", str(job.directory.batch_script)),
+            *batch_script.guarded_command(job),
         ]
 
     def _script(self, job: Submission, nodes: tuple[str, ...]) -> str:
@@ -288,41 +297,7 @@ class AllocationBackend:
             line = line.replace(f"'--nodelist={name}'", f"--nodelist={name}")
         when = "" if nodes else f" {NODES_VARIABLE}: nodes that are free when the phase starts."
         comments = [f"Run once on each node by the following command.{when}", line]
-        phase, directory = job.phase, job.directory
-        return batch_script.make_script(phase, self._profile, directory, comments, "slurm")
-
-
-class _Srun(SlurmExecutor):
-    """submitit's executor, which writes what the nodes run; srun starts it in a session of its own,
-    so that a Ctrl-C at the terminal does not end it directly."""
-
-    def __init__(
-        self, directory: PhaseDir, command: list[str], environ: Mapping[str, str], job_id: str
-    ) -> None:
-        self._directory, self._command = directory, command
-        self._environ, self._job_id = environ, job_id
-        self.process: subprocess.Popen[bytes] | None = None
-        super().__init__(directory.submitit)
-
-    @classmethod
-    def affinity(cls) -> int:
-        return 2
-
-    def _submit_command(self, command: str) -> SlurmJob[Any]:
-        Path(self.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (
-            _log(self._directory, self._job_id, "out").open("ab") as out,
-            _log(self._directory, self._job_id, "err").open("ab") as err,
-        ):
-            self.process = subprocess.Popen(
-                self._command,
-                env=dict(self._environ),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-        return SlurmJob(folder=self.folder, job_id=self._job_id, tasks=[0])
+        return batch_script.make_script(job, self._profile, comments, "slurm")
 
 
 def _log(directory: PhaseDir, job_id: str, kind: str) -> Path:

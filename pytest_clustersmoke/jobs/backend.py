@@ -52,11 +52,13 @@ class Unanswered(Exception):
 @dataclass(frozen=True)
 class Submission:
     """A phase to be submitted: where its job writes, and a token that its spec, its comment in the
-    scheduler's queue and its claim carry, and that no other submission has (empty in a dry run)."""
+    scheduler's queue and its claim carry, and that no other submission has (empty in a dry run).
+    Phases that are submitted together, as the tasks of an array, have one token."""
 
     phase: Phase
     directory: PhaseDir
     token: str = ""
+    in_array: bool = False
 
 
 class Backend(Protocol):

@@ -8,31 +8,83 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 
+from submitit.core.utils import DelayedSubmission
+
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.run_directory import PhaseDir
+from ..evidence.run_directory import read_json
+from ..node import job_entry, node_job
+from .backend import Submission
+
+# Runs a script by a descriptor of the run's directory, as `node.job_entry` reads its files.
+GUARD = (
+    'exec 9< "$1" && [ -O /proc/self/fd/9/ ] && [ "$(stat -Lc %a /proc/self/fd/9)" = 700 ] '
+    '&& exec bash "/proc/self/fd/9/$2"; '
+    f'echo "{job_entry.REFUSAL}$1 is not a directory of this user\'s alone" >&2; exit 1'
+)
 
 
 def make_script(
-    phase: Phase, profile: Profile, directory: PhaseDir, comments: Sequence[str], executor: str = ""
+    job: Submission, profile: Profile, comments: Sequence[str], executor: str = ""
 ) -> str:
     """The script that a node runs, without options of sbatch. `comments` say how it is started;
     `executor` is submitit's, where the environment does not name it."""
-    python = python_command(phase, profile)
+    python = python_command(job.phase, profile)
     lines = [
         "#!/bin/bash",
         *(f"# {comment}" for comment in comments),
-        *preparation_lines(phase, profile, directory),
+        "exec 9<&-",  # see GUARD
+        *preparation_lines(job, profile),
         *([f"export SUBMITIT_EXECUTOR={executor}"] if executor else []),
-        f"exec {python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}",
+        f"exec {start_command(python, job)}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def preparation_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> list[str]:
+def start_command(python: str, job: Submission) -> str:
+    """The command that starts the node's part of the job."""
+    run = shlex.quote(str(job.directory.run.root))
+    return f"{python} -u -m {job_entry.__name__} {run} {_place(job)} {job.token or 'TOKEN'}"
+
+
+def guarded_command(job: Submission) -> list[str]:
+    """The command that runs the job's script where the scheduler has no copy of it."""
+    script = job.directory.batch_script.relative_to(job.directory.run.root)
+    return ["bash", "-c", GUARD, "bash", str(job.directory.run.root), str(script)]
+
+
+def node_variables(phase: Phase, node_rank: int, name: str) -> dict[str, str]:
+    """What tells a job which node of a phase it is, where Slurm does not."""
+    return {
+        "SUBMITIT_EXECUTOR": "local",
+        "SUBMITIT_LOCAL_JOB_ID": f"{phase.name}.{node_rank}",
+        node_job.RANK_VARIABLE: str(node_rank),
+        node_job.NAME_VARIABLE: name,
+    }
+
+
+def write_call(job: Submission) -> None:
+    """Write what submitit runs in the job: `run_node` with the job's spec. Raises OSError."""
+    job.directory.submitit.mkdir(parents=True, exist_ok=True, mode=0o700)
+    call = DelayedSubmission(node_job.run_node, read_json(job.directory.spec))
+    call.dump(job.directory.call(job.token))
+
+
+def _place(job: Submission) -> str:
+    """The phase's directory, relative to the run's, as a word of the shell. A task of an array
+    finds its own by a link."""
+    place = job.directory.root.relative_to(job.directory.run.root)
+    if not job.in_array:
+        return shlex.quote(str(place))
+    return f'{shlex.quote(str(place / job.directory.array.name))}/"$SLURM_ARRAY_TASK_ID"'
+
+
+def preparation_lines(job: Submission, profile: Profile) -> list[str]:
     """What the script does before it starts Python."""
-    setup = strict_setup_lines(setup_lines(phase, profile), directory)
-    return [*setup, *environment_lines(phase)]
+    run = shlex.quote(str(job.directory.run.root))
+    failed = f"{run}/{_place(job)}/{job.directory.setup_failed.name}"
+    setup = strict_setup_lines(setup_lines(job.phase, profile), failed)
+    return [*setup, *environment_lines(job.phase)]
 
 
 def setup_lines(phase: Phase, profile: Profile) -> tuple[str, ...]:
@@ -62,8 +114,9 @@ def environment_lines(phase: Phase) -> list[str]:
     return lines
 
 
-def strict_setup_lines(lines: Sequence[str], directory: PhaseDir) -> list[str]:
-    """The setup lines under `set -e`: the first one that fails is recorded and ends the job.
+def strict_setup_lines(lines: Sequence[str], failed: str) -> list[str]:
+    """The setup lines under `set -e`: the first one that fails is recorded in the file `failed`,
+    a word of the shell, and ends the job.
 
     /etc/profile is sourced first: it defines `module`, and under cron no shell has read it.
     """
@@ -72,7 +125,7 @@ def strict_setup_lines(lines: Sequence[str], directory: PhaseDir) -> list[str]:
     can_mark_lines = all(is_complete(line) for line in lines)
     script = [
         "[ -r /etc/profile ] && . /etc/profile",
-        f"clustersmoke_failed={shlex.quote(str(directory.setup_failed))} clustersmoke_line=",
+        f"clustersmoke_failed={failed} clustersmoke_line=",
         # $BASH_COMMAND alone would name the last command inside `module`, which is a function.
         """trap 'printf "%s\\t%s\\n" "$?" "${clustersmoke_line:-$BASH_COMMAND}" """
         """> "$clustersmoke_failed"' EXIT""",

@@ -84,7 +84,7 @@ def probe_script(
     python = batch_script.node_python(profile)
     code = shlex.quote(PYTHON % (list(dict.fromkeys((OWN_PACKAGE, *PACKAGES))),))
     lines = [
-        *batch_script.strict_setup_lines(profile.setup, folder),
+        *batch_script.strict_setup_lines(profile.setup, shlex.quote(str(folder.setup_failed))),
         *(batch_script.environment_lines(phase) if phase else ()),
         f"exec {python} -c {code}",
     ]

@@ -8,6 +8,7 @@ are found in any session.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..evidence.run_directory import PhaseDir
@@ -41,14 +42,16 @@ kill_marked() {
     echo "left $1 $pid $(state_of "$pid") $(tr '\0' ' ' < "/proc/$pid/cmdline" | head -c 80)"
   done
 }
-start() { # directory node time-limit tag id
+start() { # directory node time-limit tag id command
   umask 077
   own=$1/nodes/$(printf %04d "$2")
+  logs=$1/submitit limit=$3 tag=$4 id=$5
+  shift 5
   if mkdir "$own/start" 2>/dev/null; then
-    cd "$1/submitit" || exit
-    export CLUSTERSMOKE_HOST_JOB="$4" SUBMITIT_EXECUTOR=local SUBMITIT_LOCAL_JOB_ID="$5"
-    setsid timeout --foreground -k 60 "$3" bash "$1/batch.sh" \
-      < /dev/null >> "$1/submitit/${5}_0_log.out" 2>> "$1/submitit/${5}_0_log.err" &
+    cd "$logs" || exit
+    export CLUSTERSMOKE_HOST_JOB="$tag"
+    setsid timeout --foreground -k 60 "$limit" "$@" \
+      < /dev/null >> "$logs/${id}_0_log.out" 2>> "$logs/${id}_0_log.err" &
     pid=$!
     echo "$pid $(start_of "$pid") $boot" > "$own/start/process.new"
     mv "$own/start/process.new" "$own/start/process"
@@ -57,7 +60,7 @@ start() { # directory node time-limit tag id
     [ -e "$own/start/process" ] && break
     sleep 0.2
   done
-  echo "started $4 $(cat "$own/start/process")"
+  echo "started $tag $(cat "$own/start/process")"
 }
 look() { # directory node tag pid start boot
   if is_same "$4" "$5" "$6"; then echo "runs $3"; return; fi
@@ -110,9 +113,17 @@ class HostAnswer:
         return HostProcess(*self.fields) if self.what == "started" and is_one else None
 
 
-def start_call(directory: PhaseDir, node_rank: int, limit_s: float, tag: str, local_id: str) -> str:
-    """Start the node, unless that was done before; `started TAG PID START BOOT`."""
-    return _call("start", directory.root, node_rank, f"{limit_s:.0f}", tag, local_id)
+def start_call(
+    directory: PhaseDir,
+    node_rank: int,
+    limit_s: float,
+    tag: str,
+    log: str,
+    command: Sequence[str],
+) -> str:
+    """Start the node, unless that was done before; `started TAG PID START BOOT`. `log`: the start
+    of the names of its logs."""
+    return _call("start", directory.root, node_rank, f"{limit_s:.0f}", tag, log, *command)
 
 
 def look_call(directory: PhaseDir, node_rank: int, tag: str, process: HostProcess) -> str:

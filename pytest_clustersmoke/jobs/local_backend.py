@@ -14,10 +14,8 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
-from submitit.local.local import LocalExecutor, LocalJob
 
 from ..config.phase import Phase
 from ..config.profile import Profile
@@ -26,7 +24,6 @@ from ..evidence.run_directory import PhaseDir, write_atomically
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import read_events
 from ..node import abort_flag, process_tree
-from ..node.node_job import run_node
 from . import batch_script
 from .backend import Refused, Submission
 from .slurm_client import clean_environ, run_command
@@ -74,6 +71,7 @@ class LocalBackend:
     def submit(self, submission: Submission, after: str = "") -> str:
         phase, directory = submission.phase, submission.directory
         count = phase.nodes.value
+        batch_script.write_call(submission)
         write_atomically(directory.batch_script, self.script(submission))
         job = _Job([], directory, phase.world_size, time.time(), self._free_gpus())
         job_id = f"local-{directory.run.run_id}-{phase.name}"
@@ -82,15 +80,10 @@ class LocalBackend:
             for node_rank in range(count):
                 environ = self._environ | {
                     "CUDA_VISIBLE_DEVICES": _node_devices(phase, node_rank, job.gpus),
-                    "SUBMITIT_EXECUTOR": "local",
-                    "SUBMITIT_LOCAL_JOB_ID": f"{phase.name}.{node_rank}",
+                    **batch_script.node_variables(phase, node_rank, f"local{node_rank}"),
                 }
-                python = batch_script.python_command(phase, self._profile)
-                executor = _VirtualNode(directory, environ, python)
-                executor.submit(run_node, str(directory.spec), node_rank)
-                assert executor.process is not None
-                started = process_tree.started_at(executor.process.pid)
-                job.nodes.append(_Node(executor.process, started))
+                process = _start_node(submission, environ)
+                job.nodes.append(_Node(process, process_tree.started_at(process.pid)))
         except OSError as error:
             self.cancel([job_id])
             raise Refused(f"a virtual node cannot be started: {error}") from error
@@ -145,7 +138,7 @@ class LocalBackend:
     def script(self, job: Submission) -> str:
         nodes = job.phase.nodes.value
         comment = f"Run once for each of {nodes} virtual nodes of this machine."
-        return batch_script.make_script(job.phase, self._profile, job.directory, [comment])
+        return batch_script.make_script(job, self._profile, [comment])
 
     def _free_gpus(self) -> list[str]:
         busy = {
@@ -157,32 +150,19 @@ class LocalBackend:
         return [gpu for gpu in self._gpus if gpu not in busy]
 
 
-class _VirtualNode(LocalExecutor):
-    """submitit's local executor, except that the batch script gets its own session and process
-    group, so that a Ctrl-C at the terminal does not end it directly."""
-
-    def __init__(self, directory: PhaseDir, environ: Mapping[str, str], python: str) -> None:
-        self._directory = directory
-        self._environ = environ
-        self.process: subprocess.Popen[bytes] | None = None
-        super().__init__(directory.submitit, python=python)
-
-    def _submit_command(self, command: str) -> LocalJob[Any]:
-        job_id = self._environ["SUBMITIT_LOCAL_JOB_ID"]
-        log = Path(self.folder) / f"{job_id}_0_log"
-        with (
-            log.with_suffix(".out").open("ab") as out,
-            log.with_suffix(".err").open("ab") as err,
-        ):
-            self.process = subprocess.Popen(
-                ["bash", str(self._directory.batch_script)],
-                env=dict(self._environ),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-        return LocalJob(folder=self.folder, job_id=job_id, tasks=[0])
+def _start_node(job: Submission, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a virtual node in its own session and process group, so that a Ctrl-C at the terminal
+    does not end it directly. Raises OSError."""
+    log = job.directory.submitit / f"{environ['SUBMITIT_LOCAL_JOB_ID']}_0_log"
+    with log.with_suffix(".out").open("ab") as out, log.with_suffix(".err").open("ab") as err:
+        return subprocess.Popen(
+            batch_script.guarded_command(job),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
 
 
 def _node_devices(phase: Phase, node_rank: int, gpus: list[str]) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+from submitit.slurm.slurm import SlurmExecutor
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.run_directory import PhaseDir, write_atomically
+from ..evidence.run_directory import write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
-from ..node.node_job import run_node
 from . import batch_script
 from .backend import Submission
 from .slurm_client import SlurmClient, SlurmUnavailable
@@ -38,39 +38,29 @@ class SlurmBackend:
         self._client = SlurmClient(environ)
 
     def submit(self, job: Submission, after: str = "") -> str:
-        submitted = self._executor(job, after).submit(run_node, str(job.directory.spec))
-        return str(submitted.job_id)
+        batch_script.write_call(job)
+        write_atomically(job.directory.batch_script, self._script(job, after))
+        return self._client.submit(job.directory.batch_script)
 
     def submit_array(self, jobs: Sequence[Submission], at_once: int, after: str = "") -> list[str]:
-        words = job_words(jobs[0], in_array=True)
-        scripts = [self._executor(job, after, words).write_script() for job in jobs]
-        array = jobs[0].directory.array
+        first = jobs[0]
+        array = first.directory.array
         array.mkdir(mode=0o700, exist_ok=True)  # it does if Slurm could not accept it before
         for index, job in enumerate(jobs):
+            batch_script.write_call(job)
             link = array / str(index)
             link.unlink(missing_ok=True)
-            link.symlink_to(job.directory.submitit)
-        path = array / "batch.sh"
-        write_atomically(path, _array_script(scripts, array, at_once))
-        return self._take_up(jobs, self._client.submit(path))
+            link.symlink_to(Path(os.path.relpath(job.directory.root, array)))
+        script = self._script(first, after, len(jobs), at_once)
+        write_atomically(first.directory.batch_script, script)
+        return _task_ids(jobs, self._client.submit(first.directory.batch_script))
 
     def find_submitted(self, jobs: Sequence[Submission]) -> list[str]:
         try:
-            job_id = self._client.find_job(*job_words(jobs[0], in_array=len(jobs) > 1))
+            job_id = self._client.find_job(*job_words(jobs[0]))
         except SlurmUnavailable:
             return []
-        return self._take_up(jobs, job_id) if job_id else []
-
-    def _take_up(self, jobs: Sequence[Submission], job_id: str) -> list[str]:
-        """Give jobs that Slurm has accepted what submitit starts there; return their ids. The tasks
-        of an array have its id and their number."""
-        in_array = len(jobs) > 1
-        job_ids = [f"{job_id}_{index}" for index in range(len(jobs))] if in_array else [job_id]
-        for job, own_id in zip(jobs, job_ids, strict=True):
-            executor = self._executor(job)
-            executor.job_id = own_id
-            executor.submit(run_node, str(job.directory.spec))  # for the task, which waits for it
-        return job_ids
+        return _task_ids(jobs, job_id) if job_id else []
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         return self._client.job_states(job_ids)
@@ -86,25 +76,22 @@ class SlurmBackend:
         self._client.start_now(job_id)
 
     def cancel_named(self, job: Submission) -> None:
-        in_array = (job.directory.array / "batch.sh").exists()
-        self._client.cancel(f"--name={job_words(job, in_array)[0]}")
+        self._client.cancel(f"--name={job_words(job)[0]}")
 
     def close(self) -> None:
         """Nothing to do: nothing stays open."""
 
     def script(self, job: Submission) -> str:
-        executor = self._executor(job)
-        return executor._make_submission_file_text(executor._submitit_command_str, "")
+        return self._script(job)
 
-    def _executor(
-        self, job: Submission, after: str = "", words: tuple[str, str] | None = None
-    ) -> _Sbatch:
-        """`words`: the name and comment of the array that the job is a task of."""
-        phase, directory = job.phase, job.directory
+    def _script(self, job: Submission, after: str = "", tasks: int = 1, at_once: int = 1) -> str:
+        """The batch script; of an array, with the number of its tasks and how many of them may run
+        at a time."""
+        phase = job.phase
         python = batch_script.python_command(phase, self._profile)
         if phase.resume.value:
             python = f"sh -c {shlex.quote(KEEP_SIGNAL)} sh {python}"
-        executor = _Sbatch(directory, self._client, python)
+        executor = _BatchScript(job, python)
         options: dict[str, Any] = {
             key: setting.value
             for key, setting in phase.slurm.items()
@@ -120,13 +107,13 @@ class SlurmBackend:
             options |= {"dependency": f"afterok:{after}", "kill_on_invalid_dep": "yes"}
         if self._profile.hardware.gpu != "none":
             options["gpus_per_node"] = phase.gpus_per_node.value
-        name, comment = words or job_words(job)
+        name, comment = job_words(job)
         executor.update_parameters(
             job_name=name,
             comment=comment,
             nodes=phase.nodes.value,
             ntasks_per_node=1,
-            setup=batch_script.preparation_lines(phase, self._profile, directory),
+            setup=batch_script.preparation_lines(job, self._profile),
             srun_args=srun_args,
             wckey=None,
             additional_parameters={
@@ -135,7 +122,9 @@ class SlurmBackend:
                 **options,
             },
         )
-        return executor
+        if job.in_array:
+            executor.parameters |= {"map_count": tasks, "array_parallelism": at_once}
+        return executor.text()
 
     def _ending(self, phase: Phase) -> dict[str, Any]:
         """A phase runs at most once, unless it can be resumed: then it wants to know in time."""
@@ -144,74 +133,37 @@ class SlurmBackend:
         return {"requeue": True, "signal": f"USR1@{self._profile.limits.stop_before_s}"}
 
 
-def job_words(job: Submission, in_array: bool = False) -> tuple[str, str]:
+def job_words(job: Submission) -> tuple[str, str]:
     """The job's name and comment, with run and phase, so that squeue alone finds any job of ours.
-    An array has the entry whose points its tasks are, and the first task's token."""
+    An array has the entry whose points its tasks are."""
     run_id = job.directory.run.run_id
-    name = job.phase.entry if in_array else job.phase.name
+    name = job.phase.entry if job.in_array else job.phase.name
     token = f" token={job.token}" if job.token else ""
     return f"clustersmoke-{run_id}-{name}", f"clustersmoke run={run_id} phase={name}{token}"
 
 
-def _array_script(scripts: Sequence[Path], array: Path, at_once: int) -> str:
-    """A batch script whose task N runs the Nth of these scripts, with the options of the first.
-    What Slurm itself says of a task goes where that script's output goes."""
-    own = ("#SBATCH --output=", "#SBATCH --error=")
-    options = [
-        line
-        for line in scripts[0].read_text(encoding="utf-8").splitlines()
-        if line.startswith("#SBATCH ") and not line.startswith(own)
-    ]
-    logs = [
-        f"{option}{shlex.quote(f'{array}/%a/%j_0_log.{kind}')}"
-        for option, kind in zip(own, ("out", "err"), strict=True)
-    ]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *options,
-            *logs,
-            f"#SBATCH --array=0-{len(scripts) - 1}%{at_once}",
-            "scripts=(",
-            *(shlex.quote(str(script)) for script in scripts),
-            ")",
-            'exec bash "${scripts[$SLURM_ARRAY_TASK_ID]}"',
-            "",
-        ]
-    )
+def _task_ids(jobs: Sequence[Submission], job_id: str) -> list[str]:
+    """The ids of these jobs. The tasks of an array have its id and their number."""
+    return [f"{job_id}_{index}" if job.in_array else job_id for index, job in enumerate(jobs)]
 
 
-class _Sbatch(SlurmExecutor):
-    """submitit's executor with three differences: it needs no srun on this machine, so that a dry
-    run works anywhere; it requests no early signal; and `SlurmClient` runs sbatch, unless the job
-    has an id already, as a task of an array has."""
+class _BatchScript(SlurmExecutor):
+    """submitit's batch script with three differences: it needs no srun on this machine, so that a
+    dry run works anywhere; it requests no early signal; and it starts our own entry."""
 
-    job_id = ""
-
-    def __init__(self, directory: PhaseDir, client: SlurmClient, python: str) -> None:
-        self._directory = directory
-        self._client = client
-        super().__init__(directory.submitit, python=python)
+    def __init__(self, job: Submission, python: str) -> None:
+        self._job = job
+        task = job.directory.array / "%a" / job.directory.submitit.name
+        super().__init__(task if job.in_array else job.directory.submitit, python=python)
 
     @classmethod
     def affinity(cls) -> int:
         return 2
 
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        text = str(super()._make_submission_file_text(command, uid))
+    def text(self) -> str:
+        command = batch_script.start_command(self.python, self._job)
+        text = str(self._make_submission_file_text(command, ""))
         # submitit always requests --signal=USR2@90, which reaches every process of the step and
         # ends short jobs early, as FAILED instead of TIMEOUT.
         lines = text.splitlines(keepends=True)
         return "".join(line for line in lines if not line.startswith(SUBMITIT_SIGNAL))
-
-    def write_script(self) -> Path:
-        path = self._directory.batch_script
-        Path(self.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, self._make_submission_file_text(self._submitit_command_str, ""))
-        return path
-
-    def _submit_command(self, command: str) -> SlurmJob[Any]:
-        if not self.job_id:
-            self.job_id = self._client.submit(self.write_script())
-        tasks = list(range(self._num_tasks()))
-        return SlurmJob(folder=self.folder, job_id=self.job_id, tasks=tasks)

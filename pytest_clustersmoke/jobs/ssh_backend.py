@@ -13,10 +13,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-from submitit.local.local import LocalExecutor, LocalJob
 
 from ..config.hosts import name_hosts
 from ..config.phase import WIND_UP_S, Phase
@@ -25,7 +21,6 @@ from ..evidence.finding import MAX_TEXT
 from ..evidence.run_directory import PhaseDir, write_atomically
 from ..evidence.scheduler_record import JobState, NodeStatus, SchedulerRecord
 from ..node import abort_flag
-from ..node.node_job import run_node
 from . import batch_script, host_script
 from .backend import Submission
 from .host_script import GONE, REBOOTED, RESULT, HostProcess
@@ -64,8 +59,7 @@ class _Node:
 
 @dataclass
 class _Job:
-    phase: Phase
-    directory: PhaseDir
+    submission: Submission
     submitted: float
     nodes: list[_Node] = field(default_factory=list)
     started: float | None = None
@@ -73,6 +67,14 @@ class _Job:
     cancelled: bool = False
     failed_since: float | None = None
     end: JobState | None = None
+
+    @property
+    def phase(self) -> Phase:
+        return self.submission.phase
+
+    @property
+    def directory(self) -> PhaseDir:
+        return self.submission.directory
 
     @property
     def waits(self) -> bool:
@@ -119,10 +121,10 @@ class SshBackend:
         self._left_out = set(hosts)
 
     def submit(self, job: Submission, after: str = "") -> str:
-        phase, directory = job.phase, job.directory
-        write_atomically(directory.batch_script, self.script(job))
-        job_id = f"ssh-{directory.run.run_id}-{phase.name}"
-        self._jobs[job_id] = _Job(phase, directory, time.time())
+        batch_script.write_call(job)
+        write_atomically(job.directory.batch_script, self.script(job))
+        job_id = f"ssh-{job.directory.run.run_id}-{job.phase.name}"
+        self._jobs[job_id] = _Job(job, time.time())
         return job_id
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
@@ -180,15 +182,15 @@ class SshBackend:
         self._sockets.remove()
 
     def script(self, job: Submission) -> str:
-        phase, directory = job.phase, job.directory
+        phase, script = job.phase, job.directory.batch_script
         comments = [
             f"Run over ssh on {phase.nodes.value} hosts that are free when it starts, each in a",
             "session of its own, by the following command.",
             f"SUBMITIT_EXECUTOR=local SUBMITIT_LOCAL_JOB_ID={phase.name}.$NODE_RANK \\",
             f"  setsid timeout --foreground -k {host_script.KILL_AFTER_S} "
-            f"{self._limit_s(phase):.0f} bash {directory.batch_script.name}",
+            f"{self._limit_s(phase):.0f} bash {script.name}",
         ]
-        return batch_script.make_script(phase, self._profile, directory, comments)
+        return batch_script.make_script(job, self._profile, comments)
 
     def _limit_s(self, phase: Phase) -> float:
         """The time limit of a node's process: if the controller is killed, the node must still end
@@ -237,9 +239,6 @@ class SshBackend:
             job.started = time.time()
             for node in job.nodes:
                 self._answered.setdefault(node.host.name, time.monotonic())
-                python = batch_script.python_command(job.phase, self._profile)
-                pickle = _Pickle(job.directory, _local_id(job.phase, node.rank), python)
-                pickle.submit(run_node, str(job.directory.spec), node.rank, node.host.name)
 
     def _wait_for_silent(self, job: _Job, silent: list[SshHost]) -> None:
         """Give up a phase that has too few hosts, once the silent ones are lost."""
@@ -297,12 +296,16 @@ class SshBackend:
                     call = host_script.cancel_call(grace_s, node.tag, node.process)
                 elif node.process is None:
                     node.starting = True
+                    variables = batch_script.node_variables(job.phase, node.rank, node.host.name)
+                    words = [f"{name}={value}" for name, value in variables.items()]
+                    command = ["env", *words, *batch_script.guarded_command(job.submission)]
                     call = host_script.start_call(
                         job.directory,
                         node.rank,
                         self._limit_s(job.phase),
                         node.tag,
-                        _local_id(job.phase, node.rank),
+                        variables["SUBMITIT_LOCAL_JOB_ID"],
+                        command,
                     )
                 else:
                     call = host_script.look_call(job.directory, node.rank, node.tag, node.process)
@@ -396,19 +399,3 @@ class SshBackend:
         if not job.nodes:
             return job.state("pending", "PENDING", job.waits_for)
         return job.state("running", "RUNNING")
-
-
-class _Pickle(LocalExecutor):
-    """submitit's local executor, which only writes what the node runs."""
-
-    def __init__(self, directory: PhaseDir, local_id: str, python: str) -> None:
-        self._local_id = local_id
-        super().__init__(directory.submitit, python=python)
-
-    def _submit_command(self, command: str) -> LocalJob[Any]:
-        Path(self.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-        return LocalJob(folder=self.folder, job_id=self._local_id, tasks=[0])
-
-
-def _local_id(phase: Phase, node_rank: int) -> str:
-    return f"{phase.name}.{node_rank}"

@@ -1,5 +1,6 @@
 """On the node: facts, checks, rendezvous, the launcher, supervision of the ranks, stack dumps.
 
+job_entry.py           checks whose files a job loads, and lets submitit load the call of run_node
 node_job.py            `run_node`, which submitit ships: one call per node, plain data in and out
 node_facts.py          host, hardware, versions and limits, without importing torch
 gpu_facts.py           its GPUs, as nvidia-smi reports them

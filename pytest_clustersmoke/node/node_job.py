@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,13 +20,14 @@ from ..evidence.run_directory import (
     PhaseDir,
     create_once,
     create_phase,
-    read_json,
     write_atomically,
     write_json,
 )
 from ..evidence.telemetry import EventWriter
 from .abort_flag import Aborted, NodeFailed, raise_abort, visible
 
+# Where no Slurm sets SLURM_NODEID and SLURMD_NODENAME.
+RANK_VARIABLE, NAME_VARIABLE = "CLUSTERSMOKE_NODE_RANK", "CLUSTERSMOKE_NODE_NAME"
 OTHERS_S = 30.0  # for the results of the other nodes, before a requeue
 COMMAND_S = 30.0
 REQUEUED_S = 60.0  # until Slurm ends this task
@@ -45,7 +47,7 @@ class NodeJob:
     """The job's spec, with this node's rank and name, and a nonce that only the ranks of this start
     know: evidence without it comes from another start."""
 
-    spec: dict[str, Any]
+    spec: Mapping[str, Any]
     node_rank: int
     node_name: str
     attempt: int = 0
@@ -86,26 +88,17 @@ class NodeJob:
         return range(self.node_rank * self.local_ranks, (self.node_rank + 1) * self.local_ranks)
 
 
-def run_node(spec_path: str, node_rank: int | None = None, node_name: str = "") -> dict[str, Any]:
-    """Run this node's part of the job described by the file `spec_path`; returns its result.
+def run_node(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Run this node's part of the job that `spec` describes; returns its result.
 
-    `node_rank` and `node_name` are given where no Slurm sets SLURM_NODEID and SLURMD_NODENAME; a
-    virtual node of one machine has a rank only. Raises NodeFailed
-    on failure, so that the task exits non-zero; the same reason is in the node's `result.json`,
-    which the controller reads.
+    The environment has the node's rank and name. Raises NodeFailed on failure, so that the task
+    exits non-zero; the same reason is in the node's `result.json`, which the controller reads.
     """
     stop = _StopRequest()
     _reset_signals()
-    spec = read_json(Path(spec_path))
-    if spec is None:
-        raise NodeFailed(
-            f"{socket.gethostname()} cannot read the job's spec {spec_path}; check that this "
-            "directory is shared with the node"
-        )
-    rank = int(os.environ.get("SLURM_NODEID", "0")) if node_rank is None else node_rank
-    own_name = f"local{rank}" if spec["backend"] == "local" else socket.gethostname()
-    name = node_name or os.environ.get("SLURMD_NODENAME") or own_name
-    job = NodeJob(spec, rank, name)
+    rank = int(os.environ.get(RANK_VARIABLE) or os.environ.get("SLURM_NODEID", "0"))
+    names = (os.environ.get(variable) for variable in (NAME_VARIABLE, "SLURMD_NODENAME"))
+    job = NodeJob(spec, rank, next(filter(None, names), socket.gethostname()))
     if spec.get("resume") and (restarts := int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
         job = replace(job, attempt=job.dir.restarted(restarts).attempt)
         create_phase(job.dir, job.nodes)

@@ -185,18 +185,21 @@ class JobSession:
         for phase in refused:
             findings = checked.findings[phase.name]
             self._queue.waiting.remove(phase)
-            self._write_spec(phase)
+            self._write_specs([phase])
             self._journal.write("refused", phase=phase.name, words=findings[0].cause)
             lacks_nodes = all(finding.id in LACK_OF_NODES for finding in findings)
             outcome = "cluster_failed" if lacks_nodes else "never_ran"
             judgement = Judgement(outcome, findings[0].cause)
             self._finish(phase.name, judgement, None, "", findings)
 
-    def _write_spec(self, phase: Phase) -> Submission:
-        directory, token = self.run.phase(phase.name), secrets.token_hex(8)
-        spec = make_spec(phase, self.profile, directory, token)
-        write_json(directory.spec, spec)
-        return Submission(phase, directory, token)
+    def _write_specs(self, phases: Sequence[Phase]) -> list[Submission]:
+        """What is submitted together, with one token."""
+        token, jobs = secrets.token_hex(8), []
+        for phase in phases:
+            directory = self.run.phase(phase.name)
+            write_json(directory.spec, make_spec(phase, self.profile, directory, token))
+            jobs.append(Submission(phase, directory, token, in_array=len(phases) > 1))
+        return jobs
 
     def _submit_ready(self, poller: Poller) -> None:
         while not self._stop.is_set():
@@ -210,7 +213,7 @@ class JobSession:
         """Submit one phase, or several that differ in their arguments as one array."""
         before = self._watched.get(phases[0].after.value)
         judged = self.outcomes.get(phases[0].after.value)
-        jobs = [self._write_spec(phase) for phase in phases]
+        jobs = self._write_specs(phases)
         if judged is not None and judged.outcome != "passed":
             for phase in phases:
                 self._give_up(phase.name)
@@ -278,9 +281,13 @@ class JobSession:
                 self._drop(lost, Judgement("never_ran", reason))
 
     def _drop(self, lost: LostAnswer, judgement: Judgement) -> None:
-        """Give up jobs whose ids are unknown; one that starts anyway ends at once."""
+        """Give up jobs whose ids are unknown; one that starts anyway ends at once, and one that has
+        started meanwhile is watched."""
         with contextlib.suppress(OSError):  # a full disk must not cost the other phases
             lost.withdraw()
+        if job_ids := lost.claimed_ids():
+            self._watch(lost.jobs, job_ids, lost.after)
+            return
         self._backend.cancel_named(lost.jobs[0])  # the jobs of an array have one name
         for job in lost.jobs:
             finding = diagnose.explain_lost_answer(judgement, job.directory.batch_script)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ..evidence.job_results import read_claim
 from ..evidence.run_directory import write_atomically
 from ..jobs.backend import Backend, SearchableBackend, Submission
 
@@ -23,6 +24,15 @@ class LostAnswer:
     since: float = field(default_factory=time.monotonic)
     look_at: float = 0.0
     interval_s: float = FIRST_LOOK_S
+
+    def claimed_ids(self) -> list[str]:
+        """The jobs' ids, as one that has started wrote its own in its claim; empty if none has."""
+        claims = [(read_claim(job.directory), job.token) for job in self.jobs]
+        ids = [claim.job_id for claim, token in claims if claim and claim.token == token]
+        if not ids or not self.jobs[0].in_array:
+            return ids
+        array = ids[0].partition("_")[0]
+        return [f"{array}_{index}" for index in range(len(self.jobs))]
 
     def withdraw(self) -> None:
         """Give the jobs up: one that starts anyway ends at once. Raises OSError."""
@@ -58,6 +68,7 @@ class LostAnswers:
             lost.interval_s = min(lost.interval_s * 1.5, MOST_S)
 
     def _find(self, lost: LostAnswer) -> list[str]:
-        if not isinstance(self._backend, SearchableBackend):
-            return []
-        return self._backend.find_submitted(lost.jobs)
+        found: list[str] = []
+        if isinstance(self._backend, SearchableBackend):
+            found = self._backend.find_submitted(lost.jobs)
+        return found or lost.claimed_ids()

@@ -14,6 +14,7 @@ from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs.backend import Refused
 from pytest_clustersmoke.jobs.outcome import Judgement
+from pytest_clustersmoke.node.job_entry import REFUSAL
 from tests.diagnose.logs import KILLED, TRACEBACK
 from tests.support.evidence import Evidence
 
@@ -46,9 +47,10 @@ def test_failed_setup_line(tmp_path: Path) -> None:
         ("/opt/python: Error: No module named 'submitit'", "package-missing-on-node"),
         ("batch.sh: line 9: python: command not found", "python-missing-on-node"),
         ("srun: /gone/bin/python3: No such file or directory", "python-missing-on-node"),
+        (f"{REFUSAL}/shared/run1 belongs to user 7", "run-directory-not-ours"),
     ],
 )
-def test_interpreter_without_the_package(tmp_path: Path, line: str, identity: str) -> None:
+def test_job_that_never_came_to_its_launcher(tmp_path: Path, line: str, identity: str) -> None:
     """The node's message in the job's log is found, with file and line."""
     evidence = Evidence(tmp_path)
     evidence.dir.submitit.mkdir()
@@ -93,6 +95,7 @@ def test_node_that_is_gone_is_named_and_not_the_rank_that_torchrun_ended(
     torchrun's line, nobody is known to have ended the rank."""
     evidence = Evidence(tmp_path, 2, 1).started().node(1, ok=False, reason="rank_died", why="x")
     evidence.dir.claim.touch()
+    EventWriter(evidence.dir.node_events(0)).write("claim", pid=1)
     writer = EventWriter(evidence.dir.node_events(1))
     writer.write("ranks", states=[{"rank": 1, "alive": False, "exit_code": -15}])
     writer.close()

@@ -104,12 +104,13 @@ def test_step_is_pinned_to_free_nodes(phases: Phases) -> None:
     state = phases.state(job)
     assert (state.kind, state.nodes) == ("running", "n1,n2")
     words = wait_for("srun", lambda: phases.calls("srun"))[0].split()
-    assert words[1:] == [
+    end = words.index("bash")
+    assert words[-1] == "phases/small/batch.sh"
+    assert words[1:end] == [
         *("--jobid=7", "--overlap", "--job-name=clustersmoke-run1-small"),
         *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2"),
         *("--export=ALL", "--kill-on-bad-exit=1", "--unbuffered", "--input=none"),
         *("--cpus-per-task=4", "--gpus-per-node=2"),
-        *("bash", str(phases.directory().batch_script)),
     ]
     assert "SLURM_NTASKS" not in (phases.slurm.folder / "srun.env").read_text()
     script = phases.directory().batch_script.read_text()

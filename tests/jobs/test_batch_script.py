@@ -31,7 +31,7 @@ def test_every_backend_prepares_its_nodes_alike(tmp_path: Path, kind: str) -> No
     script = backend.script(Submission(make_phase(profile, nodes=2), directory))
     lines = script.splitlines()
     order = [lines.index(line) for line in ("module load cuda", "unset B", "export A='it'\"'\"'s'")]
-    start = f" -u -m submitit.core._submit {directory.submitit}"
+    start = f" -u -m pytest_clustersmoke.node.job_entry {directory.run.root} phases/small TOKEN"
     order.append(next(number for number, line in enumerate(lines) if start in line))
     assert lines[0] == "#!/bin/bash" and order == sorted(order)
     assert ("export SUBMITIT_EXECUTOR=slurm" in lines) == (kind in ("slurm", "allocation"))

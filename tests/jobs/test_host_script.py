@@ -38,8 +38,13 @@ def ask(*calls: str) -> list[HostAnswer]:
     return host_script.parse_answers(done.stdout.splitlines())
 
 
+def start_call(phase: PhaseDir, limit_s: float = LIMIT_S) -> str:
+    command = ["bash", str(phase.batch_script)]
+    return host_script.start_call(phase, 0, limit_s, TAG, "small.0", command)
+
+
 def start(phase: PhaseDir) -> HostProcess:
-    (answer,) = ask(host_script.start_call(phase, 0, LIMIT_S, TAG, "small.0"))
+    (answer,) = ask(start_call(phase))
     assert answer.process is not None
     wait_for("the node's other session", Path(f"{phase.batch_script}.child").exists)
     return answer.process
@@ -127,7 +132,7 @@ def test_node_ends_at_its_time_limit(
     phase: PhaseDir, leftovers: tuple[str, Callable[[], list[str]]]
 ) -> None:
     """Without any client: here after one second, as TERM ends its shell."""
-    (answer,) = ask(host_script.start_call(phase, 0, 1.0, TAG, "small.0"))
+    (answer,) = ask(start_call(phase, limit_s=1.0))
     process = answer.process
     assert process is not None
     wait_for("the limit", lambda: look(phase, process) == host_script.GONE)
@@ -135,7 +140,7 @@ def test_node_ends_at_its_time_limit(
 
 def test_node_that_cannot_write_says_so(tmp_path: Path) -> None:
     """Where the directory is missing, the answer names no process."""
-    script = host_script.start_call(PhaseDir(tmp_path / "none"), 0, LIMIT_S, TAG, "small.0")
+    script = start_call(PhaseDir(tmp_path / "none"))
     done = subprocess.run(
         ["sh", "-c", host_script.make_script([script])], capture_output=True, text=True
     )

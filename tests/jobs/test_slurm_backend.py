@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from submitit.core.utils import DelayedSubmission
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.jobs import batch_script
@@ -136,7 +137,7 @@ def test_profile_python_starts_the_launcher(tmp_path: Path) -> None:
         for line in script_of(tmp_path, python="apptainer exec x.sif python")
         if line.startswith("srun ")
     ]
-    assert " apptainer exec x.sif python -u -m submitit.core._submit " in srun
+    assert " apptainer exec x.sif python -u -m pytest_clustersmoke.node.job_entry " in srun
 
 
 def test_setup_lines_precede_environment(tmp_path: Path) -> None:
@@ -160,7 +161,9 @@ def bash(lines: list[str]) -> subprocess.CompletedProcess[str]:
 def test_failing_setup_line_ends_the_job(tmp_path: Path, bad: str) -> None:
     """The line and its status are recorded; nothing after it runs."""
     phase = PhaseDir(tmp_path)
-    done = bash(batch_script.strict_setup_lines(["true", bad, "echo too far"], phase))
+    done = bash(
+        batch_script.strict_setup_lines(["true", bad, "echo too far"], str(phase.setup_failed))
+    )
     assert done.returncode != 0 and "too far" not in done.stdout and "reached" not in done.stdout
     status, line = phase.setup_failed.read_text().rstrip("\n").split("\t")
     assert int(status) == done.returncode
@@ -172,7 +175,9 @@ def test_successful_setup_lines_leave_no_trace(tmp_path: Path) -> None:
     phase = PhaseDir(tmp_path)
     done = bash(
         [
-            *batch_script.strict_setup_lines(["X=1; export X", "false || true"], phase),
+            *batch_script.strict_setup_lines(
+                ["X=1; export X", "false || true"], str(phase.setup_failed)
+            ),
             "false",
             "echo $X",
         ]
@@ -183,13 +188,13 @@ def test_successful_setup_lines_leave_no_trace(tmp_path: Path) -> None:
 def test_exiting_setup_line_is_a_failure(tmp_path: Path) -> None:
     """`exit 0` in a setup line would end the job as if it had succeeded, so it is recorded."""
     phase = PhaseDir(tmp_path)
-    bash(batch_script.strict_setup_lines(["exit 0"], phase))
+    bash(batch_script.strict_setup_lines(["exit 0"], str(phase.setup_failed)))
     assert phase.setup_failed.exists()
 
 
-def test_without_setup_lines_nothing_is_sourced(tmp_path: Path) -> None:
+def test_without_setup_lines_nothing_is_sourced() -> None:
     """Without setup lines nothing is sourced."""
-    assert batch_script.strict_setup_lines([], PhaseDir(tmp_path)) == []
+    assert batch_script.strict_setup_lines([], "failed") == []
 
 
 def submit(backend: SlurmBackend, tmp_path: Path, **keys: Any) -> str:
@@ -214,8 +219,8 @@ def test_submission_returns_the_job_id(slurm: FakeSlurm, tmp_path: Path) -> None
 
 
 def test_points_of_a_sweep_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> None:
-    """One sbatch; task N runs the script of the Nth point, and logs where that point's files are.
-    Each point's function lies where submitit's task looks for it."""
+    """One sbatch, one script and one token; task N finds the directory of the Nth point by a link,
+    logs there and runs the call that lies there."""
     slurm.answers("sbatch", "4711\n")
     names = ("small-x-1", "small-x-2")
     profile = make_profile(tmp_path, backend="slurm", phases=dict.fromkeys(names))
@@ -223,33 +228,30 @@ def test_points_of_a_sweep_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> No
     for name in names:
         phase = make_phase(profile, name)
         directory = PhaseDir(tmp_path / "run1" / "phases" / name)
-        write_json(directory.spec, make_spec(phase, profile, directory))
-        jobs.append(Submission(replace(phase, base="small"), directory))
+        write_json(directory.spec, make_spec(phase, profile, directory, "t1"))
+        jobs.append(Submission(replace(phase, base="small"), directory, "t1", in_array=True))
     chosen = SlurmBackend(profile, slurm.environ)
     assert chosen.submit_array(jobs, at_once=1, after="12") == ["4711_0", "4711_1"]
     first, second = (job.directory for job in jobs)
-    script = first.array / "batch.sh"
+    script = first.batch_script
     assert slurm.calls() == [f"sbatch --parsable {script}"]
     lines = script.read_text().splitlines()
     for line in (
         "#SBATCH --array=0-1%1",
         "#SBATCH --dependency=afterok:12",
         "#SBATCH --job-name=clustersmoke-run1-small",
-        f"#SBATCH --output={first.array}/%a/%j_0_log.out",
-        "#SBATCH --comment='clustersmoke run=run1 phase=small'",
-        str(second.batch_script),
+        f"#SBATCH --output={first.array}/%a/submitit/%A_%a_0_log.out",
+        "#SBATCH --comment='clustersmoke run=run1 phase=small token=t1'",
     ):
         assert line in lines, line
     assert len([line for line in lines if "--error=" in line]) == 1
     slurm.answers("scancel", "")
     chosen.cancel_named(jobs[0])
     assert slurm.calls()[-1] == "scancel --name=clustersmoke-run1-small"
-    assert (first.array / "1").resolve() == second.submitit.resolve()
-    assert (second.submitit / "4711_1_submitted.pkl").is_file()
-    task = {**slurm.environ, "SLURM_ARRAY_TASK_ID": "1"}
-    second.batch_script.write_text('echo "second $SLURM_ARRAY_TASK_ID"\n')
-    ran = subprocess.run(["bash", script], env=task, capture_output=True, text=True, check=True)
-    assert ran.stdout == "second 1\n"
+    assert (first.array / "1").resolve() == second.root.resolve()
+    assert lines[-1].endswith(f' {first.run.root} phases/small-x-1/array/"$SLURM_ARRAY_TASK_ID" t1')
+    calls = [DelayedSubmission.load(job.directory.call("t1")) for job in jobs]
+    assert [call.args[0]["phase"] for call in calls] == [*names]
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,7 @@ def test_job_id_is_read_past_a_banner(slurm: FakeSlurm, tmp_path: Path, out: str
 
 
 def test_job_is_found_again_with_what_it_starts(slurm: FakeSlurm, tmp_path: Path) -> None:
-    """Its name and comment have run and phase; submitit's file then has its id."""
+    """Its name and comment have run, phase and token."""
     slurm.answers("sbatch", "", FAILED + "Socket timed out on send/recv operation", 1)
     chosen = backend(tmp_path, slurm.environ)
     with pytest.raises(Unanswered):
@@ -315,7 +317,6 @@ def test_job_is_found_again_with_what_it_starts(slurm: FakeSlurm, tmp_path: Path
     slurm.answers("squeue", "9|clustersmoke run=run1 phase=small\n")
     assert chosen.find_submitted([job]) == ["9"]
     assert slurm.calls()[-1].startswith("squeue -h -a -t all -n clustersmoke-run1-small ")
-    assert (job.directory.submitit / "9_submitted.pkl").exists()
 
 
 @pytest.mark.parametrize(

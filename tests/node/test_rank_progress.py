@@ -187,12 +187,11 @@ def test_second_pass_has_the_limits_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marks: int, limit: str
 ) -> None:
     """Its marks are events of their own, so that no reader takes them for the timed pass."""
-    job = watch_rank(tmp_path, THIS, TRAIN)._job
-    job.spec["stage_limits_s"] = {"first_step": 50.0, "train_step": 20.0, "twin": 1.0}
+    limits = {"first_step": 50.0, "train_step": 20.0, "twin": 1.0}
     events: list[dict[str, Any]] = [{"event": "stage", "name": "twin", "state": "begin"}]
     events += [{"event": "twin_step", "step": 7, "steps": 9}] * marks
     watch = watch_rank(tmp_path / "again", THIS, *events)
-    watch._limits = job.spec["stage_limits_s"]
+    watch._limits = limits
     assert watch.trouble() is None
     now = time.monotonic()
     clock = "pytest_clustersmoke.node.rank_progress.time.monotonic"

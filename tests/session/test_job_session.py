@@ -429,6 +429,25 @@ def test_job_of_a_lost_answer_is_found_and_watched(run: Run) -> None:
     assert [name for name, _ in run.events()][:3] == ["intent", "unanswered", "submitted"]
 
 
+def test_job_whose_claim_is_seen_is_watched(run: Run) -> None:
+    """It runs while the scheduler still does not answer: the claim has its id."""
+    run.backend.silent["a"] = False
+    session = run.start("a")
+    until(lambda: len(run.backend.named("find")) > 1)
+    directory = run.run.phase("a")
+    token = (read_json(directory.spec) or {})["token"]
+    write_json(directory.claim, {"token": "of another submission", "job_id": "6"})
+    asked = len(run.backend.named("find"))
+    until(lambda: len(run.backend.named("find")) > asked)
+    assert ("submitted", "a") not in run.events()
+    write_json(directory.claim, {"token": token, "job_id": "7"})
+    until(lambda: ("submitted", "a") in run.events())
+    run.passes("a")
+    session.wait("a", ignore)
+    assert run.result("a")["job_id"] == "7"
+    assert session.outcomes["a"].outcome == "passed"
+
+
 def test_job_that_is_not_found_is_given_up(run: Run) -> None:
     """It may start later all the same: its name is cancelled, and what starts ends at once."""
     run.backend.silent["a"] = False
@@ -439,9 +458,9 @@ def test_job_that_is_not_found_is_given_up(run: Run) -> None:
     assert result["reason"].startswith("no job was found within 0.2 s after this: sbatch: error: ")
     assert [finding["id"] for finding in result["findings"]] == ["submission-unanswered"]
     assert run.backend.named("cancel_named") == [("a",)]
-    spec = str(run.run.phase("a").spec)
+    spec = read_json(run.run.phase("a").spec) or {}
     with pytest.raises(NodeFailed, match="phase a was given up before this job started"):
-        run_node(spec, node_rank=0)
+        run_node(spec)
     assert not run.run.phase("a").claim.exists()
 
 

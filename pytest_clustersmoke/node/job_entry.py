@@ -1,0 +1,61 @@
+"""The first code of ours in a job: checks whose files it is about to load, then lets submitit load
+the call of `run_node`.
+
+    python -m pytest_clustersmoke.node.job_entry RUN_DIRECTORY PLACE TOKEN
+
+`PLACE` is the phase's directory, relative to the run's; TOKEN names the submission, and the file
+with its call. Whoever may write in the directory above the run's can rename that, and put another
+in its place, with a call of their own. So the run's directory is opened without following a link,
+must belong to this user and be closed to others, and the call is read through that descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# Before the reason why a job loads nothing, in its log; diagnosis looks for it.
+REFUSAL = "clustersmoke refuses to load this job: "
+
+
+class NotOurs(Exception):
+    """The run's directory is not the one that the controller created; the text says why."""
+
+
+def open_run(root: Path) -> Path:
+    """The run's directory by a descriptor of this process, which stays that of the same directory
+    whatever its name points to later. Raises NotOurs."""
+    try:
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise NotOurs(f"{root} cannot be opened as a directory ({error.strerror})") from error
+    info = os.fstat(descriptor)
+    if info.st_uid != os.getuid():
+        raise NotOurs(f"{root} belongs to user {info.st_uid}, and this job to {os.getuid()}")
+    if (mode := stat.S_IMODE(info.st_mode)) & 0o077:
+        raise NotOurs(f"{root} is open to other users (mode {mode:o}, expected 700)")
+    return Path(f"/proc/self/fd/{descriptor}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    run, place, token = arguments
+    try:
+        folder = open_run(Path(run)) / place / "submitit"
+    except NotOurs as error:
+        sys.exit(f"{REFUSAL}{error}")
+    from submitit.core.job_environment import JobEnvironment
+    from submitit.core.submission import process_job
+
+    os.environ["SUBMITIT_FOLDER"] = str(folder)
+    # submitit looks for the call under the job's id, which nobody knew when it was written.
+    with contextlib.suppress(FileExistsError):
+        JobEnvironment().paths.submitted_pickle.symlink_to(f"{token}.pkl")
+    process_job(folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,115 @@
+"""A job loads nothing from a directory that another user could have put in the run's place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from submitit.core.utils import DelayedSubmission
+
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, write_json
+from pytest_clustersmoke.jobs import batch_script
+from pytest_clustersmoke.jobs.backend import Submission, make_spec
+from pytest_clustersmoke.node.job_entry import REFUSAL, NotOurs, open_run
+from tests.support.evidence import make_phase, make_profile
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Submission:
+    """A job whose call writes a file `ran` into the run's directory."""
+    profile = make_profile(tmp_path)
+    phase = make_phase(profile)
+    (tmp_path / "run1").mkdir(mode=0o700)
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    create_phase(directory, 1)
+    write_json(directory.spec, make_spec(phase, profile, directory, "t1"))
+    made = Submission(phase, directory, "t1")
+    batch_script.write_call(made)
+    DelayedSubmission((directory.run.root / "ran").touch).dump(directory.call("t1"))
+    directory.batch_script.write_text(batch_script.make_script(made, profile, []))
+    return made
+
+
+def run(job: Submission, command: list[str]) -> subprocess.CompletedProcess[str]:
+    variables = batch_script.node_variables(job.phase, 0, "n0")
+    environ = {**os.environ, **variables}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+
+def by_entry(job: Submission) -> list[str]:
+    return ["bash", "-c", batch_script.start_command(sys.executable, job)]
+
+
+# Only root can give a directory to another user.
+HOWS = ["link", "open", *(["foreign"] if os.getuid() == 0 else [])]
+WAYS = pytest.mark.parametrize("command", [by_entry, batch_script.guarded_command])
+
+
+@WAYS
+def test_call_of_the_submission_runs(job: Submission, command: Callable[..., list[str]]) -> None:
+    done = run(job, command(job))
+    assert done.returncode == 0, done.stderr
+    assert (job.directory.run.root / "ran").exists()
+
+
+@WAYS
+@pytest.mark.parametrize("how", HOWS)
+def test_directory_in_the_place_of_the_runs_is_not_loaded(
+    job: Submission, command: Callable[..., list[str]], how: str
+) -> None:
+    """Its files are the same, and nothing of them runs."""
+    root = job.directory.run.root
+    moved = root.rename(root.with_name("moved"))
+    if how == "link":
+        moved.chmod(0o755)
+        root.symlink_to(moved)
+    else:
+        moved.rename(root)
+        root.chmod(0o777 if how == "open" else 0o700)
+    if how == "foreign":
+        os.chown(root, 65534, 65534)
+    done = run(job, command(job))
+    assert done.returncode == 1
+    assert done.stderr.startswith(REFUSAL)
+    assert not (root / "ran").exists()
+
+
+def test_directory_that_was_opened_stays_the_same(tmp_path: Path) -> None:
+    """Whatever its name points to later."""
+    root = tmp_path / "run1"
+    root.mkdir(mode=0o700)
+    (root / "own").touch()
+    opened = open_run(root)
+    root.rename(tmp_path / "moved")
+    root.mkdir()
+    (root / "foreign").touch()
+    assert [path.name for path in opened.iterdir()] == ["own"]
+
+
+def test_refusal_says_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "run1"
+    with pytest.raises(NotOurs, match=r"run1 cannot be opened as a directory \(No such file"):
+        open_run(root)
+    root.mkdir(mode=0o750)
+    with pytest.raises(NotOurs, match=r"run1 is open to other users \(mode 750, expected 700\)"):
+        open_run(root)
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    with pytest.raises(NotOurs, match=f"run1 belongs to user {uid}, and this job to {uid + 1}"):
+        open_run(root)
+
+
+def test_task_of_an_array_finds_its_phase_by_a_link(job: Submission) -> None:
+    """The link lies in the directory of the array's first phase, and is relative to it."""
+    array = job.directory.array
+    array.mkdir()
+    (array / "3").symlink_to(Path("..") / ".." / "small")
+    command = by_entry(replace(job, in_array=True))
+    done = run(job, ["env", "SLURM_ARRAY_TASK_ID=3", *command])
+    assert done.returncode == 0, done.stderr
+    assert (job.directory.run.root / "ran").exists()
