@@ -272,7 +272,7 @@ def find_abort_flag(evidence: FailureEvidence) -> list[Finding]:
 
 
 def _rank_stderr(directory: PhaseDir, node_rank: int) -> tuple[Evidence, ...]:
-    for path in sorted(directory.rank_logs(node_rank).glob("**/stderr.log")):
+    for path in directory.find_rank_logs(node_rank):
         last_line = find_last_line(path)
         if last_line:
             return last_line

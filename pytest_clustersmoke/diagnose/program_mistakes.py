@@ -54,7 +54,7 @@ def find_refused_argument(evidence: FailureEvidence) -> list[Finding]:
     if any(rank.start for rank in result.ranks) and not exited:
         return []
     for node in result.nodes:
-        logs = sorted(evidence.directory.rank_logs(node.node_rank).glob("**/stderr.log"))
+        logs = evidence.directory.find_rank_logs(node.node_rank)
         for path in logs[:MAX_LOGS]:
             if error := _read_usage_error(path):
                 return [_describe_refusal(error, evidence, node.name)]

@@ -223,8 +223,8 @@ def read_log_moments(
 
 def _files(result: PhaseResult, rank: RankResult, node: int | None) -> Iterator[tuple[Path, str]]:
     if node is not None:
-        own = result.directory.rank_logs(node).glob(f"**/{rank.local_rank}/std*.log")
-        yield from ((path, f"{rank} logs") for path in sorted(own))
+        own = result.directory.find_rank_logs(node, rank.local_rank, stream="*")
+        yield from ((path, f"{rank} logs") for path in own)
         yield result.directory.launcher_log(node), f"{rank.node}: launcher logs"
     yield from ((path, "the job logs") for path in list_job_logs(result.directory))
 

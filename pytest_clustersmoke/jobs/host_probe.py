@@ -88,7 +88,7 @@ def probe_script(
         *(batch_script.environment_lines(phase) if phase else ()),
         f"exec {python} -c {code}",
     ]
-    seen, own = shlex.quote(str(token)), shlex.quote(str(folder.root / "seen"))
+    seen, own = shlex.quote(str(token)), shlex.quote(str(folder.seen))
     script = [
         f"token=$(cat {seen})",
         'echo "csm-sees $token"',

@@ -41,30 +41,29 @@ kill_marked() {
     echo "left $1 $pid $(state_of "$pid") $(tr '\0' ' ' < "/proc/$pid/cmdline" | head -c 80)"
   done
 }
-start() { # directory node time-limit tag id
+start() { # process batch-script submitit-folder time-limit tag id
   umask 077
-  own=$1/nodes/$(printf %04d "$2")
-  if mkdir "$own/start" 2>/dev/null; then
-    cd "$1/submitit" || exit
-    export CLUSTERSMOKE_HOST_JOB="$4" SUBMITIT_EXECUTOR=local SUBMITIT_LOCAL_JOB_ID="$5"
-    setsid timeout --foreground -k 60 "$3" bash "$1/batch.sh" \
-      < /dev/null >> "$1/submitit/${5}_0_log.out" 2>> "$1/submitit/${5}_0_log.err" &
+  if mkdir "$(dirname "$1")" 2>/dev/null; then
+    cd "$3" || exit
+    export CLUSTERSMOKE_HOST_JOB="$5" SUBMITIT_EXECUTOR=local SUBMITIT_LOCAL_JOB_ID="$6"
+    setsid timeout --foreground -k 60 "$4" bash "$2" \
+      < /dev/null >> "$3/${6}_0_log.out" 2>> "$3/${6}_0_log.err" &
     pid=$!
-    echo "$pid $(start_of "$pid") $boot" > "$own/start/process.new"
-    mv "$own/start/process.new" "$own/start/process"
+    echo "$pid $(start_of "$pid") $boot" > "$1.new"
+    mv "$1.new" "$1"
   fi
   for _ in 1 2 3 4 5 6 7 8 9 10; do
-    [ -e "$own/start/process" ] && break
+    [ -e "$1" ] && break
     sleep 0.2
   done
-  echo "started $4 $(cat "$own/start/process")"
+  echo "started $5 $(cat "$1")"
 }
-look() { # directory node tag pid start boot
-  if is_same "$4" "$5" "$6"; then echo "runs $3"; return; fi
-  kill_marked "$3"
-  if ls "$1/nodes/$(printf %04d "$2")/result.json" >/dev/null 2>&1; then echo "result $3"
-  elif [ "$boot" != "$6" ]; then echo "rebooted $3"
-  else echo "gone $3"
+look() { # result tag pid start boot
+  if is_same "$3" "$4" "$5"; then echo "runs $2"; return; fi
+  kill_marked "$2"
+  if ls "$1" >/dev/null 2>&1; then echo "result $2"
+  elif [ "$boot" != "$5" ]; then echo "rebooted $2"
+  else echo "gone $2"
   fi
 }
 cancel() { # grace tag pid start boot
@@ -112,12 +111,14 @@ class HostAnswer:
 
 def start_call(directory: PhaseDir, node_rank: int, limit_s: float, tag: str, local_id: str) -> str:
     """Start the node, unless that was done before; `started TAG PID START BOOT`."""
-    return _call("start", directory.root, node_rank, f"{limit_s:.0f}", tag, local_id)
+    files = (directory.node_process(node_rank), directory.batch_script, directory.submitit)
+    return _call("start", *files, f"{limit_s:.0f}", tag, local_id)
 
 
 def look_call(directory: PhaseDir, node_rank: int, tag: str, process: HostProcess) -> str:
     """Whether the node still runs. Once it does not, whatever is left of it is ended."""
-    return _call("look", directory.root, node_rank, tag, process.pid, process.start, process.boot)
+    result = directory.node_result(node_rank)
+    return _call("look", result, tag, process.pid, process.start, process.boot)
 
 
 def cancel_call(grace_s: float, tag: str, process: HostProcess | None) -> str:

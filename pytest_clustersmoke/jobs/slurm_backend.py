@@ -50,7 +50,7 @@ class SlurmBackend:
             link = array / str(index)
             link.unlink(missing_ok=True)
             link.symlink_to(job.directory.submitit)
-        path = array / "batch.sh"
+        path = jobs[0].directory.array_script
         write_atomically(path, _array_script(scripts, array, at_once))
         return self._take_up(jobs, self._client.submit(path))
 
@@ -86,7 +86,7 @@ class SlurmBackend:
         self._client.start_now(job_id)
 
     def cancel_named(self, job: Submission) -> None:
-        in_array = (job.directory.array / "batch.sh").exists()
+        in_array = job.directory.array_script.exists()
         self._client.cancel(f"--name={job_words(job, in_array)[0]}")
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ class HostCheck:
     ) -> tuple[dict[str, _HostAnswer], dict[SshHost, list[Finding]]]:
         """Look at all hosts at once, and judge each by itself."""
         hosts = list(self._backend.hosts.values())
-        token = run.root / "hosts" / "token"
+        token = run.host_token
         write_atomically(token, secrets.token_hex(16) + "\n")
         folders = {host: _make_folder(run, rank) for rank, host in enumerate(hosts)}
         answers = ask_hosts(hosts, lambda host: self._look(host, phase, folders[host], token))
@@ -199,15 +199,14 @@ class HostCheck:
 
 
 def _make_folder(run: RunDir, rank: int) -> PhaseDir:
-    """A directory of the run for what one host writes; its files are named as those of a phase."""
-    folder = PhaseDir(run.root / "hosts" / f"{rank:04d}")
+    folder = run.host(rank)
     folder.root.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _judge_files(folder: PhaseDir, token: Path, facts: HostFacts) -> Iterator[Finding]:
     """Whether both sides see what the other one wrote."""
-    written, seen = token.read_text(), folder.root / "seen"
+    written, seen = token.read_text(), folder.seen
     deadline = time.monotonic() + SEEN_WITHIN_S
     why = ""
     if facts.sees != written.strip():

@@ -61,7 +61,7 @@ def test_node_is_started_once_and_recorded(phase: PhaseDir) -> None:
     first, again = start(phase), start(phase)
     assert first == again
     assert int(first.start) / os.sysconf("SC_CLK_TCK") == start_s(int(first.pid))
-    record = phase.node(0) / "start" / "process"
+    record = phase.node_process(0)
     assert record.read_text().split() == [first.pid, first.start, first.boot]
     assert os.getsid(int(first.pid)) == int(first.pid)
     assert look(phase, first) == host_script.RUNS

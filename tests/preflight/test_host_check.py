@@ -42,7 +42,7 @@ def check(
         python["packages"] = {"pytest-clustersmoke": OWN, "torch": "2.6"}
         given: dict[str, Any] = {"sees": token.read_text().strip(), "python": python, "gpus": 8}
         given |= answers.get(host.name, {})
-        (own.root / "seen").write_text(token.read_text())
+        own.seen.write_text(token.read_text())
         return _HostAnswer(HostFacts(**given), (offsets or {}).get(host.name, 0.0), 0.1)
 
     monkeypatch.setattr(HostCheck, "_look", look)
