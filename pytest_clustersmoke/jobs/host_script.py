@@ -7,6 +7,7 @@ are found in any session.
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -79,6 +80,26 @@ cancel() { # grace tag pid start boot
   [ -z "$(marked "$2")" ] && echo "ended $2"
 }
 """
+
+
+TAG = re.compile(r"([^@]+)/(\d{1,5})@(.+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class NodeTag:
+    """What identifies a node's processes on its host: `job`, RUN/PHASE, the node and the host."""
+
+    job: str
+    node_rank: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.node_rank}@{self.host}"
+
+    @classmethod
+    def parse(cls, text: str) -> NodeTag | None:
+        match = TAG.fullmatch(text)
+        return cls(match[1], int(match[2]), match[3]) if match else None
 
 
 @dataclass(frozen=True)

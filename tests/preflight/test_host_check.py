@@ -126,6 +126,19 @@ def test_other_interpreter_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not [line for line in checked.lines if "the interpreter" in line]
 
 
+def test_only_jobs_of_the_host_itself_keep_phases_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts of a profile may be names of one machine, whose processes both see."""
+    running = [f"csm-node run9/small/{rank}@{name}" for rank, name in ((0, "b"), (1, "z"))]
+    nodes = parse_facts([*running, "csm-node something else", *running]).nodes
+    assert [str(node) for node in nodes] == ["run9/small/0@b", "run9/small/1@z"]
+    checked = check(tmp_path, monkeypatch, a={"nodes": nodes}, b={"nodes": nodes})
+    (finding,) = checked.findings["on_3"]
+    assert (finding.id, finding.hosts) == ("host-in-use", ("b",))
+    assert finding.cause == "b: it still runs run9/small, of another run"
+
+
 def test_answers_are_untrusted() -> None:
     """Whatever else a host prints is no answer."""
     assert parse_clock(["hello", "csm-time 12.5"]) == 12.5
