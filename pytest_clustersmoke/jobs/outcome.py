@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ..evidence.phase_result import PhaseResult
 from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, JobState
 from ..evidence.staged_marks import find_unrequested_fault
-from .slurm_jobs import unix_seconds
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
@@ -164,9 +163,8 @@ def _asked_to_end(result: PhaseResult, failure: str) -> bool:
     """Whether the job ended in the grace time of a preemption, for which Slurm has no state of its
     own. A node that failed before the notice failed by itself, and a notice of an earlier start
     excuses nothing."""
-    job = result.scheduler.job
-    notice = unix_seconds(job.preempted)
-    if notice is None or job.preempted < job.started:  # local times in one format
+    notice, started = result.scheduler.job.preempted, result.scheduler.job.started
+    if notice is None or (started is not None and notice < started):
         return False
     ends = [node.ended for node in result.nodes if not node.ok and node.ended is not None]
     return not failure or (bool(ends) and min(ends) >= notice)
@@ -177,9 +175,10 @@ def _prolog_failed(result: PhaseResult) -> bool:
     record = result.scheduler
     started = record.job.started
     drained = [node for node in record.nodes if node.drained and node.prolog_failed]
-    # Local times in one format, so they compare as text.
-    during_job = [node for node in drained if started and node.since >= started]
-    return bool(during_job or record.logged(PROLOG_FAILED))
+    during_job = started is not None and any(
+        node.since is not None and node.since >= started for node in drained
+    )
+    return during_job or bool(record.logged(PROLOG_FAILED))
 
 
 def _describe(state: JobState) -> str:
