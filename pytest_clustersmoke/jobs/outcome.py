@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
 from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, JobState
 from ..evidence.staged_marks import find_unrequested_fault
@@ -18,6 +20,8 @@ PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
 NOT_STARTED, OUT_OF_TIME = "NOT_STARTED", "OUT_OF_TIME"
 # Hosts without a scheduler that stopped answering: some of them, or all.
 HOST_LOST, HOSTS_SILENT = "HOST_LOST", "HOSTS_SILENT"
+# Findings of the preflight: the cluster's own nodes are out.
+LACK_OF_NODES = ("nodes-unavailable", "host-unreachable")
 # Ranks that fail after a suspension this long may have failed because of it: their own time limits
 # kept running.
 EXCUSING_SUSPENSION_S = 30.0
@@ -31,6 +35,12 @@ class Judgement:
     outcome: str
     reason: str
     ended_by: str = ""
+
+
+def judge_refusal(findings: Sequence[Finding]) -> Judgement:
+    """Judge a phase that the preflight refused for these reasons, the first of which is shown."""
+    lacks_nodes = all(finding.id in LACK_OF_NODES for finding in findings)
+    return Judgement("cluster_failed" if lacks_nodes else "never_ran", findings[0].cause)
 
 
 def judge_job(
