@@ -200,7 +200,7 @@ def _place(rank: RankResult) -> tuple[int | None, str]:
 
 
 def _search_node_logs(search: SignatureSearch, finding: Finding, evidence: FailureEvidence) -> None:
-    """The logs of NCCL and torchrun on the finding's nodes, and the job's own logs."""
+    """The logs of NCCL and the launcher on the finding's nodes, and the job's own logs."""
     files: list[tuple[Path, str, int | None]] = []
     for number, name in _nodes(finding, evidence):
         nccl = evidence.directory.nccl_logs(number).glob("*.log")

@@ -1,5 +1,5 @@
 """Findings from what the nodes recorded: what kept the job from starting, what the checks before
-torchrun found, what the watch saw.
+the launcher found, what the watch saw.
 
 The checks are judged again here, from the facts that the nodes wrote and with the nodes' own code
 (node/checks). So a node's verdict on itself does not count, and a node that could not finish its
@@ -231,7 +231,7 @@ def _unseen_finding(
 
 
 def find_node_reasons(evidence: FailureEvidence) -> list[Finding]:
-    """What the nodes' own watch reported: a stalled rank, a limit exceeded, torchrun's end."""
+    """What the nodes' own watch reported: a stalled rank, a limit exceeded, the launcher's end."""
     findings: list[Finding] = []
     for node in evidence.result.nodes:
         reason = node.reason

@@ -206,7 +206,7 @@ def _time_of(events: Events, event: str) -> float | None:
 def read_log_moments(
     result: PhaseResult, rank: RankResult, time: float, timeline: Timeline
 ) -> list[TimelineMoment]:
-    """Lines of the rank's, its node's torchrun and the job's own logs around a time (Unix seconds
+    """Lines of the rank's, its node's launcher and the job's own logs around a time (Unix seconds
     by the first node's clock)."""
     node = rank.node_rank
     moved = timeline.moved.get(node, 0.0) if node is not None else 0.0

@@ -222,8 +222,8 @@ def job_times(
     attempts = [attempt.nodes for attempt in (*result.earlier, result)]
     claimed = [node.started for node in attempts[0] if node.started is not None]
     ends = [node.ended for node in result.nodes if node.ended is not None]
-    longest = [max((node.torchrun_s or 0.0 for node in nodes), default=0.0) for nodes in attempts]
-    torchrun = [sum(longest)] if any(longest) else []
+    longest = [max((node.launcher_s or 0.0 for node in nodes), default=0.0) for nodes in attempts]
+    launcher_s = sum(longest) or None
     scheduler_start = state.started if state else None
     begun = min(claimed) if claimed else scheduler_start
     ended = max(ends, default=now)
@@ -235,7 +235,7 @@ def job_times(
         queue_s = None
     overhead_s = None
     if submitted is not None and claimed:
-        work_s = (queue_s or 0.0) + max(torchrun, default=0.0)
+        work_s = (queue_s or 0.0) + (launcher_s or 0.0)
         overhead_s = max(0.0, now - submitted - work_s)
     return {
         "submitted": submitted,
@@ -243,6 +243,6 @@ def job_times(
         "ended": ended if begun is not None else None,
         "queue_s": queue_s,
         "run_s": max(0.0, ended - begun) if begun is not None else None,
-        "torchrun_s": max(torchrun, default=None),
+        "torchrun_s": launcher_s,  # its name in report.json
         "overhead_s": overhead_s,
     }
