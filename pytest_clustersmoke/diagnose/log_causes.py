@@ -178,7 +178,7 @@ def _search_stderr(search: SignatureSearch, finding: Finding, evidence: FailureE
         files += [(path, names[rank], rank) for path, rank in _stderr_of(finding, evidence).items()]
     else:
         for number, name in _nodes(finding, evidence):
-            logs = evidence.directory.rank_logs(number).glob("**/stderr.log")
+            logs = evidence.directory.find_rank_logs(number)
             failed = [path for path in logs if (number, path.parent.name) not in well]
             files += [(path, name, None) for path in failed]
     _search_files(search, files)
@@ -189,8 +189,7 @@ def _stderr_of(finding: Finding, evidence: FailureEvidence) -> dict[Path, int]:
     rank_of_log: dict[Path, int] = {}
     for rank in evidence.result.ranks:
         if rank.rank in finding.ranks and rank.node_rank is not None:
-            folder = evidence.directory.rank_logs(rank.node_rank)
-            logs = sorted(folder.glob(f"**/{rank.local_rank}/stderr.log"))
+            logs = evidence.directory.find_rank_logs(rank.node_rank, rank.local_rank)
             rank_of_log |= dict.fromkeys(logs, rank.rank)
     return rank_of_log
 
@@ -201,7 +200,7 @@ def _place(rank: RankResult) -> tuple[int | None, str]:
 
 
 def _search_node_logs(search: SignatureSearch, finding: Finding, evidence: FailureEvidence) -> None:
-    """The logs of NCCL and torchrun on the finding's nodes, and the job's own logs."""
+    """The logs of NCCL and the launcher on the finding's nodes, and the job's own logs."""
     files: list[tuple[Path, str, int | None]] = []
     for number, name in _nodes(finding, evidence):
         nccl = evidence.directory.nccl_logs(number).glob("*.log")

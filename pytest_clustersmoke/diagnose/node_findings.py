@@ -1,5 +1,5 @@
 """Findings from what the nodes recorded: what kept the job from starting, what the checks before
-torchrun found, what the watch saw.
+the launcher found, what the watch saw.
 
 The checks are judged again here, from the facts that the nodes wrote and with the nodes' own code
 (node/checks). So a node's verdict on itself does not count, and a node that could not finish its
@@ -248,7 +248,7 @@ def _unseen_finding(
 
 
 def find_node_reasons(evidence: FailureEvidence) -> list[Finding]:
-    """What the nodes' own watch reported: a stalled rank, a limit exceeded, torchrun's end."""
+    """What the nodes' own watch reported: a stalled rank, a limit exceeded, the launcher's end."""
     findings: list[Finding] = []
     for node in evidence.result.nodes:
         reason = node.reason
@@ -289,7 +289,7 @@ def find_abort_flag(evidence: FailureEvidence) -> list[Finding]:
 
 
 def _rank_stderr(directory: PhaseDir, node_rank: int) -> tuple[Evidence, ...]:
-    for path in sorted(directory.rank_logs(node_rank).glob("**/stderr.log")):
+    for path in directory.find_rank_logs(node_rank):
         last_line = find_last_line(path)
         if last_line:
             return last_line

@@ -42,8 +42,8 @@ FIXES = {
     "SIGILL": "the build is for a different CPU from that of {node}: compare `lscpu` on the nodes",
     "SIGABRT": "read the last lines of its stderr (nodes/ of the run directory): an exception or a "
     "failed assertion of native code ended it",
-    "SIGTERM": "find out who ended it: torchrun, this suite and the scheduler each log the ranks "
-    "that they end",
+    "SIGTERM": "find out who ended it: the launcher, this suite and the scheduler each log the "
+    "ranks that they end",
     "SIGXCPU": "raise the limit on CPU time (`ulimit -t`)",
     "SIGXFSZ": "raise the limit on file sizes (`ulimit -f`)",
 }
@@ -84,15 +84,15 @@ class RankExit:
 
 @dataclass(frozen=True)
 class RankExits:
-    """Rank -> how its process ended, from the node's watch or from torchrun; `closed` are the
-    ranks that torchrun ended because another one had failed."""
+    """Rank -> how its process ended, from the node's watch or from the launcher's log; `closed`
+    are the ranks that the launcher ended because another one had failed."""
 
     by_rank: Mapping[int, RankExit]
     closed: frozenset[int]
 
     @classmethod
     def of(cls, result: PhaseResult, events: Mapping[int, Events]) -> RankExits:
-        """From each node's events and its torchrun log, which is read once."""
+        """From each node's events and its launcher's log, which is read once."""
         exits: dict[int, RankExit] = {}
         closed: set[int] = set()
         for node in result.nodes:
@@ -159,7 +159,7 @@ def _read_watch_events(events: Iterable[Events]) -> dict[int, RankExit]:
 
 
 def _exits_of_success(result: PhaseResult) -> dict[int, RankExit]:
-    """The ranks of nodes whose torchrun exited with status 0: each of them did so too."""
+    """The ranks of nodes whose launcher exited with status 0: each of them did so too."""
     exits: dict[int, RankExit] = {}
     for node in result.nodes:
         code = parse_int(node.result.get("returncode"))

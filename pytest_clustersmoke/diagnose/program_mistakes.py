@@ -54,7 +54,7 @@ def find_refused_argument(evidence: FailureEvidence) -> list[Finding]:
     if any(rank.start for rank in result.ranks) and not exited:
         return []
     for node in result.nodes:
-        logs = sorted(evidence.directory.rank_logs(node.node_rank).glob("**/stderr.log"))
+        logs = evidence.directory.find_rank_logs(node.node_rank)
         for path in logs[:MAX_LOGS]:
             if error := _read_usage_error(path):
                 return [_describe_refusal(error, evidence, node.name)]
@@ -98,7 +98,7 @@ def _describe_refusal(error: _UsageError, evidence: FailureEvidence, node: str) 
 
 
 def find_unused_rank(evidence: FailureEvidence) -> list[Finding]:
-    """A program that ran to its end without a Rank: torchrun succeeded, and no rank wrote."""
+    """A program that ran to its end without a Rank: the launcher succeeded, and no rank wrote."""
     result = evidence.result
     ended = [node for node in result.nodes if node.reason == "rank_ended_early"]
     others = {node.reason for node in result.nodes} - {"rank_ended_early", "aborted"}
@@ -134,7 +134,7 @@ def find_wrong_world(evidence: FailureEvidence) -> list[Finding]:
             f"{first.get('world_size')}; expected {result.world_size} ranks that know each other "
             f"(WORLD_SIZE={result.world_size}), as the launcher set them",
             "find what changes RANK or WORLD_SIZE in the program, or what starts it again without "
-            "them (`python` in place of torchrun, in a wrapper or a subprocess)",
+            "them (`python` in place of the launcher, in a wrapper or a subprocess)",
             evidence=tuple(shown for shown, _ in starts[:2]),
             hosts=tuple(dict.fromkeys(str(record.get("node")) for _, record in starts)),
         )

@@ -146,7 +146,7 @@ def _find_silent_nodes(evidence: FailureEvidence) -> list[Finding]:
         Finding(
             "launcher-failed",
             f"{node.name} left no result: the process that ran its part of the job is gone, and "
-            "torchrun on the other nodes lost it and ended their ranks",
+            "the launcher on the other nodes lost it and ended their ranks",
             f"find out what ended it on {node.name}: the kernel's log (`dmesg -T`: out of memory?) "
             "and, under Slurm, the node's slurmd log",
             primary=not index,

@@ -18,6 +18,7 @@ from ..evidence.scheduler_record import (
     PROLOG_FAILED,
     SchedulerRecord,
     SlurmMessage,
+    show_time,
 )
 from ..evidence.telemetry import read_events
 from ..jobs.outcome import (
@@ -62,7 +63,7 @@ def _node_down(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     why = "; ".join(node.why for node in down)
     if not why and hosts:
         why = f"{', '.join(hosts)} failed, and is back in service by now"
-    when = record.job.ended
+    when = show_time(record.job.ended)
     cause = f"a node went down while the job ran: {why or 'Slurm does not say which'}"
     return Finding(
         "node-down",
@@ -116,9 +117,10 @@ def _prolog(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 
 def _preempted(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     record = evidence.result.scheduler
-    when = record.job.preempted or record.job.ended
-    # Jobs that started on its nodes after the preemption; the times are local and compare as text.
-    takers = [job for job in record.others if when and job.started >= when]
+    at = record.job.preempted or record.job.ended
+    when = show_time(at)
+    # Jobs that started on its nodes after the preemption.
+    takers = [job for job in record.others if at and job.started and job.started >= at]
     by = ", ".join(
         f"job {job.job} of {job.user} (partition {job.partition}"
         f"{f', QOS {job.qos}' if job.qos else ''})"
@@ -187,7 +189,7 @@ def _cancelled(evidence: FailureEvidence, judgement: Judgement) -> Finding:
         if uid is None
         else _describe_user(uid)
     )
-    when = record.job.ended
+    when = show_time(record.job.ended)
     return Finding(
         "cancelled-by-other",
         f"{judgement.reason}: {by}{f', at {when}' if when else ''}; this run did not cancel it",
@@ -203,7 +205,7 @@ def _cancelled(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 def _time_limit(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     record = evidence.result.scheduler
     limit, began, ended = record.job.time_limit, record.job.started, record.job.ended
-    spent = f" of {limit} (from {began} to {ended})" if limit else ""
+    spent = f" of {limit} (from {show_time(began)} to {show_time(ended)})" if limit else ""
     return Finding(
         "time-limit",
         f"Slurm ended the job at its time limit{spent}",

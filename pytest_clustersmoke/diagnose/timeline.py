@@ -206,7 +206,7 @@ def _time_of(events: Events, event: str) -> float | None:
 def read_log_moments(
     result: PhaseResult, rank: RankResult, time: float, timeline: Timeline
 ) -> list[TimelineMoment]:
-    """Lines of the rank's, its node's torchrun and the job's own logs around a time (Unix seconds
+    """Lines of the rank's, its node's launcher and the job's own logs around a time (Unix seconds
     by the first node's clock)."""
     node = rank.node_rank
     moved = timeline.moved.get(node, 0.0) if node is not None else 0.0
@@ -223,8 +223,8 @@ def read_log_moments(
 
 def _files(result: PhaseResult, rank: RankResult, node: int | None) -> Iterator[tuple[Path, str]]:
     if node is not None:
-        own = result.directory.rank_logs(node).glob(f"**/{rank.local_rank}/std*.log")
-        yield from ((path, f"{rank} logs") for path in sorted(own))
+        own = result.directory.find_rank_logs(node, rank.local_rank, stream="*")
+        yield from ((path, f"{rank} logs") for path in own)
         yield result.directory.launcher_log(node), f"{rank.node}: launcher logs"
     yield from ((path, "the job logs") for path in list_job_logs(result.directory))
 

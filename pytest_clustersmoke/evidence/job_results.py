@@ -95,9 +95,14 @@ class NodeResult:
         return parse_finite(self.result.get("ended"))
 
     @property
+    def launcher_s(self) -> float | None:
+        """How long the launcher ran."""
+        return parse_finite(self.result.get("launcher_s"))
+
+    @property
     def torchrun_s(self) -> float | None:
-        """How long torchrun ran."""
-        return parse_finite(self.result.get("torchrun_s"))
+        """`launcher_s` by its former name, on which suites rely."""
+        return self.launcher_s
 
     @property
     def paused_s(self) -> float:

@@ -140,7 +140,7 @@ class ControllerLock:
         self.about.update(asked, locks=self._locks)
         write_json(self._run.run, self.about)
         report.mkdir(parents=True, exist_ok=True)
-        write_json(report / "run.json", {**self.about, "evidence": str(self._run.root)}, 0o644)
+        write_json(RunDir(report).run, {**self.about, "evidence": str(self._run.root)}, 0o644)
 
     def release(self) -> None:
         self._lock.release()

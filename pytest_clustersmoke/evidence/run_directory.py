@@ -3,11 +3,13 @@
 <shared_dir>/<run_id>/               0700, owned by this user, or refused
     run.json, controller.lock        the request; a lock held while the controller lives
     journal.jsonl                    submissions, ends and judgements, in order
+    hosts/token, hosts/<host>/seen   what each host reads before the first job, and writes again
     reruns/<phase>.confirm<N>        created by a criterion that wants the phase to run again
     phases/<phase>/                  of a rerun, phases/<phase>.confirm<N>/
         spec.json                    the job as plain data; written before it is submitted
         preflight.txt                the scheduler's answer before the job was submitted
-        batch.sh, submitit/, array/  the batch script; submitit's files; of an array of phases
+        batch.sh, submitit/          the batch script; submitit's files
+        array/<n>                    links to the phases of an array, in the first of them
         setup_failed                 the setup line that failed, if one did
         withdrawn.<token>            the controller gave that submission up: its job ends at once
         claim.json                   the start that runs the phase: created by its node 0, once
@@ -15,9 +17,11 @@
         scheduler.jsonl              the scheduler's record of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
         nodes/<node>/                facts.json, meeting.json (its checks of the other nodes),
-                                     events.jsonl, result.json, launcher.log, logs/,
+                                     events.jsonl, result.json, launcher.log,
+                                     logs/**/<local rank>/stdout.log and stderr.log,
                                      dumped (its ranks' dumps are complete); accelerate.yaml,
-                                     environment.json (until srun has started the ranks)
+                                     environment.json (until srun has started the ranks),
+                                     start/process (what was started over ssh)
         ranks/<rank>.jsonl           the rank's own events
         ranks/<rank>.process.json    its process, and how it ended, if srun started it
         dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that hung
@@ -25,6 +29,7 @@
         nccl/<node>/HOST.PID.log     NCCL's own log
         build/<node>/                kernels that the node's ranks compile
         output/                      what the rank program writes (checkpoints)
+        output/progress/             what each rank that stopped leaves to the next attempt
         stop.<restart>.<node>        the scheduler will end this start of the job soon
         attempts/<attempt>/          a later start of the launcher: claim.json, nodes/, ranks/ and
                                      all else that a start writes; output/ is that of the phase
@@ -179,8 +184,7 @@ class PhaseDir:
 
     @property
     def array(self) -> Path:
-        """What Slurm reads and writes of an array of phases, in the first of them: its batch
-        script, and a link to the `submitit` of each, by its number in the array."""
+        """In the first phase of an array: a link to the directory of each, by its number."""
         return self.root / "array"
 
     @property
@@ -198,6 +202,11 @@ class PhaseDir:
     def withdrawn(self, token: str) -> Path:
         """Created by the controller when it gives up the submission with this token."""
         return self.root / f"withdrawn.{token}"
+
+    @property
+    def seen(self) -> Path:
+        """The token that a host read, as the host wrote it again."""
+        return self.root / "seen"
 
     @property
     def rendezvous(self) -> Path:
@@ -257,12 +266,26 @@ class PhaseDir:
     def rank_logs(self, node_rank: int | str) -> Path:
         return self.node(node_rank) / "logs"
 
+    def rank_log(self, node_rank: int | str, local_rank: int | str, stream: str) -> Path:
+        """Where a rank's stdout (`out`) or stderr (`err`) goes if a step of the job started it."""
+        return self.rank_logs(node_rank) / "attempt_0" / str(local_rank) / f"std{stream}.log"
+
+    def find_rank_logs(
+        self, node_rank: int, local_rank: int | str | None = "*", stream: str = "err"
+    ) -> list[Path]:
+        """The logs of one or all ranks of a node, in folders that the launcher named."""
+        return sorted(self.rank_logs(node_rank).glob(f"**/{local_rank}/std{stream}.log"))
+
     def accelerate_config(self, node_rank: int | str) -> Path:
         return self.node(node_rank) / "accelerate.yaml"
 
     def node_environment(self, node_rank: int | str) -> Path:
         """The environment of the node's ranks, for tasks that node 0 starts there."""
         return self.node(node_rank) / self.ENVIRONMENT
+
+    def node_process(self, node_rank: int) -> Path:
+        """What was started there over ssh: its pid, start time and boot."""
+        return self.node(node_rank) / "start" / "process"
 
     def dumped(self, node_rank: int) -> Path:
         return self.node(node_rank) / "dumped"
@@ -295,6 +318,12 @@ class PhaseDir:
 
     def build(self, node_rank: int | str) -> Path:
         return self.start / "build" / f"{node_rank:0>4}"
+
+
+def rank_progress(output: Path, rank: int, kind: str) -> Path:
+    """What a rank that stopped leaves in the phase's output: the hashes of what it saved (`json`),
+    and its random state (`pt`)."""
+    return output / "progress" / f"rank_{rank:05d}.{kind}"
 
 
 def find_attempt(start: Path) -> PhaseDir:
@@ -331,6 +360,14 @@ class RunDir:
     @property
     def journal(self) -> Path:
         return self.root / "journal.jsonl"
+
+    @property
+    def host_token(self) -> Path:
+        return self.root / "hosts" / "token"
+
+    def host(self, number: int) -> PhaseDir:
+        """What one host writes before the first job; its files are named as those of a phase."""
+        return PhaseDir(self.root / "hosts" / f"{number:04d}")
 
     def phase(self, name: str) -> PhaseDir:
         return PhaseDir(self.root / "phases" / name)

@@ -8,14 +8,16 @@ the file, so anything that does not have the known form counts as missing.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from .finding import MAX_TEXT, Evidence
 from .run_directory import write_atomically
+from .telemetry import parse_finite
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_BYTES = 8 * 2**20
 # What a message of Slurm's says: a node or its prolog failed, the job lost its nodes to another
 # one, was cancelled (also at its time limit), or was killed for lack of host memory.
@@ -44,19 +46,27 @@ class JobState:
     left: str = ""
 
 
+def show_time(seconds: float | None) -> str:
+    """A time as Slurm prints it, without a zone; empty if it is unknown or no date."""
+    try:
+        return "" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%dT%H:%M:%S}"
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
 @dataclass(frozen=True)
 class ScheduledJob:
-    """The job as the scheduler shows it. Times are the scheduler's text, local and in one format,
-    so they compare as text. `text` holds the fields that findings use, `shown` all of them."""
+    """The job as the scheduler shows it; times are Unix seconds, None if not given. `text` holds
+    the fields that findings use, `shown` all of them."""
 
     state: str = ""
     reason: str = ""
     partition: str = ""
     qos: str = ""
     nodes: str = ""
-    started: str = ""
-    ended: str = ""
-    preempted: str = ""
+    started: float | None = None
+    ended: float | None = None
+    preempted: float | None = None
     time_limit: str = ""
     memory_per_node: str = ""
     memory_per_cpu: str = ""
@@ -67,7 +77,8 @@ class ScheduledJob:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node: its state, with the time, user and reason; `unusable` if it takes no jobs."""
+    """A node: its state, with the time (Unix seconds), user and reason; `unusable` if it takes no
+    jobs."""
 
     name: str = ""
     state: str = ""
@@ -75,7 +86,7 @@ class NodeStatus:
     drained: bool = False
     unusable: bool = False
     prolog_failed: bool = False
-    since: str = ""
+    since: float | None = None
     by: str = ""
     reason: str = ""
     text: str = ""
@@ -84,7 +95,7 @@ class NodeStatus:
     @property
     def why(self) -> str:
         """The node's state with the administrator's reason."""
-        reason = f": {self.reason} [{self.by}@{self.since}]" if self.reason else ""
+        reason = f": {self.reason} [{self.by}@{show_time(self.since)}]" if self.reason else ""
         return f"{self.name} is {self.state}{reason}"
 
 
@@ -101,13 +112,13 @@ class AccountingEntry:
 
 @dataclass(frozen=True)
 class OtherJob:
-    """Another job on the same nodes."""
+    """Another job on the same nodes; `started` in Unix seconds, None if it has not."""
 
     job: str = ""
     user: str = ""
     partition: str = ""
     qos: str = ""
-    started: str = ""
+    started: float | None = None
     text: str = ""
     line: int = 0
 
@@ -204,13 +215,18 @@ def _values(item: Item) -> dict[str, Any]:
 
 
 def _parse_item(line: bytes, number: int) -> Item | None:
-    """The item of a line, with those of its values that have the field's type."""
+    """The item of a line, with those of its values that have the field's type: where a field's
+    default is None, that is a time."""
     values = _parse_object(line)
     empty = KINDS.get(str(values.pop("kind", "")))
     if empty is None:
         return None
-    types = {field.name: type(getattr(empty, field.name)) for field in fields(empty)}
-    valid = {name: value for name, value in values.items() if type(value) is types.get(name)}
+    valid: dict[str, Any] = {}
+    for name, default in asdict(empty).items():
+        if default is None:
+            valid[name] = parse_finite(values.get(name))
+        elif type(values.get(name)) is type(default):
+            valid[name] = values[name]
     return replace(empty, **{**valid, "line": number})
 
 

@@ -19,7 +19,7 @@ from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir
 from ..node.node_facts import PACKAGES
 from . import batch_script
-from .host_script import JOB_VARIABLE
+from .host_script import JOB_VARIABLE, NodeTag
 
 PROGRAMS = ("bash", "setsid", "timeout", "grep", "sed")
 COUNTS = ("gpus", "cores", "memory")
@@ -43,9 +43,9 @@ print("csm-python", json.dumps({"executable": sys.executable, "python": platform
 class HostFacts:
     """What a host answered; None or empty where it did not.
 
-    `sees`: the token that it read from the run directory; `jobs`: jobs of other runs that it still
-    runs; `models`: the GPUs by the driver's names; `memory`, in MiB; `last_line`: the last line
-    that Python's start printed.
+    `sees`: the token that it read from the run directory; `nodes`: those of jobs that its machine
+    still runs; `models`: the GPUs by the driver's names; `memory`, in MiB; `last_line`: the last
+    line that Python's start printed.
     """
 
     sees: str = ""
@@ -53,7 +53,7 @@ class HostFacts:
     cores: int = 0
     memory: int = 0
     lacks: tuple[str, ...] = ()
-    jobs: tuple[str, ...] = ()
+    nodes: tuple[NodeTag, ...] = ()
     gpus: int | None = None
     python: Mapping[str, Any] = field(default_factory=dict)
     last_line: str = ""
@@ -76,9 +76,7 @@ def parse_clock(lines: list[str]) -> float | None:
     return None
 
 
-def probe_script(
-    profile: Profile, phase: Phase | None, name: str, folder: PhaseDir, token: Path
-) -> str:
+def probe_script(profile: Profile, phase: Phase | None, folder: PhaseDir, token: Path) -> str:
     """A script that reads `token`, copies it to a file in the host's `folder` and reports what the
     host has. Python runs in the environment of `phase`, or of the profile alone."""
     python = batch_script.node_python(profile)
@@ -88,7 +86,7 @@ def probe_script(
         *(batch_script.environment_lines(phase) if phase else ()),
         f"exec {python} -c {code}",
     ]
-    seen, own = shlex.quote(str(token)), shlex.quote(str(folder.root / "seen"))
+    seen, own = shlex.quote(str(token)), shlex.quote(str(folder.seen))
     script = [
         f"token=$(cat {seen})",
         'echo "csm-sees $token"',
@@ -96,8 +94,8 @@ def probe_script(
         f"for name in {' '.join(PROGRAMS)}; do",
         '  command -v "$name" >/dev/null 2>&1 || echo "csm-lacks $name"',
         "done",
-        f"for file in $(grep -lsz '^{JOB_VARIABLE}=.*@{name}$' /proc/[0-9]*/environ); do",
-        f"  echo \"csm-job $(tr '\\0' '\\n' < $file | sed -n 's/^{JOB_VARIABLE}=//p')\"",
+        f"for file in $(grep -lsz '^{JOB_VARIABLE}=' /proc/[0-9]*/environ); do",
+        f"  echo \"csm-node $(tr '\\0' '\\n' < $file | sed -n 's/^{JOB_VARIABLE}=//p')\"",
         "done",
         "if command -v nvidia-smi >/dev/null 2>&1; then",
         "  echo \"csm-gpus $(nvidia-smi -L | grep -c '^GPU ')\"",
@@ -122,7 +120,7 @@ def parse_facts(lines: list[str]) -> HostFacts:
     return HostFacts(
         sees=(fields.get("csm-sees") or [""])[0],
         lacks=tuple(fields.get("csm-lacks", ())),
-        jobs=tuple(dict.fromkeys(fields.get("csm-job", ()))),
+        nodes=tuple(dict.fromkeys(filter(None, map(NodeTag.parse, fields.get("csm-node", ()))))),
         models=tuple(fields.get("csm-model", ())),
         cores=int(cores) if NUMBER.fullmatch(cores) else 0,
         memory=int(kib) // 1024 if NUMBER.fullmatch(kib) else 0,

@@ -7,6 +7,7 @@ are found in any session.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,32 +43,31 @@ kill_marked() {
     echo "left $1 $pid $(state_of "$pid") $(tr '\0' ' ' < "/proc/$pid/cmdline" | head -c 80)"
   done
 }
-start() { # directory node time-limit tag id command
+start() { # process submitit-folder time-limit tag log command
   umask 077
-  own=$1/nodes/$(printf %04d "$2")
-  logs=$1/submitit limit=$3 tag=$4 id=$5
+  process=$1 logs=$2 limit=$3 tag=$4 log=$5
   shift 5
-  if mkdir "$own/start" 2>/dev/null; then
+  if mkdir "$(dirname "$process")" 2>/dev/null; then
     cd "$logs" || exit
     export CLUSTERSMOKE_HOST_JOB="$tag"
     setsid timeout --foreground -k 60 "$limit" "$@" \
-      < /dev/null >> "$logs/${id}_0_log.out" 2>> "$logs/${id}_0_log.err" &
+      < /dev/null >> "$logs/${log}_0_log.out" 2>> "$logs/${log}_0_log.err" &
     pid=$!
-    echo "$pid $(start_of "$pid") $boot" > "$own/start/process.new"
-    mv "$own/start/process.new" "$own/start/process"
+    echo "$pid $(start_of "$pid") $boot" > "$process.new"
+    mv "$process.new" "$process"
   fi
   for _ in 1 2 3 4 5 6 7 8 9 10; do
-    [ -e "$own/start/process" ] && break
+    [ -e "$process" ] && break
     sleep 0.2
   done
-  echo "started $tag $(cat "$own/start/process")"
+  echo "started $tag $(cat "$process")"
 }
-look() { # directory node tag pid start boot
-  if is_same "$4" "$5" "$6"; then echo "runs $3"; return; fi
-  kill_marked "$3"
-  if ls "$1/nodes/$(printf %04d "$2")/result.json" >/dev/null 2>&1; then echo "result $3"
-  elif [ "$boot" != "$6" ]; then echo "rebooted $3"
-  else echo "gone $3"
+look() { # result tag pid start boot
+  if is_same "$3" "$4" "$5"; then echo "runs $2"; return; fi
+  kill_marked "$2"
+  if ls "$1" >/dev/null 2>&1; then echo "result $2"
+  elif [ "$boot" != "$5" ]; then echo "rebooted $2"
+  else echo "gone $2"
   fi
 }
 cancel() { # grace tag pid start boot
@@ -83,6 +83,26 @@ cancel() { # grace tag pid start boot
   [ -z "$(marked "$2")" ] && echo "ended $2"
 }
 """
+
+
+TAG = re.compile(r"([^@]+)/(\d{1,5})@(.+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class NodeTag:
+    """What identifies a node's processes on its host: `job`, RUN/PHASE, the node and the host."""
+
+    job: str
+    node_rank: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.node_rank}@{self.host}"
+
+    @classmethod
+    def parse(cls, text: str) -> NodeTag | None:
+        match = TAG.fullmatch(text)
+        return cls(match[1], int(match[2]), match[3]) if match else None
 
 
 @dataclass(frozen=True)
@@ -123,12 +143,14 @@ def start_call(
 ) -> str:
     """Start the node, unless that was done before; `started TAG PID START BOOT`. `log`: the start
     of the names of its logs."""
-    return _call("start", directory.root, node_rank, f"{limit_s:.0f}", tag, log, *command)
+    files = (directory.node_process(node_rank), directory.submitit)
+    return _call("start", *files, f"{limit_s:.0f}", tag, log, *command)
 
 
 def look_call(directory: PhaseDir, node_rank: int, tag: str, process: HostProcess) -> str:
     """Whether the node still runs. Once it does not, whatever is left of it is ended."""
-    return _call("look", directory.root, node_rank, tag, process.pid, process.start, process.boot)
+    result = directory.node_result(node_rank)
+    return _call("look", result, tag, process.pid, process.start, process.boot)
 
 
 def cancel_call(grace_s: float, tag: str, process: HostProcess | None) -> str:

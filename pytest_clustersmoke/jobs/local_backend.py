@@ -101,7 +101,7 @@ class LocalBackend:
             return JobState("running", "RUNNING", "", names, at, at)
         places = job.directory.attempts()
         if not all(p.node_result(n).exists() for p in places for n in job.node_ranks):
-            # A launcher that was killed, perhaps while it held torchrun for the dumps.
+            # A launcher that was killed, perhaps while it held the ranks for the dumps.
             process_tree.end(_find_left(job), KILLED_GRACE_S)
         raw = "COMPLETED" if not any(codes) else "CANCELLED" if job.cancelled else "FAILED"
         return JobState("ended", raw, "", names, at, at)
@@ -196,8 +196,8 @@ def _abort_after_failed_node(job: _Job, codes: list[int | None]) -> None:
 
 
 def _find_left(job: _Job) -> list[psutil.Process]:
-    """Find what the launchers started and still runs: torchrun with all below it, and the ranks,
-    each of which it starts in a session of its own."""
+    """Find what the launchers started and still runs: torchrun, say, with all below it, and the
+    ranks, each of which it starts in a session of its own."""
     starts = [
         start
         for place in job.directory.attempts()

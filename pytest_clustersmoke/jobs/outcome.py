@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
 from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, JobState
 from ..evidence.staged_marks import find_unrequested_fault
-from .slurm_jobs import unix_seconds
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
@@ -19,6 +20,8 @@ PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
 NOT_STARTED, OUT_OF_TIME = "NOT_STARTED", "OUT_OF_TIME"
 # Hosts without a scheduler that stopped answering: some of them, or all.
 HOST_LOST, HOSTS_SILENT = "HOST_LOST", "HOSTS_SILENT"
+# Findings of the preflight: the cluster's own nodes are out.
+LACK_OF_NODES = ("nodes-unavailable", "host-unreachable")
 # Ranks that fail after a suspension this long may have failed because of it: their own time limits
 # kept running.
 EXCUSING_SUSPENSION_S = 30.0
@@ -32,6 +35,12 @@ class Judgement:
     outcome: str
     reason: str
     ended_by: str = ""
+
+
+def judge_refusal(findings: Sequence[Finding]) -> Judgement:
+    """Judge a phase that the preflight refused for these reasons, the first of which is shown."""
+    lacks_nodes = all(finding.id in LACK_OF_NODES for finding in findings)
+    return Judgement("cluster_failed" if lacks_nodes else "never_ran", findings[0].cause)
 
 
 def judge_job(
@@ -164,9 +173,8 @@ def _asked_to_end(result: PhaseResult, failure: str) -> bool:
     """Whether the job ended in the grace time of a preemption, for which Slurm has no state of its
     own. A node that failed before the notice failed by itself, and a notice of an earlier start
     excuses nothing."""
-    job = result.scheduler.job
-    notice = unix_seconds(job.preempted)
-    if notice is None or job.preempted < job.started:  # local times in one format
+    notice, started = result.scheduler.job.preempted, result.scheduler.job.started
+    if notice is None or (started is not None and notice < started):
         return False
     ends = [node.ended for node in result.nodes if not node.ok and node.ended is not None]
     return not failure or (bool(ends) and min(ends) >= notice)
@@ -177,9 +185,10 @@ def _prolog_failed(result: PhaseResult) -> bool:
     record = result.scheduler
     started = record.job.started
     drained = [node for node in record.nodes if node.drained and node.prolog_failed]
-    # Local times in one format, so they compare as text.
-    during_job = [node for node in drained if started and node.since >= started]
-    return bool(during_job or record.logged(PROLOG_FAILED))
+    during_job = started is not None and any(
+        node.since is not None and node.since >= started for node in drained
+    )
+    return during_job or bool(record.logged(PROLOG_FAILED))
 
 
 def _describe(state: JobState) -> str:
@@ -213,8 +222,8 @@ def job_times(
     attempts = [attempt.nodes for attempt in (*result.earlier, result)]
     claimed = [node.started for node in attempts[0] if node.started is not None]
     ends = [node.ended for node in result.nodes if node.ended is not None]
-    longest = [max((node.torchrun_s or 0.0 for node in nodes), default=0.0) for nodes in attempts]
-    torchrun = [sum(longest)] if any(longest) else []
+    longest = [max((node.launcher_s or 0.0 for node in nodes), default=0.0) for nodes in attempts]
+    launcher_s = sum(longest) or None
     scheduler_start = state.started if state else None
     begun = min(claimed) if claimed else scheduler_start
     ended = max(ends, default=now)
@@ -226,7 +235,7 @@ def job_times(
         queue_s = None
     overhead_s = None
     if submitted is not None and claimed:
-        work_s = (queue_s or 0.0) + max(torchrun, default=0.0)
+        work_s = (queue_s or 0.0) + (launcher_s or 0.0)
         overhead_s = max(0.0, now - submitted - work_s)
     return {
         "submitted": submitted,
@@ -234,6 +243,6 @@ def job_times(
         "ended": ended if begun is not None else None,
         "queue_s": queue_s,
         "run_s": max(0.0, ended - begun) if begun is not None else None,
-        "torchrun_s": max(torchrun, default=None),
+        "torchrun_s": launcher_s,  # its name in report.json
         "overhead_s": overhead_s,
     }

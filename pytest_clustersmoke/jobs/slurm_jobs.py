@@ -235,9 +235,9 @@ def parse_scheduled_job(text: str) -> ScheduledJob:
         partition=values["Partition"],
         qos=values["QOS"],
         nodes=values["NodeList"],
-        started=values["StartTime"],
-        ended=values["EndTime"],
-        preempted=values["PreemptTime"],
+        started=_unix_seconds(values["StartTime"]),
+        ended=_unix_seconds(values["EndTime"]),
+        preempted=_unix_seconds(values["PreemptTime"]),
         time_limit=values["TimeLimit"],
         memory_per_node=values["MinMemoryNode"],
         memory_per_cpu=values["MinMemoryCPU"],
@@ -262,7 +262,7 @@ def parse_allocation(text: str) -> Allocation:
         state,
         int(user[1]) if user else None,
         tuple(shown.get(name, AllocatedNode(name)) for name in expand_hostlist(state.nodes)),
-        unix_seconds(fields.get("EndTime", "")),
+        _unix_seconds(fields.get("EndTime", "")),
         " ".join(
             f"{name}={fields[name]}"
             for name in ("JobId", "JobState", "NodeList", "TimeLimit", "EndTime")
@@ -316,7 +316,7 @@ def parse_sinfo(text: str) -> tuple[NodeStatus, ...]:
             drained=bool(_DRAINED.search(state)),
             unusable=not _USABLE.fullmatch(state),
             prolog_failed=reason.startswith("Prolog error"),
-            since=since,
+            since=_unix_seconds(since),
             by=by,
             reason=value_or_empty(reason),
             text=line,
@@ -337,7 +337,7 @@ def parse_accounting(text: str) -> tuple[AccountingEntry, ...]:
 def parse_other_jobs(text: str) -> tuple[OtherJob, ...]:
     """`squeue -h -o OTHERS_FIELDS`."""
     return tuple(
-        OtherJob(job, user, partition, value_or_empty(qos), started, line)
+        OtherJob(job, user, partition, value_or_empty(qos), _unix_seconds(started), line)
         for line, (job, user, partition, qos, started, _) in rows(text, 6)
     )
 
@@ -366,7 +366,7 @@ def parse_test_only(status: int, output: str) -> TrialSubmission:
         if not estimate:
             return TrialSubmission(True, message)
         partition = (estimate[3] or "").rstrip(";")
-        start = unix_seconds(estimate[1])
+        start = _unix_seconds(estimate[1])
         return TrialSubmission(True, message, start, estimate[2], partition)
     if _NO_ANSWER.search(message) or not message:
         return TrialSubmission(None, message or f"`sbatch --test-only` ended with status {status}")
@@ -382,7 +382,7 @@ def parse_message(line: str) -> tuple[str, str] | None:
     return None
 
 
-def unix_seconds(text: str) -> float | None:
+def _unix_seconds(text: str) -> float | None:
     """A time that Slurm printed, in Unix seconds. It has no zone and is taken as local time."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").timestamp()
@@ -403,9 +403,9 @@ def _state(raw: str, reason: str, nodes: str, submitted: str, started: str) -> J
         word = "NODE_FAIL"
     kind = "pending" if word in PENDING else "ended" if word in ENDED else "running"
     kind = "held" if kind == "pending" and reason in HELD else kind
-    start = unix_seconds(started)
+    start = _unix_seconds(started)
     waits = kind in ("pending", "held")  # then the start is an estimate
     times = (None, start) if waits else (start, None)
     return JobState(
-        kind, word, value_or_empty(reason), value_or_empty(nodes), unix_seconds(submitted), *times
+        kind, word, value_or_empty(reason), value_or_empty(nodes), _unix_seconds(submitted), *times
     )

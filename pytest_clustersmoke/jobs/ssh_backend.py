@@ -23,7 +23,7 @@ from ..evidence.scheduler_record import JobState, NodeStatus, SchedulerRecord
 from ..node import abort_flag
 from . import batch_script, host_script
 from .backend import Submission
-from .host_script import GONE, REBOOTED, RESULT, HostProcess
+from .host_script import GONE, REBOOTED, RESULT, HostProcess, NodeTag
 from .outcome import HOST_LOST, HOSTS_SILENT
 from .slurm_client import clean_environ
 from .ssh_client import HostUnavailable, SocketFolder, SshHost, ask_hosts
@@ -230,9 +230,9 @@ class SshBackend:
                 if job.cancelled:
                     continue
                 chosen = answering[:count]
-                run = job.directory.run.run_id
+                word = f"{job.directory.run.run_id}/{job.phase.name}"
                 job.nodes = [
-                    _Node(rank, host, f"{run}/{job.phase.name}/{rank}@{host.name}")
+                    _Node(rank, host, str(NodeTag(word, rank, host.name)))
                     for rank, host in enumerate(chosen)
                 ]
             busy |= set(chosen)

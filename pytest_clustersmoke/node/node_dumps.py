@@ -197,8 +197,7 @@ def _abort(job: NodeJob, silent: list[DumpRequest]) -> list[int]:
 
 
 def _stderr(job: NodeJob, rank: int) -> Path | None:
-    local = rank % job.local_ranks
-    return next(iter(job.dir.rank_logs(job.node_rank).glob(f"**/{local}/stderr.log")), None)
+    return next(iter(job.dir.find_rank_logs(job.node_rank, rank % job.local_ranks)), None)
 
 
 def _fatal(log: Path | None, before: int) -> bytes:

@@ -99,10 +99,10 @@ def _shell_status(code: int) -> int:
 
 
 def _logs(directory: PhaseDir, node_rank: str, local_rank: str) -> tuple[Path, Path]:
-    """Where torchrun would redirect this rank's stdout and stderr."""
-    folder = directory.rank_logs(node_rank) / "attempt_0" / local_rank
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / "stdout.log", folder / "stderr.log"
+    """Where this rank's stdout and stderr go."""
+    out, err = (directory.rank_log(node_rank, local_rank, stream) for stream in ("out", "err"))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return out, err
 
 
 def _wait_for_environment(directory: PhaseDir, node_rank: int) -> dict[str, str]:

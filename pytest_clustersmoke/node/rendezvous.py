@@ -231,8 +231,8 @@ def _own_address(node_name: str, facts: list[dict[str, Any]]) -> str:
     own = [a for a in up if not a.startswith(("127.", "169.254.")) and a not in theirs]
     if not own:
         raise NodeFailed(
-            f"{node_name} has no IPv4 address that other nodes can reach, and torchrun needs one; "
-            f"its interfaces have {', '.join(up) or 'none'}; make its name resolve to such an "
+            f"{node_name} has no IPv4 address that other nodes can reach, and the launcher needs "
+            f"one; its interfaces have {', '.join(up) or 'none'}; make its name resolve to such an "
             "address there, or select the interface with GLOO_SOCKET_IFNAME"
         )
     return str(own[0])

@@ -80,7 +80,7 @@ def supervise_ranks(
         _await_other_dumps(job, float(job.spec["dump_wait_s"]))
     events.write("launcher_end", returncode=agent.returncode, seconds=seconds)
     return result | {
-        "torchrun_s": seconds,
+        "launcher_s": seconds,
         "returncode": agent.returncode,
         "paused_s": watch.paused_s,
         "boot_begun_s": begun_s,

@@ -111,7 +111,7 @@ class HostCheck:
     ) -> tuple[dict[str, _HostAnswer], dict[SshHost, list[Finding]]]:
         """Look at all hosts at once, and judge each by itself."""
         hosts = list(self._backend.hosts.values())
-        token = run.root / "hosts" / "token"
+        token = run.host_token
         write_atomically(token, secrets.token_hex(16) + "\n")
         folders = {host: _make_folder(run, rank) for rank, host in enumerate(hosts)}
         answers = ask_hosts(hosts, lambda host: self._look(host, phase, folders[host], token))
@@ -127,7 +127,7 @@ class HostCheck:
         before = time.time()
         there = parse_clock(host.run(CLOCK_SCRIPT, ANSWER_S))
         error_s = (time.time() - before) / 2
-        script = probe_script(self._profile, phase, host.name, folder, token)
+        script = probe_script(self._profile, phase, folder, token)
         facts = parse_facts(host.run(script, ssh.check_s))
         return _HostAnswer(facts, None if there is None else there - before - error_s, error_s)
 
@@ -139,24 +139,27 @@ class HostCheck:
             finding_id, fix = REFUSALS[answer.kind]
             faults = [Finding(finding_id, str(answer), fix.format(command=host.command))]
         else:
-            faults = [*_judge_files(folder, token, answer.facts), *self._judge_host(answer.facts)]
+            faults = [
+                *_judge_files(folder, token, answer.facts),
+                *self._judge_host(host.name, answer.facts),
+            ]
             faults = faults or [*_judge_python(folder, answer.facts)]
         return [
             replace(fault, cause=f"{host.name}: {fault.cause}", hosts=(host.name,))
             for fault in faults
         ]
 
-    def _judge_host(self, facts: HostFacts) -> Iterator[Finding]:
+    def _judge_host(self, name: str, facts: HostFacts) -> Iterator[Finding]:
         hardware = self._profile.hardware
         if facts.lacks:
             why = f"the programs {', '.join(facts.lacks)} are not on its PATH"
             yield Finding(
                 "host-lacks-programs", why, "install bash, coreutils, util-linux, grep and sed"
             )
-        if facts.jobs:
-            jobs = ", ".join(job.rpartition("/")[0] for job in facts.jobs)
+        # Hosts of the profile may be one machine.
+        if jobs := [node.job for node in facts.nodes if node.host == name]:
             fix = "wait until that run has ended, or end its processes (CLUSTERSMOKE_HOST_JOB)"
-            yield Finding("host-in-use", f"it still runs {jobs}, of another run", fix)
+            yield Finding("host-in-use", f"it still runs {', '.join(jobs)}, of another run", fix)
         is_known = hardware.device == "cuda" and facts.gpus is not None
         if is_known and (facts.gpus or 0) < hardware.gpus_per_node:
             why = f"nvidia-smi lists {plural(facts.gpus or 0, 'GPU')}; hardware.gpus_per_node is "
@@ -199,15 +202,14 @@ class HostCheck:
 
 
 def _make_folder(run: RunDir, rank: int) -> PhaseDir:
-    """A directory of the run for what one host writes; its files are named as those of a phase."""
-    folder = PhaseDir(run.root / "hosts" / f"{rank:04d}")
+    folder = run.host(rank)
     folder.root.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _judge_files(folder: PhaseDir, token: Path, facts: HostFacts) -> Iterator[Finding]:
     """Whether both sides see what the other one wrote."""
-    written, seen = token.read_text(), folder.root / "seen"
+    written, seen = token.read_text(), folder.seen
     deadline = time.monotonic() + SEEN_WITHIN_S
     why = ""
     if facts.sees != written.strip():

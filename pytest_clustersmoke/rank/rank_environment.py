@@ -126,7 +126,8 @@ def _count(name: str, default: str | None = None) -> int:
     text = os.environ.get(name, default)
     if text is None or not text.isdecimal():
         raise EnvironmentUnusable(
-            f"{name}={text!r} in the rank's environment; expected a whole number, set by torchrun"
+            f"{name}={text!r} in the rank's environment; expected a whole number, set by the "
+            "launcher"
         )
     return int(text)
 

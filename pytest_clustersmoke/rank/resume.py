@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import list_directory, read_json, write_json
+from ..evidence.run_directory import list_directory, rank_progress, read_json, write_json
 from . import checkpoint
 from .process_group import reduce_max
 from .proof import Proof
@@ -22,7 +22,6 @@ from .rank_environment import RankEnvironment, RankMisuse
 from .rank_events import RankEventWriter
 from .replay import Randomness
 
-PROGRESS = "progress"  # a folder of the phase's output
 AGREE_EVERY_S = 1.0
 
 
@@ -98,8 +97,9 @@ class Resume:
 
     def load(self, output: Path, load: Callable[[], Any]) -> int:
         """Load what the attempt before saved, and compare it; returns the first step, from 0."""
-        list_directory(output / PROGRESS)  # clears NFS's cache of missing files
-        match read_json(self._own_file(output, "json")):
+        own = self._own_file(output, "json")
+        list_directory(own.parent)  # clears NFS's cache of missing files
+        match read_json(own):
             case {"step": int(step), "world_size": self._world_size, "digest": dict(expected)}:
                 loaded = checkpoint.digest(checkpoint.load_shards(output, load))
             case found:
@@ -107,7 +107,7 @@ class Resume:
                     "nothing" if found is None else f"progress of {found.get('world_size')} ranks"
                 )
                 raise RankMisuse(
-                    f"attempt {self._attempt} found {what} in {output / PROGRESS}; expected what "
+                    f"attempt {self._attempt} found {what} in {own.parent}; expected what "
                     f"rank.save_progress(...) left there on {self._world_size} ranks"
                 )
         mismatched = checkpoint.mismatched_paths(checkpoint.Digest(expected), loaded)
@@ -123,7 +123,7 @@ class Resume:
         return step
 
     def _own_file(self, output: Path, kind: str) -> Path:
-        return output / PROGRESS / f"rank_{self._rank:05d}.{kind}"
+        return rank_progress(output, self._rank, kind)
 
     def begin_loop(self) -> None:
         """Restore the random state, so that the loop (dropout, say) draws what it would have drawn
@@ -136,11 +136,12 @@ class Resume:
     def save(self, output: Path, state: Any, loss_of: Callable[[int], Any] | None) -> None:
         """Note what was saved, once the program has saved it."""
         self._saved, step = True, self._stop_at or 0
-        (output / PROGRESS).mkdir(exist_ok=True)
+        own = self._own_file(output, "json")
+        own.parent.mkdir(exist_ok=True)
         Randomness().save(self._own_file(output, "pt"))
         digest = checkpoint.digest(state)
         values = {"step": step, "world_size": self._world_size, "digest": digest}
-        write_json(self._own_file(output, "json"), values)
+        write_json(own, values)
         fields: dict[str, Any] = {"step": step, "asked": self._is_asked, "digest": digest.hex}
         if loss_of is not None:
             fields |= {"next_loss": float(loss_of(step)), "first_loss": float(loss_of(0))}

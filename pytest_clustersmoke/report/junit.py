@@ -18,6 +18,7 @@ from _pytest.junitxml import bin_xml_escape, mangle_test_address
 
 from ..evidence.fingerprint import VERSIONS
 from ..evidence.run_counts import MissingRecord
+from ..evidence.run_directory import RunDir
 from ..evidence.run_record import PhaseRecord, RunRecord
 from ..text import sanitize_line
 from .phase_table import judge_phase
@@ -42,7 +43,7 @@ def complete_junit(xml: Any, record: RunRecord, target: Path) -> None:
         if properties is not None and name in phases:
             of_phase = _phase_properties(phases[name], record.missing)
             properties.extend(map(_as_element, of_phase))
-        _shorten(case, target / "phases" / name if name else target)
+        _shorten(case, RunDir(target).phase(name).root if name else target)
     for property in _run_properties(record, target):
         xml.add_global_property(*property)
 

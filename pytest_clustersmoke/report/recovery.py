@@ -72,7 +72,7 @@ def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
 
 def _is_whole(target: Path) -> bool:
     """Whether a report is complete: the journal is copied last."""
-    return (target / "report.json").exists() and (target / "journal.jsonl").exists()
+    return (target / "report.json").exists() and RunDir(target).journal.exists()
 
 
 def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | None:
@@ -94,7 +94,7 @@ def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]
         target = report_dir / name
         if _is_whole(target) or (target / GIVEN_UP).exists():
             continue
-        stub = read_json(target / "run.json") or {}
+        stub = read_json(RunDir(target).run) or {}
         run = RunDir(Path(str(stub.get("evidence", ""))))
         about = read_json(run.run)
         is_same = about is not None and about.get("run_id") == name == run.run_id

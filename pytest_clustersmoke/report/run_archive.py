@@ -183,8 +183,8 @@ def _began(run: Path) -> float | None:
     except OSError:
         return None
     old = time.time() - touched > ABANDONED_S
-    journal = read_events(run / "journal.jsonl")
+    journal = read_events(RunDir(run).journal)
     if journal.records:
         over = journal.last("closed") is not None or old
         return float(journal.records[0]["time"]) if over else None
-    return touched if old and (run / "run.json").is_file() else None
+    return touched if old and RunDir(run).run.is_file() else None

@@ -28,7 +28,7 @@ from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import EventWriter, to_json_value
 from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswered, make_spec
 from ..jobs.job_watch import Poller, WatchedJob
-from ..jobs.outcome import Judgement, job_times, judge_job
+from ..jobs.outcome import Judgement, job_times, judge_job, judge_refusal
 from ..preflight.slurm_check import CheckResult
 from ..report.run_archive import name_archived
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
@@ -37,8 +37,6 @@ from .phase_queue import PhaseQueue, count_started
 
 __all__ = ["JobSession", "Progress", "WatchFailed"]
 
-# What keeps a phase from running because the cluster's own nodes are out.
-LACK_OF_NODES = ("nodes-unavailable", "host-unreachable")
 CLOSE_S = 2.7  # and about a second to write the report and leave
 CANCEL_CONFIRM_S = 2.0
 # How long `close` waits for a scheduler that has not answered; its command goes on without us.
@@ -187,10 +185,7 @@ class JobSession:
             self._queue.waiting.remove(phase)
             self._write_specs([phase])
             self._journal.write("refused", phase=phase.name, words=findings[0].cause)
-            lacks_nodes = all(finding.id in LACK_OF_NODES for finding in findings)
-            outcome = "cluster_failed" if lacks_nodes else "never_ran"
-            judgement = Judgement(outcome, findings[0].cause)
-            self._finish(phase.name, judgement, None, "", findings)
+            self._finish(phase.name, judge_refusal(findings), None, "", findings)
 
     def _write_specs(self, phases: Sequence[Phase]) -> list[Submission]:
         """What is submitted together, with one token."""

@@ -15,6 +15,7 @@ from ..evidence.finding import add_place, describe_findings
 from ..evidence.metric import BETWEEN, INSIDE
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_counts import JOB, CriterionRecord, KnownRecord, RunTally
+from ..evidence.run_directory import RunDir
 from ..report.acknowledgements import Acknowledgements
 from ..text import sanitize_line, sanitize_lines
 from .items import JobFailed
@@ -33,7 +34,7 @@ MAX_CHARACTERS = 4000
 def job_failure_text(result: PhaseResult, report: Path) -> str:
     """The text of a failed `::job`: outcome, reason, then each finding with evidence and fix. The
     paths are those in the directory of the report."""
-    folder = report / "phases" / result.name
+    folder = RunDir(report).phase(result.name).root
     first, cause = next(iter(result.findings), None), sanitize_line(result.reason)
     text = [
         f"phase {result.name}: {result.outcome}: "

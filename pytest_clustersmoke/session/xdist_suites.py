@@ -99,7 +99,7 @@ class XdistController:
         dsession = suite.config.pluginmanager.get_plugin("dsession")
         if not show_in_queue(dsession, suite.watching, suite.view.show_all):
             suite.terminal.say("  progress not shown: this pytest-xdist has no event queue")
-        write_json(self._exchange / "run.json", {"root": str(suite.run.root)})
+        write_json(self._exchange / "started.json", {"root": str(suite.run.root)})
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> Iterator[None]:
@@ -157,13 +157,13 @@ class WorkerSuite:
 
     def _run_again(self, phase: str, number: int) -> PhaseResult:
         """The result of a rerun, which the controller submits as soon as it sees the request."""
-        run = RunDir(Path((read_json(self._exchange / "run.json") or {})["root"]))
+        run = RunDir(Path((read_json(self._exchange / "started.json") or {})["root"]))
         return self._wait(run.request_rerun(phase, number))
 
     def _wait(self, name: str) -> PhaseResult:
         """The result of a phase, once the controller has written it."""
         while True:
-            started = read_json(self._exchange / "run.json")
+            started = read_json(self._exchange / "started.json")
             if started is not None:
                 phase = RunDir(Path(started["root"])).phase(name)
                 if phase.result.exists():

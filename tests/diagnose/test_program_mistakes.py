@@ -96,7 +96,7 @@ def test_ranks_that_take_themselves_for_single_are_named(tmp_path: Path) -> None
     (finding,) = diagnosed(evidence.node(0, **ENDED))
     assert finding.id == "world-size-mismatch" and finding.hosts == ("n0",)
     assert finding.cause.startswith("2 processes started as rank 0 of 1; expected 2 ranks")
-    assert "torchrun" in finding.fix and "WORLD_SIZE" in finding.fix
+    assert "the launcher" in finding.fix and "WORLD_SIZE" in finding.fix
     assert [shown.line for shown in finding.evidence] == [1, 2]
 
 

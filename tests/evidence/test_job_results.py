@@ -95,15 +95,16 @@ def test_error_names_type_and_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [None, True, "nan", "inf", [1], 10**400])
 def test_wrong_values_of_a_node_are_missing(tmp_path: Path, wrong: Any) -> None:
     """Times are finite; reasons are texts."""
-    values = dict.fromkeys(("started", "ended", "torchrun_s", "paused_s"), wrong)
+    values = dict.fromkeys(("started", "ended", "launcher_s", "paused_s"), wrong)
     (node,) = Evidence(tmp_path).node(0, ok=1, reason=[wrong], why={}, **values).result().nodes
-    assert (node.started, node.ended, node.torchrun_s, node.paused_s) == (None, None, None, 0.0)
+    assert (node.started, node.ended, node.launcher_s, node.paused_s) == (None, None, None, 0.0)
     assert (node.ok, node.reason, node.why, node.facts_time) == (False, "", "", None)
 
 
 def test_node_gives_its_reason(tmp_path: Path) -> None:
-    evidence = Evidence(tmp_path).node(0, ok=False, reason="stalled", why="rank 1", ended=5)
-    (node,) = evidence.result().nodes
+    given = {"reason": "stalled", "why": "rank 1", "ended": 5, "launcher_s": 3}
+    (node,) = Evidence(tmp_path).node(0, ok=False, **given).result().nodes
+    assert node.launcher_s == node.torchrun_s == 3.0  # one value by two names
     assert (node.reason, node.why, node.ended) == ("stalled", "rank 1", 5.0)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke.evidence import run_directory
 from pytest_clustersmoke.evidence.run_directory import (
     PhaseDir,
     check_path,
@@ -115,12 +118,36 @@ def test_paths_that_sbatch_would_misread(path: str, bad: str) -> None:
     )
 
 
+def joined_names(source: Path) -> Iterator[str]:
+    """The literal names that a module appends to a path."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        match node:
+            case ast.BinOp(op=ast.Div(), right=ast.Constant(value=str(name))):
+                yield name
+
+
+def test_names_of_a_runs_files_stand_in_one_module() -> None:
+    """All other modules ask for the path of a file."""
+    own = Path(run_directory.__file__)
+    names = {*joined_names(own)}
+    assert {"batch.sh", "progress", "token", "seen", "process"} <= names
+    entries = ["evidence", "rank", "node", "jobs", "preflight", "diagnose", "report", "session"]
+    elsewhere = [
+        f"{source}: {name}"
+        for entry in entries
+        for source in sorted((own.parents[1] / entry).rglob("*.py"))
+        if source != own
+        for name in sorted({*joined_names(source)} & names)
+    ]
+    assert elsewhere == []
+
+
 def paths_of(phase: PhaseDir) -> list[Path]:
     """Every path of an attempt that a property or a method with a rank gives."""
     names = [name for name, value in vars(PhaseDir).items() if isinstance(value, property)]
     paths = [path for name in names if isinstance(path := getattr(phase, name), Path)]
     methods = {name: method for name, method in vars(PhaseDir).items() if callable(method)}
-    other = {"attempts", "restarted"}
+    other = {"attempts", "restarted", "rank_log", "find_rank_logs"}
     return paths + [m(phase, 0) for n, m in methods.items() if n[0] != "_" and n not in other]
 
 
@@ -136,7 +163,7 @@ def test_later_attempt_shares_only_what_belongs_to_the_job() -> None:
     """What a start of the launcher writes lies in its own directory."""
     first, later = PhaseDir(Path("/run/phases/p")), PhaseDir(Path("/run/phases/p"), 1)
     shared = {path.name for path in {*paths_of(first)} & {*paths_of(later)}}
-    job = {"spec.json", "preflight.txt", "batch.sh", "submitit", "array", "setup_failed"}
+    job = {"seen", "spec.json", "preflight.txt", "batch.sh", "submitit", "array", "setup_failed"}
     job |= {"result.json", "withdrawn.0", "0.pkl"}
     job |= {"past.json", "output", "started_again", "scheduler.jsonl", "stop.0.0"}
     assert shared == job

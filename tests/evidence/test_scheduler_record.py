@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pytest_clustersmoke.evidence.scheduler_record import (
     ScheduledJob,
     SchedulerRecord,
     read_scheduler_record,
+    show_time,
 )
 from pytest_clustersmoke.jobs import slurm_client
 from pytest_clustersmoke.jobs.slurm_client import SlurmClient
@@ -47,7 +49,9 @@ def test_node_state_reason_and_time_are_read(slurm: FakeSlurm) -> None:
     slurm.answers("scontrol", SHOWN + "\n")
     slurm.answers("sinfo", NODES)
     record = ask(slurm, JobState("ended", "NODE_FAIL", "NodeDown", "n[1-3]"))
-    assert record.job.ended == "2026-01-02T03:09:05" and record.job.memory_per_node == "4G"
+    assert (
+        show_time(record.job.ended) == "2026-01-02T03:09:05" and record.job.memory_per_node == "4G"
+    )
     assert record.job.qos == "" and record.job.shown == SHOWN
     assert [(entry.name, entry.down, entry.drained) for entry in record.nodes] == [
         ("n1", False, False),
@@ -130,8 +134,8 @@ def test_silent_scheduler_leaves_no_record(slurm: FakeSlurm) -> None:
     [
         b"",
         b"\xff\xfe\x00",
-        b'{"schema": 2}\n{"kind": "node", "name": "n1"}\n',
-        b'{"schema": 1}\n[]\n{"kind": ["node"]}\n{"kind": "nodes"}\n{"kind": "job", "text": 7}\n{',
+        b'{"schema": 1}\n{"kind": "node", "name": "n1"}\n',
+        b'{"schema": 2}\n[]\n{"kind": ["node"]}\n{"kind": "nodes"}\n{"kind": "job", "text": 7}\n{',
     ],
 )
 def test_invalid_record_is_empty(content: bytes, tmp_path: Path) -> None:
@@ -140,6 +144,32 @@ def test_invalid_record_is_empty(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     record = read_scheduler_record(path)
     assert not record.job.text and not record.nodes and not record.evidence(record.job)
+
+
+def test_times_are_numbers_from_slurms_answer_to_the_file(slurm: FakeSlurm) -> None:
+    """What Slurm does not know is None: `Unknown` and `N/A` come after any time only as texts."""
+    slurm.answers("scontrol", SHOWN.replace("EndTime=2026-01-02T03:09:05", "EndTime=Unknown"))
+    slurm.answers("sinfo", NODES)
+    slurm.answers("squeue", "8|ann|high|normal|N/A|n2\n")
+    record = ask(slurm, JobState("ended", "PREEMPTED", "", "n[1-3]"))
+    started = datetime(2026, 1, 2, 3, 4, 5).timestamp()  # in the local zone
+    assert (record.job.started, record.job.ended, record.job.preempted) == (started, None, None)
+    assert [node.since for node in record.nodes] == [None, started + 295, started - 245]
+    assert record.others[0].started is None
+
+
+@pytest.mark.parametrize("value", ["true", '"2026-01-02T03:04:05"', "1e999", "NaN", "[1]"])
+def test_values_that_are_no_times_are_missing(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.jsonl"
+    path.write_text(f'{{"schema": 2}}\n{{"kind": "job", "started": {value}, "ended": 7}}\n')
+    job = read_scheduler_record(path).job
+    assert (job.started, job.ended) == (None, 7.0)
+
+
+@pytest.mark.parametrize("seconds", [None, 1e300, -1e300, 1e12])
+def test_time_that_is_no_date_is_not_shown(seconds: float | None) -> None:
+    """The file may hold any number."""
+    assert show_time(seconds) == ""
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class WatchedPhase:
         ended = read_scheduler_record(self.directory().scheduler).job.ended
         if self.name == "requeued" or not ended:
             return self.struck
-        return time.mktime(time.strptime(ended, "%Y-%m-%dT%H:%M:%S"))
+        return ended
 
     def seen_after_s(self) -> float:
         """The seconds from the strike until the phase's result was known."""

@@ -12,7 +12,7 @@ import pytest
 from pytest_clustersmoke.evidence.process_start import start_s
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase
 from pytest_clustersmoke.jobs import host_script
-from pytest_clustersmoke.jobs.host_script import HostAnswer, HostProcess
+from pytest_clustersmoke.jobs.host_script import HostAnswer, HostProcess, NodeTag
 from tests.support.waiting import wait_for
 
 # A job's processes are found by its tag, so each process that runs these tests has its own.
@@ -61,12 +61,24 @@ def cancel(process: HostProcess | None) -> str:
     return answer.what
 
 
+@pytest.mark.parametrize("host", ["n0", "10.0.0.1", "user@n0", "n0/1@n1"])
+def test_tag_is_read_as_it_was_written(host: str) -> None:
+    tag = NodeTag("20260101-020000-abcdef/small", 3, host)
+    assert NodeTag.parse(str(tag)) == tag
+
+
+@pytest.mark.parametrize("text", ["", "small", "run/small@n0", "run/small/x@n0", "run/small/0@"])
+def test_other_texts_are_no_tag(text: str) -> None:
+    """The variable may have any value in a process of somebody else."""
+    assert NodeTag.parse(text) is None
+
+
 def test_node_is_started_once_and_recorded(phase: PhaseDir) -> None:
     """A start whose answer was lost is asked for again, and finds the first one."""
     first, again = start(phase), start(phase)
     assert first == again
     assert int(first.start) / os.sysconf("SC_CLK_TCK") == start_s(int(first.pid))
-    record = phase.node(0) / "start" / "process"
+    record = phase.node_process(0)
     assert record.read_text().split() == [first.pid, first.start, first.boot]
     assert os.getsid(int(first.pid)) == int(first.pid)
     assert look(phase, first) == host_script.RUNS

@@ -180,10 +180,10 @@ def test_details_cover_all_nodes_of_the_job(tmp_path: Path, clock: Clock) -> Non
     job = watched(evidence)
     job.record_state(JobState("ended", "NODE_FAIL", "NodeDown", "n0"))
     backend = FakeBackend()
-    backend.records["small"] = SchedulerRecord(ScheduledJob(ended="now", text="EndTime=now"))
+    backend.records["small"] = SchedulerRecord(ScheduledJob(ended=5.0, text="EndTime=now"))
     job.save_details(backend, evidence.result())
     assert backend.named("details") == [("small", "NODE_FAIL", "n0,n0,n1")]
-    assert read_scheduler_record(evidence.dir.scheduler).job.ended == "now"
+    assert read_scheduler_record(evidence.dir.scheduler).job.ended == 5.0
 
 
 def test_slurms_messages_in_the_log_are_saved(tmp_path: Path, clock: Clock) -> None:

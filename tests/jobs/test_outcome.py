@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.run_directory import create_phase
 from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
 from pytest_clustersmoke.jobs.outcome import (
@@ -16,6 +17,7 @@ from pytest_clustersmoke.jobs.outcome import (
     OUT_OF_TIME,
     Judgement,
     judge_job,
+    judge_refusal,
 )
 from pytest_clustersmoke.jobs.slurm_jobs import parse_scheduled_job
 from tests.support.evidence import Evidence
@@ -210,6 +212,22 @@ def test_suspension_before_a_resume_is_reported(
     judged = judge_job(evidence.result(), ended("COMPLETED" if ok else "FAILED"))
     assert judged.outcome == outcome, judged
     assert ("suspended for 7 s" in judged.reason) is (outcome == "preempted")
+
+
+@pytest.mark.parametrize(
+    ("ids", "outcome"),
+    [
+        (["nodes-unavailable"], "cluster_failed"),
+        (["host-unreachable", "nodes-unavailable"], "cluster_failed"),
+        (["nodes-unavailable", "too-many-nodes"], "never_ran"),
+        (["host-in-use"], "never_ran"),
+    ],
+)
+def test_preflight_blames_the_cluster_only_if_its_nodes_are_all_that_lacks(
+    ids: list[str], outcome: str
+) -> None:
+    findings = [Finding(name, f"because of {name}", "wait") for name in ids]
+    assert judge_refusal(findings) == Judgement(outcome, f"because of {ids[0]}")
 
 
 def test_end_of_the_users_allocation_is_no_failure(tmp_path: Path) -> None:

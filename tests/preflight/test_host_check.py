@@ -42,7 +42,7 @@ def check(
         python["packages"] = {"pytest-clustersmoke": OWN, "torch": "2.6"}
         given: dict[str, Any] = {"sees": token.read_text().strip(), "python": python, "gpus": 8}
         given |= answers.get(host.name, {})
-        (own.root / "seen").write_text(token.read_text())
+        own.seen.write_text(token.read_text())
         return _HostAnswer(HostFacts(**given), (offsets or {}).get(host.name, 0.0), 0.1)
 
     monkeypatch.setattr(HostCheck, "_look", look)
@@ -124,6 +124,19 @@ def test_other_interpreter_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     silent.mkdir()
     checked = check(silent, monkeypatch, b={"python": {}})
     assert not [line for line in checked.lines if "the interpreter" in line]
+
+
+def test_only_jobs_of_the_host_itself_keep_phases_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts of a profile may be names of one machine, whose processes both see."""
+    running = [f"csm-node run9/small/{rank}@{name}" for rank, name in ((0, "b"), (1, "z"))]
+    nodes = parse_facts([*running, "csm-node something else", *running]).nodes
+    assert [str(node) for node in nodes] == ["run9/small/0@b", "run9/small/1@z"]
+    checked = check(tmp_path, monkeypatch, a={"nodes": nodes}, b={"nodes": nodes})
+    (finding,) = checked.findings["on_3"]
+    assert (finding.id, finding.hosts) == ("host-in-use", ("b",))
+    assert finding.cause == "b: it still runs run9/small, of another run"
 
 
 def test_answers_are_untrusted() -> None:

@@ -83,8 +83,8 @@ def test_launcher_sets_the_fault_that_the_spec_names(
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("RANK", "x", "expected a whole number, set by torchrun"),
-        ("WORLD_SIZE", "-1", "expected a whole number, set by torchrun"),
+        ("RANK", "x", "expected a whole number, set by the launcher"),
+        ("WORLD_SIZE", "-1", "expected a whole number, set by the launcher"),
         ("CLUSTERSMOKE_DEVICE", "gpu", "expected auto, cpu or cuda"),
         ("CLUSTERSMOKE_PG_TIMEOUT_S", "0", "expected a number of seconds above 0"),
         ("CLUSTERSMOKE_PG_TIMEOUT_S", "soon", "expected a number of seconds above 0"),

@@ -95,7 +95,7 @@ class Run:
             writer.write("start", schema=SCHEMA, job=job, rank=node, node_rank=node)
             writer.write("done", seconds=1)
             writer.close()
-            times = {"started": time.time() - 5, "ended": time.time(), "torchrun_s": 4.0}
+            times = {"started": time.time() - 5, "ended": time.time(), "launcher_s": 4.0}
             write_json(directory.node_result(node), {"ok": True, "node": f"n{node}", **times})
 
     def fails(self, name: str) -> None:

@@ -101,7 +101,7 @@ class Evidence:
         """Make every rank and every node finish successfully."""
         self.started().each("done", seconds=1.0)
         for node in range(self.nodes):
-            self.node(node, ok=True, started=100.0, ended=110.0, torchrun_s=9.0)
+            self.node(node, ok=True, started=100.0, ended=110.0, launcher_s=9.0)
         return self
 
     def result(self, profile: Profile | None = None) -> PhaseView:
