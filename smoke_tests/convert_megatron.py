@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,22 @@ def compare(path: Path, expected: Path) -> dict[str, Any]:
         "logits_error": float(error),
         "imported_megatron": any(name.split(".")[0] == "megatron" for name in sys.modules),
     }
+
+
+def run_apart(
+    directory: Path, output: Path, config: dict[str, int], expected: Path
+) -> dict[str, Any]:
+    """Run this file in a process of its own, which has imported no Megatron; returns what `compare`
+    found, or why it failed."""
+    command = [sys.executable, __file__, f"--checkpoint-dir={directory}"]
+    command += [f"--output-dir={output}", f"--compare={expected}"]
+    command += [f"--{name.replace('_', '-')}={size}" for name, size in config.items()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {"export_failed": reason[-500:]}
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
 
 
 def main() -> None:

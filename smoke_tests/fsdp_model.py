@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
@@ -52,19 +53,25 @@ def list_types(named: Iterable[tuple[str, Any]]) -> Types:
 
 
 @contextmanager
-def watch_types(model: Any) -> Iterator[Types]:
-    """The types in which units compute: those of the whole parameters that a pass puts in place."""
+def watch_forward(model: Any) -> Iterator[dict[str, Any]]:
+    """Facts of a forward pass: the types in which units compute, those of the whole parameters that
+    the pass puts in place, and whether units keep these afterwards; then frees them."""
     types: Types = {}
+    facts: dict[str, Any] = {"compute_dtypes": types}
 
     def note(unit: Any, *_: Any) -> None:
         whole = [(n, p) for n, p in unit.named_parameters() if not hasattr(p, "to_local")]
         for kind, seen in list_types(whole).items():
             types[kind] = sorted({*types.get(kind, []), *seen})
 
-    handles = [unit.register_forward_pre_hook(note) for unit in find_units(model)]
-    yield types
+    units = find_units(model)
+    handles = [unit.register_forward_pre_hook(note) for unit in units]
+    yield facts
     for handle in handles:
         handle.remove()
+    facts["whole_after_forward"] = any(type(p) is nn.Parameter for p in model.parameters())
+    for unit in units:
+        unit.reshard()  # the next update would not reach the parameters kept
 
 
 def state_of(model: Any, optimizer: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from fsdp_model import describe_units, load, state_of, watch_types
+from fsdp_model import describe_units, load, state_of, watch_forward
 from pytest_clustersmoke.rank import Proof, Rank
 from sft_data import Batch, make_parser, prepare_data
 from sft_model import add_adapters, build_base, describe_trained
@@ -70,8 +70,7 @@ def build(args: argparse.Namespace, rank: Rank, vocabulary: int, seed: int) -> t
 
 
 def draw(examples: Batch, args: argparse.Namespace, rank: Rank, index: int, other: int) -> Batch:
-    """The batch of rank `other` in step `index`; no two share an example until
-    all examples have been used."""
+    """The batch of rank `other` in step `index`; no two share an example until all are used."""
     first = (index * rank.world_size + other) * args.micro_batch
     rows = torch.arange(first, first + args.micro_batch) % args.subset_size
     return {name: column[rows].to(rank.device) for name, column in examples.items()}
@@ -79,27 +78,17 @@ def draw(examples: Batch, args: argparse.Namespace, rank: Rank, index: int, othe
 
 @torch.no_grad()
 def evaluate(model: Any, examples: Batch, rank: Rank) -> dict[str, Any]:
-    """All ranks evaluate, each its own examples; the criterion computes the mean again. Also in
-    which types units compute, and whether they keep their whole parameters afterwards."""
+    """All ranks evaluate, each its own examples; the criterion computes the mean again."""
     model.eval()
     first = rank.rank * EVALUATED
     rows = torch.arange(first, first + EVALUATED) % len(examples["input_ids"])
     batch = {name: column[rows].to(rank.device) for name, column in examples.items()}
-    with watch_types(model) as types:
+    with watch_forward(model) as facts:
         own = model(**batch).loss
-    kept = any(type(p) is torch.nn.Parameter for p in model.parameters())
     mean = own.double() / rank.world_size
     dist.all_reduce(mean)
     model.train()
-    for module in model.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()  # the next update would not reach the parameters kept
-    return {
-        "eval_loss_own": float(own),
-        "eval_loss": float(mean),
-        "whole_after_forward": kept,
-        "compute_dtypes": types,
-    }
+    return {"eval_loss_own": float(own), "eval_loss": float(mean), **facts}
 
 
 def sum_shards(model: Any, rank: Rank) -> dict[str, int]:

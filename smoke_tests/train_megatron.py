@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -126,13 +123,10 @@ def backward(
         micro_batch_size=args.micro_batch,
         forward_only=False,
     )
-    if args.pp == 1:
-        mean: torch.Tensor = torch.stack(losses).mean()
-        return mean
-    # Only the last stage has losses.
     loss: torch.Tensor = sum(losses, torch.zeros((), device=engine.device))
-    last = parallel_state.get_pipeline_model_parallel_last_rank()
-    dist.broadcast(loss, last, group=parallel_state.get_pipeline_model_parallel_group())
+    if args.pp > 1:  # only the last stage has losses
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        dist.broadcast(loss, last, group=parallel_state.get_pipeline_model_parallel_group())
     return loss / count_micro_batches(args)
 
 
@@ -161,26 +155,18 @@ def write_logits(args: argparse.Namespace, engine: Engine, rank: Rank) -> None:
 
 
 def export(args: argparse.Namespace, rank: Rank, checkpoint: Path) -> dict[str, Any]:
-    """Convert the checkpoint for plain PyTorch in a process without Megatron, and compare."""
+    """Convert the checkpoint for plain PyTorch, in a process without Megatron, and compare."""
     sizes = {
-        "num-layers": args.layers,
-        "hidden-size": args.hidden_size,
-        "ffn-hidden-size": args.ffn_hidden_size,
-        "num-attention-heads": args.heads,
-        "num-query-groups": args.query_groups,
-        "vocab-size": args.vocab_size,
-        "max-position-embeddings": args.seq_len,
+        "num_layers": args.layers,
+        "hidden_size": args.hidden_size,
+        "ffn_hidden_size": args.ffn_hidden_size,
+        "num_attention_heads": args.heads,
+        "num_query_groups": args.query_groups,
+        "vocab_size": args.vocab_size,
+        "max_position_embeddings": args.seq_len,
     }
     out = rank.output_dir
-    command = [sys.executable, convert_megatron.__file__, f"--checkpoint-dir={checkpoint}"]
-    command += [f"--output-dir={out / EXPORTED}", f"--compare={out / LOGITS}"]
-    command += [f"--{name}={size}" for name, size in sizes.items()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return {"export_failed": reason[-500:]}
-    facts: dict[str, Any] = json.loads(done.stdout)
-    return facts
+    return convert_megatron.run_apart(checkpoint, out / EXPORTED, sizes, out / LOGITS)
 
 
 def train(args: argparse.Namespace, rank: Rank, checkpoint: Path) -> Any:

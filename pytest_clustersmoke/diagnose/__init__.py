@@ -12,6 +12,9 @@ rank_failures.py       ranks that died, left early or raised, or were killed for
 hangs.py               ranks that the others waited for, or that are out of step
 call_order.py          who that is, from the flight recorders; alone, for dumps of torch itself
 log_causes.py          the cause, as far as the logs show it
+signature_findings.py  the findings of logs alone, from the matches of signature_search.py
+signature_search.py    finds the signatures that signature_file.py reads, and unknown_errors.py, in
+                       logs; log_lines.py says who wrote a line and when
 """
 
 from __future__ import annotations

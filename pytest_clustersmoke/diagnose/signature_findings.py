@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ..evidence.finding import Evidence, Finding
-from .first_error import LAST, TRACEBACK, WEIGHTS, UnknownAt, UnknownError
 from .log_lines import LogLine, Time
 from .signature_search import SignatureMatch, SignatureSearch
+from .unknown_errors import LAST, TRACEBACK, WEIGHTS, UnknownAt, UnknownError
 
 UNKNOWN = "unknown"
 UNKNOWN_FIX = (

@@ -12,15 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from .first_error import (
-    LAST,
-    STARTS,
-    TRACEBACK,
-    UnknownAt,
-    UnknownError,
-    UnknownErrors,
-    error_on_last_line,
-)
 from .log_lines import (
     BEFORE_BYTES,
     BEHIND_BYTES,
@@ -44,6 +35,15 @@ from .log_lines import (
     time_at,
 )
 from .signature_file import Pattern, Signature
+from .unknown_errors import (
+    LAST,
+    STARTS,
+    TRACEBACK,
+    UnknownAt,
+    UnknownError,
+    UnknownErrors,
+    error_on_last_line,
+)
 
 CHUNK_BYTES = 2**18
 # How much must be read after a word: the lines that a signature spans, the traceback above an

@@ -1,14 +1,19 @@
-"""Digests and checksums of state, for comparison bit for bit, and the files of a checkpoint."""
+"""Digests and checksums of state, for comparison bit for bit, and the directory and the files of a
+checkpoint."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .leaves import gather_whole
+from .process_group import barrier, broadcast_object
+from .rank_environment import RankEnvironment, RankMisuse
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +85,49 @@ def mismatched_paths(expected: Digest, actual: Digest) -> list[str]:
     """The paths whose values differ, or that only one digest has, in order."""
     paths = dict.fromkeys([*expected, *actual])
     return [path for path in paths if expected.get(path) != actual.get(path)]
+
+
+def compare_digests(expected: Digest, actual: Digest) -> dict[str, Any]:
+    """The fields of an event that says whether they are equal."""
+    mismatched = mismatched_paths(expected, actual)
+    return {"equal": not mismatched, "tensors": actual.tensors, "mismatched": mismatched[:10]}
+
+
+class OutputDirectory:
+    """The directory that a program writes to, one for all ranks: that of the phase or, if the
+    program is run by hand, a temporary one between `open` and `close`."""
+
+    def __init__(self, environment: RankEnvironment) -> None:
+        self._environment = environment
+        self._is_temporary = environment.phase_dir is None
+        self._path: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """It exists."""
+        if self._path is None:
+            if self._environment.phase_dir is None:
+                raise RankMisuse(
+                    "output_dir is not known before the process group is open: outside the "
+                    "launcher the ranks agree on a temporary directory then"
+                )
+            self._path = self._environment.phase_dir.output
+            self._path.mkdir(parents=True, exist_ok=True)
+        return self._path
+
+    def open(self) -> None:
+        """Agree on a temporary one; all ranks call this once the process group is open."""
+        if self._is_temporary:
+            is_main = self._environment.rank == 0
+            path = tempfile.mkdtemp(prefix="clustersmoke-") if is_main else ""
+            self._path = Path(broadcast_object(path))
+            self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def close(self, device: torch.device) -> None:
+        if self._is_temporary and self._path is not None:
+            barrier(device)  # other ranks may still read from it
+            if self._environment.local_rank == 0:
+                shutil.rmtree(self._path, ignore_errors=True)
 
 
 def list_files(directory: Path) -> list[dict[str, Any]]:

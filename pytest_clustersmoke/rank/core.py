@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import secrets
-import shutil
-import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +17,11 @@ from .hook import RankHook, load_hook
 from .leaves import free_whole
 from .own_step import OwnStep
 from .proof import Proof, StepProver, draw_steps
-from .rank_dumps import RankDumps, limit_exit_time
+from .rank_dumps import RankDumps, record_failure
 from .rank_environment import TWIN, RankEnvironment, RankMisuse, read_rank_environment
 from .rank_events import RankEventWriter
 from .resume import Resume
+from .step_marks import ProgramMarks
 from .steps import Step, StepLog
 from .twin import Twin
 
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
     import torch
 
 Result = TypeVar("Result")
-# A step that lasts longer than this may be marked again.
-MARK_AGAIN_S = 1.0
 
 
 class Rank:
@@ -54,9 +49,9 @@ class Rank:
         self.device: torch.device
         self._environment = environment
         self._events = RankEventWriter(environment)
-        self._output_dir: Path | None = None
+        self._output = checkpoint.OutputDirectory(environment)
         self._began = time.monotonic()
-        self._marked: tuple[int, float] = (0, 0.0)  # the last mark: step, monotonic seconds
+        self._marks = ProgramMarks(self._events)
         self._resume = Resume(environment, self._events)
         self._hook: RankHook = load_hook(self, environment.fault, self._events.event)
 
@@ -82,7 +77,7 @@ class Rank:
             yield rank
             rank._close()
         except BaseException as error:
-            rank._record_failure(error, dumps)
+            record_failure(error, rank._events, dumps if rank.world_size > 1 else None)
             raise
         if dumps is not None:
             dumps.close()
@@ -96,15 +91,7 @@ class Rank:
     @property
     def output_dir(self) -> Path:
         """The directory that the program writes to: the same for all ranks; it exists."""
-        if self._output_dir is None:
-            if self._environment.phase_dir is None:
-                raise RankMisuse(
-                    "output_dir is not known before the process group is open: outside the "
-                    "launcher the ranks agree on a temporary directory then"
-                )
-            self._output_dir = self._environment.phase_dir.output
-            self._output_dir.mkdir(parents=True, exist_ok=True)
-        return self._output_dir
+        return self._output.path
 
     def stage(self, name: str, function: Callable[[], Result]) -> Result:
         """Run one stage and record its begin and end, so that a hang is reported with its stage."""
@@ -141,25 +128,11 @@ class Rank:
         group (inside its own `rank.stage("init", ...)`); otherwise `start` calls it. A Trainer
         opens no group for a single rank: this opens one then, since the proofs need it.
         """
-        import torch.distributed as dist
-
-        if self.world_size == 1 and not dist.is_initialized():
-            dist.init_process_group("gloo")
-        world_size = dist.get_world_size()
-        if world_size != self.world_size or dist.get_rank() != self.rank:
-            raise RankMisuse(
-                f"the process group has this rank as {dist.get_rank()} of {world_size}; expected "
-                f"{self.rank} of {self.world_size}, as RANK and WORLD_SIZE say"
-            )
-        backend = dist.get_backend()
-        self._events.event(
-            "group", backend=backend, world_size=world_size, timeout_s=self.timeout_s
-        )
+        backend = process_group.join_group(self.rank, self.world_size)
+        fields = {"backend": backend, "world_size": self.world_size, "timeout_s": self.timeout_s}
+        self._events.event("group", **fields)
         self._events.event("barrier", seconds=process_group.barrier(self.device))
-        if self._environment.phase_dir is None:
-            path = tempfile.mkdtemp(prefix="clustersmoke-") if self.is_main else ""
-            self._output_dir = Path(process_group.broadcast_object(path))
-            self._output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._output.open()
         self._hook.opened()
 
     # -- Training ----------------------------------------------------------------------------------
@@ -237,21 +210,7 @@ class Rank:
             proof=None if proof is None else self._resume.shift(proof),
         )
         log.number_from(first, total)
-        self._resume.begin_loop()
-        for each in log.passes(first=1, calls_begin=True):
-            for index in range(each.recorded, count):
-                if each is log and self._resume.may_stop(first + index):
-                    with log.untimed():
-                        stops = self._resume.agree(first + index, str(self.device))
-                    if stops:
-                        return log.finish_early()
-                each.begin()
-                yield Step(first + index, each)
-                if each.recorded != index + 1:
-                    raise RankMisuse(
-                        f"step {first + index + 1} was recorded {each.recorded - index} times; "
-                        "expected one step.record(loss=...) at the end of each step"
-                    )
+        yield from self._resume.run_loop(log, str(self.device))
 
     def verify_gradients(
         self,
@@ -301,10 +260,7 @@ class Rank:
         A program may mark the same step as often as it likes while the next one lasts. One mark a
         second is written, so that a slow rank is not reported as hung.
         """
-        marked_step, marked_at = self._marked
-        if step != marked_step or time.monotonic() - marked_at >= MARK_AGAIN_S:
-            self._marked = step, time.monotonic()
-            self._events.event("step", step=step, steps=steps)
+        self._marks.mark(step, steps)
 
     def measured(self, what: str, **values: Any) -> None:
         """Record one measurement as an event of its own, written before this returns."""
@@ -393,15 +349,9 @@ class Rank:
         expected = before if isinstance(before, checkpoint.Digest) else self.digest(before)
         load = checkpoint.load_shards
         reloaded = self.stage("reload", lambda: self.digest(load(self.output_dir, reload)))
-        mismatched = checkpoint.mismatched_paths(expected, reloaded)
-        self._events.event(
-            "reload",
-            equal=not mismatched,
-            tensors=reloaded.tensors,
-            mismatched=mismatched[:10],
-            source="model built anew",
-        )
-        return not mismatched
+        compared = checkpoint.compare_digests(expected, reloaded)
+        self._events.event("reload", **compared, source="model built anew")
+        return bool(compared["equal"])
 
     # -- Start and end -----------------------------------------------------------------------------
 
@@ -424,27 +374,7 @@ class Rank:
 
     def _close(self) -> None:
         self._resume.check_saved()
-        if self._environment.phase_dir is None and self._output_dir is not None:
-            self.barrier()  # other ranks may still read from this directory
-            if self.local_rank == 0:
-                shutil.rmtree(self._output_dir, ignore_errors=True)
+        self._output.close(self.device)
         process_group.close_group()
         self._events.event("done", seconds=time.monotonic() - self._began)
         self._events.close()
-
-    def _record_failure(self, error: BaseException, dumps: RankDumps | None) -> None:
-        # Before the error event, on which the node's watch ends the phase: where ranks were out of
-        # step, the flight recorder of the rank that raised is needed to say which.
-        if dumps is not None and self.world_size > 1:
-            dumps.request()
-        self._events.event(
-            "error",
-            type=type(error).__name__,
-            message=str(error),
-            traceback="".join(traceback.format_exception(error)),
-        )
-        self._events.close()
-        if dumps is not None and self.world_size > 1:
-            dumps.wait_for_lines()
-        # Registered last, so it runs first: from here on the interpreter's exit takes bounded time.
-        atexit.register(limit_exit_time)

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from typing import Any
 
 from .proof import FP16, Proof, find_optimizer
 from .replay import fingerprint
 from .watches import GradientWatch, ReplicaWatch, Rows
+
+# This many steps show whether the ranks train on the same data.
+MOST_LOCAL_LOSSES = 100
 
 
 class PassWatch:
@@ -54,6 +58,12 @@ class PassWatch:
             whole = self.replicas is not None and self.replicas.takes_every_step
             self.states = StateWatch(twin, device, with_weights=whole)
         self._first = first
+        self._world_size, self._device = world_size, device
+
+    @property
+    def seen_losses(self) -> Any:
+        """The losses; None if a step was recorded without one."""
+        return self.losses if self.has_loss else None
 
     def step_done(self, step: int, loss: Any) -> None:
         """`step` (from 1) is done, with its update of the parameters."""
@@ -72,6 +82,29 @@ class PassWatch:
             self.replicas.step_done(step)
             if self.states is not None:
                 self.states.step_done(step, self.replicas.is_due(step))
+
+    def average_losses(self, recorded: int) -> list[float]:
+        """The mean over all ranks at each step; NaN if any rank had NaN, empty without losses."""
+        import torch.distributed as dist
+
+        if not self.has_loss:
+            return []
+        losses = self.losses[:recorded].to(self._device, copy=True)
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(losses)
+            losses /= self._world_size
+        means: list[float] = losses.tolist()
+        return means
+
+    def describe_losses(self, recorded: int) -> dict[str, Any]:
+        """This rank's own losses, as fields of the `losses` event."""
+        local = self.losses[:recorded].tolist()
+        return {
+            "local_finite": all(map(isfinite, local)),
+            "not_finite_at": next((i for i, v in enumerate(local, 1) if not isfinite(v)), None),
+            "local_final": local[-1],
+            "local_first": local[:MOST_LOCAL_LOSSES],
+        }
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -7,19 +7,13 @@ memory of the process. Both peaks can be reset.
 from __future__ import annotations
 
 import resource
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 GIB = 2**30
 # Writing 5 resets the peak resident memory of this process (Linux 4.0, proc(5)).
 CLEAR_REFS, RESET_PEAK = Path("/proc/self/clear_refs"), "5"
-
-
-def resident_bytes() -> int:
-    """The resident memory of this process now."""
-    import psutil  # only a traced run needs it
-
-    return int(psutil.Process().memory_info().rss)
 
 
 class PeakMemory:
@@ -65,6 +59,13 @@ class PeakMemory:
         with suppress(OSError):  # without it the proven steps count
             CLEAR_REFS.write_text(RESET_PEAK)
 
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Count what the process keeps of this as no memory of the training."""
+        before = _resident_bytes()
+        yield
+        self.held += max(0, _resident_bytes() - before)
+
     def metrics(self) -> dict[str, float]:
         """`peak_memory_gib`, and on CUDA `peak_memory_reserved_gib`, which proven steps raise: the
         allocator keeps what they needed."""
@@ -83,3 +84,10 @@ class PeakMemory:
         import torch
 
         return int(torch.cuda.max_memory_allocated(self._device))
+
+
+def _resident_bytes() -> int:
+    """The resident memory of this process now."""
+    import psutil  # only a traced run needs it
+
+    return int(psutil.Process().memory_info().rss)

@@ -13,6 +13,8 @@ import time
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
+from .rank_environment import RankMisuse
+
 if TYPE_CHECKING:
     import torch
 
@@ -125,6 +127,22 @@ def open_group(init: str, device: torch.device, timeout_s: float) -> None:
     )
 
 
+def join_group(rank: int, world_size: int) -> str:
+    """The backend of the open group; for a single rank without a group, of one that this opens.
+    Raises RankMisuse if the group is not that of the launcher."""
+    import torch.distributed as dist
+
+    if world_size == 1 and not dist.is_initialized():
+        dist.init_process_group("gloo")
+    found = dist.get_rank(), dist.get_world_size()
+    if found != (rank, world_size):
+        raise RankMisuse(
+            f"the process group has this rank as {found[0]} of {found[1]}; expected {rank} of "
+            f"{world_size}, as RANK and WORLD_SIZE say"
+        )
+    return str(dist.get_backend())
+
+
 def barrier(device: torch.device) -> float:
     """Wait for all ranks; returns the seconds it took. NCCL is given this rank's device."""
     import torch
@@ -138,6 +156,14 @@ def barrier(device: torch.device) -> float:
     else:
         dist.barrier()
     return time.perf_counter() - started
+
+
+def meet(device: torch.device) -> None:
+    """Wait for all ranks, if a process group is open."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        barrier(device)
 
 
 def broadcast_object(value: Any) -> Any:

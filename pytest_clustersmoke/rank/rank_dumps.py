@@ -16,6 +16,7 @@ a handler in Python would also work, but a library in the rank may replace eithe
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -23,10 +24,12 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 from ..evidence.run_directory import PhaseDir
 from . import abort_delay
+from .rank_events import RankEventWriter
 from .recorder_dump import flight_recorder_json
 
 POLL_EVERY_S = 0.25
@@ -135,6 +138,25 @@ def _allow_debuggers() -> None:
             ctypes.CDLL(None).prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
-def limit_exit_time() -> None:
+def record_failure(error: BaseException, events: RankEventWriter, dumps: RankDumps | None) -> None:
+    """Record the exception that ends the rank, with its flight recorder if it has `dumps`."""
+    # Before the error event, on which the node's watch ends the phase: where ranks were out of
+    # step, the flight recorder of the rank that raised is needed to say which.
+    if dumps is not None:
+        dumps.request()
+    events.event(
+        "error",
+        type=type(error).__name__,
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+    )
+    events.close()
+    if dumps is not None:
+        dumps.wait_for_lines()
+    # Registered last, so it runs first: from here on the interpreter's exit takes bounded time.
+    atexit.register(_limit_exit_time)
+
+
+def _limit_exit_time() -> None:
     """After a failure, end the process with status 1 if its exit handlers take too long."""
     faulthandler.dump_traceback_later(EXIT_WITHIN_S, exit=True)

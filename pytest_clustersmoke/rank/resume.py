@@ -1,4 +1,4 @@
-"""Stops a training loop after some steps, saves its state, and goes on in new processes.
+"""Runs a training loop; stops it after some steps, saves its state, goes on in new processes.
 
 The first attempt of a phase with `resume` ends its loop early. The program saves; what it saved is
 hashed and noted beside it. The next attempt loads it into a model built anew, and the hashes are
@@ -9,7 +9,7 @@ after it: then the data go on where they stopped, and not from their beginning.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from .proof import Proof
 from .rank_environment import RankEnvironment, RankMisuse
 from .rank_events import RankEventWriter
 from .replay import Randomness
+from .steps import Step, StepLog
 
 AGREE_EVERY_S = 1.0
 
@@ -110,16 +111,10 @@ class Resume:
                     f"attempt {self._attempt} found {what} in {own.parent}; expected what "
                     f"rank.save_progress(...) left there on {self._world_size} ranks"
                 )
-        mismatched = checkpoint.mismatched_paths(checkpoint.Digest(expected), loaded)
+        compared = checkpoint.compare_digests(checkpoint.Digest(expected), loaded)
         self._random = Randomness.load(self._own_file(output, "pt"))
         self.first = step
-        self._events.event(
-            "resume",
-            step=step,
-            equal=not mismatched,
-            tensors=loaded.tensors,
-            mismatched=mismatched[:10],
-        )
+        self._events.event("resume", step=step, **compared)
         return step
 
     def _own_file(self, output: Path, kind: str) -> Path:
@@ -132,6 +127,26 @@ class Resume:
         if self._random is not None:
             self._random.restore()
         self._agreed_step, self._agreed_at = self.first, time.monotonic()
+
+    def run_loop(self, log: StepLog, device: str) -> Iterator[Step]:
+        """The steps of the loop, until the last one or until all ranks agree to stop; then, in a
+        twin run, those of its second pass."""
+        first = self.first
+        self.begin_loop()
+        for each in log.passes(first=1, calls_begin=True):
+            for index in range(each.recorded, log.count):
+                if each is log and self.may_stop(first + index):
+                    with log.untimed():
+                        stops = self.agree(first + index, device)
+                    if stops:
+                        return log.finish_early()
+                each.begin()
+                yield Step(first + index, each)
+                if each.recorded != index + 1:
+                    raise RankMisuse(
+                        f"step {first + index + 1} was recorded {each.recorded - index} times; "
+                        "expected one step.record(loss=...) at the end of each step"
+                    )
 
     def save(self, output: Path, state: Any, loss_of: Callable[[int], Any] | None) -> None:
         """Note what was saved, once the program has saved it."""

@@ -1,11 +1,14 @@
-"""When each step of a training loop began and ended.
+"""When each step of a training loop began and ended, and the rates that follow.
 
 On CUDA events on the device's stream are read once the device has passed them, so no step waits.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
+from collections.abc import Collection, Sequence
 from typing import Any
 
 
@@ -86,3 +89,35 @@ class CudaClock(CpuClock):
 
     def _between(self, begin: Any, end: Any) -> float:
         return float(begin.elapsed_time(end)) / 1000
+
+
+def rate_steps(
+    seconds: Sequence[float],
+    wall_s: float,
+    *,
+    left_out: Collection[int],
+    warmup: int,
+    samples: float,
+    tokens_per_rank: float | None,
+) -> dict[str, float]:
+    """A loop's rates by the names of the metrics, from the `seconds` of each step and of all of
+    them. A step trains on this many `samples` of all ranks."""
+    timed = [(at, value) for at, value in enumerate(seconds) if at not in left_out]
+    steady = [value for at, value in timed if at >= warmup]
+    steps_per_s = len(timed) / (wall_s - sum(seconds[at] for at in left_out))
+    rates = {
+        "steps_per_s": steps_per_s,
+        "steady_steps_per_s": len(steady) / sum(steady),
+        "samples_per_s": steps_per_s * samples,
+        "step_time_p50_s": statistics.median(steady),
+        "step_time_p95_s": _percentile(steady, 95),
+    }
+    if tokens_per_rank is not None:
+        rates["tokens_per_s_per_rank"] = steps_per_s * tokens_per_rank
+    return rates
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    """The nearest-rank percentile, which is always a measured value."""
+    ordered = sorted(values)
+    return ordered[math.ceil(len(ordered) * percent / 100) - 1]

@@ -9,35 +9,29 @@ peak memory.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from math import isfinite
 from typing import TYPE_CHECKING
 
-from ..evidence.telemetry import MARK_EVERY_S
 from ..text import plural
 from .own_step import OwnStep
 from .pass_watch import PassWatch
-from .peak_memory import PeakMemory, resident_bytes
-from .process_group import barrier
+from .peak_memory import PeakMemory
+from .process_group import meet
 from .proof import StepProver
 from .rank_environment import RankMisuse, TraceOrder
 from .rank_events import RankEventWriter
-from .step_clock import CpuClock, CudaClock
+from .step_clock import CpuClock, CudaClock, rate_steps
+from .step_marks import LoopMarks
 from .trace import StepTrace, choose_steps
 from .twin import NO_PASSES, Twin, TwinLog
 
 if TYPE_CHECKING:
     import torch
 
-# During a long measurement between two steps, a mark shows that the rank is alive.
-MARK_AGAIN_S = 5.0
 MOST_STEP_TIMES = 10_000
-# This many steps show whether the ranks train on the same data.
-MOST_LOCAL_LOSSES = 100
 
 
 class Step:
@@ -96,7 +90,6 @@ class StepLog:
         if count < 1:
             raise RankMisuse(f"count={count} steps; expected at least 1")
         self.count = count
-        self._first, self._total = 0, count
         self.warmup = min(5, count // 5) if warmup is None else warmup
         if not 0 <= self.warmup < count:
             raise RankMisuse(
@@ -124,11 +117,11 @@ class StepLog:
         self._memory = PeakMemory(str(device))
         self._before_step = before_step or (lambda index, count: None)
         self._begins_itself = True
-        self._marked, self._marked_at = 0, -math.inf
+        self._marks = LoopMarks(events, count)
 
     def number_from(self, first: int, total: int) -> None:
         """Count steps in marks from `first`, of `total`: another attempt did those before."""
-        self._first, self._total = first, total
+        self._marks.first, self._marks.total = first, total
 
     def _plan_trace(self, order: TraceOrder) -> StepTrace | None:
         steps, reason = choose_steps(order.first, order.last, self.count, self.warmup, self._proven)
@@ -189,7 +182,7 @@ class StepLog:
         self._events.event("stage", name="train", state="begin")
         self._memory.begin()
         self._watch = self._make_watch(0)
-        self._began = time.perf_counter()
+        self._began = self._marks.began = time.perf_counter()
         self._clock = CudaClock() if self._device.type == "cuda" else CpuClock()
         self._clock.tick()
         if self._prover is not None:
@@ -208,8 +201,8 @@ class StepLog:
         self._clock.tick()
         self._end_trace()
         now = time.perf_counter()
-        if self._marked == 0 or now - self._marked_at >= MARK_EVERY_S:
-            self._mark(self._clock.passed_steps(), now)
+        if self._marks.are_due(now):
+            self._marks.mark(self._clock.passed_steps(), now, self._watch.seen_losses)
         if self.recorded < self.count:
             if self.recorded == self._own_step_after:
                 self._measure_own_step()
@@ -253,9 +246,9 @@ class StepLog:
     def _start_trace(self, trace: StepTrace) -> None:
         """Start the profiler, and let all ranks begin the first traced step together."""
         self._memory.pause()
-        with self.untimed(), self._not_training():
+        with self.untimed(), self._memory.left_out():
             trace.start()
-            self._meet()
+            meet(self._device)
 
     def _end_trace(self) -> None:
         """End the step just recorded, if it was traced; after the last of them all ranks wait until
@@ -269,27 +262,14 @@ class StepLog:
         self._trace.end()
         # Writing may take longer than the limit of a step, also for the ranks that only wait.
         self._events.event("trace_write", state="begin")
-        with self.untimed(), self._not_training():
+        with self.untimed(), self._memory.left_out():
             if (fields := self._trace.write()) is not None:
                 first, last = self._trace.steps[0] + 1, self._trace.steps[-1] + 1
                 proven = sorted(step + 1 for step in self._proven & self._traced)
                 self._events.event("trace", first=first, last=last, proven=proven, **fields)
-            self._meet()
+            meet(self._device)
         self._memory.resume()
         self._events.event("trace_write", state="end")
-
-    @contextmanager
-    def _not_training(self) -> Iterator[None]:
-        """Count what the process keeps of this as no memory of the training."""
-        before = resident_bytes()
-        yield
-        self._memory.held += max(0, resident_bytes() - before)
-
-    def _meet(self) -> None:
-        import torch.distributed as dist
-
-        if dist.is_available() and dist.is_initialized():
-            barrier(self._device)
 
     def _measure_own_step(self) -> None:
         if self._own_step is not None:
@@ -324,11 +304,11 @@ class StepLog:
         self._clock.wait()
         ended = time.perf_counter()
         wall_s = ended - self._began - self._untimed_s
-        if self._marked == 0:
-            self._mark(1, ended)
-        self._mark(self.count, ended)
+        if self._marks.is_first:
+            self._marks.mark(1, ended, self._watch.seen_losses)
+        self._marks.mark(self.count, ended, self._watch.seen_losses)
         self._measure_own_step()
-        means = self._average_losses() if self._watch.has_loss else []
+        means = self._watch.average_losses(self.recorded)
         self._events.event("stage", name="train", state="end", seconds=wall_s)
         seconds = self._clock.step_seconds()
         values = self._metrics(wall_s, seconds, means)
@@ -352,7 +332,7 @@ class StepLog:
     def finish_early(self) -> None:
         """End a loop before its last step, on all ranks; it has no rates."""
         self._clock.wait()
-        means = self._average_losses() if self._watch.has_loss else []
+        means = self._watch.average_losses(self.recorded)
         self._events.event("stage", name="train", state="end")
         self._finish_watch(means)
 
@@ -364,49 +344,22 @@ class StepLog:
         if compared is not None:
             self._events.event("replicas", **compared)
         if means:
-            local = self._watch.losses[: self.recorded].tolist()
-            self._events.event(
-                "losses",
-                mean=means,
-                local_finite=all(map(isfinite, local)),
-                not_finite_at=next((i for i, v in enumerate(local, 1) if not isfinite(v)), None),
-                local_final=local[-1],
-                local_first=local[:MOST_LOCAL_LOSSES],
-                replica=None if self._prover is None else self._prover.replica,
-            )
-
-    def _mark(self, passed: int, now: float) -> None:
-        """Mark progress: the steps the device has finished, not those the host has queued."""
-        if passed <= self._marked:
-            return
-        self._marked, self._marked_at = passed, now
-        fields: dict[str, float] = {"steps_per_s": passed / (now - self._began)}
-        if self._watch.has_loss:
-            fields["loss"] = float(self._watch.losses[passed - 1])
-        self._events.event("step", step=self._first + passed, steps=self._total, **fields)
+            replica = None if self._prover is None else self._prover.replica
+            local = self._watch.describe_losses(self.recorded)
+            self._events.event("losses", mean=means, **local, replica=replica)
 
     def _mark_again(self) -> None:
-        """Mark progress within a step: a pass of a large model may take long."""
-        now = time.perf_counter()
-        step = self._first + self.recorded
-        if step and now - self._marked_at >= MARK_AGAIN_S:  # the first step has a limit of its own
-            self._marked_at = now
-            self._events.event("step", step=step, steps=self._total)
+        self._marks.mark_again(self.recorded)
 
     def _metrics(self, wall_s: float, seconds: list[float], means: list[float]) -> dict[str, float]:
-        left_out = self._left_out
-        timed = [(at, value) for at, value in enumerate(seconds) if at not in left_out]
-        steady = [value for at, value in timed if at >= self.warmup]
-        steps_per_s = len(timed) / (wall_s - sum(seconds[at] for at in left_out))
-        values = {
-            "steps_per_s": steps_per_s,
-            "steady_steps_per_s": len(steady) / sum(steady),
-            "samples_per_s": steps_per_s * self._samples_per_rank * self._replicas,
-            "step_time_p50_s": statistics.median(steady),
-            "step_time_p95_s": _percentile(steady, 95),
-        }
-        if self._tokens_per_rank is not None:
-            values["tokens_per_s_per_rank"] = steps_per_s * self._tokens_per_rank
+        values = rate_steps(
+            seconds,
+            wall_s,
+            left_out=self._left_out,
+            warmup=self.warmup,
+            samples=self._samples_per_rank * self._replicas,
+            tokens_per_rank=self._tokens_per_rank,
+        )
         if means:
             values |= {"first_loss": means[0], "train_loss": statistics.fmean(means)}
             values["final_loss"] = means[-1]
@@ -429,20 +382,3 @@ class StepLog:
     @property
     def _traced(self) -> frozenset[int]:
         return frozenset(self._trace.steps) if self._trace is not None else frozenset()
-
-    def _average_losses(self) -> list[float]:
-        """The mean over all ranks at each step; NaN if any rank had NaN."""
-        import torch.distributed as dist
-
-        losses = self._watch.losses[: self.recorded].to(self._device, copy=True)
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(losses)
-            losses /= self._world_size
-        means: list[float] = losses.tolist()
-        return means
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    """The nearest-rank percentile, which is always a measured value."""
-    ordered = sorted(values)
-    return ordered[math.ceil(len(ordered) * percent / 100) - 1]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.diagnose import first_error, log_lines, signature_search
+from pytest_clustersmoke.diagnose import log_lines, signature_search, unknown_errors
 from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
 from pytest_clustersmoke.diagnose.signature_findings import order_findings
 from pytest_clustersmoke.diagnose.signature_search import SignatureSearch
@@ -137,7 +137,7 @@ def test_unfinished_tracebacks_are_skipped() -> None:
     torn = "Traceback (most recent call last):\n" * 50_000
     search.stream(io.BytesIO((torn + OOM + torn).encode()), "0.log")
     assert ids(order_findings(search)) == ["cuda_oom"]
-    assert search.looked < first_error.MAX_LOOKS + 9
+    assert search.looked < unknown_errors.MAX_LOOKS + 9
 
 
 def check(findings: list[Finding]) -> None:

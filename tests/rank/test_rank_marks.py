@@ -8,8 +8,9 @@ import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.evidence.telemetry import Events, read_events
-from pytest_clustersmoke.rank import Rank, core
+from pytest_clustersmoke.rank import Rank
 from pytest_clustersmoke.rank.rank_environment import RankEnvironment, RankMisuse
+from pytest_clustersmoke.rank.step_marks import PROGRAM_AGAIN_S
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_each_step_is_marked_once(rank: Rank, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     for step in (0, 0, 1, 1, 1, 2):
         rank.mark(step, 2)
-    now[0] += core.MARK_AGAIN_S
+    now[0] += PROGRAM_AGAIN_S
     rank.mark(2, 2)
     rank.mark(2, 2)
     steps = [(record["step"], record["steps"]) for record in events(rank).named("step")]
