@@ -24,6 +24,7 @@ from .session.selection import ItemSelection
 if TYPE_CHECKING:
     from .criteria.phase_criteria import PhaseView
 
+LIFETIME_OPTIONS = ("--cluster-detach", "--cluster-attach", "--cluster-reap")
 MAX_TRACED_STEPS = 50  # a step of the tiny LoRA model takes 1.1 MB before compression
 
 
@@ -77,12 +78,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="allow one run with this option per cluster at a time; exit with status 4 if another "
         "is active",
     )
+    _add_lifetime_options(group)
     group.addoption(
         "--cluster-report-dir",
         metavar="DIR",
         help="directory for the reports (default: ROOTDIR/reports)",
     )
     parser.addini("cluster", "the cluster to run phases on if --cluster is not given")
+
+
+def _add_lifetime_options(group: pytest.OptionGroup) -> None:
+    group.addoption(
+        "--cluster-detach",
+        action="store_true",
+        help="submit every phase, leave the jobs to the scheduler and exit with status 6; judge "
+        "them later with --cluster-attach",
+    )
+    group.addoption(
+        "--cluster-attach",
+        metavar="RUN_ID",
+        help="go on with a run that was detached or whose process has ended, by its id or "
+        "`latest`: read the jobs that are done, wait for the others, submit what is missing",
+    )
+    group.addoption(
+        "--cluster-takeover",
+        action="store_true",
+        help="attach a run even if its process seems to be alive; that one then stops",
+    )
+    group.addoption(
+        "--cluster-reap",
+        action="append",
+        default=[],
+        metavar="RUN_ID",
+        help="end the jobs that are left of a run whose process has ended, or of `all` such runs, "
+        "then exit (may be repeated)",
+    )
 
 
 def _add_trace_options(group: pytest.OptionGroup) -> None:
@@ -166,26 +196,33 @@ def pytest_configure(config: pytest.Config) -> None:
             "--cluster-prove",
             "--cluster-exclusive",
             "--cluster-here",
+            *LIFETIME_OPTIONS,
         )
         if config.getoption(option) and not name
     ]
     if without_cluster:
         raise pytest.UsageError(f"{without_cluster[0]} needs --cluster NAME")
+    if config.getoption("--cluster-takeover") and not config.getoption("--cluster-attach"):
+        raise pytest.UsageError("--cluster-takeover needs --cluster-attach RUN_ID")
     for option in ("--cluster-trace-steps", "--cluster-trace-ranks"):
         if config.getoption(option) is not None and not config.getoption("--cluster-trace"):
             raise pytest.UsageError(f"{option} needs --cluster-trace PHASE")
-    if name and not config.getoption("--cluster-list"):
+    if name and not (config.getoption("--cluster-list") or config.getoption("--cluster-reap")):
         from .session.registration import register_suite
 
         register_suite(config, name)
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    if not config.getoption("--cluster-list"):
-        return None
-    from .session.registration import print_clusters
+    if config.getoption("--cluster-list"):
+        from .session.registration import print_clusters
 
-    return print_clusters(config)
+        return print_clusters(config)
+    if config.getoption("--cluster-reap"):
+        from .session.registration import reap_runs
+
+        return reap_runs(config, config.getoption("--cluster-reap"))
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -21,7 +21,7 @@ from filelock import BaseFileLock
 
 from ..config.profile import Profile
 from ..text import Problem, UsageProblems, sanitize_line
-from .run_directory import RunDir, read_json, write_json
+from .run_directory import RunDir, create_once, list_directory, read_json, write_json
 
 OPTION = "--cluster-exclusive"
 CLUSTER_MODE, RUN_MODE = 0o666, 0o600  # every user who can reach a cluster's directory can lock it
@@ -30,7 +30,10 @@ MAX_WORD = 80
 # long, the longest that a job may run.
 MAX_RUN_S = 8 * 24 * 3600
 # The limit allows for clocks that differ between hosts and file servers.
-HEARTBEAT_S, MAX_SILENCE_S = 60.0, 1800.0
+HEARTBEAT_S, MAX_SILENCE_S = 10.0, 1800.0
+# From another host a run can be taken over after this long without a beat: a controller that still
+# lives then finds that it has a successor, and stops.
+TAKEOVER_SILENCE_S = 60.0
 
 
 def cluster_lock_path(shared_dir: Path, cluster: str) -> Path:
@@ -134,6 +137,12 @@ class ControllerLock:
         self._lock = _run_lock(run)
         self._locks = _acquire(self._lock) is True
 
+    def attach(self) -> None:
+        """Note in run.json that this process controls the run from now on."""
+        own = {"host": socket.gethostname(), "pid": os.getpid()}
+        before = [mark for mark in self.about.get("attached", ()) if isinstance(mark, dict)]
+        self.about |= {**own, "attached": [*before, {**own, "time": time.time()}]}
+
     def announce(self, asked: Mapping[str, Any], report: Path) -> None:
         """Write the selection into run.json, here and in the report's directory, where it leads to
         the evidence if no report follows. Raises OSError if it cannot be written."""
@@ -144,6 +153,47 @@ class ControllerLock:
 
     def release(self) -> None:
         self._lock.release()
+
+
+class Superseded(OSError):
+    """Another controller has taken the run over, so this one must not touch its jobs or files."""
+
+
+class ControllerFence:
+    """The number of this process among the controllers of a run: each takes the next one, and stops
+    once there is a higher one."""
+
+    def __init__(self, run: RunDir) -> None:
+        """Raises OSError if the number cannot be written."""
+        about = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
+        list_directory(run.root)
+        number = 1
+        while run.controller(number).exists() or not create_once(run.controller(number), about):
+            number += 1
+        self._successor = run.controller(number + 1)
+
+    def check(self) -> None:
+        """Raise Superseded if the run has another controller. To be called before every command
+        that changes a job, and before every line of the journal."""
+        if list_directory(self._successor.parent) and self._successor.exists():
+            about = read_json(self._successor) or {}
+            who = f"pid {about.get('pid')} on {sanitize_line(str(about.get('host')))[:MAX_WORD]}"
+            raise Superseded(f"{who} has taken this run over")
+
+
+def find_holder(run: RunDir, silence_s: float) -> str:
+    """Who controls a run, as `pid 7 on login1`; empty if its lock is free and, where another host
+    may hold it unseen, the last beat is so long ago."""
+    about = read_json(run.run) or {}
+    lock = _run_lock(run)
+    try:
+        taken = _acquire(lock)
+        is_free = not about.get("locks") if taken is None else taken
+        if is_free and _is_silent(run, about, silence_s):
+            return ""
+    finally:
+        lock.release()
+    return f"pid {about.get('pid')} on {sanitize_line(str(about.get('host')))[:MAX_WORD]}"
 
 
 @contextmanager
@@ -183,13 +233,19 @@ def _is_dead(run: RunDir, about: Mapping[str, Any]) -> bool:
     """Whether the controller of a run whose lock is free is dead. Some file systems have no locks,
     and on some they hold on one host alone (Lustre's `localflock`, NFS' `local_lock`, BeeGFS):
     there the heartbeat decides."""
+    return _is_silent(run, about, MAX_SILENCE_S if about.get("locks") else MAX_RUN_S)
+
+
+def _is_silent(run: RunDir, about: Mapping[str, Any], limit_s: float) -> bool:
+    """Whether the controller of a run whose lock is free has sent no beat for so long; on its own
+    host a lock that works and is free suffices."""
     if about.get("locks") and about.get("host") == socket.gethostname():
         return True
     try:
         silent_s = time.time() - run.run.stat().st_mtime
     except OSError:
         return False
-    return silent_s > (MAX_SILENCE_S if about.get("locks") else MAX_RUN_S)
+    return silent_s > limit_s
 
 
 def send_heartbeat(run: RunDir) -> None:

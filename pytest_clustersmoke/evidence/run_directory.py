@@ -2,6 +2,7 @@
 
 <shared_dir>/<run_id>/               0700, owned by this user, or refused
     run.json, controller.lock        the request; a lock held while the controller lives
+    controller.<n>                   the run's controllers: the last may touch its jobs, no other
     journal.jsonl                    submissions, ends and judgements, in order
     hosts/token, hosts/<host>/seen   what each host reads before the first job, and writes again
     reruns/<phase>.confirm<N>        created by a criterion that wants the phase to run again
@@ -284,7 +285,7 @@ class PhaseDir:
         return self.node(node_rank) / self.ENVIRONMENT
 
     def node_process(self, node_rank: int) -> Path:
-        """What was started there over ssh: its pid, start time and boot."""
+        """The process that was started there, locally or over ssh: its pid and start time."""
         return self.node(node_rank) / "start" / "process"
 
     def dumped(self, node_rank: int) -> Path:
@@ -368,6 +369,9 @@ class RunDir:
     def host(self, number: int) -> PhaseDir:
         """What one host writes before the first job; its files are named as those of a phase."""
         return PhaseDir(self.root / "hosts" / f"{number:04d}")
+
+    def controller(self, number: int) -> Path:
+        return self.root / f"controller.{number}"
 
     def phase(self, name: str) -> PhaseDir:
         return PhaseDir(self.root / "phases" / name)

@@ -387,6 +387,9 @@ class RunRecord(RecordModel):
     evidence: str = Field(description="the run's directory on the cluster")
     begun: float = Field(description="Unix s")
     written: float = Field(description="Unix s")
+    attached: list[float] = Field(
+        default=[], description="when later processes went on with the run, Unix s"
+    )
     verdict: str = Field(
         description="FIT, UNFIT or INCONCLUSIVE; of a proof PROVEN, NOT PROVEN or INCONCLUSIVE"
     )

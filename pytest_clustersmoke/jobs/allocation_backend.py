@@ -106,6 +106,9 @@ class AllocationBackend:
         self._steps[step_id] = _Step(job, time.time())
         return step_id
 
+    def adopt(self, job: Submission, job_id: str) -> None:
+        raise NotImplementedError("runs of this backend cannot be attached; the suite refuses it")
+
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         try:
             allocation = self._client.allocation(self._job_id)

@@ -12,13 +12,14 @@ slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.run_directory import PhaseDir
+from ..evidence.run_directory import PhaseDir, RunDir, write_json
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from ..evidence.transport_rule import TransportRule
 
@@ -27,6 +28,8 @@ __all__ = [
     "Backend",
     "JobState",
     "Refused",
+    "RunBackend",
+    "SchedulerSilent",
     "SearchableBackend",
     "Submission",
     "Unanswered",
@@ -53,12 +56,18 @@ class Unanswered(Exception):
 class Submission:
     """A phase to be submitted: where its job writes, and a token that its spec, its comment in the
     scheduler's queue and its claim carry, and that no other submission has (empty in a dry run).
-    Phases that are submitted together, as the tasks of an array, have one token."""
+    Phases that are submitted together, as the tasks of an array, have one token. `behind`: the id
+    of a job that must end first, however it does."""
 
     phase: Phase
     directory: PhaseDir
     token: str = ""
     in_array: bool = False
+    behind: str = ""
+
+
+class SchedulerSilent(Exception):
+    """The scheduler does not answer a question about jobs; the text says how."""
 
 
 class Backend(Protocol):
@@ -74,6 +83,9 @@ class Backend(Protocol):
     def submit(self, job: Submission, after: str = "") -> str:
         """Start the job whose spec is in its directory and return its id. A backend that `chains`
         holds it until the job `after` has succeeded. Raises Refused and Unanswered."""
+
+    def adopt(self, job: Submission, job_id: str) -> None:
+        """Take up a job that an earlier controller of the run submitted."""
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         """The states of these jobs, from one query. A job is missing if the scheduler did not
@@ -114,8 +126,21 @@ class ArrayBackend(Protocol):
 class SearchableBackend(Protocol):
     """A backend that finds a job again whose submission it did not answer."""
 
-    def find_submitted(self, jobs: Sequence[Submission]) -> list[str]:
-        """The ids of these jobs, which were submitted together; empty while they are not found."""
+    def find_submitted(self, jobs: Sequence[Submission]) -> list[str] | None:
+        """The ids of these jobs, which were submitted together; empty while they are not found,
+        None if the scheduler does not answer."""
+
+
+@runtime_checkable
+class RunBackend(Protocol):
+    """A backend whose jobs any process can find and end."""
+
+    def jobs_of_run(self, run: RunDir) -> list[str]:
+        """The ids of the run's jobs that have not ended, whoever submitted them. Raises
+        SchedulerSilent."""
+
+    def cancel(self, job_ids: Iterable[str]) -> bool:
+        """As of any backend."""
 
 
 def make_backend(profile: Profile, environ: Mapping[str, str], here: bool = False) -> Backend:
@@ -136,6 +161,19 @@ def make_backend(profile: Profile, environ: Mapping[str, str], here: bool = Fals
     from .local_backend import LocalBackend
 
     return LocalBackend(profile, environ)
+
+
+def prepare_jobs(
+    phases: Sequence[Phase], profile: Profile, run: RunDir, behind: str = ""
+) -> list[Submission]:
+    """Write the specs of phases that are submitted together, with one token. Raises OSError."""
+    token, jobs = secrets.token_hex(8), []
+    for phase in phases:
+        directory = run.phase(phase.name)
+        write_json(directory.spec, make_spec(phase, profile, directory, token))
+        order = "" if phase.after.value else behind
+        jobs.append(Submission(phase, directory, token, len(phases) > 1, order))
+    return jobs
 
 
 def make_spec(

@@ -16,10 +16,10 @@ from itertools import islice
 from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
-from ..evidence.run_directory import PhaseDir
+from ..evidence.run_directory import RESTART, PhaseDir
 from ..evidence.scheduler_record import NODE_FAILED, JobState, SchedulerRecord, SlurmMessage
 from ..node.abort_flag import visible
-from .backend import Backend
+from .backend import Backend, Submission
 from .slurm_jobs import parse_message
 
 FIRST_POLL_S = 0.5
@@ -223,6 +223,22 @@ class WatchedJob:
         if self.failed_first and self.state is not None and self.state.raw == "CANCELLED":
             return self.state_before_end
         return None if self.unknown_since is not None else self.state
+
+
+def watch_job(job: Submission, job_id: str, after: str, waited_s: float = 0.0) -> WatchedJob:
+    """The watch over a job that was submitted so many seconds ago; `after`: the phase that it waits
+    for in the queue."""
+    newest = job.directory.newest
+    return WatchedJob(
+        job.phase.name,
+        job_id,
+        newest,
+        int(job.phase.nodes.value),
+        time.monotonic() - max(0.0, waited_s),
+        after,
+        resumes=bool(job.phase.resume.value),
+        restarts=newest.attempt // RESTART,
+    )
 
 
 class Poller:

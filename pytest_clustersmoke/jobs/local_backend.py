@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +20,9 @@ import psutil
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.process_start import identity
-from ..evidence.run_directory import PhaseDir, write_atomically
+from ..evidence.run_directory import PhaseDir, RunDir, read_json, write_atomically, write_json
 from ..evidence.scheduler_record import JobState
-from ..evidence.telemetry import read_events
+from ..evidence.telemetry import parse_finite, parse_int, read_events
 from ..node import abort_flag, process_tree
 from . import batch_script
 from .backend import Refused, Submission
@@ -32,10 +32,23 @@ CANCEL_GRACE_S = 1.5
 KILLED_GRACE_S = 1.0  # from TERM to KILL, for what a killed launcher left
 
 
+class _AdoptedProcess:
+    """A virtual node that another controller started: its exit status is not known here, and its
+    result takes the place of it."""
+
+    def __init__(self, pid: int, started: float, result: Path) -> None:
+        self.pid, self._started, self._result = pid, started, result
+
+    def poll(self) -> int | None:
+        if process_tree.find_process(self.pid, self._started) is not None:
+            return None
+        return 0 if (read_json(self._result) or {}).get("ok") is True else 1
+
+
 @dataclass
 class _Node:
-    process: subprocess.Popen[bytes]
-    started: float
+    process: subprocess.Popen[bytes] | _AdoptedProcess
+    started: float  # 0 if it never was
 
 
 @dataclass
@@ -74,7 +87,7 @@ class LocalBackend:
         batch_script.write_call(submission)
         write_atomically(directory.batch_script, self.script(submission))
         job = _Job([], directory, phase.world_size, time.time(), self._free_gpus())
-        job_id = f"local-{directory.run.run_id}-{phase.name}"
+        job_id = _job_id(submission)
         self._jobs[job_id] = job
         try:
             for node_rank in range(count):
@@ -83,11 +96,51 @@ class LocalBackend:
                     **batch_script.node_variables(phase, node_rank, f"local{node_rank}"),
                 }
                 process = _start_node(submission, environ)
-                job.nodes.append(_Node(process, process_tree.started_at(process.pid)))
+                node = _Node(process, process_tree.started_at(process.pid))
+                job.nodes.append(node)
+                record = {"pid": process.pid, "started": node.started}
+                write_json(directory.node_process(node_rank), record)
         except OSError as error:
             self.cancel([job_id])
             raise Refused(f"a virtual node cannot be started: {error}") from error
         return job_id
+
+    def adopt(self, job: Submission, job_id: str) -> None:
+        self._adopt(job.directory, job.phase.nodes.value, job.phase.world_size, job_id)
+
+    def _adopt(self, directory: PhaseDir, nodes: int, world_size: int, job_id: str) -> None:
+        """Find the virtual nodes of a job by what was written of their processes."""
+        found = []
+        for rank in range(nodes):
+            record = read_json(directory.node_process(rank)) or {}
+            pid, started = parse_int(record.get("pid")), parse_finite(record.get("started"))
+            process = _AdoptedProcess(pid or 0, started or 0.0, directory.node_result(rank))
+            found.append(_Node(process, (pid and started) or 0.0))
+        gpus = self._free_gpus()
+        self._jobs[job_id] = _Job(found, directory, world_size, time.time(), gpus)
+
+    def jobs_of_run(self, run: RunDir) -> list[str]:
+        left = []
+        for path in sorted(run.root.glob("phases/*/spec.json")):
+            directory, spec = PhaseDir(path.parent), read_json(path) or {}
+            nodes, per_node = parse_int(spec.get("nodes")), parse_int(spec.get("ranks_per_node"))
+            job_id = f"local-{run.run_id}-{path.parent.name}"
+            self._adopt(directory, nodes or 0, (nodes or 0) * (per_node or 0), job_id)
+            if self._jobs[job_id].running() or _find_left(self._jobs[job_id]):
+                left.append(job_id)
+        return left
+
+    def find_submitted(self, jobs: Sequence[Submission]) -> list[str]:
+        """The job's id if all its virtual nodes were started; otherwise those that were are ended,
+        and the job counts as not submitted."""
+        (job,) = jobs
+        job_id = _job_id(job)
+        self.adopt(job, job_id)
+        if all(node.started for node in self._jobs[job_id].nodes):
+            return [job_id]
+        self.cancel([job_id])
+        del self._jobs[job_id]
+        return []
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         return {job_id: self._state(self._jobs[job_id]) for job_id in job_ids}
@@ -148,6 +201,10 @@ class LocalBackend:
             for gpu in job.gpus[: job.world_size]
         }
         return [gpu for gpu in self._gpus if gpu not in busy]
+
+
+def _job_id(job: Submission) -> str:
+    return f"local-{job.directory.run.run_id}-{job.phase.name}"
 
 
 def _start_node(job: Submission, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

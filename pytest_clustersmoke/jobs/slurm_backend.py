@@ -12,12 +12,13 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.run_directory import write_atomically
+from ..evidence.run_directory import RunDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from . import batch_script
-from .backend import Submission
+from .backend import SchedulerSilent, Submission
 from .slurm_client import SlurmClient, SlurmUnavailable
 
+NAME = "clustersmoke"
 SUBMITIT_SIGNAL = "#SBATCH --signal=USR2@"
 # Slurm asks every process of the step to stop, also a Python that is only starting, which would end
 # by it. It starts with the signal blocked, and `run_node` finds it pending. An `env` of coreutils
@@ -55,11 +56,20 @@ class SlurmBackend:
         write_atomically(first.directory.batch_script, script)
         return _task_ids(jobs, self._client.submit(first.directory.batch_script))
 
-    def find_submitted(self, jobs: Sequence[Submission]) -> list[str]:
+    def adopt(self, job: Submission, job_id: str) -> None:
+        """Nothing to do: Slurm knows the job."""
+
+    def jobs_of_run(self, run: RunDir) -> list[str]:
+        try:
+            return self._client.list_jobs(f"{NAME}-{run.run_id}-", f"{NAME} run={run.run_id} ")
+        except SlurmUnavailable as error:
+            raise SchedulerSilent(str(error)) from None
+
+    def find_submitted(self, jobs: Sequence[Submission]) -> list[str] | None:
         try:
             job_id = self._client.find_job(*job_words(jobs[0]))
         except SlurmUnavailable:
-            return []
+            return None
         return _task_ids(jobs, job_id) if job_id else []
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
@@ -102,9 +112,10 @@ class SlurmBackend:
         if cpus is not None:
             srun_args.append(f"--cpus-per-task={cpus}")  # srun does not inherit it since 22.05
             options["cpus_per_task"] = cpus
-        if after:
+        kinds = {"afterok": after, "afterany": job.behind}
+        if orders := [f"{kind}:{other}" for kind, other in kinds.items() if other]:
             # Without the second option the job would stay in the queue if the other one failed.
-            options |= {"dependency": f"afterok:{after}", "kill_on_invalid_dep": "yes"}
+            options |= {"dependency": ",".join(orders), "kill_on_invalid_dep": "yes"}
         if self._profile.hardware.gpu != "none":
             options["gpus_per_node"] = phase.gpus_per_node.value
         name, comment = job_words(job)
@@ -139,7 +150,7 @@ def job_words(job: Submission) -> tuple[str, str]:
     run_id = job.directory.run.run_id
     name = job.phase.entry if job.in_array else job.phase.name
     token = f" token={job.token}" if job.token else ""
-    return f"clustersmoke-{run_id}-{name}", f"clustersmoke run={run_id} phase={name}{token}"
+    return f"{NAME}-{run_id}-{name}", f"{NAME} run={run_id} phase={name}{token}"
 
 
 def _task_ids(jobs: Sequence[Submission], job_id: str) -> list[str]:

@@ -127,6 +127,9 @@ class SshBackend:
         self._jobs[job_id] = _Job(job, time.time())
         return job_id
 
+    def adopt(self, job: Submission, job_id: str) -> None:
+        raise NotImplementedError("runs of this backend cannot be attached; the suite refuses it")
+
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         self._choose_hosts()
         by_host = self._nodes_by_host()

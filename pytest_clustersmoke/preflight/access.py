@@ -84,9 +84,13 @@ def find_unusable_paths(
 
 
 def prepare_run(
-    profile: Profile, run_id: str, environ: Mapping[str, str], here: bool = False
+    profile: Profile,
+    run_id: str,
+    environ: Mapping[str, str],
+    here: bool = False,
+    attached: RunDir | None = None,
 ) -> Start:
-    """Create the run's directory and the backend; raises UsageProblems.
+    """Create the run's directory, unless it is `attached`, and the backend; raises UsageProblems.
 
     `environ` is the user's, with the lab's SLURM_CONF if the profile is a lab's; `here`: in the
     allocation that it names.
@@ -96,8 +100,9 @@ def prepare_run(
 
     if missing := find_missing_commands(profile, environ):
         raise UsageProblems(missing)
-    run = create_run(profile.shared_dir, run_id)
-    write_json(run.run, describe_run(profile, run_id))
+    run = attached or create_run(profile.shared_dir, run_id)
+    if attached is None:
+        write_json(run.run, describe_run(profile, run_id))
     backend = make_backend(profile, environ, here)
     if isinstance(backend, SshBackend):
         from .host_check import HostCheck

@@ -142,6 +142,7 @@ def count_run(
             "evidence": str(run.directory.root),
             "begun": about["begun"],
             "written": time.time(),
+            "attached": [mark["time"] for mark in about.get("attached", ())],
             **UNJUDGED,
             **run.tally.as_dict(),
             "absent_phases": list(run.absences),

@@ -6,7 +6,7 @@ still be running: nothing cancelled them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,13 @@ from .record_builder import FinishedRun, make_record, try_history
 RESULTS = ("passed", "failed", "skipped", "known")
 
 
-def recover(report_dir: Path, environ: Mapping[str, str]) -> list[str]:
+def recover(report_dir: Path, environ: Mapping[str, str], alive: Container[str] = ()) -> list[str]:
     """Report every run of this directory whose report is missing or incomplete and whose controller
-    is dead; returns a line on each."""
+    is dead, except those that are `alive` by their jobs; returns a line on each."""
     lines = []
     for target, run, about in _unreported(report_dir):
+        if run.run_id in alive:
+            continue
         with seize_run(run) as dead:
             if dead:
                 try:
@@ -126,6 +128,8 @@ def _count_journal(run: RunDir, about: Mapping[str, Any]) -> RunTally:
 def _describe_end(journal: Events, tally: RunTally) -> str:
     """How the run ended, in words."""
     closed = journal.last("closed")
+    if closed is not None and closed.get("reaped"):
+        return "its controller was killed, and --cluster-reap ended its jobs"
     if closed is not None and not closed.get("recovered"):
         return "its report could not be written at its end"
     ended = {event.get("job_id") for event in journal.named("ended")}  # also of reruns

@@ -192,19 +192,7 @@ class PhaseCollection:
         return names - {marked.base for marked in self.markers}
 
     def scheduler_environ(self) -> tuple[Mapping[str, str], list[Problem]]:
-        """The environment for the scheduler's commands, with SLURM_CONF for a lab profile, and the
-        reason if no lab was found."""
-        from .. import preflight
-
-        if not self.profile.lab or preflight.find_missing_commands(self.profile, os.environ):
-            return os.environ, []
-        from ..lab import LabError, find_lab
-
-        try:
-            lab = find_lab(os.environ)
-        except LabError as error:
-            return os.environ, [Problem(str(error), self.profile.where("lab"))]
-        return {**os.environ, "SLURM_CONF": str(lab.slurm_conf)}, []
+        return scheduler_environ(self.profile, os.environ)
 
     def _preflight(self, phases: Sequence[Phase]) -> list[Problem]:
         if self.config.getoption("collectonly"):
@@ -260,3 +248,21 @@ class PhaseCollection:
     def criteria(self, items: list[pytest.Item]) -> tuple[dict[str, list[str]], ...]:
         """By phase: all its criteria, and those among the selected items."""
         return all_criteria(self.names, self._all, self.config.args), criteria(self.names, items)
+
+
+def scheduler_environ(
+    profile: Profile, environ: Mapping[str, str]
+) -> tuple[Mapping[str, str], list[Problem]]:
+    """The environment for the scheduler's commands, with SLURM_CONF for a lab profile, and the
+    reason if no lab was found."""
+    from .. import preflight
+
+    if not profile.lab or preflight.find_missing_commands(profile, environ):
+        return environ, []
+    from ..lab import LabError, find_lab
+
+    try:
+        lab = find_lab(environ)
+    except LabError as error:
+        return environ, [Problem(str(error), profile.where("lab"))]
+    return {**environ, "SLURM_CONF": str(lab.slurm_conf)}, []

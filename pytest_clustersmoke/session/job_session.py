@@ -1,15 +1,13 @@
 """The jobs of one run: submits all phases, watches them, records results, cancels what is left.
 
-A separate thread talks to the scheduler, so that no criterion waits for another phase, and Ctrl-C
-in the main thread never interrupts a submission. The thread writes every result to the run
-directory, where xdist's workers read it, and posts every change on the board, for the threads that
-wait.
+A thread of its own talks to the scheduler, so that no criterion waits for another phase, and Ctrl-C
+never interrupts a submission. It writes every result to the run directory, where xdist's workers
+read it, and posts every change on the board, for the threads that wait.
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,22 +16,21 @@ from dataclasses import replace
 from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..diagnose.node_findings import check_warnings
 from ..evidence.finding import Finding
-from ..evidence.locks import HEARTBEAT_S, send_heartbeat
+from ..evidence.locks import ControllerFence
 from ..evidence.phase_result import PhaseResult, collect_phase
-from ..evidence.run_counts import CriterionRecord
-from ..evidence.run_directory import RunDir, create_phase, write_json
+from ..evidence.run_directory import RERUN, RunDir, create_phase
+from ..evidence.run_journal import FencedJournal, RunJournal
 from ..evidence.scheduler_record import JobState
-from ..evidence.telemetry import EventWriter, to_json_value
-from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswered, make_spec
-from ..jobs.job_watch import Poller, WatchedJob
-from ..jobs.outcome import Judgement, job_times, judge_job, judge_refusal
+from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswered, prepare_jobs
+from ..jobs.job_watch import Poller, WatchedJob, watch_job
+from ..jobs.outcome import Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
-from ..report.run_archive import name_archived
+from .earlier_jobs import sort_jobs
+from .job_end import judge_end, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 from .lost_answers import LostAnswer, LostAnswers
-from .phase_queue import PhaseQueue, count_started
+from .phase_queue import Lanes, PhaseQueue, count_started
 
 __all__ = ["JobSession", "Progress", "WatchFailed"]
 
@@ -53,16 +50,19 @@ class JobSession:
         phases: Iterable[Phase],
         backend: Backend,
         check: Callable[[Iterable[Phase], RunDir], CheckResult] | None = None,
+        earlier: RunJournal | None = None,
+        detaches: bool = False,
     ) -> None:
+        """`earlier`: the journal of the controllers before; `detaches`: submit all, and leave the
+        jobs to the scheduler. Raises OSError."""
         self.run, self.profile = run, profile
         self.phases = {phase.name: phase for phase in phases}
         self._backend, self._check = backend, check
         self._starts: Mapping[str, float] = {}
-        self._queue = PhaseQueue(self.phases, backend, profile.limits)
+        self._queue = PhaseQueue(self.phases, backend, profile.limits, has_cap=not detaches)
+        self._detaches, self._lanes = detaches, Lanes(profile.limits.max_jobs)
         self._watched: dict[str, WatchedJob] = {}
         self._submitted_wall: dict[str, float] = {}
-        self._judged: dict[tuple[str, str], str] = {}
-        self._beaten = time.monotonic()
         self._confirms = profile.history_check == "confirm"  # until `close`, criteria want reruns
         self.board = Board(self.phases)
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
@@ -71,13 +71,20 @@ class JobSession:
         self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
         self._ending = threading.Lock()
         self._ended_ids: set[str] = set()
-        self._journal = EventWriter(run.journal)
+        self._earlier = earlier
+        self.fence = ControllerFence(run)
+        self.journal = FencedJournal(run, self.fence)
         self._thread = threading.Thread(
             target=self._watch_jobs, name="clustersmoke-watch", daemon=True
         )
 
     def start(self) -> None:
         self._thread.start()
+
+    def join(self) -> None:
+        """Return when the watch has ended. Raises WatchFailed."""
+        self._thread.join()
+        self.board.check()
 
     def wait(
         self, phase: str, report: Callable[[Progress], None], tick: Callable[[], None] = do_nothing
@@ -88,20 +95,6 @@ class JobSession:
     @property
     def outcomes(self) -> dict[str, Judgement]:
         return self.board.outcomes
-
-    def record_criterion(self, phase: str, criterion: str, result: CriterionRecord) -> None:
-        """Journal the result of a criterion, in case this process is killed before its report."""
-        self._send_heartbeat()
-        if self._judged.get((phase, criterion)) != result.result:
-            self._judged[phase, criterion] = result.result
-            with contextlib.suppress(OSError):  # a full disk must not fail a criterion
-                values = result.model_dump(exclude_unset=True)
-                self._journal.write("judged", phase=phase, criterion=criterion, **values)
-
-    def record_failed_test(self, test: str) -> None:
-        """Journal the failure of a test that belongs to no phase."""
-        with contextlib.suppress(OSError):
-            self._journal.write("failed", test=test)
 
     def cancel(self) -> None:
         """End every job. Returns at once, so that a signal handler may call it.
@@ -124,7 +117,7 @@ class JobSession:
         if not self._thread.is_alive():
             self._backend.close()
             with contextlib.suppress(OSError):  # a full disk must not hide the verdict
-                self._journal.write("closed")
+                self.journal.write("closed")
             return []
         _run_in_thread(self._cancel_quietly).join(timeout=LAST_CALL_S)
         jobs = self._submitting
@@ -134,40 +127,77 @@ class JobSession:
         _run_in_thread(lambda: self._backend.cancel_named(jobs[0])).join(timeout=LAST_CALL_S)
         return [job.phase.name for job in jobs]
 
+    @property
+    def is_detachable(self) -> bool:
+        """Whether all phases were submitted, to be left to the scheduler."""
+        return self._detaches and not (self._thread.is_alive() or self._stop.is_set())
+
+    def detach(self) -> int:
+        """Leave the jobs to the scheduler; return how many there are."""
+        self._backend.close()
+        self.journal.write("detached")
+        return len(self._watched)
+
     def _watch_jobs(self) -> None:
         try:
+            self._restore_jobs()
             self._run_preflight()
             poller = Poller(self._backend, self.profile.limits.poll_s)
             while self._has_work() and not self._stop.is_set():
-                self._send_heartbeat()
+                self.journal.beat()
                 self._take_requests()
                 self._take_answers()
                 self._submit_ready(poller)
                 poller.poll(self._watched.values())
                 self._check_jobs(poller)
                 self._stop.wait(TICK_S)
-            if self._watched or self._queue.waiting or self._lost.waiting:
+            if self._stop.is_set() or not self._detaches:
                 self._cancel_all()
         except BaseException as error:  # raised again in `Board.wait`
             self.board.fail(error)
             self._cancel_quietly()
 
-    def _has_work(self) -> bool:
-        return bool(self._queue.waiting or self._watched or self._lost.waiting or self._confirms)
+    def _restore_jobs(self) -> None:
+        """Take up the jobs of earlier controllers; phases that they did not submit wait."""
+        if self._earlier is None:
+            return
+        self.journal.write("attached")
+        for name in self._earlier.jobs:
+            if name not in self.phases and (rerun := RERUN.fullmatch(name)):
+                self._add_rerun(name, rerun[1])
+        jobs = sort_jobs(self._earlier, self.phases, self.run)
+        self._submitted_wall |= {job.phase: job.intended for job in self._earlier.jobs.values()}
+        self._queue.drop(self._earlier.jobs)
+        for name in jobs.ended:
+            result = self.results[name] = collect_phase(self.run.phase(name))
+            self.board.finish(name, Judgement(result.outcome, result.reason), result.run_s)
+        for job, known in jobs.submitted:
+            self._backend.adopt(job, known.job_id)
+            after = job.phase.after.value if job.phase.after.value in self.phases else ""
+            self._watched[job.phase.name] = watch_job(
+                job, known.job_id, after, time.time() - known.intended
+            )
+            self.board.set_submitted(job.phase.name, known.job_id, known.intended, None)
+        for lost in jobs.unanswered:
+            why = "the controller before this one ended before it had an answer"
+            self._expect_answer(LostAnswer(lost, lost[0].phase.after.value, why, resubmits=True))
 
-    def _send_heartbeat(self) -> None:
-        if time.monotonic() - self._beaten >= HEARTBEAT_S:
-            self._beaten = time.monotonic()
-            send_heartbeat(self.run)
+    def _has_work(self) -> bool:
+        if self._queue.waiting or self._lost.waiting:
+            return True
+        return not self._detaches and bool(self._watched or self._confirms)
 
     def _take_requests(self) -> None:
         """Queue the reruns that criteria have requested. A rerun is a phase of its own name, which
         no criterion judges and no report lists."""
         for name, base in self.run.requested_reruns().items() if self._confirms else ():
             if name not in self.phases and base in self.results:
-                self.phases[name] = replace(self.phases[base], name=name, trace=None)
-                self.board.add(name)
-                self._queue.waiting.append(self.phases[name])
+                self._add_rerun(name, base)
+
+    def _add_rerun(self, name: str, base: str) -> None:
+        self.phases[name] = replace(self.phases[base], name=name, trace=None)
+        self.board.add(name)
+        self._queue.waiting.append(self.phases[name])
 
     def _run_preflight(self) -> None:
         """Ask the scheduler about all phases; finish those that it would not run."""
@@ -183,18 +213,9 @@ class JobSession:
         for phase in refused:
             findings = checked.findings[phase.name]
             self._queue.waiting.remove(phase)
-            self._write_specs([phase])
-            self._journal.write("refused", phase=phase.name, words=findings[0].cause)
+            prepare_jobs([phase], self.profile, self.run)
+            self.journal.write("refused", phase=phase.name, words=findings[0].cause)
             self._finish(phase.name, judge_refusal(findings), None, "", findings)
-
-    def _write_specs(self, phases: Sequence[Phase]) -> list[Submission]:
-        """What is submitted together, with one token."""
-        token, jobs = secrets.token_hex(8), []
-        for phase in phases:
-            directory = self.run.phase(phase.name)
-            write_json(directory.spec, make_spec(phase, self.profile, directory, token))
-            jobs.append(Submission(phase, directory, token, in_array=len(phases) > 1))
-        return jobs
 
     def _submit_ready(self, poller: Poller) -> None:
         while not self._stop.is_set():
@@ -208,7 +229,7 @@ class JobSession:
         """Submit one phase, or several that differ in their arguments as one array."""
         before = self._watched.get(phases[0].after.value)
         judged = self.outcomes.get(phases[0].after.value)
-        jobs = self._write_specs(phases)
+        jobs = prepare_jobs(phases, self.profile, self.run, self._lanes.behind)
         if judged is not None and judged.outcome != "passed":
             for phase in phases:
                 self._give_up(phase.name)
@@ -216,7 +237,7 @@ class JobSession:
         for job in jobs:
             create_phase(job.directory, job.phase.nodes.value)
             mark = {"token": job.token, **self._fault_mark(job.phase.name)}
-            self._journal.write("intent", phase=job.phase.name, **mark)
+            self.journal.write("intent", phase=job.phase.name, **mark)
             self._submitted_wall[job.phase.name] = time.time()
         self._submitting = jobs
         try:
@@ -231,7 +252,7 @@ class JobSession:
                 self.board.post("scheduler", words)
                 return
             for job in jobs:
-                self._journal.write("refused", phase=job.phase.name, words=str(refusal))
+                self.journal.write("refused", phase=job.phase.name, words=str(refusal))
                 finding = diagnose.explain_refusal(refusal, job.directory.batch_script)
                 judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
                 self._finish(job.phase.name, judgement, None, "", [finding])
@@ -241,27 +262,21 @@ class JobSession:
     def _watch(self, jobs: Sequence[Submission], job_ids: Sequence[str], after: str) -> None:
         for job, job_id in zip(jobs, job_ids, strict=True):
             # First, so that any later error cancels the job.
-            self._watched[job.phase.name] = WatchedJob(
-                job.phase.name,
-                job_id,
-                job.directory,
-                int(job.phase.nodes.value),
-                time.monotonic(),
-                after,
-                resumes=bool(job.phase.resume.value),
-            )
+            self._watched[job.phase.name] = watch_job(job, job_id, after)
         self._submitting = ()
         self._queue.note_success()
+        if self._detaches:
+            self._lanes.add(job_ids)
         for job, job_id in zip(jobs, job_ids, strict=True):
             name = job.phase.name
-            self._journal.write("submitted", phase=name, job_id=job_id)
+            self.journal.write("submitted", phase=name, job_id=job_id)
             start = self._starts.get(name)
             self.board.set_submitted(name, job_id, self._submitted_wall[name], start)
 
     def _expect_answer(self, lost: LostAnswer) -> None:
         names = [job.phase.name for job in lost.jobs]
         self._lost.add(lost)
-        self._journal.write("unanswered", phases=names, words=lost.why)
+        self.journal.write("unanswered", phases=names, words=lost.why)
         words = f"no clear answer for {', '.join(names)}; looking for the job: {lost.why}"
         self.board.post("scheduler", words)
 
@@ -270,6 +285,9 @@ class JobSession:
         for lost, job_ids in self._lost.look():
             if job_ids:
                 self._watch(lost.jobs, job_ids, lost.after)
+            elif lost.is_absent:
+                lost.withdraw()
+                self._queue.waiting[:0] = [job.phase for job in lost.jobs]
             else:
                 waited_s = self._lost.patience_s
                 reason = f"no job was found within {waited_s:g} s after this: {lost.why}"
@@ -306,7 +324,7 @@ class JobSession:
                 continue
             if job.was_requeued:
                 job.was_requeued = False
-                self._journal.write("requeued", phase=job.phase, job_id=job.job_id)
+                self.journal.write("requeued", phase=job.phase, job_id=job.job_id)
                 self._backend.start_now(job.job_id)
             limit = self.profile.limits.queue_wait_s
             if not job.running and limit and time.monotonic() - job.submitted_at > limit:
@@ -345,17 +363,8 @@ class JobSession:
         pending = job.state is not None and job.state.kind in ("pending", "held")
         if pending and job.job_id not in self._ended_ids and not job.has_succeeded():
             self._backend.cancel([job.job_id])  # it was requeued, and must not run again
-        result = collect_phase(job.directory, job.results)
-        for attempt in job.directory.attempts():
-            for node in range(job.nodes):  # a node that was killed has left it
-                with contextlib.suppress(OSError):
-                    attempt.node_environment(node).unlink(missing_ok=True)
-        result = job.save_details(None if self._stop.is_set() else self._backend, result)
-        judgement = judge_job(result, job.last_state(), cancelled)
-        findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
-        if judgement.outcome == "failed":  # the reason that a node gave may be a consequence
-            judgement = Judgement("failed", findings[0].cause)
-        findings += check_warnings(result)
+        backend = None if self._stop.is_set() else self._backend
+        result, judgement, findings = judge_end(job, backend, cancelled)
         self._finish(job.phase, judgement, job.state, job.job_id, findings, result)
 
     def _finish(
@@ -367,29 +376,21 @@ class JobSession:
         findings: list[Finding],
         result: PhaseResult | None = None,
     ) -> None:
+        self.fence.check()
         self._watched.pop(name, None)
-        directory = self.run.phase(name)
-        result = result or collect_phase(directory)
-        times = job_times(result, state, self._submitted_wall.get(name))
-        found = [name_archived(each, directory, self.profile.file) for each in findings]
-        values = {
-            "schema": 1,
-            "phase": name,
-            "job_id": job_id,
-            "outcome": judgement.outcome,
-            "reason": judgement.reason,
-            **self._fault_mark(name),
-            "scheduler_state": state.raw if state else "",
-            "scheduler_nodes": state.nodes if state else "",
-            "estimated_start": self._starts.get(name),
-            **times,
-            "findings": [finding.as_dict() for finding in found],
-        }
-        record = to_json_value(values)
-        write_json(directory.result, record)
-        self.results[name] = replace(result, job=record)
-        self._journal.write("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
-        self.board.finish(name, judgement, times["run_s"])
+        self.results[name] = write_result(
+            self.run.phase(name),
+            self.profile,
+            result,
+            judgement,
+            job_id,
+            state,
+            findings,
+            self._submitted_wall.get(name),
+            {**self._fault_mark(name), "estimated_start": self._starts.get(name)},
+        )
+        self.journal.write("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
+        self.board.finish(name, judgement, self.results[name].run_s)
 
     def _fault_mark(self, name: str) -> dict[str, str]:
         """Marks the records of a phase that a fault is staged in."""
@@ -427,18 +428,19 @@ class JobSession:
         with self._ending:
             watched = {job.job_id: job for job in list(self._watched.values())}
             jobs = watched.keys() - self._ended_ids
+            self.fence.check()
             for job_id in jobs:
                 watched[job_id].expect_end()
             if jobs and self._backend.cancel(sorted(jobs)):
                 self._ended_ids |= jobs
-                self._journal.write("cancelled", jobs=sorted(jobs))
+                self.journal.write("cancelled", jobs=sorted(jobs))
 
     def _cancel_quietly(self) -> None:
         try:
             self._end_jobs()
         except Exception as error:
             with contextlib.suppress(OSError):
-                self._journal.write("cancel_failed", why=str(error))
+                self.journal.write("cancel_failed", why=str(error))
 
 
 def _run_in_thread(call: Callable[[], object]) -> threading.Thread:

@@ -11,6 +11,8 @@ from ..evidence.run_directory import write_atomically
 from ..jobs.backend import Backend, SearchableBackend, Submission
 
 FIRST_LOOK_S, MOST_S = 0.5, 15.0  # between two looks
+# After a controller was killed, its sbatch may still be on its way.
+ABSENT_S = 5.0
 
 
 @dataclass
@@ -24,6 +26,8 @@ class LostAnswer:
     since: float = field(default_factory=time.monotonic)
     look_at: float = 0.0
     interval_s: float = FIRST_LOOK_S
+    resubmits: bool = False  # if the scheduler answers, and does not have them
+    is_absent: bool = False
 
     def claimed_ids(self) -> list[str]:
         """The jobs' ids, as one that has started wrote its own in its claim; empty if none has."""
@@ -61,14 +65,17 @@ class LostAnswers:
             if now < lost.look_at:
                 continue
             job_ids = self._find(lost)
-            if job_ids or now - lost.since >= self.patience_s:
+            answered = job_ids is not None
+            lost.is_absent = answered and lost.resubmits and now - lost.since >= ABSENT_S
+            if job_ids or lost.is_absent or now - lost.since >= self.patience_s:
                 self.waiting.remove(lost)
-                yield lost, job_ids
+                yield lost, job_ids or []
             lost.look_at = time.monotonic() + lost.interval_s
             lost.interval_s = min(lost.interval_s * 1.5, MOST_S)
 
-    def _find(self, lost: LostAnswer) -> list[str]:
-        found: list[str] = []
+    def _find(self, lost: LostAnswer) -> list[str] | None:
+        """The jobs' ids; empty if they are not there, None if nobody answers."""
+        found: list[str] | None = []
         if isinstance(self._backend, SearchableBackend):
             found = self._backend.find_submitted(lost.jobs)
-        return found or lost.claimed_ids()
+        return found or lost.claimed_ids() or found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ..config.phase import Phase
 from ..config.profile import Limits
@@ -21,14 +21,39 @@ def count_started(watched: Mapping[str, WatchedJob]) -> int:
     return sum(job.after not in watched for job in jobs)
 
 
-class PhaseQueue:
-    """`phases` are those of the run, by name; reruns join them later."""
+class Lanes:
+    """The order in which a scheduler runs so many jobs at a time, once nobody watches them."""
 
-    def __init__(self, phases: Mapping[str, Phase], backend: Backend, limits: Limits) -> None:
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._jobs: list[str] = []
+
+    @property
+    def behind(self) -> str:
+        """The job that must end before the next one may start; empty if there is room."""
+        return self._jobs[-self._count] if len(self._jobs) >= self._count else ""
+
+    def add(self, job_ids: Iterable[str]) -> None:
+        """Add jobs that were submitted."""
+        self._jobs += job_ids
+
+
+class PhaseQueue:
+    """`phases` are those of the run, by name; reruns join them later. Without `has_cap` the
+    scheduler keeps the limit on jobs."""
+
+    def __init__(
+        self, phases: Mapping[str, Phase], backend: Backend, limits: Limits, has_cap: bool = True
+    ) -> None:
         self._phases, self._backend, self._limits = phases, backend, limits
+        self._has_cap = has_cap
         self.waiting = list(phases.values())
         self._refused_since: float | None = None
         self._retry_at = 0.0
+
+    def drop(self, names: Container[str]) -> None:
+        """Take the phases of these names out; they need no submission."""
+        self.waiting = [phase for phase in self.waiting if phase.name not in names]
 
     def take(
         self, watched: Mapping[str, WatchedJob], outcomes: Mapping[str, Judgement], unknown: int
@@ -81,7 +106,7 @@ class PhaseQueue:
 
     def _has_room(self, phase: Phase, watched: Mapping[str, WatchedJob], unknown: int) -> bool:
         """Whether another job may start: local jobs share the cores or GPUs of this machine."""
-        if count_started(watched) + unknown >= self._limits.max_jobs:
+        if self._has_cap and count_started(watched) + unknown >= self._limits.max_jobs:
             return False
         capacity = self._backend.ranks_at_once
         if capacity is None or not watched:

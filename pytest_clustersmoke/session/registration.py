@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 
 import pytest
 
 from ..config.cluster_file import find_config, load_cluster_file
 from ..text import Problem, UsageProblems
+from .collection import scheduler_environ
 from .items import SUITE, Mistakes
 from .suite import Suite
 
@@ -38,6 +39,22 @@ def print_clusters(config: pytest.Config) -> int:
     return 0
 
 
+def reap_runs(config: pytest.Config, words: Sequence[str]) -> int:
+    """End what is left of these runs, say what was done, and return the exit status."""
+    from .dead_runs import reap
+
+    name = config.getoption("--cluster") or config.getini("cluster")
+    try:
+        path = find_config(config.rootpath, config.getoption("--cluster-config"))
+        profile = load_cluster_file(path, os.environ).profile(name)
+        environ, problems = scheduler_environ(profile, os.environ)
+        if problems:
+            raise UsageProblems(problems)
+        return reap(profile, environ, words, print)
+    except UsageProblems as problems:
+        raise pytest.UsageError(str(problems)) from None
+
+
 def register_suite(config: pytest.Config, name: str) -> None:
     """Read the profile, and register the suite of the session."""
     if not hasattr(config, "workerinput"):
@@ -45,6 +62,11 @@ def register_suite(config: pytest.Config, name: str) -> None:
     try:
         path = find_config(config.rootpath, config.getoption("--cluster-config"))
         profile = load_cluster_file(path, os.environ).profile(name)
+        attachment = None
+        if not hasattr(config, "workerinput"):
+            from .attachment import read_options
+
+            attachment = read_options(config, profile)
     except UsageProblems as error:
         if getattr(config.option, "tx", None):
             raise pytest.UsageError(str(error)) from None
@@ -63,7 +85,7 @@ def register_suite(config: pytest.Config, name: str) -> None:
 
         config.pluginmanager.register(WorkerSuite(config, profile), SUITE)
     else:
-        suite = Suite(config, profile)
+        suite = Suite(config, profile, attachment)
         config.pluginmanager.register(suite, SUITE)
         if getattr(config.option, "tx", None):  # pytest-xdist, by -n or --tx
             control_workers(config, suite)

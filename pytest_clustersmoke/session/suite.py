@@ -23,10 +23,10 @@ from ..config.marker import PhaseMarker
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.run_counts import RunTally
-from ..text import UsageProblems
+from ..text import Problem, UsageProblems, plural
 from .collection import PhaseCollection
 from .interrupts import Interrupts
-from .items import Mistakes, PhaseClass, phase_classes
+from .items import Mistakes, PhaseClass, phase_class, phase_classes
 from .live.board import WatchFailed
 from .live.live_view import LiveView
 from .live.pytest_terminal import PytestTerminal
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..evidence.run_directory import RunDir
     from ..evidence.run_record import ProofRecord
     from ..report.record_builder import FinishedRun
+    from .attachment import Attachment
     from .job_session import JobSession
 
 
@@ -49,9 +50,14 @@ class Suite:
     latest = "latest"  # the link to its report
     proof: ProofRecord | None = None  # the gates, of --cluster-prove
 
-    def __init__(self, config: pytest.Config, profile: Profile) -> None:
-        self.config, self.profile = config, profile
+    def __init__(
+        self, config: pytest.Config, profile: Profile, attachment: Attachment | None = None
+    ) -> None:
+        self.config, self.profile, self.attachment = config, profile, attachment
         self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        if attachment is not None:
+            self.run_id = attachment.run.run_id
+        self._detaches = bool(config.getoption("--cluster-detach"))
         self.collection = PhaseCollection(config, profile, self.run_id)
         self.views = PhaseViews(self.collection, self.name_of, self.make_view)
         config.pluginmanager.register(self.views)
@@ -83,14 +89,20 @@ class Suite:
 
     def select(self, items: list[pytest.Item]) -> None:
         """Raise UsageError with all problems of the selected phases."""
-        problems = self.collection.check_selection(items)
+        changes: list[Problem] = []
+        if self.attachment is not None:
+            self.attachment.keep_chosen(self.config, items, self.name_of)
+            phases = self.collection.phases_of(phase_classes(items))
+            changes = [*self.attachment.find_changes(self.profile, phases)]
+        problems = [*changes, *self.collection.check_selection(items)]
         self.collection.refuse(problems, self.collection.phases_of(phase_classes(items)))
 
     def header(self) -> list[str]:
         hardware = self.profile.hardware
+        attached = " (attached)" if self.attachment is not None else ""
         return [
             f"cluster: {self.profile.name} ({self.profile.backend}; "
-            f"{hardware.gpus_per_node} x {hardware.gpu} per node), run {self.run_id}"
+            f"{hardware.gpus_per_node} x {hardware.gpu} per node), run {self.run_id}{attached}"
         ]
 
     def pytest_report_collectionfinish(self) -> list[str]:
@@ -112,7 +124,24 @@ class Suite:
         continues = not session.testsfailed or self.config.option.continue_on_collection_errors
         if phases and not self.collection.plans_only and continues:
             self.start(phases)
+            if self._detaches:
+                self._detach(session)
         return (yield)
+
+    def _detach(self, session: pytest.Session) -> None:
+        """Leave the jobs to the scheduler, and skip the criteria."""
+        assert self.session is not None
+        with self.watching():
+            self.session.join()
+        for progress in self.session.board.take_news():
+            self.terminal.say(f"{progress.phase}: {progress.text}")
+        reason = f"detached: {self._attach_line()}"
+        for item in session.items:
+            if phase_class(item) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+    def _attach_line(self) -> str:
+        return f"attach with --cluster {self.profile.name} --cluster-attach {self.run_id}"
 
     def count_selection(
         self,
@@ -134,14 +163,22 @@ class Suite:
             environ, no_lab = self.collection.scheduler_environ()
             if no_lab:
                 raise UsageProblems(no_lab)
-            start = preflight.prepare_run(self.profile, self.run_id, environ, self.collection.here)
+            attached = self.attachment.run if self.attachment is not None else None
+            here = self.collection.here
+            start = preflight.prepare_run(self.profile, self.run_id, environ, here, attached)
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
         self.run = start.run
         for line in preflight.remark_on_variables(self.profile, phases, os.environ):
             self.terminal.say(line)
-        self._announce(start.run)
-        self.session = JobSession(start.run, self.profile, phases, start.backend, start.check)
+        self._announce(start.run, phases)
+        journal = self.attachment.journal if self.attachment is not None else None
+        try:
+            self.session = JobSession(
+                start.run, self.profile, phases, start.backend, start.check, journal, self._detaches
+            )
+        except OSError as error:
+            raise pytest.UsageError(f"nothing is submitted: {error}") from None
         self.view = LiveView(
             f"cluster {self.profile.name}", self.session.board, start.run, self.terminal
         )
@@ -157,21 +194,30 @@ class Suite:
             lock = lock_cluster(self.profile.shared_dir, self.profile.name, self.run_id)
             self.config.add_cleanup(lock.release)
 
-    def _announce(self, run: RunDir) -> None:
+    def _announce(self, run: RunDir, phases: list[Phase]) -> None:
         """Record the run, so that a later command can report it even if this process is killed."""
         from ..evidence.locks import ControllerLock
+        from .attachment import describe_resolved
 
         try:
             self._controller = ControllerLock(run)
-            self._controller.announce(self.describe_request(), self.report_path)
+            asked = self.describe_request()
+            if self.attachment is None:
+                asked["resolved"] = describe_resolved(self.profile, phases)
+            else:
+                self._controller.attach()
+            self._controller.announce(asked, self.report_path)
         except OSError as error:
             raise pytest.UsageError(f"nothing is submitted: {error}") from None
 
     def _recover(self) -> None:
-        """Report earlier runs whose controller was killed."""
+        """Report earlier runs whose controller was killed, unless they can still be attached."""
         from ..report.recovery import recover
+        from .dead_runs import describe_dead_runs
 
-        for line in recover(self.collection.report_dir, os.environ):
+        environ, _ = self.collection.scheduler_environ()
+        alive = describe_dead_runs(self.profile, environ)
+        for line in (*alive.values(), *recover(self.collection.report_dir, os.environ, alive)):
             self.terminal.say(line)
 
     def describe_request(self) -> dict[str, Any]:
@@ -181,6 +227,7 @@ class Suite:
             "phases_chosen": list(self.tally.phases),
             "phases_of_cluster": self.tally.phases_of_cluster,
             "selection": self.tally.counts.selection,
+            "here": self.collection.here,
             "config": str(config.absolute()),
         }
 
@@ -231,6 +278,11 @@ class Suite:
             with self.view.waiting():
                 yield
         except WatchFailed as error:
+            from ..evidence.locks import Superseded
+
+            if isinstance(error.__cause__, Superseded):
+                who = str(error.__cause__)
+                pytest.exit(f"{who}; this one ends, and leaves its jobs", returncode=2)
             traceback.print_exception(error.__cause__)
             pytest.exit(f"internal error: {error}; the run's jobs are cancelled", returncode=3)
 
@@ -240,9 +292,11 @@ class Suite:
         criterion = self._count(report)
         if criterion is not None and self.session is not None:
             phase, name = criterion
-            self.session.record_criterion(phase, name, self.tally.phases[phase].criteria[name])
+            self.session.journal.record_criterion(
+                phase, name, self.tally.phases[phase].criteria[name]
+            )
         elif self.session is not None and report.failed:
-            self.session.record_failed_test(report.nodeid)
+            self.session.journal.record_failed_test(report.nodeid)
 
     def _count(self, report: pytest.TestReport) -> tuple[str, str] | None:
         return count_report(self.tally, report)
@@ -259,7 +313,9 @@ class Suite:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        if self.session is None:
+        if self.session is not None and self.session.is_detachable:
+            return (yield from self._end_detached(session))
+        if self.session is None or self._is_superseded(self.session):
             self._drop_junit()  # nothing ran, so there is no run to report
             self._refuse_other_success(session, int(exitstatus))
             return (yield)
@@ -279,6 +335,34 @@ class Suite:
         finally:
             self._interrupts.release()
         return None
+
+    def _is_superseded(self, session: JobSession) -> bool:
+        """Whether another process has the run now, and writes its report."""
+        from ..evidence.locks import Superseded
+
+        try:
+            session.fence.check()
+        except Superseded:
+            return True
+        return False
+
+    def _end_detached(self, session: pytest.Session) -> Iterator[None]:
+        """End without a verdict and without touching the jobs."""
+        from ..report.verdict import EXIT_INCONCLUSIVE
+
+        assert self.session is not None and self._controller is not None and self.view is not None
+        jobs = plural(self.session.detach(), "job")
+        self._drop_junit()
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self.view.close()
+        self.terminal.say(f"detached: {jobs}, nothing judged; {self._attach_line()}")
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = EXIT_INCONCLUSIVE
+        try:
+            yield
+        finally:
+            self._interrupts.release()
+            self._controller.release()
 
     def _refuse_other_success(self, session: pytest.Session, exitstatus: int) -> None:
         """With --cluster, the success of other tests must not look like the cluster's verdict."""

@@ -54,6 +54,9 @@ class FakeBackend:
         self.calls.append(("array", str(at_once), *(job.phase.name for job in jobs)))
         return [self.submit(job, after) for job in jobs]
 
+    def adopt(self, job: Submission, job_id: str) -> None:
+        self.calls.append(("adopt", job_id))
+
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         wanted = list(job_ids)
         self.calls.append(("states", *wanted))

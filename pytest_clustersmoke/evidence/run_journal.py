@@ -1,0 +1,113 @@
+"""What the journal of a run says: which jobs were submitted, and which of them have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .locks import HEARTBEAT_S, ControllerFence, send_heartbeat
+from .run_counts import CriterionRecord
+from .run_directory import RunDir
+from .telemetry import Events, EventWriter, parse_text, read_events
+
+
+class FencedJournal(EventWriter):
+    """The journal, as the run's last controller writes it. Raises Superseded if that is another."""
+
+    def __init__(self, run: RunDir, fence: ControllerFence) -> None:
+        super().__init__(run.journal)
+        self._run, self._fence = run, fence
+        self._judged: dict[tuple[str, str], str] = {}
+        self._beaten = time.monotonic()
+
+    def write(self, event: str, **fields: Any) -> None:
+        self._fence.check()
+        super().write(event, **fields)
+
+    def beat(self) -> None:
+        """Show other hosts, every few seconds, that the controller is alive. Raises Superseded."""
+        self._fence.check()
+        if time.monotonic() - self._beaten >= HEARTBEAT_S:
+            self._beaten = time.monotonic()
+            send_heartbeat(self._run)
+
+    def record_criterion(self, phase: str, criterion: str, result: CriterionRecord) -> None:
+        """Write the result of a criterion, in case this process is killed before its report."""
+        with contextlib.suppress(OSError):
+            self.beat()
+        if self._judged.get((phase, criterion)) != result.result:
+            self._judged[phase, criterion] = result.result
+            with contextlib.suppress(OSError):  # a full disk must not fail a criterion
+                values = result.model_dump(exclude_unset=True)
+                self.write("judged", phase=phase, criterion=criterion, **values)
+
+    def record_failed_test(self, test: str) -> None:
+        """Write the failure of a test that belongs to no phase."""
+        with contextlib.suppress(OSError):
+            self.write("failed", test=test)
+
+
+@dataclass(frozen=True)
+class JournalledJob:
+    """A phase's last submission: its token, when it was intended (Unix seconds), and its job's id,
+    empty if the journal ends before the scheduler answered."""
+
+    phase: str
+    token: str
+    intended: float
+    job_id: str = ""
+    has_ended: bool = False
+
+
+@dataclass(frozen=True)
+class RunJournal:
+    """The jobs by phase, also of reruns, in the order of submission. `detached`: the controller
+    left them to the scheduler; `closed`: it ended in order."""
+
+    events: Events
+    jobs: Mapping[str, JournalledJob] = field(default_factory=dict)
+    detached: bool = False
+    closed: bool = False
+
+    @property
+    def left(self) -> list[JournalledJob]:
+        """The jobs that were submitted and are not known to have ended."""
+        return [job for job in self.jobs.values() if job.job_id and not job.has_ended]
+
+    @property
+    def unanswered(self) -> list[JournalledJob]:
+        """The jobs whose ids are not known: they may exist or not."""
+        return [job for job in self.jobs.values() if not job.job_id and not job.has_ended]
+
+
+def read_journal(run: RunDir) -> RunJournal:
+    """Read the journal, and see which phases have a result, which comes before its line there."""
+    events = read_events(run.journal)
+    jobs: dict[str, JournalledJob] = {}
+    for event in events.records:
+        phase = parse_text(event.get("phase")) or ""
+        before = jobs.get(phase)
+        if event["event"] == "intent":
+            jobs.pop(phase, None)
+            token = parse_text(event.get("token")) or ""
+            jobs[phase] = JournalledJob(phase, token, float(event["time"]))
+        elif event["event"] == "submitted" and before is not None:
+            jobs[phase] = replace(before, job_id=parse_text(event.get("job_id")) or "")
+        elif event["event"] == "refused" and before is not None and not before.has_ended:
+            del jobs[phase]
+        elif event["event"] == "ended" and before is not None:
+            jobs[phase] = replace(before, has_ended=True)
+    for phase, job in jobs.items():
+        if run.phase(phase).result.exists():
+            jobs[phase] = replace(job, has_ended=True)
+    return RunJournal(events, jobs, *_find_end(events))
+
+
+def _find_end(events: Events) -> tuple[bool, bool]:
+    """Whether the last controller left its jobs to the scheduler, and whether it ended in order."""
+    names: Iterable[str] = (record["event"] for record in reversed(events.records))
+    last = next((name for name in names if name in ("detached", "attached", "closed")), "")
+    return last == "detached", last == "closed"

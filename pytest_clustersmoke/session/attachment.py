@@ -1,0 +1,177 @@
+"""`--cluster-attach`: a run that another controller began, and whether today's suite is still its
+own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..config.phase import Phase
+from ..config.profile import Profile
+from ..evidence.locks import TAKEOVER_SILENCE_S, find_holder
+from ..evidence.run_directory import RUN_ID, RunDir, read_json
+from ..evidence.run_journal import RunJournal, read_journal
+from ..evidence.telemetry import to_json_value
+from ..jobs.backend import make_spec
+from ..text import Problem, UsageProblems, shorten
+from .items import phase_class
+
+OPTION, TAKEOVER, DETACH = "--cluster-attach", "--cluster-takeover", "--cluster-detach"
+LATEST = "latest"
+# What may differ between two controllers of one run.
+NOT_COMPARED = {"token", "phase_dir"}
+NOT_OF_RESULTS = {"limits"}
+MOST_CHANGES = 8  # named in a message
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """The run to attach: its directory, run.json and journal."""
+
+    run: RunDir
+    about: Mapping[str, Any]
+    journal: RunJournal
+
+    @property
+    def chosen(self) -> list[str]:
+        """The phases that the run chose."""
+        return [str(name) for name in self.about.get("phases_chosen", ())]
+
+    def keep_chosen(
+        self, config: pytest.Config, items: list[pytest.Item], name_of: Callable[[pytest.Item], str]
+    ) -> None:
+        """Deselect the phases that the run did not choose."""
+        phases = {item: name_of(item) for item in items if phase_class(item) is not None}
+        gone = [item for item, name in phases.items() if name not in self.chosen]
+        config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if item not in gone]
+
+    def find_changes(self, profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
+        """What differs today from what the run began with, so that its jobs are not those that
+        today's criteria would judge."""
+        run_id = self.run.run_id
+        todo = f"restore it, or end that run's jobs (--cluster-reap {run_id}) and begin anew"
+        began = self.about.get("resolved", {})
+        if changed := _differences(began.get("profile", {}), _digest_profile(profile)):
+            listed = shorten(changed, MOST_CHANGES)
+            what = f"the profile has changed since run {run_id} began: {listed}"
+            yield Problem(what, str(profile.file), "the same profile", todo)
+        by_name = {phase.name: phase for phase in phases}
+        for name in self.chosen:
+            if name not in by_name:
+                what = f"run {run_id} chose phase {name}, which is not selected today"
+                yield Problem(what, OPTION, "the options and files of that run", todo)
+        for phase in by_name.values():
+            if changed := self._find_changed(phase, profile, began.get("phases", {})):
+                listed = shorten(changed, MOST_CHANGES)
+                what = f"phase {phase.name} has changed since run {run_id} began: {listed}"
+                yield Problem(what, phase.where, "the same phase", todo)
+
+    def _find_changed(
+        self, phase: Phase, profile: Profile, sources: Mapping[str, Any]
+    ) -> list[str]:
+        directory = self.run.phase(phase.name)
+        changed = _differences(sources.get(phase.name, {}), _digest_sources(phase))
+        if (spec := read_json(directory.spec)) is not None:
+            today = json.loads(json.dumps(to_json_value(make_spec(phase, profile, directory))))
+            keys = {*spec, *today} - NOT_COMPARED
+            changed += sorted(key for key in keys if spec.get(key) != today.get(key))
+        return changed
+
+
+def read_options(config: pytest.Config, profile: Profile) -> Attachment | None:
+    """The run that --cluster-attach names. Raises UsageProblems, also about --cluster-detach."""
+    word, detaches = config.getoption(OPTION), config.getoption(DETACH)
+    if not (word or detaches):
+        return None
+    own = OPTION if word else DETACH
+    others = ("--cluster-dry-run", "--cluster-prove", "--cluster-here", DETACH if word else "")
+    if clash := [option for option in others if option and config.getoption(option)]:
+        raise _refuse(f"{own} and {clash[0]} exclude each other", "one of them")
+    if getattr(config.option, "tx", None):
+        raise _refuse(f"{own} does not work with pytest-xdist", "a run in one process", "omit -n")
+    if word:
+        return find_attachment(profile, word, config.getoption(TAKEOVER))
+    if profile.backend != "slurm":
+        what = f"{DETACH} leaves jobs to Slurm, and {profile.name} has none"
+        problem = Problem(what, profile.where("backend"), "a profile with `backend: slurm`")
+        raise UsageProblems([problem])
+    return None
+
+
+def find_attachment(profile: Profile, word: str, takes_over: bool) -> Attachment:
+    """The run that `word` names: its id, or `latest`. Raises UsageProblems."""
+    run = _find_latest(profile) if word == LATEST else RunDir(profile.shared_dir / word)
+    about = read_json(run.run) if run is not None and RUN_ID.fullmatch(run.run_id) else None
+    if run is None or about is None or about.get("run_id") != run.run_id:
+        what = f"there is no run {word} below {profile.shared_dir}"
+        raise _refuse(what, f"the id of a run of {profile.name}, or `{LATEST}`")
+    if about.get("cluster") != profile.name:
+        what = f"run {run.run_id} is one of cluster {about.get('cluster')}, not of {profile.name}"
+        raise _refuse(what, f"a run of {profile.name}")
+    if about.get("here") or profile.backend == "ssh":
+        kind = "steps of an allocation" if about.get("here") else "hosts reached over ssh"
+        what = f"run {run.run_id} runs on {kind}, which only the process that began it can watch"
+        raise _refuse(what, "a run of Slurm jobs, or of this machine")
+    if profile.backend == "local" and about.get("host") != socket.gethostname():
+        what = f"run {run.run_id} runs on {about.get('host')} itself"
+        raise _refuse(what, "this command on that machine")
+    journal = read_journal(run)
+    released = (journal.detached or journal.closed) and not find_holder(run, 0.0)
+    if not takes_over and not released and (holder := find_holder(run, TAKEOVER_SILENCE_S)):
+        what = f"run {run.run_id} is controlled by {holder}"
+        todo = (
+            f"wait until that ends (from another host, {TAKEOVER_SILENCE_S:.0f} s after its last "
+            f"sign of life), or add {TAKEOVER}"
+        )
+        raise _refuse(what, "a run whose controller has ended", todo)
+    return Attachment(run, about, journal)
+
+
+def describe_resolved(profile: Profile, phases: Iterable[Phase]) -> dict[str, Any]:
+    """What a run began with, for run.json."""
+    sources = {phase.name: _digest_sources(phase) for phase in phases}
+    return {"profile": _digest_profile(profile), "phases": sources}
+
+
+def _find_latest(profile: Profile) -> RunDir | None:
+    try:
+        names = sorted(path.name for path in profile.shared_dir.iterdir())
+    except OSError:
+        return None
+    runs = (RunDir(profile.shared_dir / name) for name in reversed(names) if RUN_ID.fullmatch(name))
+    own = (run for run in runs if (read_json(run.run) or {}).get("cluster") == profile.name)
+    return next(own, None)
+
+
+def _refuse(what: str, expected: str, todo: str = "") -> UsageProblems:
+    return UsageProblems([Problem(what, OPTION, expected, todo)])
+
+
+def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The keys whose values differ; none if nothing is known of before."""
+    return sorted(key for key in before if before[key] != now.get(key))
+
+
+def _digest_profile(profile: Profile) -> dict[str, str]:
+    values = profile.model_dump(mode="json", exclude=NOT_OF_RESULTS)
+    return {
+        key: _digest(json.dumps(value, sort_keys=True).encode()) for key, value in values.items()
+    }
+
+
+def _digest_sources(phase: Phase) -> dict[str, str]:
+    """Of the program, and of the file with the criteria."""
+    files = {"its script": phase.script, "its test": Path(phase.where.rpartition(":")[0])}
+    return {name: _digest(path.read_bytes()) for name, path in files.items() if path.is_file()}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

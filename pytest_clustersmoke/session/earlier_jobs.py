@@ -1,0 +1,48 @@
+"""The jobs that earlier controllers of a run submitted, as a later one takes them up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..config.phase import Phase
+from ..evidence.run_directory import RunDir
+from ..evidence.run_journal import JournalledJob, RunJournal
+from ..jobs.backend import Submission
+
+
+@dataclass(frozen=True)
+class EarlierJobs:
+    """By phase: `ended` has a result; `submitted` has a job; the jobs of each group of `unanswered`
+    were submitted together, and nobody knows whether the scheduler has them."""
+
+    ended: tuple[str, ...]
+    submitted: tuple[tuple[Submission, JournalledJob], ...]
+    unanswered: tuple[tuple[Submission, ...], ...]
+
+
+def sort_jobs(journal: RunJournal, phases: Mapping[str, Phase], run: RunDir) -> EarlierJobs:
+    """Sort the journal's jobs by what is known of them."""
+    together: dict[str, list[JournalledJob]] = {}
+    for job in journal.jobs.values():
+        together.setdefault(job.token, []).append(job)
+    submitted, unanswered = [], []
+    for jobs in map(_complete_ids, together.values()):
+        made = [
+            Submission(phases[job.phase], run.phase(job.phase), job.token, len(jobs) > 1)
+            for job in jobs
+        ]
+        left = [pair for pair in zip(made, jobs, strict=True) if not pair[1].has_ended]
+        submitted += [pair for pair in left if pair[1].job_id]
+        if lost := [job for job, known in left if not known.job_id]:
+            unanswered.append(tuple(lost))
+    ended = tuple(job.phase for job in journal.jobs.values() if job.has_ended)
+    return EarlierJobs(ended, tuple(submitted), tuple(unanswered))
+
+
+def _complete_ids(jobs: list[JournalledJob]) -> list[JournalledJob]:
+    """The tasks of an array, with the ids of those whose line the journal does not have."""
+    array = next((job.job_id.partition("_")[0] for job in jobs if "_" in job.job_id), "")
+    if not array:
+        return jobs
+    return [replace(job, job_id=f"{array}_{index}") for index, job in enumerate(jobs)]

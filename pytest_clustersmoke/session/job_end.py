@@ -1,0 +1,71 @@
+"""The end of a phase's job: its judgement and findings, and the `result.json` that has them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .. import diagnose
+from ..config.profile import Profile
+from ..diagnose.node_findings import check_warnings
+from ..evidence.finding import Finding
+from ..evidence.phase_result import PhaseResult, collect_phase
+from ..evidence.run_directory import PhaseDir, write_json
+from ..evidence.scheduler_record import JobState
+from ..evidence.telemetry import to_json_value
+from ..jobs.backend import Backend
+from ..jobs.job_watch import WatchedJob
+from ..jobs.outcome import Judgement, job_times, judge_job
+from ..report.run_archive import name_archived
+
+
+def judge_end(
+    job: WatchedJob, backend: Backend | None, cancelled: Judgement | None
+) -> tuple[PhaseResult, Judgement, list[Finding]]:
+    """Read the evidence of a job that is over, and judge it. `backend`: to be asked for details;
+    `cancelled`: the judgement if this run ended the job."""
+    result = collect_phase(job.directory, job.results)
+    for attempt in job.directory.attempts():
+        for node in range(job.nodes):  # a node that was killed has left it
+            with contextlib.suppress(OSError):
+                attempt.node_environment(node).unlink(missing_ok=True)
+    result = job.save_details(backend, result)
+    judgement = judge_job(result, job.last_state(), cancelled)
+    findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
+    if judgement.outcome == "failed":  # the reason that a node gave may be a consequence
+        judgement = Judgement("failed", findings[0].cause)
+    return result, judgement, findings + check_warnings(result)
+
+
+def write_result(
+    directory: PhaseDir,
+    profile: Profile,
+    result: PhaseResult | None,
+    judgement: Judgement,
+    job_id: str,
+    state: JobState | None,
+    findings: Sequence[Finding],
+    submitted: float | None,
+    marks: Mapping[str, Any],
+) -> PhaseResult:
+    """Write the phase's result, and return its evidence with it. `marks` are further fields;
+    `result`: the evidence, if it was read already. Raises OSError."""
+    result = result or collect_phase(directory)
+    found = [name_archived(each, directory, profile.file) for each in findings]
+    values = {
+        "schema": 1,
+        "phase": directory.root.name,
+        "job_id": job_id,
+        "outcome": judgement.outcome,
+        "reason": judgement.reason,
+        **marks,
+        "scheduler_state": state.raw if state else "",
+        "scheduler_nodes": state.nodes if state else "",
+        **job_times(result, state, submitted),
+        "findings": [finding.as_dict() for finding in found],
+    }
+    record = to_json_value(values)
+    write_json(directory.result, record)
+    return replace(result, job=record)

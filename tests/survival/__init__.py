@@ -1,0 +1,1 @@
+"""Runs whose controller, scheduler or nodes die: what docs/promises.md promises."""

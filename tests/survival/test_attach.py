@@ -1,0 +1,130 @@
+"""A run goes on after its controller was killed at any line of its journal."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+import pytest
+
+from pytest_clustersmoke.evidence.telemetry import read_events
+from tests.support.harness import IDLE, Outcome, Suite
+
+REFERENCE = {"value": 1.0, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
+# Kills the controller with SIGKILL right after it wrote the Nth event of a name.
+KILLER = """
+import os, signal
+from pytest_clustersmoke.evidence.run_journal import FencedJournal
+
+name, number = os.environ.get("KILL_AT", ":0").split(":")
+write, seen = FencedJournal.write, []
+
+def write_and_die(self, event, **fields):
+    write(self, event, **fields)
+    seen.append(event)
+    if event == name and seen.count(name) == int(number):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+FencedJournal.write = write_and_die
+"""
+
+
+def kill_at(suite: Suite, event: str, *words: str) -> None:
+    """Run the suite, whose controller is killed at the event."""
+    (suite.path / "conftest.py").write_text(KILLER)
+    with suite.started(*words, KILL_AT=event) as running:
+        assert running.process.wait(60) == -signal.SIGKILL, running.output()
+
+
+def attach(suite: Suite, *words: str) -> Outcome:
+    return suite.run_apart("--cluster-attach", "latest", *words)
+
+
+def check_whole(suite: Suite, outcome: Outcome, *phases: str) -> None:
+    """All phases passed, and each ran once."""
+    assert outcome.ret == 0, outcome.output
+    record = suite.record()
+    assert {phase["phase"]: phase["outcome"] for phase in record["phases"]} == dict.fromkeys(
+        phases, "passed"
+    )
+    assert record["verdict"] == "FIT" and len(record["attached"]) == 1
+    (run,) = (path for path in suite.runs() if path.is_dir())
+    for phase in phases:
+        claims = [
+            *read_events(run / "phases" / phase / "nodes" / "0000" / "events.jsonl").named("claim")
+        ]
+        assert len(claims) == 1, phase
+    ended = Counter(event["phase"] for event in read_events(run / "journal.jsonl").named("ended"))
+    assert {*ended} == {*phases}
+
+
+@pytest.mark.parametrize(
+    "event", ["intent:1", "submitted:1", "intent:2", "ended:1", "ended:2", "judged:1", "judged:4"]
+)
+def test_run_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
+    suite: Suite, event: str
+) -> None:
+    """Jobs that are done are read, running ones awaited, and what is missing is submitted."""
+    suite.phase("small")
+    suite.phase("second", nodes=2)
+    kill_at(suite, event)
+    check_whole(suite, attach(suite), "small", "second")
+
+
+def test_running_job_is_awaited_by_the_run_that_attaches(suite: Suite) -> None:
+    """Nothing is started a second time, and the header says that the run was attached."""
+    suite.phase("small", script=str(IDLE), args={"seconds": 3})
+    kill_at(suite, "submitted:1")
+    outcome = attach(suite)
+    check_whole(suite, outcome, "small")
+    assert " (attached)" in outcome.output
+    assert [event["phase"] for event in outcome.events("submitted")] == ["small"]
+
+
+def test_suite_that_has_changed_is_refused_and_named(suite: Suite) -> None:
+    """Today's criteria would judge another job than the one that ran."""
+    test = suite.phase("small", args={"steps": 3})
+    kill_at(suite, "submitted:1")
+    test.write_text(test.read_text().replace("'steps': 3", "'steps': 4"))
+    outcome = attach(suite)
+    assert outcome.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in outcome.stderr.lines if "phase small has changed since run" in line]
+    assert "its test, args, argv" in line
+    test.write_text(test.read_text().replace("'steps': 4", "'steps': 3"))
+    suite.profile["references"] = {"small": {"steps_per_s": REFERENCE}}
+    refused = attach(suite)
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert "the profile has changed since run" in refused.output and "references" in refused.output
+    del suite.profile["references"]
+    check_whole(suite, attach(suite), "small")
+
+
+def test_run_whose_process_lives_is_attached_only_to_take_it_over(suite: Suite) -> None:
+    """The earlier process then stops, and neither touches the job nor writes a report."""
+    suite.phase("small", script=str(IDLE), args={"seconds": 20})
+    with suite.started() as first:
+        first.wait_for_ranks()
+        refused = attach(suite)
+        assert refused.ret == pytest.ExitCode.USAGE_ERROR
+        assert f"is controlled by pid {first.pid} on " in refused.output
+        outcome = attach(suite, "--cluster-takeover")
+        check_whole(suite, outcome, "small")
+        stopped = first.wait()
+    assert stopped.ret == pytest.ExitCode.INTERRUPTED, stopped.output
+    assert "has taken this run over; this one ends, and leaves its jobs" in stopped.output
+
+
+def test_unknown_run_is_refused(suite: Suite) -> None:
+    """With the names that could have been meant."""
+    suite.phase("small")
+    (line,) = suite.refused("--cluster-attach", "20260101-000000-abcdef")
+    assert line.startswith("--cluster-attach: there is no run 20260101-000000-abcdef below")
+    (line,) = suite.refused("--cluster-attach", "latest")
+    assert line.startswith("--cluster-attach: there is no run latest below")
+
+
+def test_detached_run_needs_a_scheduler(suite: Suite) -> None:
+    """Nobody would keep order among the jobs of this machine."""
+    suite.phase("small")
+    (line,) = suite.refused("--cluster-detach")
+    assert "--cluster-detach leaves jobs to Slurm, and one has none" in line

@@ -1,0 +1,68 @@
+"""Runs whose jobs are left to Slurm, and jobs that a dead run left: attached, or ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_clustersmoke.evidence.telemetry import read_events
+from tests.support.harness import IDLE, Suite
+from tests.support.waiting import wait_for
+from tests.survival.test_attach import attach, check_whole, kill_at
+
+pytestmark = pytest.mark.lab
+
+
+def jobs_in_queue(suite: Suite) -> list[str]:
+    return suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%j").split()
+
+
+def test_detached_run_is_kept_in_order_by_slurm_and_judged_later(lab_suite: Suite) -> None:
+    """Status 6, since nothing is judged. At most `max_jobs` run at a time without any process of
+    ours, and the run that attaches ends as any other."""
+    lab_suite.profile["limits"] |= {"max_jobs": 1}
+    lab_suite.phase("small", script=str(IDLE), args={"seconds": 2})
+    lab_suite.phase("second", script=str(IDLE), args={"seconds": 1})
+    detached = lab_suite.run_apart("--cluster-detach")
+    assert detached.ret == 6, detached.output
+    assert "detached: 2 jobs, nothing judged; attach with --cluster one --cluster-attach " in (
+        detached.output
+    )
+    assert "4 skipped" in detached.output
+    assert not (lab_suite.reports / "latest").exists()
+    script = lab_suite.run_dir().phase("second").batch_script.read_text()
+    assert "#SBATCH --dependency=afterany:" in script
+    wait_for("the last job", lambda: not jobs_in_queue(lab_suite), patience_s=60)
+    outcome = attach(lab_suite)
+    check_whole(lab_suite, outcome, "small", "second")
+
+
+@pytest.mark.parametrize("event", ["intent:1", "submitted:2"])
+def test_run_on_slurm_goes_on_after_its_controller_was_killed(
+    lab_suite: Suite, event: str
+) -> None:
+    """Jobs that Slurm has are taken up by their name, comment and token; no other is submitted."""
+    lab_suite.phase("small", script=str(IDLE), args={"seconds": 2})
+    lab_suite.phase("second", nodes=2)
+    kill_at(lab_suite, event)
+    check_whole(lab_suite, attach(lab_suite), "small", "second")
+    assert jobs_in_queue(lab_suite) == []
+
+
+def test_jobs_of_a_dead_run_are_named_and_ended(lab_suite: Suite) -> None:
+    """A new run says which jobs are left, and how to end them."""
+    lab_suite.phase("small", script=str(IDLE), args={"seconds": 600})
+    kill_at(lab_suite, "submitted:1")
+    (dead,) = lab_suite.runs()
+    wait_for("the job", lambda: jobs_in_queue(lab_suite))
+    lab_suite.phase("small", script=str(IDLE), args={"seconds": 1})
+    outcome = lab_suite.run_apart()
+    assert outcome.ret == 0, outcome.output
+    assert f"run {dead.name} has 1 job left (" in outcome.output
+    assert f"--cluster-reap {dead.name} ends it" in outcome.output
+    reaped = lab_suite.run_apart("--cluster-reap", dead.name)
+    assert reaped.ret == 0, reaped.output
+    assert f"run {dead.name}: ended 1 job" in reaped.output
+    assert jobs_in_queue(lab_suite) == []
+    assert read_events(dead / "journal.jsonl").last("closed") is not None
+    again = lab_suite.run_apart("--cluster-reap", "all")
+    assert again.ret == 0 and "no run of one has ended without its process" in again.output
