@@ -26,7 +26,7 @@ from ..evidence.run_counts import RunTally
 from ..text import Problem, UsageProblems, plural
 from .collection import PhaseCollection
 from .interrupts import Interrupts
-from .items import Mistakes, PhaseClass, phase_class, phase_classes
+from .items import Mistakes, PhaseClass, phase_classes
 from .live.board import WatchFailed
 from .live.live_view import LiveView
 from .live.pytest_terminal import PytestTerminal
@@ -125,20 +125,16 @@ class Suite:
         if phases and not self.collection.plans_only and continues:
             self.start(phases)
             if self._detaches:
-                self._detach(session)
+                self._submit_all()
         return (yield)
 
-    def _detach(self, session: pytest.Session) -> None:
-        """Leave the jobs to the scheduler, and skip the criteria."""
+    def _submit_all(self) -> None:
+        """Submit every phase, to leave the jobs to the scheduler."""
         assert self.session is not None
         with self.watching():
             self.session.join()
         for progress in self.session.board.take_news():
             self.terminal.say(f"{progress.phase}: {progress.text}")
-        reason = f"detached: {self._attach_line()}"
-        for item in session.items:
-            if phase_class(item) is not None:
-                item.add_marker(pytest.mark.skip(reason=reason))
 
     def _attach_line(self) -> str:
         return f"attach with --cluster {self.profile.name} --cluster-attach {self.run_id}"
@@ -246,6 +242,8 @@ class Suite:
         return self.collection.name_of(item)
 
     def make_view(self, name: str) -> PhaseView:
+        if self.session is not None and self.session.is_detachable:
+            pytest.skip(f"detached: {self._attach_line()}")
         return make_view(self.collection, self.wait(name), self._run_again)
 
     def _run_again(self, phase: str, number: int) -> PhaseResult:

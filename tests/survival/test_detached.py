@@ -29,17 +29,16 @@ def test_detached_run_is_kept_in_order_by_slurm_and_judged_later(lab_suite: Suit
     )
     assert "4 skipped" in detached.output
     assert not (lab_suite.reports / "latest").exists()
-    script = lab_suite.run_dir().phase("second").batch_script.read_text()
-    assert "#SBATCH --dependency=afterany:" in script
+    scripts = [lab_suite.run_dir().phase(name).batch_script for name in ("second", "small")]
+    behind = ["#SBATCH --dependency=afterany:" in script.read_text() for script in scripts]
+    assert behind == [False, True]
     wait_for("the last job", lambda: not jobs_in_queue(lab_suite), patience_s=60)
     outcome = attach(lab_suite)
     check_whole(lab_suite, outcome, "small", "second")
 
 
 @pytest.mark.parametrize("event", ["intent:1", "submitted:2"])
-def test_run_on_slurm_goes_on_after_its_controller_was_killed(
-    lab_suite: Suite, event: str
-) -> None:
+def test_run_on_slurm_goes_on_after_its_controller_was_killed(lab_suite: Suite, event: str) -> None:
     """Jobs that Slurm has are taken up by their name, comment and token; no other is submitted."""
     lab_suite.phase("small", script=str(IDLE), args={"seconds": 2})
     lab_suite.phase("second", nodes=2)
