@@ -107,7 +107,7 @@ def test_tests_mirror_the_entries() -> None:
     """A folder of tests/ is named after an entry, or is shared by several folders."""
     tests = REPOSITORY / "tests"
     folders = {path.parent.name for path in tests.glob("*/__init__.py")}
-    assert sorted(folders - LEVEL.keys()) == ["fakes", "smoke", "support"]
+    assert sorted(folders - LEVEL.keys()) == ["fakes", "smoke", "support", "survival"]
 
 
 def test_no_test_module_imports_from_another() -> None:

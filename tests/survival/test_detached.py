@@ -6,8 +6,8 @@ import pytest
 
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import IDLE, Suite
+from tests.support.killed import attach, check_whole, kill_at
 from tests.support.waiting import wait_for
-from tests.survival.test_attach import attach, check_whole, kill_at
 
 pytestmark = pytest.mark.lab
 
