@@ -33,7 +33,8 @@ class JobState:
     by itself) or unknown (the scheduler has forgotten the job).
     `raw` and `reason` are the scheduler's words; times are Unix seconds, None if not given;
     `expected_start` is its estimate for a pending job. `left` says where processes of a job that
-    was to end may still run.
+    was to end may still run. `name` and `comment` are those of the job that the scheduler shows,
+    empty if it shows none.
     """
 
     kind: str
@@ -44,6 +45,8 @@ class JobState:
     started: float | None = None
     expected_start: float | None = None
     left: str = ""
+    name: str = ""
+    comment: str = ""
 
 
 def show_time(seconds: float | None) -> str:

@@ -19,7 +19,7 @@ from ..evidence.phase_result import PhaseResult, add_scheduler_record
 from ..evidence.run_directory import RESTART, PhaseDir
 from ..evidence.scheduler_record import NODE_FAILED, JobState, SchedulerRecord, SlurmMessage
 from ..node.abort_flag import visible
-from .backend import Backend, Submission
+from .backend import COMMENT_BEGINS, Backend, Submission
 from .slurm_jobs import parse_message
 
 FIRST_POLL_S = 0.5
@@ -38,6 +38,7 @@ VERDICT_GRACE_S = 6.0
 # then sinfo may show that node in service again.
 NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
+STRANGER = "Slurm shows another job under this id"
 # Why a task of an array is pending while as many of them run as may run at a time.
 TURN = "JobArrayTaskLimit"
 MAX_LINES = 100_000  # of each of the job's own logs; ranks do not write there
@@ -68,6 +69,7 @@ class WatchedJob:
     nodes: int
     submitted_at: float
     after: str = ""  # the phase that it waits for in the queue
+    words: tuple[str, str] = ("", "")  # its name and comment in the scheduler's queue
     resumes: bool = False  # its ranks may stop, and go on in another attempt
     restarts: int = 0
     was_requeued: bool = False  # since somebody last asked
@@ -75,6 +77,7 @@ class WatchedJob:
     running: bool = False
     ended_at: float | None = None
     unknown_since: float | None = None
+    is_ours: bool = True  # not so while the scheduler shows another job under this id
     failing_since: float | None = None
     complete_since: float | None = None
     requeued_since: float | None = None
@@ -131,7 +134,8 @@ class WatchedJob:
     def record_state(self, state: JobState) -> None:
         """Record the state that the scheduler reported."""
         now = time.monotonic()
-        if state.kind == "unknown":
+        self.is_ours = self._names_us(state)
+        if state.kind == "unknown" or not self.is_ours:
             self.unknown_since = self.unknown_since or now
             return
         was_running = self.state is not None and self.state.kind == "running"
@@ -152,6 +156,18 @@ class WatchedJob:
         self.running = self.running or state.kind == "running"
         if requeued or state.kind in ("ended", "held"):
             self.ended_at = self.ended_at or now
+
+    def _names_us(self, state: JobState) -> bool:
+        """Whether the scheduler's answer is about this job: a scheduler that lost its state counts
+        its ids from 1 again. Some sites write comments of their own, or add to ours."""
+        name, comment = self.words
+        is_named = not (name and state.name) or state.name == name
+        return is_named and (comment in state.comment or COMMENT_BEGINS not in state.comment)
+
+    def cancel(self, backend: Backend) -> None:
+        """Cancel the job, unless its id is another job's now."""
+        if self.is_ours:
+            backend.cancel([self.job_id])
 
     def _await_restart(self) -> None:
         """Expect the job's next start; its wait in the queue counts from now."""
@@ -200,7 +216,7 @@ class WatchedJob:
         if all(node.ok for node in result.nodes):
             return result
         details = None
-        if backend is not None and self.state is not None:
+        if backend is not None and self.state is not None and self.is_ours:
             # The scheduler lists no nodes for a requeued job, and for a completing one only those
             # that are not done. Names that the job itself wrote are untrusted.
             names = [node.name for node in result.nodes if NODE_NAME.fullmatch(node.name)]
@@ -219,9 +235,11 @@ class WatchedJob:
 
     def last_state(self) -> JobState | None:
         """The last state that the scheduler reported, other than a cancellation by this run; None
-        if it no longer knows the job."""
+        or `unknown` if it no longer knows the job."""
         if self.failed_first and self.state is not None and self.state.raw == "CANCELLED":
             return self.state_before_end
+        if not self.is_ours:
+            return JobState("unknown", "", STRANGER)
         return None if self.unknown_since is not None else self.state
 
 
@@ -236,6 +254,7 @@ def watch_job(job: Submission, job_id: str, after: str, waited_s: float = 0.0) -
         int(job.phase.nodes.value),
         time.monotonic() - max(0.0, waited_s),
         after,
+        job.words,
         resumes=bool(job.phase.resume.value),
         restarts=newest.attempt // RESTART,
     )

@@ -97,7 +97,8 @@ def judge_job(
     if result.directory.setup_failed.exists():
         return Judgement("failed", "a setup line failed")
     if state is None or state.kind == "unknown":
-        return Judgement("lost", "the job left no result and the scheduler has no record of it")
+        why = state.reason if state and state.reason else "the scheduler has no record of it"
+        return Judgement("lost", f"the job left no result, and {why}")
     ending = _describe(state)
     if not started:
         return Judgement("failed", f"the job ended as {ending} before our launcher started")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pytest_clustersmoke.evidence.scheduler_record import (
 )
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.job_watch import Poller, WatchedJob
+from pytest_clustersmoke.jobs.outcome import judge_job
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import Evidence
 
@@ -277,6 +279,44 @@ def test_unknown_job_is_lost_after_a_while(tmp_path: Path, clock: Clock) -> None
     job.record_state(JobState("unknown", ""))
     clock.now += job_watch.LOST_GRACE_S + 1
     assert job.is_over()
+
+
+OURS = ("clustersmoke-r1-small", "clustersmoke run=r1 phase=small token=a")
+
+
+@pytest.mark.parametrize(
+    ("name", "comment", "is_ours"),
+    [
+        (*OURS, True),
+        (OURS[0], "", True),
+        (OURS[0], "project 17", True),  # a site's own
+        (OURS[0], f"{OURS[1]}; project 17", True),
+        ("", "", True),  # a backend that shows no names
+        ("somebody-elses", "", False),
+        ("somebody-elses", OURS[1], False),
+        (OURS[0], OURS[1].replace("token=a", "token=b"), False),
+    ],
+)
+def test_job_of_another_name_or_comment_says_nothing_about_ours(
+    name: str, comment: str, is_ours: bool, tmp_path: Path, clock: Clock
+) -> None:
+    """A Slurm that lost its state counts from 1 again. That job is not cancelled, and nothing of it
+    is taken for evidence."""
+    evidence, backend = Evidence(tmp_path).started(), FakeBackend()
+    evidence.dir.claim.touch()
+    job = replace(watched(evidence), words=OURS)
+    job.record_state(JobState("ended", "COMPLETED", name=name, comment=comment))
+    job.cancel(backend)
+    job.save_details(backend, evidence.result())
+    assert {name for name, *_ in backend.calls} == ({"cancel", "details"} if is_ours else set())
+    assert (job.ended_at is not None) == is_ours
+    clock.now += job_watch.LOST_GRACE_S + 1
+    assert job.is_over() is not is_ours
+    if not is_ours:
+        clock.now += job_watch.LOST_GRACE_S + 1
+        judged = judge_job(evidence.result(), job.last_state())
+        reason = "the job left no result, and Slurm shows another job under this id"
+        assert (judged.outcome, judged.reason) == ("lost", reason)
 
 
 def test_unanswered_polls_change_nothing(tmp_path: Path, clock: Clock) -> None:

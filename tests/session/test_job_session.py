@@ -323,6 +323,21 @@ def test_vanished_job_is_lost(run: Run) -> None:
     assert run.result("a")["findings"][0]["id"] == "job-lost"
 
 
+def test_job_that_another_one_replaced_is_lost_and_the_other_goes_on(run: Run) -> None:
+    """Slurm lost its state, and gave the id to somebody else's job: that one is not cancelled, not
+    even when the run is interrupted."""
+    session = run.start("a", "b")
+    until(lambda: len(run.submitted()) == 2)
+    run.backend.jobs["a"] = JobState("pending", "PENDING", name="train-llm")
+    session.wait("a", ignore)
+    assert run.result("a")["outcome"] == "lost"
+    assert "Slurm shows another job under this id" in run.result("a")["findings"][0]["cause"]
+    run.backend.jobs["b"] = JobState("running", "RUNNING", name="train-llm")
+    until(lambda: not session._watched["b"].is_ours if "b" in session._watched else True)
+    session.close()
+    assert run.backend.named("cancel") == []
+
+
 def test_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says COMPLETED before the file system shows the result: passed."""
     monkeypatch.setattr(job_watch, "RESULT_GRACE_S", 5.0)
