@@ -39,6 +39,7 @@ VERDICT_GRACE_S = 6.0
 NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
 STRANGER = "Slurm shows another job under this id"
+SILENT = "the scheduler does not answer"
 # Why a task of an array is pending while as many of them run as may run at a time.
 TURN = "JobArrayTaskLimit"
 MAX_LINES = 100_000  # of each of the job's own logs; ranks do not write there
@@ -74,6 +75,7 @@ class WatchedJob:
     restarts: int = 0
     was_requeued: bool = False  # since somebody last asked
     state: JobState | None = None
+    state_at: float = 0.0  # when the scheduler reported it
     running: bool = False
     ended_at: float | None = None
     unknown_since: float | None = None
@@ -147,7 +149,7 @@ class WatchedJob:
             self.requeued_since = self.requeued_since or now
             if now - self.requeued_since < RESULT_GRACE_S:
                 return
-        self.state, self.unknown_since = state, None
+        self.state, self.state_at, self.unknown_since = state, now, None
         if self.waits_for_turn:
             self.submitted_at = now  # the queue's limit counts from its turn
         if asked:
@@ -235,12 +237,21 @@ class WatchedJob:
 
     def last_state(self) -> JobState | None:
         """The last state that the scheduler reported, other than a cancellation by this run; None
-        or `unknown` if it no longer knows the job."""
+        or `unknown` if it no longer knows the job, or its last answer is older than the job's end.
+        """
         if self.failed_first and self.state is not None and self.state.raw == "CANCELLED":
             return self.state_before_end
         if not self.is_ours:
             return JobState("unknown", "", STRANGER)
-        return None if self.unknown_since is not None else self.state
+        if self.unknown_since is not None:
+            return None
+        return JobState("unknown", "", SILENT) if self._is_outdated() else self.state
+
+    def _is_outdated(self) -> bool:
+        """Whether the scheduler has reported nothing since the nodes' last words, and no end before
+        them: then its last state does not say how the job ended."""
+        words_at = max(self.complete_since or 0.0, self.failing_since or 0.0)
+        return self.state is None or (self.ended_at is None and self.state_at <= words_at)
 
 
 def watch_job(job: Submission, job_id: str, after: str, waited_s: float = 0.0) -> WatchedJob:

@@ -96,15 +96,25 @@ def judge_job(
         return Judgement("failed", failure)
     if result.directory.setup_failed.exists():
         return Judgement("failed", "a setup line failed")
-    if state is None or state.kind == "unknown":
-        why = state.reason if state and state.reason else "the scheduler has no record of it"
-        return Judgement("lost", f"the job left no result, and {why}")
+    if state is None or state.kind in ("unknown", "running"):
+        return Judgement("lost", _describe_loss(result, state))
     ending = _describe(state)
     if not started:
         return Judgement("failed", f"the job ended as {ending} before our launcher started")
     silent = [node.name for node in result.nodes if not node.result]
     detail = f"{', '.join(silent)} left no result" if silent else "its nodes were terminated"
     return Judgement("failed", f"the job ended as {ending}, and {detail}")
+
+
+def _describe_loss(result: PhaseResult, state: JobState | None) -> str:
+    """Why nobody knows how a job ended."""
+    terminated = any(node.reason == "terminated" for node in result.nodes)
+    seen = "was ended by SIGTERM from outside" if terminated else "left no result"
+    if state is None or state.kind == "unknown":
+        why = state.reason if state and state.reason else "the scheduler has no record of it"
+    else:
+        why = f"the scheduler last reported {_describe(state)}"
+    return f"the job {seen}, and {why}"
 
 
 def _suspension(*attempts: PhaseResult, longer_than_s: float = 0.0) -> str:

@@ -327,6 +327,46 @@ def test_unanswered_polls_change_nothing(tmp_path: Path, clock: Clock) -> None:
     assert not job.is_over()
 
 
+@pytest.mark.parametrize("last", [None, "PENDING", "RUNNING"])
+@pytest.mark.parametrize("reason", ["terminated", "rank_died"])
+def test_answer_from_before_the_end_says_nothing_about_it(
+    reason: str, last: str | None, tmp_path: Path, clock: Clock
+) -> None:
+    """Somebody cancels the job while squeue fails: nobody requeued it, and it did not fail. What
+    its own nodes say stays."""
+    evidence = Evidence(tmp_path).started()
+    job = watched(evidence)
+    if last:
+        job.record_state(JobState("running" if last == "RUNNING" else "pending", last))
+    clock.now += 60
+    evidence.node(0, ok=False, reason=reason, why="rank 0 died")
+    assert not job.is_over()
+    clock.now += job_watch.VERDICT_GRACE_S + 1
+    assert job.is_over()
+    judged = judge_job(evidence.result(), job.last_state())
+    silent = (
+        "lost",
+        "the job was ended by SIGTERM from outside, and the scheduler does not answer",
+    )
+    named = ("failed", "n0: rank 0 died")
+    expected = silent if reason == "terminated" else named
+    assert (judged.outcome, judged.reason) == expected
+
+
+def test_requeue_that_the_scheduler_reports_after_the_end_counts(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Also where it was never seen to run."""
+    evidence = Evidence(tmp_path).started()
+    job = watched(evidence)
+    job.record_state(JobState("pending", "PENDING"))
+    evidence.node(0, ok=False, reason="terminated", why="SIGTERM")
+    assert not job.is_over()
+    clock.now += 1
+    job.record_state(JobState("pending", "PENDING"))
+    assert judge_job(evidence.result(), job.last_state()).outcome == "preempted"
+
+
 def test_straggling_job_is_detected(tmp_path: Path, clock: Clock) -> None:
     """A job with an abort flag whose nodes do not all end is straggling after a while."""
     evidence = Evidence(tmp_path, nodes=2).node(0, ok=False)

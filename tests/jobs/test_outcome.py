@@ -117,6 +117,22 @@ def test_unknown_job_without_results_is_lost(tmp_path: Path, state: JobState | N
     assert judge_job(Evidence(tmp_path).result(), state).outcome == "lost"
 
 
+@pytest.mark.parametrize(
+    ("reason", "outcome", "words"),
+    [
+        ("terminated", "lost", "the job was ended by SIGTERM from outside, and the scheduler last"),
+        ("rank_died", "failed", "n0: rank 0 died"),
+    ],
+)
+def test_job_that_still_runs_for_the_scheduler_has_not_failed_by_it(
+    reason: str, outcome: str, words: str, tmp_path: Path
+) -> None:
+    """A state that is no end does not say who ended the job; a node's own reason does."""
+    evidence = Evidence(tmp_path).node(0, ok=False, reason=reason, why="rank 0 died")
+    judged = judge_job(evidence.result(), JobState("running", "RUNNING"))
+    assert judged.outcome == outcome and judged.reason.startswith(words)
+
+
 def test_unknown_job_with_results_is_judged_by_them(tmp_path: Path) -> None:
     """Results come first and need no scheduler."""
     evidence = Evidence(tmp_path).node(0, ok=False, reason="stalled", why="rank 0 made no progress")

@@ -338,6 +338,22 @@ def test_job_that_another_one_replaced_is_lost_and_the_other_goes_on(run: Run) -
     assert run.backend.named("cancel") == []
 
 
+def test_job_ended_from_outside_while_the_scheduler_is_silent_is_lost(run: Run) -> None:
+    """It was seen to run, then squeue fails: nothing shows that it failed, or was requeued."""
+    session = run.start("a")
+    until(lambda: run.submitted() == ["a"])
+    run.backend.jobs["a"] = JobState("running", "RUNNING")
+    until(lambda: session._watched["a"].state_at and session._watched["a"].running)
+    del run.backend.jobs["a"]
+    run.run.phase("a").claim.touch()
+    failure = {"ok": False, "node": "n0", "reason": "terminated", "why": "SIGTERM"}
+    write_json(run.run.phase("a").node_result(0), failure)
+    session.wait("a", ignore)
+    reason = "the job was ended by SIGTERM from outside, and the scheduler does not answer"
+    assert (run.result("a")["outcome"], run.result("a")["reason"]) == ("lost", reason)
+    assert [finding["id"] for finding in run.result("a")["findings"]] == ["job-lost"]
+
+
 def test_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says COMPLETED before the file system shows the result: passed."""
     monkeypatch.setattr(job_watch, "RESULT_GRACE_S", 5.0)
