@@ -7,17 +7,20 @@ frequent again.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 
 from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
 from ..evidence.run_directory import RESTART, PhaseDir
 from ..evidence.scheduler_record import NODE_FAILED, JobState, SchedulerRecord, SlurmMessage
+from ..evidence.telemetry import Events, parse_text, read_events
 from ..node.abort_flag import visible
 from .backend import COMMENT_BEGINS, Backend, Submission
 from .slurm_jobs import parse_message
@@ -28,7 +31,8 @@ PENDING_POLL_S = 15.0
 RESULT_GRACE_S = 1.5
 # NFS caches attributes for up to a minute.
 COMPLETED_GRACE_S = 60.0
-LOST_GRACE_S = 8.0
+# How often the files of a job are looked at that the scheduler has forgotten: its ranks may train.
+FORGOTTEN_LOOK_S = 8.0
 # After one node failed the others end within seconds; after this long the job is cancelled.
 STRAGGLER_S = 30.0
 # Once all nodes have reported a failure, wait this long for the scheduler to say whether it was the
@@ -59,6 +63,13 @@ def read_messages(directory: PhaseDir) -> tuple[SlurmMessage, ...]:
     return tuple(islice(messages, MAX_MESSAGES))
 
 
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 @dataclass
 class WatchedJob:
     """One submitted job and what is known about it. Times are monotonic seconds of this process.
@@ -71,6 +82,8 @@ class WatchedJob:
     submitted_at: float
     after: str = ""  # the phase that it waits for in the queue
     words: tuple[str, str] = ("", "")  # its name and comment in the scheduler's queue
+    timeout_s: float = 0.0
+    stage_limits_s: Mapping[str, float] = field(default_factory=dict)
     resumes: bool = False  # its ranks may stop, and go on in another attempt
     restarts: int = 0
     was_requeued: bool = False  # since somebody last asked
@@ -79,6 +92,9 @@ class WatchedJob:
     running: bool = False
     ended_at: float | None = None
     unknown_since: float | None = None
+    looked_at: float = 0.0  # and seen to write, since the scheduler has forgotten it
+    wrote_at: float = 0.0
+    event_bytes: int = -1
     is_ours: bool = True  # not so while the scheduler shows another job under this id
     failing_since: float | None = None
     complete_since: float | None = None
@@ -197,8 +213,43 @@ class WatchedJob:
         completed = missing and self.state is not None and self.state.raw == "COMPLETED"
         grace_s = COMPLETED_GRACE_S if completed else RESULT_GRACE_S
         ended = self.ended_at is not None and now - self.ended_at > grace_s
-        lost = self.unknown_since is not None and now - self.unknown_since > LOST_GRACE_S
-        return ended or lost
+        return ended or self._is_lost(now)
+
+    def _is_lost(self, now: float) -> bool:
+        """Whether a job that the scheduler has forgotten has ended, too: its ranks have written
+        nothing for as long as their stage may take, after which their node would have ended them
+        and written its result."""
+        if self.unknown_since is None or now - self.looked_at < FORGOTTEN_LOOK_S:
+            return False
+        self.looked_at = now
+        if now - self.unknown_since > self.timeout_s + COMPLETED_GRACE_S:
+            return True
+        if (written := self._event_bytes()) != self.event_bytes:
+            self.event_bytes, self.wrote_at = written, now
+        limit_s = self._stage_limit_s() if visible(self.directory.claim) else 0.0
+        silent_s = now - max(self.wrote_at, self.unknown_since)
+        return silent_s > max(limit_s, COMPLETED_GRACE_S)
+
+    def _rank_files(self) -> list[Path]:
+        return list(self.directory.rank_events(0).parent.glob("*.jsonl"))
+
+    def _event_bytes(self) -> int:
+        """How much the job's nodes and ranks have written."""
+        nodes = [self.directory.node_events(node) for node in range(self.nodes)]
+        size = 0
+        for path in (*nodes, *self._rank_files()):
+            with contextlib.suppress(OSError):
+                size += path.stat().st_size
+        return size
+
+    def _stage_limit_s(self) -> float:
+        """How long the stage may take that the rank is in which wrote last."""
+        newest = max(self._rank_files(), key=_changed_at, default=None)
+        events = Events(Path()) if newest is None else read_events(newest, all_marks=False)
+        stage = parse_text((events.last("stage") or {}).get("name")) or "init"
+        if stage in ("train", "twin"):
+            stage = "train_step" if events.last("step") else "first_step"
+        return self.stage_limits_s.get(stage, self.timeout_s)
 
     def _waits_for_node_name(self, now: float) -> bool:
         failed = self.state is not None and self.state.raw == "NODE_FAIL"
@@ -230,6 +281,13 @@ class WatchedJob:
         record.write(self.directory.scheduler)
         return add_scheduler_record(result)
 
+    @property
+    def may_run(self) -> bool:
+        """Whether the scheduler may still run it, although its end is not waited for: it was
+        requeued, or forgotten without results."""
+        waits = self.state is not None and self.state.kind in ("pending", "held")
+        return waits or (self.unknown_since is not None and len(self.results) < self.nodes)
+
     def is_straggling(self) -> bool:
         return (
             self.failing_since is not None and time.monotonic() - self.failing_since > STRAGGLER_S
@@ -257,16 +315,18 @@ class WatchedJob:
 def watch_job(job: Submission, job_id: str, after: str, waited_s: float = 0.0) -> WatchedJob:
     """The watch over a job that was submitted so many seconds ago; `after`: the phase that it waits
     for in the queue."""
-    newest = job.directory.newest
+    newest, phase = job.directory.newest, job.phase
     return WatchedJob(
-        job.phase.name,
+        phase.name,
         job_id,
         newest,
-        int(job.phase.nodes.value),
+        int(phase.nodes.value),
         time.monotonic() - max(0.0, waited_s),
         after,
         job.words,
-        resumes=bool(job.phase.resume.value),
+        float(phase.timeout_s.value),
+        {name: float(limit.value) for name, limit in phase.stage_limits_s.items()},
+        resumes=bool(phase.resume.value),
         restarts=newest.attempt // RESTART,
     )
 

@@ -360,9 +360,8 @@ class JobSession:
         )
 
     def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
-        pending = job.state is not None and job.state.kind in ("pending", "held")
-        if pending and job.job_id not in self._ended_ids and not job.has_succeeded():
-            job.cancel(self._backend)  # it was requeued, and must not run again
+        if job.may_run and job.job_id not in self._ended_ids and not job.has_succeeded():
+            job.cancel(self._backend)
         backend = None if self._stop.is_set() else self._backend
         result, judgement, findings = judge_end(job, backend, cancelled)
         self._finish(job.phase, judgement, job.state, job.job_id, findings, result)

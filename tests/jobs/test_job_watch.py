@@ -273,12 +273,81 @@ def test_unknown_job_is_lost_after_a_while(tmp_path: Path, clock: Clock) -> None
     job.record_state(JobState("unknown", ""))
     assert not job.is_over() and job.last_state() is None
     job.record_state(JobState("running", "RUNNING"))
-    clock.now += job_watch.LOST_GRACE_S + 1
+    clock.now += job_watch.COMPLETED_GRACE_S + 1
     assert not job.is_over()
     assert job.last_state() is not None
     job.record_state(JobState("unknown", ""))
-    clock.now += job_watch.LOST_GRACE_S + 1
+    assert not job.is_over()
+    clock.now += job_watch.COMPLETED_GRACE_S + 1
     assert job.is_over()
+
+
+def forgotten(evidence: Evidence) -> WatchedJob:
+    """A job that has started and that the scheduler no longer knows."""
+    evidence.dir.claim.touch()
+    limits = {"init": 120.0, "first_step": 300.0, "train_step": 90.0}
+    job = replace(watched(evidence), timeout_s=3600.0, stage_limits_s=limits)
+    job.record_state(JobState("running", "RUNNING"))
+    job.record_state(JobState("unknown", ""))
+    return job
+
+
+def lost_after_s(job: WatchedJob, clock: Clock) -> float:
+    begun = clock.now
+    while not job.is_over():
+        clock.now += 1.0
+        assert clock.now - begun < 5000
+    return clock.now - begun
+
+
+@pytest.mark.parametrize(
+    ("events", "limit_s"),
+    [
+        ([], 120),
+        ([("stage", {"name": "train", "state": "begin"})], 300),
+        ([("stage", {"name": "train", "state": "begin"}), ("step", {"step": 3})], 90),
+    ],
+)
+def test_forgotten_job_is_watched_while_its_ranks_write(
+    events: list[tuple[str, dict[str, Any]]], limit_s: float, tmp_path: Path, clock: Clock
+) -> None:
+    """A Slurm that lost its state knows nothing of a job that still trains. It is lost once a rank
+    is silent for longer than its stage may take, and may run even then."""
+    evidence = Evidence(tmp_path).started()
+    job = forgotten(evidence)
+    for _ in range(60):
+        evidence.rank(0, ("step", {"step": 1}))
+        clock.now += 10
+        assert not job.is_over()
+    evidence.dir.rank_events(0).unlink()
+    evidence.rank(0, *events)
+    assert lost_after_s(job, clock) == pytest.approx(limit_s, abs=3 * job_watch.FORGOTTEN_LOOK_S)
+    assert job.may_run
+
+
+def test_forgotten_job_is_lost_after_its_own_time_limit(tmp_path: Path, clock: Clock) -> None:
+    """Even if something still writes its events."""
+    evidence = Evidence(tmp_path).started()
+    job, begun = forgotten(evidence), clock.now
+    while not job.is_over():
+        evidence.rank(0, ("step", {"step": 1}))
+        clock.now += 20
+        assert clock.now - begun < 2 * 3600
+    assert clock.now - begun > 3600
+
+
+def test_result_of_a_job_that_was_purged_before_it_was_seen_counts(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """A file system may show it half a minute later."""
+    evidence = Evidence(tmp_path)
+    job = watched(evidence)
+    job.record_state(JobState("unknown", ""))
+    for _ in range(5):
+        assert not job.is_over()
+        clock.now += job_watch.FORGOTTEN_LOOK_S
+    evidence.done()
+    assert job.is_over() and job.has_succeeded() and not job.may_run
 
 
 OURS = ("clustersmoke-r1-small", "clustersmoke run=r1 phase=small token=a")
@@ -310,10 +379,10 @@ def test_job_of_another_name_or_comment_says_nothing_about_ours(
     job.save_details(backend, evidence.result())
     assert {name for name, *_ in backend.calls} == ({"cancel", "details"} if is_ours else set())
     assert (job.ended_at is not None) == is_ours
-    clock.now += job_watch.LOST_GRACE_S + 1
-    assert job.is_over() is not is_ours
+    assert not job.is_over()
+    clock.now += job_watch.COMPLETED_GRACE_S + 1
+    assert job.is_over()
     if not is_ours:
-        clock.now += job_watch.LOST_GRACE_S + 1
         judged = judge_job(evidence.result(), job.last_state())
         reason = "the job left no result, and Slurm shows another job under this id"
         assert (judged.outcome, judged.reason) == ("lost", reason)

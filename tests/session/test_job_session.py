@@ -116,7 +116,7 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setattr(module, "TICK_S", 0.01)
-    for name in ("FIRST_POLL_S", "RESULT_GRACE_S", "LOST_GRACE_S", "VERDICT_GRACE_S"):
+    for name in ("FIRST_POLL_S", "RESULT_GRACE_S", "FORGOTTEN_LOOK_S", "VERDICT_GRACE_S"):
         monkeypatch.setattr(job_watch, name, 0.05)
     made = Run(tmp_path)
     yield made
@@ -313,19 +313,25 @@ def test_queue_limit_does_not_end_a_running_job(run: Run) -> None:
     assert session.outcomes["a"].outcome == "passed"
 
 
-def test_vanished_job_is_lost(run: Run) -> None:
-    """A job that the scheduler has forgotten, without results, is lost."""
+def test_vanished_job_is_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that the scheduler has forgotten, without results, is lost. It is cancelled, since it
+    may run after all."""
+    monkeypatch.setattr(job_watch, "COMPLETED_GRACE_S", 0.05)
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
     run.backend.jobs["a"] = JobState("unknown", "")
     session.wait("a", ignore)
     assert run.result("a")["outcome"] == "lost"
     assert run.result("a")["findings"][0]["id"] == "job-lost"
+    assert run.backend.named("cancel") == [("a",)]
 
 
-def test_job_that_another_one_replaced_is_lost_and_the_other_goes_on(run: Run) -> None:
+def test_job_that_another_one_replaced_is_lost_and_the_other_goes_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slurm lost its state, and gave the id to somebody else's job: that one is not cancelled, not
     even when the run is interrupted."""
+    monkeypatch.setattr(job_watch, "COMPLETED_GRACE_S", 0.05)
     session = run.start("a", "b")
     until(lambda: len(run.submitted()) == 2)
     run.backend.jobs["a"] = JobState("pending", "PENDING", name="train-llm")
@@ -333,7 +339,7 @@ def test_job_that_another_one_replaced_is_lost_and_the_other_goes_on(run: Run) -
     assert run.result("a")["outcome"] == "lost"
     assert "Slurm shows another job under this id" in run.result("a")["findings"][0]["cause"]
     run.backend.jobs["b"] = JobState("running", "RUNNING", name="train-llm")
-    until(lambda: not session._watched["b"].is_ours if "b" in session._watched else True)
+    until(lambda: "b" in session.outcomes or not session._watched["b"].is_ours)
     session.close()
     assert run.backend.named("cancel") == []
 
