@@ -23,6 +23,7 @@ MAX_BYTES = 8 * 2**20
 # one, was cancelled (also at its time limit), or was killed for lack of host memory.
 NODE_FAILED, PROLOG_FAILED = "node_failed", "prolog_failed"
 PREEMPTED, CANCELLED, OUT_OF_MEMORY = "preempted", "cancelled", "out_of_memory"
+TASK_KILLED = "task_killed"  # by SIGKILL
 
 
 @dataclass(frozen=True)

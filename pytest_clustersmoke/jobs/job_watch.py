@@ -288,6 +288,13 @@ class WatchedJob:
         waits = self.state is not None and self.state.kind in ("pending", "held")
         return waits or (self.unknown_since is not None and len(self.results) < self.nodes)
 
+    @property
+    def holds_nodes(self) -> bool:
+        """Whether the scheduler still runs a job whose nodes have all failed: srun waits for the
+        task of a slurmstepd that was killed."""
+        is_running = self.state is not None and self.state.kind == "running"
+        return is_running and len(self.results) == self.nodes and not self.has_succeeded()
+
     def is_straggling(self) -> bool:
         return (
             self.failing_since is not None and time.monotonic() - self.failing_since > STRAGGLER_S

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
-from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, JobState
+from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, TASK_KILLED, JobState
 from ..evidence.staged_marks import find_unrequested_fault
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
@@ -103,7 +103,15 @@ def judge_job(
         return Judgement("failed", f"the job ended as {ending} before our launcher started")
     silent = [node.name for node in result.nodes if not node.result]
     detail = f"{', '.join(silent)} left no result" if silent else "its nodes were terminated"
+    if killed := find_killed_launchers(result):
+        detail += f": the launcher on {', '.join(killed)} was killed (SIGKILL)"
     return Judgement("failed", f"the job ended as {ending}, and {detail}")
+
+
+def find_killed_launchers(result: PhaseResult) -> list[str]:
+    """The nodes without a result whose task, which starts the launcher, was killed."""
+    killed = {message.node for message in result.scheduler.logged(TASK_KILLED)}
+    return [node.name for node in result.nodes if not node.result and node.name in killed]
 
 
 def _describe_loss(result: PhaseResult, state: JobState | None) -> str:

@@ -15,6 +15,7 @@ from ..evidence.scheduler_record import (
     OUT_OF_MEMORY,
     PREEMPTED,
     PROLOG_FAILED,
+    TASK_KILLED,
     AccountingEntry,
     JobState,
     NodeStatus,
@@ -82,6 +83,10 @@ MESSAGES = (
     (
         OUT_OF_MEMORY,
         re.compile(r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,99}: Out Of Memory"),
+    ),
+    (
+        TASK_KILLED,
+        re.compile(r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,99}: Killed"),
     ),
 )
 # How srun's own log shows the end of a step, in the order of its lines: Slurm ended the step, or a

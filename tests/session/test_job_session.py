@@ -360,6 +360,18 @@ def test_job_ended_from_outside_while_the_scheduler_is_silent_is_lost(run: Run) 
     assert [finding["id"] for finding in run.result("a")["findings"]] == ["job-lost"]
 
 
+def test_failed_job_that_the_scheduler_still_runs_is_cancelled(run: Run) -> None:
+    """Its nodes have ended, and srun waits for one whose slurmstepd was killed."""
+    session = run.start("a")
+    until(lambda: run.submitted() == ["a"])
+    run.backend.jobs["a"] = JobState("running", "RUNNING")
+    until(lambda: session._watched["a"].running)
+    run.fails("a")
+    session.wait("a", ignore)
+    assert run.result("a")["outcome"] == "failed"
+    assert run.backend.named("cancel") == [("a",)]
+
+
 def test_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says COMPLETED before the file system shows the result: passed."""
     monkeypatch.setattr(job_watch, "RESULT_GRACE_S", 5.0)
