@@ -23,8 +23,9 @@ from pathlib import Path
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.phase_result import PhaseResult
+from ..evidence.scheduler_record import TASK_KILLED
 from ..jobs.backend import Refused
-from ..jobs.outcome import NOT_STARTED, OUT_OF_TIME, Judgement
+from ..jobs.outcome import NOT_STARTED, OUT_OF_TIME, Judgement, find_killed_launchers
 from .failure_evidence import FailureEvidence
 from .hangs import find_hang, find_library_timeout, find_mismatch
 from .log_causes import explain_findings
@@ -142,4 +143,12 @@ def _outcome_finding(evidence: FailureEvidence, judgement: Judgement) -> Finding
     name = judgement.outcome.replace("_", "-")
     cause = judgement.ended_by if judgement.ended_by in fixes else judgement.outcome
     fix = fixes.get(cause, "read the job's logs in the run directory")
-    return Finding(f"job-{name}", judgement.reason, fix, evidence=log_tail(evidence.directory))
+    killed = evidence.result.scheduler.logged(TASK_KILLED)
+    quoted = tuple(message.evidence for message in killed)
+    return Finding(
+        f"job-{name}",
+        judgement.reason,
+        fix,
+        evidence=(*quoted, *log_tail(evidence.directory)),
+        hosts=tuple(find_killed_launchers(evidence.result)),
+    )

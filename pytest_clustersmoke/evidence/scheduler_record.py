@@ -23,6 +23,7 @@ MAX_BYTES = 8 * 2**20
 # one, was cancelled (also at its time limit), or was killed for lack of host memory.
 NODE_FAILED, PROLOG_FAILED = "node_failed", "prolog_failed"
 PREEMPTED, CANCELLED, OUT_OF_MEMORY = "preempted", "cancelled", "out_of_memory"
+TASK_KILLED = "task_killed"  # by SIGKILL
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class JobState:
     by itself) or unknown (the scheduler has forgotten the job).
     `raw` and `reason` are the scheduler's words; times are Unix seconds, None if not given;
     `expected_start` is its estimate for a pending job. `left` says where processes of a job that
-    was to end may still run.
+    was to end may still run. `name` and `comment` are those of the job that the scheduler shows,
+    empty if it shows none.
     """
 
     kind: str
@@ -44,6 +46,8 @@ class JobState:
     started: float | None = None
     expected_start: float | None = None
     left: str = ""
+    name: str = ""
+    comment: str = ""
 
 
 def show_time(seconds: float | None) -> str:

@@ -31,7 +31,6 @@ from . import batch_script
 from .backend import Submission
 from .job_watch import read_messages
 from .outcome import NOT_STARTED, OUT_OF_TIME
-from .slurm_backend import job_words
 from .slurm_client import SlurmClient, SlurmUnavailable
 from .slurm_jobs import Allocation, parse_step_end, parse_step_refusal
 from .step_request import StepRequest
@@ -71,7 +70,7 @@ class _Step:
 
     @property
     def name(self) -> str:
-        return job_words(self.job)[0]
+        return self.job.words[0]
 
     @property
     def waits(self) -> bool:
@@ -285,7 +284,7 @@ class AllocationBackend:
         flags = {key.replace("_", "-"): value for key, value in options.items()}
         return [
             *("srun", f"--jobid={self._job_id or JOB_VARIABLE}", "--overlap"),
-            f"--job-name={job_words(job)[0]}",
+            f"--job-name={job.words[0]}",
             *(f"--nodes={phase.nodes.value}", f"--ntasks={phase.nodes.value}"),
             *("--ntasks-per-node=1", f"--nodelist={','.join(nodes) or NODES_VARIABLE}"),
             *("--export=ALL", "--kill-on-bad-exit=1", "--unbuffered", "--input=none"),

@@ -23,7 +23,10 @@ from ..evidence.run_directory import PhaseDir, RunDir, write_json
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from ..evidence.transport_rule import TransportRule
 
+COMMENT_BEGINS = "clustersmoke run="  # the comment of every job of ours
+
 __all__ = [
+    "COMMENT_BEGINS",
     "ArrayBackend",
     "Backend",
     "JobState",
@@ -64,6 +67,15 @@ class Submission:
     token: str = ""
     in_array: bool = False
     behind: str = ""
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The job's name and comment, with run and phase, so that squeue alone finds any job of
+        ours. An array has the entry whose points its tasks are."""
+        run_id = self.directory.run.run_id
+        name = self.phase.entry if self.in_array else self.phase.name
+        token = f" token={self.token}" if self.token else ""
+        return f"clustersmoke-{run_id}-{name}", f"{COMMENT_BEGINS}{run_id} phase={name}{token}"
 
 
 class SchedulerSilent(Exception):

@@ -7,19 +7,22 @@ frequent again.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 
 from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
 from ..evidence.run_directory import RESTART, PhaseDir
 from ..evidence.scheduler_record import NODE_FAILED, JobState, SchedulerRecord, SlurmMessage
+from ..evidence.telemetry import Events, parse_text, read_events
 from ..node.abort_flag import visible
-from .backend import Backend, Submission
+from .backend import COMMENT_BEGINS, Backend, Submission
 from .slurm_jobs import parse_message
 
 FIRST_POLL_S = 0.5
@@ -28,7 +31,8 @@ PENDING_POLL_S = 15.0
 RESULT_GRACE_S = 1.5
 # NFS caches attributes for up to a minute.
 COMPLETED_GRACE_S = 60.0
-LOST_GRACE_S = 8.0
+# How often the files of a job are looked at that the scheduler has forgotten: its ranks may train.
+FORGOTTEN_LOOK_S = 8.0
 # After one node failed the others end within seconds; after this long the job is cancelled.
 STRAGGLER_S = 30.0
 # Once all nodes have reported a failure, wait this long for the scheduler to say whether it was the
@@ -38,6 +42,8 @@ VERDICT_GRACE_S = 6.0
 # then sinfo may show that node in service again.
 NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
+STRANGER = "Slurm shows another job under this id"
+SILENT = "the scheduler does not answer"
 # Why a task of an array is pending while as many of them run as may run at a time.
 TURN = "JobArrayTaskLimit"
 MAX_LINES = 100_000  # of each of the job's own logs; ranks do not write there
@@ -57,6 +63,13 @@ def read_messages(directory: PhaseDir) -> tuple[SlurmMessage, ...]:
     return tuple(islice(messages, MAX_MESSAGES))
 
 
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 @dataclass
 class WatchedJob:
     """One submitted job and what is known about it. Times are monotonic seconds of this process.
@@ -68,13 +81,21 @@ class WatchedJob:
     nodes: int
     submitted_at: float
     after: str = ""  # the phase that it waits for in the queue
+    words: tuple[str, str] = ("", "")  # its name and comment in the scheduler's queue
+    timeout_s: float = 0.0
+    stage_limits_s: Mapping[str, float] = field(default_factory=dict)
     resumes: bool = False  # its ranks may stop, and go on in another attempt
     restarts: int = 0
     was_requeued: bool = False  # since somebody last asked
     state: JobState | None = None
+    state_at: float = 0.0  # when the scheduler reported it
     running: bool = False
     ended_at: float | None = None
     unknown_since: float | None = None
+    looked_at: float = 0.0  # and seen to write, since the scheduler has forgotten it
+    wrote_at: float = 0.0
+    event_bytes: int = -1
+    is_ours: bool = True  # not so while the scheduler shows another job under this id
     failing_since: float | None = None
     complete_since: float | None = None
     requeued_since: float | None = None
@@ -131,7 +152,8 @@ class WatchedJob:
     def record_state(self, state: JobState) -> None:
         """Record the state that the scheduler reported."""
         now = time.monotonic()
-        if state.kind == "unknown":
+        self.is_ours = self._names_us(state)
+        if state.kind == "unknown" or not self.is_ours:
             self.unknown_since = self.unknown_since or now
             return
         was_running = self.state is not None and self.state.kind == "running"
@@ -143,7 +165,7 @@ class WatchedJob:
             self.requeued_since = self.requeued_since or now
             if now - self.requeued_since < RESULT_GRACE_S:
                 return
-        self.state, self.unknown_since = state, None
+        self.state, self.state_at, self.unknown_since = state, now, None
         if self.waits_for_turn:
             self.submitted_at = now  # the queue's limit counts from its turn
         if asked:
@@ -152,6 +174,18 @@ class WatchedJob:
         self.running = self.running or state.kind == "running"
         if requeued or state.kind in ("ended", "held"):
             self.ended_at = self.ended_at or now
+
+    def _names_us(self, state: JobState) -> bool:
+        """Whether the scheduler's answer is about this job: a scheduler that lost its state counts
+        its ids from 1 again. Some sites write comments of their own, or add to ours."""
+        name, comment = self.words
+        is_named = not (name and state.name) or state.name == name
+        return is_named and (comment in state.comment or COMMENT_BEGINS not in state.comment)
+
+    def cancel(self, backend: Backend) -> None:
+        """Cancel the job, unless its id is another job's now."""
+        if self.is_ours:
+            backend.cancel([self.job_id])
 
     def _await_restart(self) -> None:
         """Expect the job's next start; its wait in the queue counts from now."""
@@ -179,8 +213,43 @@ class WatchedJob:
         completed = missing and self.state is not None and self.state.raw == "COMPLETED"
         grace_s = COMPLETED_GRACE_S if completed else RESULT_GRACE_S
         ended = self.ended_at is not None and now - self.ended_at > grace_s
-        lost = self.unknown_since is not None and now - self.unknown_since > LOST_GRACE_S
-        return ended or lost
+        return ended or self._is_lost(now)
+
+    def _is_lost(self, now: float) -> bool:
+        """Whether a job that the scheduler has forgotten has ended, too: its ranks have written
+        nothing for as long as their stage may take, after which their node would have ended them
+        and written its result."""
+        if self.unknown_since is None or now - self.looked_at < FORGOTTEN_LOOK_S:
+            return False
+        self.looked_at = now
+        if now - self.unknown_since > self.timeout_s + COMPLETED_GRACE_S:
+            return True
+        if (written := self._event_bytes()) != self.event_bytes:
+            self.event_bytes, self.wrote_at = written, now
+        limit_s = self._stage_limit_s() if visible(self.directory.claim) else 0.0
+        silent_s = now - max(self.wrote_at, self.unknown_since)
+        return silent_s > max(limit_s, COMPLETED_GRACE_S)
+
+    def _rank_files(self) -> list[Path]:
+        return list(self.directory.rank_events(0).parent.glob("*.jsonl"))
+
+    def _event_bytes(self) -> int:
+        """How much the job's nodes and ranks have written."""
+        nodes = [self.directory.node_events(node) for node in range(self.nodes)]
+        size = 0
+        for path in (*nodes, *self._rank_files()):
+            with contextlib.suppress(OSError):
+                size += path.stat().st_size
+        return size
+
+    def _stage_limit_s(self) -> float:
+        """How long the stage may take that the rank is in which wrote last."""
+        newest = max(self._rank_files(), key=_changed_at, default=None)
+        events = Events(Path()) if newest is None else read_events(newest, all_marks=False)
+        stage = parse_text((events.last("stage") or {}).get("name")) or "init"
+        if stage in ("train", "twin"):
+            stage = "train_step" if events.last("step") else "first_step"
+        return self.stage_limits_s.get(stage, self.timeout_s)
 
     def _waits_for_node_name(self, now: float) -> bool:
         failed = self.state is not None and self.state.raw == "NODE_FAIL"
@@ -200,7 +269,7 @@ class WatchedJob:
         if all(node.ok for node in result.nodes):
             return result
         details = None
-        if backend is not None and self.state is not None:
+        if backend is not None and self.state is not None and self.is_ours:
             # The scheduler lists no nodes for a requeued job, and for a completing one only those
             # that are not done. Names that the job itself wrote are untrusted.
             names = [node.name for node in result.nodes if NODE_NAME.fullmatch(node.name)]
@@ -212,6 +281,20 @@ class WatchedJob:
         record.write(self.directory.scheduler)
         return add_scheduler_record(result)
 
+    @property
+    def may_run(self) -> bool:
+        """Whether the scheduler may still run it, although its end is not waited for: it was
+        requeued, or forgotten without results."""
+        waits = self.state is not None and self.state.kind in ("pending", "held")
+        return waits or (self.unknown_since is not None and len(self.results) < self.nodes)
+
+    @property
+    def holds_nodes(self) -> bool:
+        """Whether the scheduler still runs a job whose nodes have all failed: srun waits for the
+        task of a slurmstepd that was killed."""
+        is_running = self.state is not None and self.state.kind == "running"
+        return is_running and len(self.results) == self.nodes and not self.has_succeeded()
+
     def is_straggling(self) -> bool:
         return (
             self.failing_since is not None and time.monotonic() - self.failing_since > STRAGGLER_S
@@ -219,24 +302,38 @@ class WatchedJob:
 
     def last_state(self) -> JobState | None:
         """The last state that the scheduler reported, other than a cancellation by this run; None
-        if it no longer knows the job."""
+        or `unknown` if it no longer knows the job, or its last answer is older than the job's end.
+        """
         if self.failed_first and self.state is not None and self.state.raw == "CANCELLED":
             return self.state_before_end
-        return None if self.unknown_since is not None else self.state
+        if not self.is_ours:
+            return JobState("unknown", "", STRANGER)
+        if self.unknown_since is not None:
+            return None
+        return JobState("unknown", "", SILENT) if self._is_outdated() else self.state
+
+    def _is_outdated(self) -> bool:
+        """Whether the scheduler has reported nothing since the nodes' last words, and no end before
+        them: then its last state does not say how the job ended."""
+        words_at = max(self.complete_since or 0.0, self.failing_since or 0.0)
+        return self.state is None or (self.ended_at is None and self.state_at <= words_at)
 
 
 def watch_job(job: Submission, job_id: str, after: str, waited_s: float = 0.0) -> WatchedJob:
     """The watch over a job that was submitted so many seconds ago; `after`: the phase that it waits
     for in the queue."""
-    newest = job.directory.newest
+    newest, phase = job.directory.newest, job.phase
     return WatchedJob(
-        job.phase.name,
+        phase.name,
         job_id,
         newest,
-        int(job.phase.nodes.value),
+        int(phase.nodes.value),
         time.monotonic() - max(0.0, waited_s),
         after,
-        resumes=bool(job.phase.resume.value),
+        job.words,
+        float(phase.timeout_s.value),
+        {name: float(limit.value) for name, limit in phase.stage_limits_s.items()},
+        resumes=bool(phase.resume.value),
         restarts=newest.attempt // RESTART,
     )
 

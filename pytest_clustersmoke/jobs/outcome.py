@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
-from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, JobState
+from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, TASK_KILLED, JobState
 from ..evidence.staged_marks import find_unrequested_fault
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
@@ -96,14 +96,33 @@ def judge_job(
         return Judgement("failed", failure)
     if result.directory.setup_failed.exists():
         return Judgement("failed", "a setup line failed")
-    if state is None or state.kind == "unknown":
-        return Judgement("lost", "the job left no result and the scheduler has no record of it")
+    if state is None or state.kind in ("unknown", "running"):
+        return Judgement("lost", _describe_loss(result, state))
     ending = _describe(state)
     if not started:
         return Judgement("failed", f"the job ended as {ending} before our launcher started")
     silent = [node.name for node in result.nodes if not node.result]
     detail = f"{', '.join(silent)} left no result" if silent else "its nodes were terminated"
+    if killed := find_killed_launchers(result):
+        detail += f": the launcher on {', '.join(killed)} was killed (SIGKILL)"
     return Judgement("failed", f"the job ended as {ending}, and {detail}")
+
+
+def find_killed_launchers(result: PhaseResult) -> list[str]:
+    """The nodes without a result whose task, which starts the launcher, was killed."""
+    killed = {message.node for message in result.scheduler.logged(TASK_KILLED)}
+    return [node.name for node in result.nodes if not node.result and node.name in killed]
+
+
+def _describe_loss(result: PhaseResult, state: JobState | None) -> str:
+    """Why nobody knows how a job ended."""
+    terminated = any(node.reason == "terminated" for node in result.nodes)
+    seen = "was ended by SIGTERM from outside" if terminated else "left no result"
+    if state is None or state.kind == "unknown":
+        why = state.reason if state and state.reason else "the scheduler has no record of it"
+    else:
+        why = f"the scheduler last reported {_describe(state)}"
+    return f"the job {seen}, and {why}"
 
 
 def _suspension(*attempts: PhaseResult, longer_than_s: float = 0.0) -> str:

@@ -67,7 +67,7 @@ class SlurmBackend:
 
     def find_submitted(self, jobs: Sequence[Submission]) -> list[str] | None:
         try:
-            job_id = self._client.find_job(*job_words(jobs[0]))
+            job_id = self._client.find_job(*jobs[0].words)
         except SlurmUnavailable:
             return None
         return _task_ids(jobs, job_id) if job_id else []
@@ -86,7 +86,7 @@ class SlurmBackend:
         self._client.start_now(job_id)
 
     def cancel_named(self, job: Submission) -> None:
-        self._client.cancel(f"--name={job_words(job)[0]}")
+        self._client.cancel(f"--name={job.words[0]}")
 
     def close(self) -> None:
         """Nothing to do: nothing stays open."""
@@ -118,7 +118,7 @@ class SlurmBackend:
             options |= {"dependency": ",".join(orders), "kill_on_invalid_dep": "yes"}
         if self._profile.hardware.gpu != "none":
             options["gpus_per_node"] = phase.gpus_per_node.value
-        name, comment = job_words(job)
+        name, comment = job.words
         executor.update_parameters(
             job_name=name,
             comment=comment,
@@ -142,15 +142,6 @@ class SlurmBackend:
         if not phase.resume.value:
             return {"no_requeue": True}
         return {"requeue": True, "signal": f"USR1@{self._profile.limits.stop_before_s}"}
-
-
-def job_words(job: Submission) -> tuple[str, str]:
-    """The job's name and comment, with run and phase, so that squeue alone finds any job of ours.
-    An array has the entry whose points its tasks are."""
-    run_id = job.directory.run.run_id
-    name = job.phase.entry if job.in_array else job.phase.name
-    token = f" token={job.token}" if job.token else ""
-    return f"{NAME}-{run_id}-{name}", f"{NAME} run={run_id} phase={name}{token}"
 
 
 def _task_ids(jobs: Sequence[Submission], job_id: str) -> list[str]:

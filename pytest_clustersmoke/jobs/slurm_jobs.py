@@ -15,6 +15,7 @@ from ..evidence.scheduler_record import (
     OUT_OF_MEMORY,
     PREEMPTED,
     PROLOG_FAILED,
+    TASK_KILLED,
     AccountingEntry,
     JobState,
     NodeStatus,
@@ -46,8 +47,8 @@ ENDED = {
     "REVOKED",
     "TIMEOUT",
 }
-SQUEUE_FIELDS = "%i|%T|%r|%N|%V|%S"
-SACCT_FIELDS = "JobID,State,Reason,NodeList,Submit,Start"
+SQUEUE_FIELDS = "%i|%T|%r|%N|%V|%S|%j|%k"
+SACCT_FIELDS = "JobID,State,Reason,NodeList,Submit,Start,JobName,Comment"
 SINFO_FIELDS = "%N|%T|%H|%u|%E"
 ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,End"
 OTHERS_FIELDS = "%i|%u|%P|%q|%S|%N"
@@ -83,6 +84,10 @@ MESSAGES = (
         OUT_OF_MEMORY,
         re.compile(r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,99}: Out Of Memory"),
     ),
+    (
+        TASK_KILLED,
+        re.compile(r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,99}: Killed"),
+    ),
 )
 # How srun's own log shows the end of a step, in the order of its lines: Slurm ended the step, or a
 # task of it ended first. Where a task fails, some versions add the first message after it.
@@ -93,6 +98,7 @@ _STEP_ENDED = re.compile(
 _NO_STEP = re.compile(r"srun: error: (Unable to create step for job .{1,300})")
 # Of one or several nodes of a job, in the output of `scontrol -d -o show job`.
 _ALLOCATED = re.compile(r" Nodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)")
+_COMMENT = re.compile(r" Comment=(.*?)(?= [A-Z]\w*=|$)", re.M)
 _UID = re.compile(r"\((\d{1,10})\)$")
 # Node states that keep jobs away, as sinfo prints them (man sinfo, NODE STATE CODES).
 _DOWN = re.compile(r"down|fail|unk|not_responding|\*$")
@@ -209,7 +215,7 @@ class JobStep:
 
 def parse_squeue(text: str) -> dict[str, JobState]:
     """`squeue -h -o SQUEUE_FIELDS`, by job id."""
-    return {cells[0]: _state(*cells[1:]) for _, cells in rows(text, 6)}
+    return {cells[0]: _state(*cells[1:]) for _, cells in rows(text, 8)}
 
 
 def parse_sacct(text: str) -> dict[str, JobState]:
@@ -219,8 +225,10 @@ def parse_sacct(text: str) -> dict[str, JobState]:
 
 def parse_scontrol_job(text: str) -> JobState:
     """`scontrol -o show job`."""
-    names = ("JobState", "Reason", "NodeList", "SubmitTime", "StartTime")
-    return _state(*(_first_words(text, names)))
+    names = ("JobState", "Reason", "NodeList", "SubmitTime", "StartTime", "JobName")
+    comment = _COMMENT.search(text)
+    values = [*_first_words(text, names), comment[1] if comment else ""]
+    return _state(*values)
 
 
 def parse_scheduled_job(text: str) -> ScheduledJob:
@@ -396,7 +404,9 @@ def _first_words(shown: str, names: tuple[str, ...]) -> list[str]:
     return [(fields.get(name, "").split() or [""])[0] for name in names]
 
 
-def _state(raw: str, reason: str, nodes: str, submitted: str, started: str) -> JobState:
+def _state(
+    raw: str, reason: str, nodes: str, submitted: str, started: str, name: str, comment: str
+) -> JobState:
     # sacct says "CANCELLED by 1000" and marks truncated states with a "+".
     word = (raw.split() or [""])[0].rstrip("+")
     if word == "COMPLETING" and reason == NODE_DOWN:
@@ -405,7 +415,14 @@ def _state(raw: str, reason: str, nodes: str, submitted: str, started: str) -> J
     kind = "held" if kind == "pending" and reason in HELD else kind
     start = _unix_seconds(started)
     waits = kind in ("pending", "held")  # then the start is an estimate
-    times = (None, start) if waits else (start, None)
     return JobState(
-        kind, word, value_or_empty(reason), value_or_empty(nodes), _unix_seconds(submitted), *times
+        kind,
+        word,
+        value_or_empty(reason),
+        value_or_empty(nodes),
+        _unix_seconds(submitted),
+        started=None if waits else start,
+        expected_start=start if waits else None,
+        name=name,
+        comment=value_or_empty(comment),
     )

@@ -20,6 +20,7 @@ PLAIN = {
 }
 ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadb-server": "mariadbd"}
 ISOLATED = {"iproute2": "ip", "util-linux": "nsenter"}
+LOCK_WAIT_S = 120  # another apt or dpkg may be at work
 # Daemons are not on the PATH of every user.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -74,13 +75,15 @@ def install(packages: list[str], say: Callable[[str], None]) -> None:
     # Without RUNLEVEL=1 the packages would start system services on their usual ports.
     environ = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     if not any(Path("/var/lib/apt/lists").glob("*_Packages*")):
-        _apt(["apt-get", "update"], environ, say)
-    _apt(["apt-get", "install", "-y", "--no-install-recommends", *packages], environ, say)
+        _apt(["update"], environ, say)
+    _apt(["install", "-y", "--no-install-recommends", *packages], environ, say)
 
 
-def _apt(command: list[str], environ: dict[str, str], say: Callable[[str], None]) -> None:
+def _apt(arguments: list[str], environ: dict[str, str], say: Callable[[str], None]) -> None:
+    command = ["apt-get", "-o", f"DPkg::Lock::Timeout={LOCK_WAIT_S}", *arguments]
     setting = " ".join(f"{name}={value}" for name, value in environ.items())
     say(f"running: {setting} {shlex.join(command)}")
+    say(f"it waits up to {LOCK_WAIT_S} s for another apt or dpkg that holds the lock")
     result = subprocess.run(
         command,
         env={**os.environ, **environ},

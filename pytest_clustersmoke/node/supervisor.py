@@ -8,6 +8,8 @@ recorder), and only then ends them.
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -93,7 +95,7 @@ def supervise_ranks(
 def _watch(job: NodeJob, agent: Agent, watch: RankWatch) -> Trouble | None:
     """Follow the ranks until the launcher ends (None) or something is wrong. A rank that ended with
     its launcher, or was it, still is a death."""
-    next_flag, held = 0.0, False
+    next_flag, held, parent = 0.0, False, process_tree.parent_of_task()
     while True:
         returncode = agent.poll()
         watch.read()
@@ -107,6 +109,8 @@ def _watch(job: NodeJob, agent: Agent, watch: RankWatch) -> Trouble | None:
                 agent.release()
         if trouble is not None:
             return trouble
+        if parent and os.getppid() != parent:
+            return _describe_orphan(parent)
         if returncode is not None and not watch.has_dead_rank():
             return None
         now = time.monotonic()
@@ -116,6 +120,14 @@ def _watch(job: NodeJob, agent: Agent, watch: RankWatch) -> Trouble | None:
                 flag = read_json(job.dir.abort) or {}
                 return Trouble("aborted", f"{flag.get('node')}: {flag.get('why')}", None)
         watch.wait(TICK_S)
+
+
+def _describe_orphan(parent: int) -> Trouble:
+    """Without slurmstepd nothing of Slurm's ends this node's processes, whose GPUs go to the next
+    job."""
+    who = f"slurmstepd (pid {parent} on host {socket.gethostname()})"
+    why = f"{who} ended before the task that it had started: it was killed (SIGKILL), or crashed"
+    return Trouble("node", why, None)
 
 
 def _judge_node(

@@ -32,6 +32,8 @@ def judge_end(
             with contextlib.suppress(OSError):
                 attempt.node_environment(node).unlink(missing_ok=True)
     result = job.save_details(backend, result)
+    if backend is not None and job.holds_nodes:
+        job.cancel(backend)  # after its details, which would show the cancellation
     judgement = judge_job(result, job.last_state(), cancelled)
     findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
     if judgement.outcome == "failed":  # the reason that a node gave may be a consequence

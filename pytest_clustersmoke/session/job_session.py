@@ -331,7 +331,7 @@ class JobSession:
                 reason = f"queue: the job did not start within {limit:g} s"
                 self._settle(job, Judgement("never_ran", reason))
             elif job.is_straggling():
-                self._backend.cancel([job.job_id])
+                job.cancel(self._backend)
                 self._settle(job)
             else:
                 self.board.update(job)
@@ -346,7 +346,7 @@ class JobSession:
             job.after, job.submitted_at = "", time.monotonic()  # the queue's limit counts from now
             return True
         else:
-            self._backend.cancel([job.job_id])
+            job.cancel(self._backend)
             self._give_up(job.phase, job)
         return False
 
@@ -360,9 +360,8 @@ class JobSession:
         )
 
     def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
-        pending = job.state is not None and job.state.kind in ("pending", "held")
-        if pending and job.job_id not in self._ended_ids and not job.has_succeeded():
-            self._backend.cancel([job.job_id])  # it was requeued, and must not run again
+        if job.may_run and job.job_id not in self._ended_ids and not job.has_succeeded():
+            job.cancel(self._backend)
         backend = None if self._stop.is_set() else self._backend
         result, judgement, findings = judge_end(job, backend, cancelled)
         self._finish(job.phase, judgement, job.state, job.job_id, findings, result)
@@ -426,7 +425,7 @@ class JobSession:
     def _end_jobs(self) -> None:
         """End the jobs that were not ended yet, with one call. Any thread may call this."""
         with self._ending:
-            watched = {job.job_id: job for job in list(self._watched.values())}
+            watched = {job.job_id: job for job in list(self._watched.values()) if job.is_ours}
             jobs = watched.keys() - self._ended_ids
             self.fence.check()
             for job_id in jobs:

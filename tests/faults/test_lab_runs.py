@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.telemetry import read_events
+from pytest_clustersmoke.jobs.job_watch import VERDICT_GRACE_S
 from pytest_clustersmoke.lab import Lab
 from tests.faults.table.model import SMALL
 from tests.faults.watched_phase import WatchedPhase, bring_back
@@ -213,7 +215,9 @@ def test_killed_launcher_fails_the_job_and_names_the_node(struck: Struck) -> Non
     outcome, phases = struck
     phase = outcome.phase("launcher_killed")
     assert (phase["outcome"], phase["scheduler_state"]) == ("failed", "FAILED")
-    assert phases["launcher_killed"].node_name(1) in phase["reason"], phase["reason"]
+    node = phases["launcher_killed"].node_name(1)
+    assert f"the launcher on {node} was killed (SIGKILL)" in phase["reason"], phase["reason"]
+    assert outcome.finding("launcher_killed")["hosts"] == [node]
     assert phases["launcher_killed"].seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
@@ -321,6 +325,23 @@ def test_failure_beside_unmeasured_phases_makes_the_cluster_unfit(struck: Struck
         return pids
 
     wait_for("the end of every process of the run", lambda: not left(), 10)
+
+
+@pytest.mark.slow_lab
+def test_killed_slurmstepd_is_named_with_its_host_and_leaves_no_process(lab_suite: Suite) -> None:
+    """Nothing of Slurm's ends that node's processes then, so the node does."""
+    phase = WatchedPhase.idle(lab_suite, "small", nodes=2)
+    with lab_suite.started() as running:
+        phase.wait()
+        task = psutil.Process(phase.pid("claim", node=1))
+        (daemon,) = [each for each in task.parents() if each.name().startswith("slurmstepd")]
+        phase.strike(daemon.kill)
+        outcome = running.wait(180)
+    assert outcome.ret == 1, outcome.output
+    finding = outcome.finding("small")
+    assert finding["hosts"] == [phase.node_name(1)]
+    assert f"slurmstepd (pid {daemon.pid} on host " in finding["cause"]
+    assert phase.seen_after_s() < SEEN_WITHIN_S + VERDICT_GRACE_S
 
 
 @pytest.mark.slow_lab

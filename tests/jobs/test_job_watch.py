@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pytest_clustersmoke.evidence.scheduler_record import (
 )
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.job_watch import Poller, WatchedJob
+from pytest_clustersmoke.jobs.outcome import judge_job
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import Evidence
 
@@ -271,12 +273,119 @@ def test_unknown_job_is_lost_after_a_while(tmp_path: Path, clock: Clock) -> None
     job.record_state(JobState("unknown", ""))
     assert not job.is_over() and job.last_state() is None
     job.record_state(JobState("running", "RUNNING"))
-    clock.now += job_watch.LOST_GRACE_S + 1
+    clock.now += job_watch.COMPLETED_GRACE_S + 1
     assert not job.is_over()
     assert job.last_state() is not None
     job.record_state(JobState("unknown", ""))
-    clock.now += job_watch.LOST_GRACE_S + 1
+    assert not job.is_over()
+    clock.now += job_watch.COMPLETED_GRACE_S + 1
     assert job.is_over()
+
+
+def forgotten(evidence: Evidence) -> WatchedJob:
+    """A job that has started and that the scheduler no longer knows."""
+    evidence.dir.claim.touch()
+    limits = {"init": 120.0, "first_step": 300.0, "train_step": 90.0}
+    job = replace(watched(evidence), timeout_s=3600.0, stage_limits_s=limits)
+    job.record_state(JobState("running", "RUNNING"))
+    job.record_state(JobState("unknown", ""))
+    return job
+
+
+def lost_after_s(job: WatchedJob, clock: Clock) -> float:
+    begun = clock.now
+    while not job.is_over():
+        clock.now += 1.0
+        assert clock.now - begun < 5000
+    return clock.now - begun
+
+
+@pytest.mark.parametrize(
+    ("events", "limit_s"),
+    [
+        ([], 120),
+        ([("stage", {"name": "train", "state": "begin"})], 300),
+        ([("stage", {"name": "train", "state": "begin"}), ("step", {"step": 3})], 90),
+    ],
+)
+def test_forgotten_job_is_watched_while_its_ranks_write(
+    events: list[tuple[str, dict[str, Any]]], limit_s: float, tmp_path: Path, clock: Clock
+) -> None:
+    """A Slurm that lost its state knows nothing of a job that still trains. It is lost once a rank
+    is silent for longer than its stage may take, and may run even then."""
+    evidence = Evidence(tmp_path).started()
+    job = forgotten(evidence)
+    for _ in range(60):
+        evidence.rank(0, ("step", {"step": 1}))
+        clock.now += 10
+        assert not job.is_over()
+    evidence.dir.rank_events(0).unlink()
+    evidence.rank(0, *events)
+    assert lost_after_s(job, clock) == pytest.approx(limit_s, abs=3 * job_watch.FORGOTTEN_LOOK_S)
+    assert job.may_run
+
+
+def test_forgotten_job_is_lost_after_its_own_time_limit(tmp_path: Path, clock: Clock) -> None:
+    """Even if something still writes its events."""
+    evidence = Evidence(tmp_path).started()
+    job, begun = forgotten(evidence), clock.now
+    while not job.is_over():
+        evidence.rank(0, ("step", {"step": 1}))
+        clock.now += 20
+        assert clock.now - begun < 2 * 3600
+    assert clock.now - begun > 3600
+
+
+def test_result_of_a_job_that_was_purged_before_it_was_seen_counts(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """A file system may show it half a minute later."""
+    evidence = Evidence(tmp_path)
+    job = watched(evidence)
+    job.record_state(JobState("unknown", ""))
+    for _ in range(5):
+        assert not job.is_over()
+        clock.now += job_watch.FORGOTTEN_LOOK_S
+    evidence.done()
+    assert job.is_over() and job.has_succeeded() and not job.may_run
+
+
+OURS = ("clustersmoke-r1-small", "clustersmoke run=r1 phase=small token=a")
+
+
+@pytest.mark.parametrize(
+    ("name", "comment", "is_ours"),
+    [
+        (*OURS, True),
+        (OURS[0], "", True),
+        (OURS[0], "project 17", True),  # a site's own
+        (OURS[0], f"{OURS[1]}; project 17", True),
+        ("", "", True),  # a backend that shows no names
+        ("somebody-elses", "", False),
+        ("somebody-elses", OURS[1], False),
+        (OURS[0], OURS[1].replace("token=a", "token=b"), False),
+    ],
+)
+def test_job_of_another_name_or_comment_says_nothing_about_ours(
+    name: str, comment: str, is_ours: bool, tmp_path: Path, clock: Clock
+) -> None:
+    """A Slurm that lost its state counts from 1 again. That job is not cancelled, and nothing of it
+    is taken for evidence."""
+    evidence, backend = Evidence(tmp_path).started(), FakeBackend()
+    evidence.dir.claim.touch()
+    job = replace(watched(evidence), words=OURS)
+    job.record_state(JobState("ended", "COMPLETED", name=name, comment=comment))
+    job.cancel(backend)
+    job.save_details(backend, evidence.result())
+    assert {name for name, *_ in backend.calls} == ({"cancel", "details"} if is_ours else set())
+    assert (job.ended_at is not None) == is_ours
+    assert not job.is_over()
+    clock.now += job_watch.COMPLETED_GRACE_S + 1
+    assert job.is_over()
+    if not is_ours:
+        judged = judge_job(evidence.result(), job.last_state())
+        reason = "the job left no result, and Slurm shows another job under this id"
+        assert (judged.outcome, judged.reason) == ("lost", reason)
 
 
 def test_unanswered_polls_change_nothing(tmp_path: Path, clock: Clock) -> None:
@@ -285,6 +394,46 @@ def test_unanswered_polls_change_nothing(tmp_path: Path, clock: Clock) -> None:
     job = watched(Evidence(tmp_path))
     polls(backend, job, clock, 300)
     assert not job.is_over()
+
+
+@pytest.mark.parametrize("last", [None, "PENDING", "RUNNING"])
+@pytest.mark.parametrize("reason", ["terminated", "rank_died"])
+def test_answer_from_before_the_end_says_nothing_about_it(
+    reason: str, last: str | None, tmp_path: Path, clock: Clock
+) -> None:
+    """Somebody cancels the job while squeue fails: nobody requeued it, and it did not fail. What
+    its own nodes say stays."""
+    evidence = Evidence(tmp_path).started()
+    job = watched(evidence)
+    if last:
+        job.record_state(JobState("running" if last == "RUNNING" else "pending", last))
+    clock.now += 60
+    evidence.node(0, ok=False, reason=reason, why="rank 0 died")
+    assert not job.is_over()
+    clock.now += job_watch.VERDICT_GRACE_S + 1
+    assert job.is_over()
+    judged = judge_job(evidence.result(), job.last_state())
+    silent = (
+        "lost",
+        "the job was ended by SIGTERM from outside, and the scheduler does not answer",
+    )
+    named = ("failed", "n0: rank 0 died")
+    expected = silent if reason == "terminated" else named
+    assert (judged.outcome, judged.reason) == expected
+
+
+def test_requeue_that_the_scheduler_reports_after_the_end_counts(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Also where it was never seen to run."""
+    evidence = Evidence(tmp_path).started()
+    job = watched(evidence)
+    job.record_state(JobState("pending", "PENDING"))
+    evidence.node(0, ok=False, reason="terminated", why="SIGTERM")
+    assert not job.is_over()
+    clock.now += 1
+    job.record_state(JobState("pending", "PENDING"))
+    assert judge_job(evidence.result(), job.last_state()).outcome == "preempted"
 
 
 def test_straggling_job_is_detected(tmp_path: Path, clock: Clock) -> None:

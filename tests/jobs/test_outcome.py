@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.evidence.finding import Finding
-from pytest_clustersmoke.evidence.run_directory import create_phase
+from pytest_clustersmoke.evidence.run_directory import create_phase, write_json
 from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
+from pytest_clustersmoke.jobs.job_watch import read_messages
 from pytest_clustersmoke.jobs.outcome import (
     CLUSTER_STATES,
     NOT_STARTED,
@@ -55,6 +57,24 @@ def test_node_without_a_result_does_not_pass(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path, 2, 1).started().each("done").node(0, ok=True)
     judged = judge_job(evidence.result(), ended("FAILED"))
     assert judged.outcome == "failed" and "left no result" in judged.reason
+
+
+def test_killed_launcher_is_named_with_its_node(tmp_path: Path) -> None:
+    """srun says which task was killed; a node that wrote its result was not, whatever srun says of
+    the end of its task."""
+    evidence = Evidence(tmp_path, 2, 1).started().node(0, ok=False, reason="terminated")
+    evidence.dir.node(1).mkdir(parents=True, exist_ok=True)
+    write_json(evidence.dir.node_facts(1), {"node": "n1", "host": "h"})
+    evidence.dir.submitit.mkdir()
+    log = evidence.dir.submitit / "7_0_log.err"
+    log.write_text("srun: error: n1: task 1: Killed\nsrun: error: n0: task 0: Killed\n")
+    SchedulerRecord(messages=read_messages(evidence.dir)).write(evidence.dir.scheduler)
+    judged = judge_job(evidence.result(), ended("FAILED"))
+    reason = "n1 left no result: the launcher on n1 was killed (SIGKILL)"
+    assert judged.reason == f"the job ended as FAILED, and {reason}"
+    (finding,) = diagnose(evidence.result(), judged)
+    assert finding.hosts == ("n1",)
+    assert finding.evidence[0].text == "srun: error: n1: task 1: Killed"
 
 
 @pytest.mark.parametrize("ok", ["true", 1, [True], None])
@@ -115,6 +135,22 @@ def test_reason_comes_from_the_first_failing_node(tmp_path: Path) -> None:
 def test_unknown_job_without_results_is_lost(tmp_path: Path, state: JobState | None) -> None:
     """A job that vanished without results is lost, never passed."""
     assert judge_job(Evidence(tmp_path).result(), state).outcome == "lost"
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome", "words"),
+    [
+        ("terminated", "lost", "the job was ended by SIGTERM from outside, and the scheduler last"),
+        ("rank_died", "failed", "n0: rank 0 died"),
+    ],
+)
+def test_job_that_still_runs_for_the_scheduler_has_not_failed_by_it(
+    reason: str, outcome: str, words: str, tmp_path: Path
+) -> None:
+    """A state that is no end does not say who ended the job; a node's own reason does."""
+    evidence = Evidence(tmp_path).node(0, ok=False, reason=reason, why="rank 0 died")
+    judged = judge_job(evidence.result(), JobState("running", "RUNNING"))
+    assert judged.outcome == outcome and judged.reason.startswith(words)
 
 
 def test_unknown_job_with_results_is_judged_by_them(tmp_path: Path) -> None:

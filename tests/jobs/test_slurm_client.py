@@ -14,7 +14,7 @@ from pytest_clustersmoke.jobs.backend import Unanswered
 from pytest_clustersmoke.jobs.slurm_client import SlurmClient
 from tests.fakes.slurm import FakeSlurm
 
-JOB = "7|{}|None|n[1-2]|2026-01-02T03:04:05|2026-01-02T03:05:05"
+JOB = "7|{}|None|n[1-2]|2026-01-02T03:04:05|2026-01-02T03:05:05|ours|run=r"
 
 
 @pytest.fixture
@@ -31,11 +31,12 @@ def client(slurm: FakeSlurm) -> SlurmClient:
 
 def test_one_squeue_for_all_jobs(slurm: FakeSlurm, client: SlurmClient) -> None:
     """One squeue covers all jobs; no other command runs."""
-    slurm.answers("squeue", JOB.format("RUNNING") + "\n8|PENDING|Priority||x|N/A\n")
+    slurm.answers("squeue", JOB.format("RUNNING") + "\n8|PENDING|Priority||x|N/A|other|\n")
     states = client.job_states(["7", "8"])
-    assert slurm.calls() == ["squeue -h -a -t all -r -o %i|%T|%r|%N|%V|%S -j 7,8"]
+    assert slurm.calls() == ["squeue -h -a -t all -r -o %i|%T|%r|%N|%V|%S|%j|%k -j 7,8"]
     assert states["7"].kind == "running" and states["7"].nodes == "n[1-2]"
     assert states["7"].reason == ""
+    assert (states["7"].name, states["7"].comment) == ("ours", "run=r")
     assert states["7"].started == datetime(2026, 1, 2, 3, 5, 5).timestamp()
     assert (states["8"].kind, states["8"].reason, states["8"].started) == (
         "pending",
@@ -143,6 +144,21 @@ def test_disabled_accounting_is_asked_once(slurm: FakeSlurm, client: SlurmClient
     assert slurm.commands() == ["squeue", "sacct", "scontrol", "squeue", "scontrol"]
 
 
+def test_accounting_and_scontrol_name_the_job(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """As squeue does, so that a job of another name is not taken for ours; sacct has a comment only
+    where the site stores it."""
+    slurm.answers("sacct", JOB.format("FAILED").replace("run=r", ""))
+    state = client.job_states(["7"])["7"]
+    assert (state.name, state.comment) == ("ours", "")
+    assert slurm.calls()[-1].endswith("Submit,Start,JobName,Comment")
+    slurm.answers("sacct", "")
+    shown = "JobId=7 JobName=ours JobState=FAILED NodeList=n1 Comment=clustersmoke run=r phase=p"
+    for text in (shown, f"{shown} Power="):
+        slurm.answers("scontrol", text)
+        state = client.job_states(["7"])["7"]
+        assert (state.name, state.comment) == ("ours", "clustersmoke run=r phase=p")
+
+
 def test_job_that_no_command_knows_is_unknown(slurm: FakeSlurm, client: SlurmClient) -> None:
     """A job that squeue, sacct and scontrol do not know is unknown."""
     slurm.answers("scontrol", err="slurm_load_jobs error: Invalid job id specified", rc=1)
@@ -215,7 +231,7 @@ def test_job_requeued_after_a_failed_launch_is_held(
     reason: str, slurm: FakeSlurm, client: SlurmClient
 ) -> None:
     """It is in the queue but will not start by itself."""
-    slurm.answers("squeue", f"7|PENDING|{reason}||2026-01-02T03:04:05|2026-01-02T03:06:05\n")
+    slurm.answers("squeue", f"7|PENDING|{reason}||2026-01-02T03:04:05|2026-01-02T03:06:05|ours|\n")
     state = client.job_states(["7"])["7"]
     assert (state.kind, state.raw, state.started) == ("held", "PENDING", None)
 

@@ -200,8 +200,10 @@ def test_install_prints_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("STATUS", "0")
     packages.install(["munge"], messages.append)
     last = (tmp_path / "apt-get.log").read_text().splitlines()[-1]
-    assert last == "1 install -y --no-install-recommends munge"
-    assert "RUNLEVEL=1 apt-get install -y --no-install-recommends munge" in messages[-1]
+    arguments = "-o DPkg::Lock::Timeout=120 install -y --no-install-recommends munge"
+    assert last == f"1 {arguments}"
+    assert f"RUNLEVEL=1 apt-get {arguments}" in messages[-2]
+    assert "waits up to 120 s for another apt or dpkg" in messages[-1]
     monkeypatch.setenv("STATUS", "100")
     with pytest.raises(LabError, match="no such thing"):
         packages.install(["munge"], messages.append)

@@ -16,11 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.node import process_tree, supervisor
 from pytest_clustersmoke.node.abort_flag import raise_abort
 from pytest_clustersmoke.node.agent import LauncherProcess
 from pytest_clustersmoke.node.rank_progress import RankWatch
 from tests.support.launched import make_job
+from tests.support.waiting import wait_for, wait_for_event
 
 LAUNCHER = """
 import json, os, sys
@@ -28,6 +30,7 @@ from pathlib import Path
 from pytest_clustersmoke.node.supervisor import supervise_ranks
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from tests.support.launched import make_job
+from tests.support.waiting import wait_for, wait_for_event
 
 job = make_job(Path(sys.argv[1]))
 before = json.loads(sys.argv[3])
@@ -43,6 +46,14 @@ if before:
 print(json.dumps(result))
 """
 Leftovers = tuple[str, Callable[[], list[str]]]
+
+
+# Its own name is the script's.
+SLURMSTEPD = """#!/bin/sh
+out=$1; shift
+"$@" > "$out" &
+wait
+"""
 
 
 def launch(folder: Path, leftovers: Leftovers, torchrun: str, before: Any = ()) -> dict[str, Any]:
@@ -164,3 +175,23 @@ def test_torchrun_that_cannot_be_ended_does_not_hide_the_reason(
     monkeypatch.setattr(process_tree, "end", lambda group, grace_s: ended.extend(group))
     supervisor._end(LauncherProcess(Asleep()), RankWatch(job), process_tree.children())
     assert ended == []
+
+
+def test_task_without_its_slurmstepd_ends_its_ranks(tmp_path: Path, leftovers: Leftovers) -> None:
+    """slurmstepd was killed: Slurm does not end the node's processes any more."""
+    daemon, out = tmp_path / "slurmstepd", tmp_path / "out"
+    daemon.write_text(SLURMSTEPD)
+    daemon.chmod(0o700)
+    task = [sys.executable, "-c", LAUNCHER, str(tmp_path), "sleep 100", "[]"]
+    started = subprocess.Popen(
+        [daemon, out, *task],
+        env={**os.environ, leftovers[0]: "1"},
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    wait_for_event(PhaseDir(tmp_path).node_events(0), "launcher_start")
+    started.kill()
+    started.wait()
+    wait_for("the node's result", lambda: out.read_text().endswith("}\n"))
+    result = json.loads(out.read_text())
+    assert (result["ok"], result["reason"]) == (False, "node")
+    assert f"slurmstepd (pid {started.pid} on host " in result["why"]

@@ -116,7 +116,7 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setattr(module, "TICK_S", 0.01)
-    for name in ("FIRST_POLL_S", "RESULT_GRACE_S", "LOST_GRACE_S", "VERDICT_GRACE_S"):
+    for name in ("FIRST_POLL_S", "RESULT_GRACE_S", "FORGOTTEN_LOOK_S", "VERDICT_GRACE_S"):
         monkeypatch.setattr(job_watch, name, 0.05)
     made = Run(tmp_path)
     yield made
@@ -313,14 +313,63 @@ def test_queue_limit_does_not_end_a_running_job(run: Run) -> None:
     assert session.outcomes["a"].outcome == "passed"
 
 
-def test_vanished_job_is_lost(run: Run) -> None:
-    """A job that the scheduler has forgotten, without results, is lost."""
+def test_vanished_job_is_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that the scheduler has forgotten, without results, is lost. It is cancelled, since it
+    may run after all."""
+    monkeypatch.setattr(job_watch, "COMPLETED_GRACE_S", 0.05)
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
     run.backend.jobs["a"] = JobState("unknown", "")
     session.wait("a", ignore)
     assert run.result("a")["outcome"] == "lost"
     assert run.result("a")["findings"][0]["id"] == "job-lost"
+    assert run.backend.named("cancel") == [("a",)]
+
+
+def test_job_that_another_one_replaced_is_lost_and_the_other_goes_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm lost its state, and gave the id to somebody else's job: that one is not cancelled, not
+    even when the run is interrupted."""
+    monkeypatch.setattr(job_watch, "COMPLETED_GRACE_S", 0.05)
+    session = run.start("a", "b")
+    until(lambda: len(run.submitted()) == 2)
+    run.backend.jobs["a"] = JobState("pending", "PENDING", name="train-llm")
+    session.wait("a", ignore)
+    assert run.result("a")["outcome"] == "lost"
+    assert "Slurm shows another job under this id" in run.result("a")["findings"][0]["cause"]
+    run.backend.jobs["b"] = JobState("running", "RUNNING", name="train-llm")
+    until(lambda: "b" in session.outcomes or not session._watched["b"].is_ours)
+    session.close()
+    assert run.backend.named("cancel") == []
+
+
+def test_job_ended_from_outside_while_the_scheduler_is_silent_is_lost(run: Run) -> None:
+    """It was seen to run, then squeue fails: nothing shows that it failed, or was requeued."""
+    session = run.start("a")
+    until(lambda: run.submitted() == ["a"])
+    run.backend.jobs["a"] = JobState("running", "RUNNING")
+    until(lambda: session._watched["a"].state_at and session._watched["a"].running)
+    del run.backend.jobs["a"]
+    run.run.phase("a").claim.touch()
+    failure = {"ok": False, "node": "n0", "reason": "terminated", "why": "SIGTERM"}
+    write_json(run.run.phase("a").node_result(0), failure)
+    session.wait("a", ignore)
+    reason = "the job was ended by SIGTERM from outside, and the scheduler does not answer"
+    assert (run.result("a")["outcome"], run.result("a")["reason"]) == ("lost", reason)
+    assert [finding["id"] for finding in run.result("a")["findings"]] == ["job-lost"]
+
+
+def test_failed_job_that_the_scheduler_still_runs_is_cancelled(run: Run) -> None:
+    """Its nodes have ended, and srun waits for one whose slurmstepd was killed."""
+    session = run.start("a")
+    until(lambda: run.submitted() == ["a"])
+    run.backend.jobs["a"] = JobState("running", "RUNNING")
+    until(lambda: session._watched["a"].running)
+    run.fails("a")
+    session.wait("a", ignore)
+    assert run.result("a")["outcome"] == "failed"
+    assert run.backend.named("cancel") == [("a",)]
 
 
 def test_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def on_slurm(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
     starts = "Job 7 to start at 2031-02-03T04:05:06 using 2 processors on nodes n1 in partition gpu"
     fake.answers("sbatch", "7\n", f"sbatch: {starts}\n")
     fake.answers("scontrol", err="slurm_load: down", rc=1)
-    fake.answers("squeue", "7|PENDING|Priority||2026-01-02T03:04:05|2031-02-03T04:00:00\n")
+    fake.answers("squeue", "7|PENDING|Priority||2026-01-02T03:04:05|2031-02-03T04:00:00||\n")
     return fake
 
 
@@ -190,7 +190,7 @@ def test_queue_on_a_terminal(suite: Suite, on_slurm: FakeSlurm, words: tuple[str
         terminal.until(lambda: terminal.shows("Priority"))
         terminal.until(lambda: terminal.shows("Priority, estimated start 2031-02-03 04:00  job 7"))
         on_slurm.answers(
-            "squeue", "7|RUNNING|None|n[1-2]|2026-01-02T03:04:05|2026-01-02T03:05:05\n"
+            "squeue", "7|RUNNING|None|n[1-2]|2026-01-02T03:04:05|2026-01-02T03:05:05||\n"
         )
         terminal.until(lambda: terminal.shows("running", "starting  n[1-2]  job 7"))
         (phase,) = suite.shared.glob("*/phases/small")
@@ -218,7 +218,7 @@ def test_queue_on_a_terminal(suite: Suite, on_slurm: FakeSlurm, words: tuple[str
 
 def test_queue_in_a_log(suite: Suite, on_slurm: FakeSlurm) -> None:
     """The reason is a line once, even if the estimate of the start changes."""
-    on_slurm.answers("squeue", "7|PENDING|Resources||2026-01-02T03:04:05|2031-02-03T04:00:00\n")
+    on_slurm.answers("squeue", "7|PENDING|Resources||2026-01-02T03:04:05|2031-02-03T04:00:00||\n")
     suite.cluster(
         backend="slurm",
         slurm={"partition": "gpu"},
