@@ -118,7 +118,7 @@ class ArrayBackend(Protocol):
     """A backend that can start several phases as one job array."""
 
     def submit_array(self, jobs: Sequence[Submission], at_once: int, after: str = "") -> list[str]:
-        """Start a job for each of these phases, which differ in their arguments only, at most
+        """Start a job for each of these phases, which differ in names and arguments only, at most
         `at_once` of them at a time; return their ids. Raises Refused and Unanswered."""
 
 

@@ -53,7 +53,8 @@ class SlurmBackend:
             link.unlink(missing_ok=True)
             link.symlink_to(Path(os.path.relpath(job.directory.root, array)))
         script = self._script(first, after, len(jobs), at_once)
-        write_atomically(first.directory.batch_script, script)
+        for job in jobs:
+            write_atomically(job.directory.batch_script, script)
         return _task_ids(jobs, self._client.submit(first.directory.batch_script))
 
     def adopt(self, job: Submission, job_id: str) -> None:
@@ -146,10 +147,13 @@ class SlurmBackend:
 
 def job_words(job: Submission) -> tuple[str, str]:
     """The job's name and comment, with run and phase, so that squeue alone finds any job of ours.
-    An array has the entry whose points its tasks are."""
+    An array has the entry whose points its tasks are; if they are phases of several entries, its
+    token tells it from the run's other arrays."""
     run_id = job.directory.run.run_id
-    name = job.phase.entry if job.in_array else job.phase.name
     token = f" token={job.token}" if job.token else ""
+    if job.in_array and not job.phase.base:
+        return f"{NAME}-{run_id}-array-{job.token}", f"{NAME} run={run_id} array{token}"
+    name = job.phase.entry if job.in_array else job.phase.name
     return f"{NAME}-{run_id}-{name}", f"{NAME} run={run_id} phase={name}{token}"
 
 
