@@ -21,13 +21,16 @@ from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter, read_events
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.backend import Submission
+from pytest_clustersmoke.jobs.slurm_backend import SlurmBackend
 from pytest_clustersmoke.node.abort_flag import NodeFailed, raise_flag
 from pytest_clustersmoke.node.node_job import run_node
+from pytest_clustersmoke.preflight.slurm_check import SlurmCheck
 from pytest_clustersmoke.session import job_session as module
 from pytest_clustersmoke.session import lost_answers, phase_queue
 from pytest_clustersmoke.session.job_session import JobSession, Progress, WatchFailed
 from pytest_clustersmoke.session.phase_queue import PhaseQueue
 from tests.fakes.backend import FakeBackend
+from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
 
 WITHIN_S = 20.0
@@ -769,3 +772,39 @@ def test_failure_before_an_interruption_stays_one(
     session.wait("a", ignore)
     assert session.outcomes["a"].outcome == outcome, session.outcomes["a"]
     assert ("broken" in session.outcomes["a"].reason) is failed_first
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_scheduler_hardly_notices_twenty_phases(run: Run, nodes: int) -> None:
+    """One squeue every `poll_s` serves all jobs. Phases of one node are an array, which takes one
+    submission; those of two are a job each. Besides, a run asks less than ten questions."""
+    slurm = FakeSlurm(run.folder)
+    slurm.accept_jobs()
+    ids = [*range(1, 21), *(f"1_{task}" for task in range(20))]
+    slurm.answers("squeue", "".join(f"{job}|RUNNING|None|n1|N/A|N/A\n" for job in ids))
+    names, poll_s = [f"p{number}" for number in range(20)], 0.3
+    limits = {"max_jobs": 20, "poll_s": poll_s}
+    keys = {"backend": "slurm", "phases": dict.fromkeys(names), "limits": limits}
+    profile = make_profile(run.folder, **keys)
+    phases = [make_phase(profile, name, nodes=nodes) for name in names]
+    run.run = RunDir(run.folder / "run1")
+    run.run.root.mkdir()
+    backend = SlurmBackend(profile, slurm.environ)
+    check = SlurmCheck(profile, backend, slurm.environ)
+    session = JobSession(run.run, profile, phases, backend, check)
+    run.sessions.append(session)
+    begun = time.monotonic()
+    session.start()
+    until(lambda: sum(event == "submitted" for event, _ in run.events()) == 20)
+    until(lambda: slurm.commands().count("squeue") == 3)
+    for name in names:
+        run.passes(name, nodes)
+        session.wait(name, ignore)
+        assert session.outcomes[name].outcome == "passed"
+    seconds, calls = time.monotonic() - begun, slurm.calls()
+    polls = slurm.commands().count("squeue")
+    submissions = sum(call.startswith("sbatch --parsable") for call in calls)
+    assert submissions == (1 if nodes == 1 else 20)
+    assert sum("--test-only" in call for call in calls) == 1
+    assert len(calls) - polls < 10 + submissions
+    assert polls <= seconds / poll_s + 1
