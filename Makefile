@@ -7,7 +7,8 @@
 #                   the rank API, on the oldest supported versions (constraints-oldest.txt; Python
 #                   3.10 to 3.12; downloads about 3 GB)
 # make lint         ruff and mypy --strict
-# make bench        overhead of a phase, speed of reading NCCL's logs, cost of a proof,
+# make bench        overhead of a phase, calls of the scheduler (also ReFrame's, installed with pip
+#                   into a temporary environment), speed of reading NCCL's logs, cost of a proof,
 #                   how often a rank that computes wrongly is named, which slow ranks would be,
 #                   false alarms and power of the history check (simulated)
 # make faults       stages every fault and writes the results to docs/reference/staged-faults.md
@@ -122,6 +123,7 @@ bench: slurm
 	$(BIN)/clustersmoke sensitivity
 	$(BIN)/python benchmarks/nccl_reader.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python -m benchmarks.scheduler_calls
 	$(BIN)/python benchmarks/drift.py --short
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 \
 	  benchmarks/proof_cost.py --blocks 40

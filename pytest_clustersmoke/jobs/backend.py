@@ -71,10 +71,16 @@ class Submission:
     @property
     def words(self) -> tuple[str, str]:
         """The job's name and comment, with run and phase, so that squeue alone finds any job of
-        ours. An array has the entry whose points its tasks are."""
+        ours. An array has the entry whose points its tasks are; if they are phases of several
+        entries, its token tells it from the run's other arrays."""
         run_id = self.directory.run.run_id
-        name = self.phase.entry if self.in_array else self.phase.name
         token = f" token={self.token}" if self.token else ""
+        if self.in_array and not self.phase.base:
+            return (
+                f"clustersmoke-{run_id}-array-{self.token}",
+                f"{COMMENT_BEGINS}{run_id} array{token}",
+            )
+        name = self.phase.entry if self.in_array else self.phase.name
         return f"clustersmoke-{run_id}-{name}", f"{COMMENT_BEGINS}{run_id} phase={name}{token}"
 
 
@@ -130,7 +136,7 @@ class ArrayBackend(Protocol):
     """A backend that can start several phases as one job array."""
 
     def submit_array(self, jobs: Sequence[Submission], at_once: int, after: str = "") -> list[str]:
-        """Start a job for each of these phases, which differ in their arguments only, at most
+        """Start a job for each of these phases, which differ in names and arguments only, at most
         `at_once` of them at a time; return their ids. Raises Refused and Unanswered."""
 
 

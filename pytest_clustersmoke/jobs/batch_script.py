@@ -6,15 +6,17 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 from submitit.core.utils import DelayedSubmission
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.run_directory import read_json
+from ..evidence.run_directory import PhaseDir, read_json
 from ..node import job_entry, node_job
-from .backend import Submission
+from .backend import Backend, Submission
 
 # Runs a script by a descriptor of the run's directory, as `node.job_entry` reads its files.
 GUARD = (
@@ -61,6 +63,17 @@ def node_variables(phase: Phase, node_rank: int, name: str) -> dict[str, str]:
         node_job.RANK_VARIABLE: str(node_rank),
         node_job.NAME_VARIABLE: name,
     }
+
+
+def nameless_script(phase: Phase, backend: Backend) -> str:
+    """The phase's batch script without its name, token and paths: equal for phases whose jobs ask
+    for the same and start Python in the same way."""
+    directory = PhaseDir(Path("/run/phases/phase"))
+    return backend.script(Submission(replace(phase, name="phase", base=""), directory))
+
+
+def sbatch_options(script: str) -> tuple[str, ...]:
+    return tuple(line for line in script.splitlines() if line.startswith("#SBATCH "))
 
 
 def write_call(job: Submission) -> None:

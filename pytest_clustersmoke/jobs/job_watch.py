@@ -339,13 +339,14 @@ def watch_job(job: Submission, job_id: str, after: str, waited_s: float = 0.0) -
 
 
 class Poller:
-    """Asks the scheduler for the states of all jobs at once, as rarely as possible."""
+    """Asks the scheduler for the states of all jobs at once, as rarely as possible: at most once
+    every `running_s`."""
 
     def __init__(self, backend: Backend, running_s: float) -> None:
         self._backend = backend
         self._running_s = running_s
         self._interval_s = FIRST_POLL_S
-        self._next = 0.0
+        self._next = self._earliest = 0.0
 
     def poll_soon(self) -> None:
         self._interval_s = FIRST_POLL_S
@@ -358,8 +359,9 @@ class Poller:
             self.poll_soon()
         elif any(job.running for job in jobs):  # perhaps known only from its claim
             self._next = min(self._next, now + self._running_s)
-        if not jobs or now < self._next:
+        if not jobs or now < max(self._next, self._earliest):
             return
+        self._earliest = now + self._running_s
         states = self._backend.states([job.job_id for job in jobs])
         for job in jobs:
             if job.job_id in states:

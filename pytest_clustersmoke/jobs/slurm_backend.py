@@ -15,10 +15,9 @@ from ..config.profile import Profile
 from ..evidence.run_directory import RunDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from . import batch_script
-from .backend import SchedulerSilent, Submission
+from .backend import COMMENT_BEGINS, SchedulerSilent, Submission
 from .slurm_client import SlurmClient, SlurmUnavailable
 
-NAME = "clustersmoke"
 SUBMITIT_SIGNAL = "#SBATCH --signal=USR2@"
 # Slurm asks every process of the step to stop, also a Python that is only starting, which would end
 # by it. It starts with the signal blocked, and `run_node` finds it pending. An `env` of coreutils
@@ -53,7 +52,8 @@ class SlurmBackend:
             link.unlink(missing_ok=True)
             link.symlink_to(Path(os.path.relpath(job.directory.root, array)))
         script = self._script(first, after, len(jobs), at_once)
-        write_atomically(first.directory.batch_script, script)
+        for job in jobs:
+            write_atomically(job.directory.batch_script, script)
         return _task_ids(jobs, self._client.submit(first.directory.batch_script))
 
     def adopt(self, job: Submission, job_id: str) -> None:
@@ -61,7 +61,7 @@ class SlurmBackend:
 
     def jobs_of_run(self, run: RunDir) -> list[str]:
         try:
-            return self._client.list_jobs(f"{NAME}-{run.run_id}-", f"{NAME} run={run.run_id} ")
+            return self._client.list_jobs(f"{COMMENT_BEGINS}{run.run_id} ")
         except SlurmUnavailable as error:
             raise SchedulerSilent(str(error)) from None
 

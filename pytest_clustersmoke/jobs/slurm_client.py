@@ -193,15 +193,12 @@ class SlurmClient:
         found = {cells[0] for _, cells in slurm_records.rows(text, 2) if cells[1] == comment}
         return found.pop() if len(found) == 1 else ""
 
-    def list_jobs(self, name: str, comment: str) -> list[str]:
-        """The ids of this user's jobs that have not ended and whose name and comment begin with
-        these words. Raises SlurmUnavailable."""
-        text = self.ask("squeue", "-h", "-a", "-u", str(os.getuid()), "-o", "%i|%j|%k")
-        return [
-            cells[0]
-            for _, cells in slurm_records.rows(text, 3)
-            if cells[1].startswith(name) and cells[2].startswith(comment)
-        ]
+    def list_jobs(self, comment: str) -> list[str]:
+        """The ids of this user's jobs that have not ended and whose comment begins so. Raises
+        SlurmUnavailable."""
+        text = self.ask("squeue", "-h", "-a", "-u", str(os.getuid()), "-o", "%i|%k")
+        rows = slurm_records.rows(text, 2)
+        return [cells[0] for _, cells in rows if cells[1].startswith(comment)]
 
     def start_now(self, job_id: str) -> None:
         """Let a requeued job start as soon as there is room: Slurm holds it for two minutes. If it

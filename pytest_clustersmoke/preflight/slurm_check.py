@@ -17,6 +17,7 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.run_directory import PhaseDir, RunDir, write_atomically
+from ..jobs import batch_script
 from ..jobs.backend import Backend, Submission
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, group_names, user_name
 from ..jobs.slurm_jobs import TrialSubmission
@@ -98,7 +99,7 @@ class SlurmCheck:
         trials = self._test_submissions(phases, run, deadline)
         findings_by_phase = {}
         for phase in phases:
-            trial = trials.get(phase.entry, TrialSubmission(None, ""))
+            trial = trials.get(phase.name, TrialSubmission(None, ""))
             record = CheckNotes(run.phase(phase.name))
             if trial.message:
                 record.note(trial.message)
@@ -106,13 +107,12 @@ class SlurmCheck:
             record.write()
             if findings:
                 findings_by_phase[phase.name] = findings
-        tried = {phase.name: trials[phase.entry] for phase in phases if phase.entry in trials}
-        starts = {name: trial.start for name, trial in tried.items() if trial.start is not None}
+        starts = {name: trial.start for name, trial in trials.items() if trial.start is not None}
         runs = [phase for phase in phases if phase.name not in findings_by_phase]
         lines = [
             *find_doubtful(self._profile, phases, (slurm.nodes or {}).values()),
             *report_unavailable_nodes(runs, slurm),
-            *_report_starts(starts, findings_by_phase, tried),
+            *_report_starts(starts, findings_by_phase, trials),
             *(f"not checked: {words}" for words in self._unasked),
         ]
         return CheckResult(findings_by_phase, starts, tuple(lines))
@@ -120,26 +120,28 @@ class SlurmCheck:
     def _test_submissions(
         self, phases: Iterable[Phase], run: RunDir, deadline: float
     ) -> dict[str, TrialSubmission]:
-        """Test-submit each phase, by its entry in the profile: of a sweep the first point, which
-        asks for what all ask for. Stop once sbatch has timed out."""
-        trials: dict[str, TrialSubmission] = {}
-        asked = set()
+        """Test-submit one of the phases that have the same options of sbatch: its answer holds for
+        each of them. Stop once sbatch has timed out."""
+        alike: dict[tuple[str, ...], list[str]] = {}
         for phase in phases:
             directory = run.phase(phase.name)
             write_atomically(
                 directory.batch_script, self._backend.script(Submission(phase, directory))
             )
-            if phase.entry in asked:
-                continue
-            asked.add(phase.entry)
+            script = batch_script.nameless_script(phase, self._backend)
+            alike.setdefault(batch_script.sbatch_options(script), []).append(phase.name)
+        trials: dict[str, TrialSubmission] = {}
+        for names in alike.values():
             seconds = min(ANSWER_S, deadline - time.monotonic())
             timed_out = any(trial.timed_out for trial in trials.values())
+            shown = shorten(names, MAX_LINES)
             if timed_out or seconds <= 0:
-                self._unasked.append(f"sbatch --test-only of {phase.name}: Slurm was too slow")
+                self._unasked.append(f"sbatch --test-only of {shown}: Slurm was too slow")
                 continue
-            trial = trials[phase.entry] = self._client.test_only(directory.batch_script, seconds)
+            trial = self._client.test_only(run.phase(names[0]).batch_script, seconds)
+            trials |= dict.fromkeys(names, trial)
             if trial.accepted is None:
-                self._unasked.append(f"{phase.name}: {trial.message}")
+                self._unasked.append(f"{shown}: {trial.message}")
         return trials
 
     def _ask_slurm(self) -> Slurm:

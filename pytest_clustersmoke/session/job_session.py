@@ -226,7 +226,7 @@ class JobSession:
             poller.poll_soon()
 
     def _submit(self, phases: Sequence[Phase]) -> None:
-        """Submit one phase, or several that differ in their arguments as one array."""
+        """Submit one phase, or several that differ in names and arguments as one array."""
         before = self._watched.get(phases[0].after.value)
         judged = self.outcomes.get(phases[0].after.value)
         jobs = prepare_jobs(phases, self.profile, self.run, self._lanes.behind)
@@ -248,7 +248,7 @@ class JobSession:
             return
         except Refused as refusal:
             self._submitting = ()
-            if refusal.for_now and (words := self._queue.put_back(phases, str(refusal))):
+            if words := self._queue.put_back(phases, refusal):
                 self.board.post("scheduler", words)
                 return
             for job in jobs:

@@ -7,12 +7,15 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ..config.phase import Phase
 from ..config.profile import Limits
-from ..jobs.backend import ArrayBackend, Backend
+from ..jobs.backend import ArrayBackend, Backend, Refused
+from ..jobs.batch_script import nameless_script
 from ..jobs.job_watch import WatchedJob
 from ..jobs.outcome import Judgement
 
 # Between two submissions to a scheduler that cannot accept jobs now.
 FIRST_RETRY_S, MOST_RETRY_S = 1.0, 15.0
+# Fewer phases that differ in names and arguments only are a job each.
+LEAST_ARRAY = 4
 
 
 def count_started(watched: Mapping[str, WatchedJob]) -> int:
@@ -47,7 +50,13 @@ class PhaseQueue:
     ) -> None:
         self._phases, self._backend, self._limits = phases, backend, limits
         self._has_cap = has_cap
+        self._makes_arrays = isinstance(backend, ArrayBackend)
+        self._shapes: dict[str, str] = {}
         self.waiting = list(phases.values())
+        # First, while an array can have all the room: nothing widens it later.
+        self.waiting = sorted(
+            self.waiting, key=lambda phase: len(self._find_alike(phase)) < LEAST_ARRAY
+        )
         self._refused_since: float | None = None
         self._retry_at = 0.0
 
@@ -65,13 +74,24 @@ class PhaseQueue:
         phase = self._next_phase(watched, outcomes, unknown)
         if phase is None:
             return []
-        phases = self._with_siblings(phase)
+        room = self._limits.max_jobs - count_started(watched) - unknown
+        phases = self._with_siblings(phase, room)
         self.waiting = [other for other in self.waiting if other not in phases]
         return phases
 
-    def put_back(self, phases: Sequence[Phase], why: str) -> str:
-        """Put back phases that the scheduler cannot accept now; return a message for the user,
-        empty if patience has run out and the phases are given up."""
+    def put_back(self, phases: Sequence[Phase], refusal: Refused) -> str:
+        """Put back phases that the scheduler may accept later, or one by one; return a message for
+        the user, empty if they are given up."""
+        if refusal.for_now:
+            return self._put_off(phases, str(refusal))
+        if len(phases) == 1 or phases[0].base:
+            return ""
+        # Arrays may be disabled, or this one exceeds a limit on submitted jobs.
+        self._makes_arrays = False
+        self.waiting[:0] = phases
+        return f"it refuses a job array ({refusal}); each phase is submitted by itself"
+
+    def _put_off(self, phases: Sequence[Phase], why: str) -> str:
         now, patience_s = time.monotonic(), self._limits.scheduler_patience_s
         self._refused_since = self._refused_since or now
         waited_s = now - self._refused_since
@@ -114,8 +134,27 @@ class PhaseQueue:
         busy = sum(self._phases[name].world_size for name in watched)
         return busy + phase.world_size <= capacity
 
-    def _with_siblings(self, phase: Phase) -> list[Phase]:
-        """The phases to be submitted with this one: the other points of its sweep, as one array."""
-        if not phase.base or not isinstance(self._backend, ArrayBackend):
+    def _with_siblings(self, phase: Phase, room: int) -> list[Phase]:
+        """The phases to be submitted with this one, as one array: the other points of its sweep, or
+        those that are alike, if as many can run at a time as if each were a job of its own."""
+        if phase.base and isinstance(self._backend, ArrayBackend):
+            return [other for other in self.waiting if other.base == phase.base]
+        alike = self._find_alike(phase)
+        if len(alike) < LEAST_ARRAY or room < min(len(alike), self._limits.max_jobs):
             return [phase]
-        return [other for other in self.waiting if other.base == phase.base]
+        return alike
+
+    def _find_alike(self, phase: Phase) -> list[Phase]:
+        """The waiting phases that can be tasks of one array with this one."""
+        shape = self._shape(phase) if self._makes_arrays else ""
+        return [other for other in self.waiting if self._shape(other) == shape] if shape else []
+
+    def _shape(self, phase: Phase) -> str:
+        """What phases have in common whose jobs differ in their names and arguments only; empty if
+        the phase needs a job of its own."""
+        own = phase.base or phase.staged or phase.after.value or phase.resume.value
+        if own or phase.nodes.value > 1:
+            return ""
+        if phase.name not in self._shapes:
+            self._shapes[phase.name] = nameless_script(phase, self._backend)
+        return self._shapes[phase.name]

@@ -85,7 +85,7 @@ class FakeBackend:
         self.calls.append(("close",))
 
     def script(self, job: Submission) -> str:
-        return "#!/bin/bash\n"
+        return f"#!/bin/bash\n#SBATCH --gpus-per-node={job.phase.gpus_per_node.value}\n"
 
     def named(self, call: str) -> list[tuple[str, ...]]:
         return [recorded[1:] for recorded in self.calls if recorded[0] == call]

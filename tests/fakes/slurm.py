@@ -24,6 +24,16 @@ class FakeSlurm:
         for kind, text in (("out", out), ("err", err), ("rc", str(rc))):
             self.folder.joinpath(f"{name}.{kind}").write_text(text)
 
+    def accept_jobs(self) -> None:
+        """Number the jobs from 1, as they are submitted; a trial submission may start long ago."""
+        trial = "sbatch: Job 9 to start at 2026-01-02T03:04:05 using 1 processors on nodes n1"
+        self.folder.joinpath("sbatch.answer").write_text(
+            f"""case $* in
+              *--test-only*) echo '{trial} in partition main' >&2;;
+              *) grep -c 'sbatch --parsable' "$FAKE_SLURM/calls";;
+            esac\n"""
+        )
+
     def calls(self) -> list[str]:
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []

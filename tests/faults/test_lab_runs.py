@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from pytest_clustersmoke import lab
+from pytest_clustersmoke.evidence.run_directory import read_json
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.jobs.job_watch import VERDICT_GRACE_S
 from pytest_clustersmoke.lab import Lab
@@ -100,6 +101,29 @@ def test_sweep_is_one_array_of_which_each_task_has_a_result(lab_suite: Suite) ->
     assert [phase["job_id"] for phase in phases] == [f"{min(array)}_{index}" for index in range(3)]
     assert all(one["ended"] <= next["started"] + 1 for one, next in pairwise(phases))
     assert outcome.finding("swept-at_rank-0")["ranks"] == [0]
+
+
+def test_phases_that_ask_for_the_same_are_one_array(lab_suite: Suite) -> None:
+    """Each runs its own program and has a result of its own, and its own job fails alone; squeue
+    finds the array by run and token."""
+    names = ("one", "two", "three")
+    for name in names:
+        lab_suite.phase(name, script=IDLE, args={"seconds": 0.1})
+    args = {**SMALL, "how": "exits-3", "at_rank": 0, "when": "step", "at_step": 1}
+    lab_suite.phase("bad", script=PROGRAMS / "ends.py", args=args)
+    lab_suite.profile["limits"] |= {"max_jobs": 2}
+    outcome = lab_suite.run_apart()
+    assert outcome.ret == 1, outcome.output
+    phases = [outcome.phase(name) for name in ("bad", *names)]
+    assert [phase["outcome"] for phase in phases] == ["failed", *("passed" for _ in names)]
+    (array,) = {phase["job_id"].partition("_")[0] for phase in phases}
+    assert sorted(phase["job_id"] for phase in phases) == [f"{array}_{task}" for task in range(4)]
+    assert outcome.finding("bad")["ranks"] == [0]
+    shown = lab_suite.slurm("squeue", "-h", "-t", "all", "-j", array, "-o", "%j|%k").splitlines()
+    token = (read_json(outcome.evidence("one").directory.spec) or {})["token"]
+    run_id = outcome.record()["run_id"]
+    words = f"clustersmoke-{run_id}-array-{token}|clustersmoke run={run_id} array token={token}"
+    assert set(shown) == {words}
 
 
 def test_failing_setup_line_is_named(lab_suite: Suite) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.jobs.backend import Submission, make_backend
+from pytest_clustersmoke.jobs.batch_script import nameless_script, sbatch_options
 from tests.support.evidence import make_phase, make_profile
 
 BACKENDS: dict[str, tuple[dict[str, Any], bool]] = {
@@ -35,3 +36,24 @@ def test_every_backend_prepares_its_nodes_alike(tmp_path: Path, kind: str) -> No
     order.append(next(number for number, line in enumerate(lines) if start in line))
     assert lines[0] == "#!/bin/bash" and order == sorted(order)
     assert ("export SUBMITIT_EXECUTOR=slurm" in lines) == (kind in ("slurm", "allocation"))
+
+
+def test_nameless_script_has_all_that_jobs_differ_in_but_names_and_arguments(
+    tmp_path: Path,
+) -> None:
+    """Environment and sbatch options: a task of an array has those of its first."""
+    phases = {
+        "a": None,
+        "b": None,
+        "env": {"env": {"set": {"X": "1"}}},
+        "time": {"slurm": {"time": 6}},
+    }
+    profile = make_profile(tmp_path, backend="slurm", phases=phases, setup=["true"])
+    backend = make_backend(profile, {})
+    scripts = {
+        name: nameless_script(make_phase(profile, name, args={"x": name}), backend)
+        for name in phases
+    }
+    assert scripts["a"] == scripts["b"] != scripts["env"]
+    options = {name: sbatch_options(script) for name, script in scripts.items()}
+    assert options["a"] == options["env"] != options["time"]

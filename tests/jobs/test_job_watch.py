@@ -60,6 +60,22 @@ def polls(backend: FakeBackend, job: WatchedJob, clock: Clock, seconds: float) -
     return asked
 
 
+def test_jobs_that_start_and_end_all_the_time_cost_no_more_polls(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Each start and end asks for a poll soon, which is one for all of them, every `poll_s`."""
+    backend, job = FakeBackend(), watched(Evidence(tmp_path))
+    poller, asked = Poller(backend, 2.0), list[float]()
+    for _ in range(300):
+        poller.poll_soon()
+        poller.poll([job])
+        clock.now += 0.2
+        if len(backend.calls) > len(asked):
+            asked.append(clock.now)
+    assert len(asked) >= 20
+    assert min(later - sooner for sooner, later in pairwise(asked)) > 1.9
+
+
 def test_pending_jobs_are_polled_more_and_more_rarely(tmp_path: Path, clock: Clock) -> None:
     """While all jobs are pending the polls become rarer, down to one per 15 s."""
     backend = FakeBackend()
@@ -70,7 +86,7 @@ def test_pending_jobs_are_polled_more_and_more_rarely(tmp_path: Path, clock: Clo
         gaps == sorted(gaps)
         or max(abs(a - b) for a, b in zip(gaps, sorted(gaps), strict=True)) < 0.3
     )
-    assert gaps[0] < 1.5 and gaps[-1] == pytest.approx(15, abs=0.5)
+    assert gaps[0] == pytest.approx(2, abs=0.3) and gaps[-1] == pytest.approx(15, abs=0.5)
     assert len(asked) < 50
 
 

@@ -254,6 +254,29 @@ def test_points_of_a_sweep_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> No
     assert [call.args[0]["phase"] for call in calls] == [*names]
 
 
+def test_array_of_several_phases_has_their_tokens_name(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """A run may have several such arrays; each is found and cancelled by a name of its own, and
+    each phase keeps the script that runs it."""
+    profile = make_profile(tmp_path, backend="slurm", phases=dict.fromkeys("ab"))
+    jobs = []
+    for name in "ab":
+        phase = make_phase(profile, name)
+        directory = PhaseDir(tmp_path / "run1" / "phases" / name)
+        write_json(directory.spec, make_spec(phase, profile, directory, "t1"))
+        jobs.append(Submission(phase, directory, "t1", in_array=True))
+    chosen = SlurmBackend(profile, slurm.environ)
+    slurm.answers("sbatch", "4711\n")
+    assert chosen.submit_array(jobs, at_once=2) == ["4711_0", "4711_1"]
+    script = jobs[0].directory.batch_script.read_text()
+    assert "#SBATCH --job-name=clustersmoke-run1-array-t1\n" in script
+    assert "#SBATCH --comment='clustersmoke run=run1 array token=t1'\n" in script
+    assert jobs[1].directory.batch_script.read_text() == script
+    slurm.answers("squeue", "4711|clustersmoke run=run1 array token=t1\n")
+    assert chosen.find_submitted(jobs) == ["4711_0", "4711_1"]
+    chosen.cancel_named(jobs[0])
+    assert slurm.calls()[-1] == "scancel --name=clustersmoke-run1-array-t1"
+
+
 @pytest.mark.parametrize(
     ("out", "err", "rc", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,8 @@ def test_silent_scheduler_does_not_hang_the_start(
     """Each question has a time limit. Unanswered ones are reported, there is no finding, and no
     further phase is tested once sbatch has been silent."""
     monkeypatch.setattr(slurm_check, "ANSWER_S", 0.4)
-    profile = make_profile(tmp_path, backend="slurm", phases={"a": None, "b": None, "c": None})
+    phases = {name: {"slurm": {"time": minutes}} for minutes, name in enumerate("abc", 5)}
+    profile = make_profile(tmp_path, backend="slurm", phases=phases)
     start = preflight.prepare_run(profile, "20260101-000000-abcdef", silent)
     assert start.check is not None
     begun = time.monotonic()
@@ -91,6 +93,26 @@ def refusing(tmp_path: Path) -> dict[str, str]:
         (bin / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/calls\n{script}\n')
         (bin / name).chmod(0o755)
     return {"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_phases_that_ask_for_the_same_are_tested_once(
+    tmp_path: Path, refusing: dict[str, str]
+) -> None:
+    """Names, arguments, environment and points of a sweep change nothing of Slurm's answer, which
+    holds for all of them; other options of sbatch do."""
+    phases = {"a": None, "b": {"env": {"set": {"X": "1"}}}, "c": {"slurm": {"time": 6}}, "d": None}
+    profile = make_profile(tmp_path, backend="slurm", phases=phases)
+    start = preflight.prepare_run(profile, "20260101-000000-abcdef", refusing)
+    assert start.check is not None
+    made = [make_phase(profile, name, args={"steps": len(name)}) for name in phases]
+    checked = start.check([*made[:3], replace(made[3], base="e")], start.run)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    asked = [call.split("/")[-2] for call in calls if call.startswith("sbatch --test-only")]
+    assert asked == ["a", "c"]
+    for name in phases:
+        (finding,) = checked.findings[name]
+        assert f"phase {name}" in finding.cause
+        assert start.run.phase(name).batch_script.exists()
 
 
 def misplaced(suite: Suite, **slurm: str) -> None:

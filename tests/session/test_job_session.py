@@ -21,12 +21,16 @@ from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter, read_events
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.backend import Submission
+from pytest_clustersmoke.jobs.slurm_backend import SlurmBackend
 from pytest_clustersmoke.node.abort_flag import NodeFailed, raise_flag
 from pytest_clustersmoke.node.node_job import run_node
+from pytest_clustersmoke.preflight.slurm_check import SlurmCheck
 from pytest_clustersmoke.session import job_session as module
 from pytest_clustersmoke.session import lost_answers, phase_queue
 from pytest_clustersmoke.session.job_session import JobSession, Progress, WatchFailed
+from pytest_clustersmoke.session.phase_queue import PhaseQueue
 from tests.fakes.backend import FakeBackend
+from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
 
 WITHIN_S = 20.0
@@ -58,6 +62,7 @@ class Run:
         gpus: int = 1,
         nodes: int = 1,
         after: Any = (),
+        resume: bool = False,
         sweep: str = "",
         **keys: Any,
     ) -> JobSession:
@@ -67,7 +72,14 @@ class Run:
         profile = make_profile(self.folder, phases=dict.fromkeys(names), **keys)
         order = dict(after)
         phases = [
-            make_phase(profile, name, gpus_per_node=gpus, nodes=nodes, after=order.get(name, ""))
+            make_phase(
+                profile,
+                name,
+                gpus_per_node=gpus,
+                nodes=nodes,
+                after=order.get(name, ""),
+                resume=resume,
+            )
             for name in names
         ]
         phases = [
@@ -213,6 +225,69 @@ def test_refused_array_is_refused_at_each_point(run: Run) -> None:
         session.wait(name, ignore)
         assert "no such partition" in session.outcomes[name].reason
     assert len(run.backend.named("array")) == 1
+
+
+def test_four_phases_that_ask_for_the_same_are_submitted_as_one_array(run: Run) -> None:
+    """First, so that it has all the room; a task that waits for its turn takes none."""
+    phases = ("x-1", *"abcd")
+    session = run.start(*phases, sweep="x", limits={"max_jobs": 3, "poll_s": 0.05})
+    until(lambda: len(run.submitted()) == 4)
+    assert run.backend.named("array") == [("3", "a", "b", "c", "d")]
+    specs = [read_json(run.run.phase(name).spec) or {} for name in "abcd"]
+    assert len({spec["token"] for spec in specs}) == 1
+    for name in "cd":
+        run.backend.jobs[name] = JobState("pending", "PENDING", job_watch.TURN)
+    until(lambda: run.submitted()[4:] == ["x-1"])
+    for name in "abcd":
+        run.passes(name)
+        session.wait(name, ignore)
+        assert session.outcomes[name].outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    "keys", [{"nodes": 2}, {"resume": True}, {"after": dict.fromkeys("abcd", "e")}]
+)
+def test_phases_that_need_a_job_of_their_own_are_in_no_array(run: Run, keys: Any) -> None:
+    """Those of several nodes, those that may be requeued, those that wait for another."""
+    run.backend.chains = True
+    run.start("e", "a", "b", "c", "d", **keys)
+    until(lambda: len(run.submitted()) == 5)
+    assert run.backend.named("array") == []
+
+
+def test_three_phases_that_ask_for_the_same_are_a_job_each(run: Run) -> None:
+    run.start("a", "b", "c")
+    until(lambda: len(run.submitted()) == 3)
+    assert run.backend.named("array") == []
+
+
+def test_phases_are_a_job_each_where_an_array_would_be_slower(run: Run) -> None:
+    """Where other jobs have taken some of the room, since nothing would widen the array later."""
+    profile = make_profile(run.folder, phases=dict.fromkeys("abcd"), limits={"max_jobs": 4})
+    queue = PhaseQueue(
+        {name: make_phase(profile, name) for name in "abcd"}, run.backend, profile.limits
+    )
+    taken = [queue.take({}, {}, unknown) for unknown in (1, 2, 0)]
+    assert [[phase.name for phase in phases] for phases in taken] == [["a"], ["b"], ["c"]]
+    queue = PhaseQueue(
+        {name: make_phase(profile, name) for name in "abcd"}, run.backend, profile.limits
+    )
+    assert [phase.name for phase in queue.take({}, {}, 0)] == ["a", "b", "c", "d"]
+
+
+def test_refused_array_of_phases_is_submitted_phase_by_phase(run: Run) -> None:
+    """Arrays may be disabled, or larger than a limit on submitted jobs allows: each phase gets an
+    answer of its own, and the user reads why."""
+    run.backend.refusals["a"] = "Invalid job array specification"
+    session = run.start("a", "b", "c", "d")
+    said: list[str] = []
+    session.wait("a", lambda progress: said.append(f"{progress.phase}: {progress.text}"))
+    assert "Invalid job array specification" in session.outcomes["a"].reason
+    until(lambda: run.submitted() == ["a", "a", "b", "c", "d"])
+    assert (
+        "scheduler: it refuses a job array (Invalid job array specification); "
+        "each phase is submitted by itself"
+    ) in said
 
 
 @pytest.mark.parametrize("chains", [True, False])
@@ -387,9 +462,9 @@ def test_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_interruption_cancels_all_jobs_in_one_call(run: Run) -> None:
     """Phases that were never submitted are cancelled, too; one that passed stays."""
-    session = run.start("a", "b", "c", "d", limits={"max_jobs": 3, "poll_s": 0.05})
+    session = run.start("a", "b", "c", "d", nodes=2, limits={"max_jobs": 3, "poll_s": 0.05})
     until(lambda: len(run.submitted()) == 3)
-    run.passes("a")
+    run.passes("a", nodes=2)
     session.wait("a", ignore)
     until(lambda: len(run.submitted()) == 4)
     session.cancel()
@@ -746,3 +821,39 @@ def test_failure_before_an_interruption_stays_one(
     session.wait("a", ignore)
     assert session.outcomes["a"].outcome == outcome, session.outcomes["a"]
     assert ("broken" in session.outcomes["a"].reason) is failed_first
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_scheduler_hardly_notices_twenty_phases(run: Run, nodes: int) -> None:
+    """One squeue every `poll_s` serves all jobs. Phases of one node are an array, which takes one
+    submission; those of two are a job each. Besides, a run asks less than ten questions."""
+    slurm = FakeSlurm(run.folder)
+    slurm.accept_jobs()
+    ids = [*range(1, 21), *(f"1_{task}" for task in range(20))]
+    slurm.answers("squeue", "".join(f"{job}|RUNNING|None|n1|N/A|N/A\n" for job in ids))
+    names, poll_s = [f"p{number}" for number in range(20)], 0.3
+    limits = {"max_jobs": 20, "poll_s": poll_s}
+    keys = {"backend": "slurm", "phases": dict.fromkeys(names), "limits": limits}
+    profile = make_profile(run.folder, **keys)
+    phases = [make_phase(profile, name, nodes=nodes) for name in names]
+    run.run = RunDir(run.folder / "run1")
+    run.run.root.mkdir()
+    backend = SlurmBackend(profile, slurm.environ)
+    check = SlurmCheck(profile, backend, slurm.environ)
+    session = JobSession(run.run, profile, phases, backend, check)
+    run.sessions.append(session)
+    begun = time.monotonic()
+    session.start()
+    until(lambda: sum(event == "submitted" for event, _ in run.events()) == 20)
+    until(lambda: slurm.commands().count("squeue") == 3)
+    for name in names:
+        run.passes(name, nodes)
+        session.wait(name, ignore)
+        assert session.outcomes[name].outcome == "passed"
+    seconds, calls = time.monotonic() - begun, slurm.calls()
+    polls = slurm.commands().count("squeue")
+    submissions = sum(call.startswith("sbatch --parsable") for call in calls)
+    assert submissions == (1 if nodes == 1 else 20)
+    assert sum("--test-only" in call for call in calls) == 1
+    assert len(calls) - polls < 10 + submissions
+    assert polls <= seconds / poll_s + 1
