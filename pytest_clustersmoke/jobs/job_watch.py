@@ -44,8 +44,8 @@ NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
 STRANGER = "Slurm shows another job under this id"
 SILENT = "the scheduler does not answer"
-# Why a task of an array is pending while as many of them run as may run at a time.
-TURN = "JobArrayTaskLimit"
+# Why a job is pending that waits for others: too many tasks of its array run, or its lane is busy.
+TURNS = ("JobArrayTaskLimit", "Dependency")
 MAX_LINES = 100_000  # of each of the job's own logs; ranks do not write there
 MAX_MESSAGES = 256
 
@@ -196,8 +196,9 @@ class WatchedJob:
 
     @property
     def waits_for_turn(self) -> bool:
-        """Whether it is a task of an array of which as many run as may run at a time."""
-        return self.state is not None and self.state.reason == TURN
+        """Whether it waits for other jobs of the run: as a task of an array of which as many run as
+        may run at a time, or behind another job in its lane."""
+        return self.state is not None and self.state.reason in TURNS
 
     def is_over(self) -> bool:
         """Whether no more results can be expected from the job."""

@@ -236,7 +236,7 @@ def test_four_phases_that_ask_for_the_same_are_submitted_as_one_array(run: Run) 
     specs = [read_json(run.run.phase(name).spec) or {} for name in "abcd"]
     assert len({spec["token"] for spec in specs}) == 1
     for name in "cd":
-        run.backend.jobs[name] = JobState("pending", "PENDING", job_watch.TURN)
+        run.backend.jobs[name] = JobState("pending", "PENDING", job_watch.TURNS[0])
     until(lambda: run.submitted()[4:] == ["x-1"])
     for name in "abcd":
         run.passes(name)
@@ -830,7 +830,7 @@ def test_scheduler_hardly_notices_twenty_phases(run: Run, nodes: int) -> None:
     slurm = FakeSlurm(run.folder)
     slurm.accept_jobs()
     ids = [*range(1, 21), *(f"1_{task}" for task in range(20))]
-    slurm.answers("squeue", "".join(f"{job}|RUNNING|None|n1|N/A|N/A\n" for job in ids))
+    slurm.answers("squeue", "".join(f"{job}|RUNNING|None|n1|N/A|N/A||\n" for job in ids))
     names, poll_s = [f"p{number}" for number in range(20)], 0.3
     limits = {"max_jobs": 20, "poll_s": poll_s}
     keys = {"backend": "slurm", "phases": dict.fromkeys(names), "limits": limits}
