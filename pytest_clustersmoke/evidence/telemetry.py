@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .run_directory import open_regular
+
 # A longer line is not one of our events; reading it would only cost memory.
 MAX_LINE_BYTES = 4 * 2**20
 MAX_FILE_BYTES = 256 * 2**20
@@ -89,7 +91,7 @@ def read_events(path: Path, all_marks: bool = True) -> Events:
     last: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_MARKS)
     unread: deque[tuple[int, bytes]] = deque(maxlen=LAST_MARKS)
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             read_bytes = other_bytes = marks = line_number = 0
             while read_bytes < MAX_FILE_BYTES and (line := stream.readline(MAX_LINE_BYTES)):
                 read_bytes += len(line)
