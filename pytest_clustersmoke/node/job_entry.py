@@ -18,6 +18,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..evidence.run_directory import PhaseDir
+
 # Before the reason why a job loads nothing, in its log; diagnosis looks for it.
 REFUSAL = "clustersmoke refuses to load this job: "
 
@@ -44,7 +46,7 @@ def open_run(root: Path) -> Path:
 def main(arguments: Sequence[str]) -> None:
     run, place, token = arguments
     try:
-        folder = open_run(Path(run)) / place / "submitit"
+        folder = PhaseDir(open_run(Path(run)) / place).submitit
     except NotOurs as error:
         sys.exit(f"{REFUSAL}{error}")
     from submitit.core.job_environment import JobEnvironment

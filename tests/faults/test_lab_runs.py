@@ -142,7 +142,7 @@ def test_failing_setup_line_is_named(lab_suite: Suite) -> None:
 @pytest.mark.parametrize(
     ("python", "identity", "words"),
     [
-        ("/usr/bin/python3", "package-missing-on-node", "submitit"),
+        ("/usr/bin/python3", "package-missing-on-node", "pytest_clustersmoke"),
         ("/nowhere/bin/python3", "python-missing-on-node", "/nowhere/bin/python3"),
     ],
 )
