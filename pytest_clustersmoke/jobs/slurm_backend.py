@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor
 
-from ..config.phase import Phase
+from ..config.phase import WIND_UP_S, Phase
 from ..config.profile import Profile
 from ..evidence.run_directory import RunDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
@@ -124,6 +125,7 @@ class SlurmBackend:
             comment=comment,
             nodes=phase.nodes.value,
             ntasks_per_node=1,
+            time=None if "time" in phase.slurm else _minutes(phase),
             setup=batch_script.preparation_lines(job, self._profile),
             srun_args=srun_args,
             wckey=None,
@@ -142,6 +144,11 @@ class SlurmBackend:
         if not phase.resume.value:
             return {"no_requeue": True}
         return {"requeue": True, "signal": f"USR1@{self._profile.limits.stop_before_s}"}
+
+
+def _minutes(phase: Phase) -> int:
+    """The time limit of a job whose profile sets none: submitit's own is five minutes."""
+    return math.ceil((float(phase.timeout_s.value) + WIND_UP_S) / 60)
 
 
 def _task_ids(jobs: Sequence[Submission], job_id: str) -> list[str]:

@@ -140,6 +140,18 @@ def test_profile_python_starts_the_launcher(tmp_path: Path) -> None:
     assert " apptainer exec x.sif python -u -m pytest_clustersmoke.node.job_entry " in srun
 
 
+@pytest.mark.parametrize(
+    ("slurm", "line"),
+    [({}, "#SBATCH --time=2"), ({"time": 10}, "#SBATCH --time=10"), ({"time": None}, "")],
+)
+def test_job_has_the_time_of_its_phase_unless_the_profile_says_otherwise(
+    tmp_path: Path, slurm: dict[str, Any], line: str
+) -> None:
+    """submitit would limit it to five minutes. Without any, the partition's limit holds."""
+    lines = script_of(tmp_path, slurm=slurm)
+    assert [each for each in lines if "--time" in each] == list(filter(None, [line]))
+
+
 def test_setup_lines_precede_environment(tmp_path: Path) -> None:
     """The profile's variables override what a module sets."""
     lines = script_of(
