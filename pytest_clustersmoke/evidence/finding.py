@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from ..text import FAILURE, sanitize_line, sanitize_lines, shorten, shorten_lines
 from .run_directory import PhaseDir
-from .telemetry import parse_int, parse_ints, parse_rows, parse_text, parse_texts
+from .telemetry import open_regular, parse_int, parse_ints, parse_rows, parse_text, parse_texts
 
 MAX_TEXT = 600
 # A cause may join several texts.
@@ -152,7 +152,7 @@ def find_last_line(path: Path) -> tuple[Evidence, ...]:
 def read_tail(path: Path) -> Iterator[tuple[int, str]]:
     """The numbered lines in the last TAIL_BYTES of a log."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             start = max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES)
             number = 1 + count_lines_before(stream, start)
             tail = stream.read(TAIL_BYTES)
@@ -186,7 +186,7 @@ def first_around(line: int, lines: int) -> int:
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 1
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             while raw := stream.readline(MAX_LINE_BYTES):
                 yield number, raw.decode(errors="replace").rstrip("\r\n")
                 number += raw.endswith(b"\n")

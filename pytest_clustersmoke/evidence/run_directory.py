@@ -53,6 +53,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..text import Problem, UsageProblems
+from .telemetry import open_regular
 
 MAX_JSON_BYTES = 64 * 2**20
 RESTART = 10  # the attempts of a job that was requeued once begin with 10, twice with 20
@@ -105,10 +106,10 @@ def create_once(path: Path, value: Any) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if it cannot be read."""
+    """The JSON object in a file; None if it cannot be read, or is too large to be one of ours."""
     try:
-        with path.open("rb") as stream:
-            value = json.loads(stream.read(MAX_JSON_BYTES))
+        with open_regular(path, MAX_JSON_BYTES) as stream:
+            value = json.loads(stream.read())
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -8,15 +8,17 @@ their own file, whose `start` names the schema, the job and the rank.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 # A longer line is not one of our events; reading it would only cost memory.
 MAX_LINE_BYTES = 4 * 2**20
@@ -78,6 +80,17 @@ class Events:
         )
 
 
+def open_regular(path: Path, most_bytes: float = math.inf) -> BinaryIO:
+    """Open a file to be read that others may have put there: a FIFO blocks nobody, and what is no
+    regular file, or too large, is refused. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    info = os.fstat(descriptor)
+    if stat.S_ISREG(info.st_mode) and info.st_size <= most_bytes:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file, or too large", str(path))
+
+
 def read_events(path: Path, all_marks: bool = True) -> Events:
     """Read the events of a file, which may be missing, torn or of another kind.
 
@@ -89,7 +102,7 @@ def read_events(path: Path, all_marks: bool = True) -> Events:
     last: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_MARKS)
     unread: deque[tuple[int, bytes]] = deque(maxlen=LAST_MARKS)
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             read_bytes = other_bytes = marks = line_number = 0
             while read_bytes < MAX_FILE_BYTES and (line := stream.readline(MAX_LINE_BYTES)):
                 read_bytes += len(line)

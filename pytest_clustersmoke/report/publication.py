@@ -40,7 +40,7 @@ GIVEN_UP = "report_failed.txt"
 def finish(
     run: FinishedRun, reporter: Any, *, latest: str = "latest", remarks: Iterable[str] = ()
 ) -> bool:
-    """Report a run whose jobs have ended; False if the report could not be written.
+    """Report a run whose jobs have ended; False if the report or its page could not be written.
 
     `latest` is the name of the link that will point to the report. `reporter` is pytest's terminal
     reporter, if any.
@@ -65,6 +65,7 @@ def finish(
             latest=latest,
             keep_runs=keep_runs,
         )
+        written = (run.target / "index.html").exists()
         lines += [*unwritten, f"report: {run.target}"]
     except OSError as error:  # a full disk, say
         written = False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from pytest_clustersmoke.evidence.run_directory import (
     write_atomically,
     write_json,
 )
+from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.text import UsageProblems
 
 
@@ -167,3 +169,39 @@ def test_later_attempt_shares_only_what_belongs_to_the_job() -> None:
     job |= {"result.json", "withdrawn.0", "0.pkl"}
     job |= {"past.json", "output", "started_again", "scheduler.jsonl", "stop.0.0"}
     assert shared == job
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_sparse(path: Path) -> None:
+    with path.open("wb") as stream:
+        stream.truncate(10 * 2**30)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_fifo,
+        make_sparse,
+        Path.mkdir,
+        lambda path: path.write_text("[1]"),
+        lambda path: path.write_text('{"ok": tr'),
+        lambda path: path.write_bytes(bytes(range(256))),
+    ],
+    ids=["fifo", "10 GB of zeros", "directory", "list", "torn", "garbage"],
+)
+def test_what_is_no_record_counts_as_missing_at_once(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """Whatever lies in its place: a FIFO has no writer, and 10 GB fit no memory."""
+    path = tmp_path / "run.json"
+    make(path)
+    tracemalloc.start()
+    try:
+        assert read_json(path) is None
+        assert read_events(path).records == []
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()

@@ -15,7 +15,7 @@ from pytest_clustersmoke.evidence.run_record import RunRecord
 from pytest_clustersmoke.report import publication
 from pytest_clustersmoke.report.publication import metrics_path, publish
 from tests.support import records
-from tests.support.harness import Suite
+from tests.support.harness import Suite, lines_with
 
 RENDERED = {"report.json", "metrics.prom", "index.html"}
 
@@ -140,6 +140,40 @@ def test_real_run_writes_every_file(suite: Suite, monkeypatch: pytest.MonkeyPatc
     text = step.read_text()
     assert text.startswith("before\n\n## one: FIT\n") and record["run_id"] in text
     assert "FIT: 1 of 1 phases passed" in text and "10\\.00" in text
+
+
+FULL_DISK = """\
+import errno, os
+from pytest_clustersmoke.report import publication
+
+def page(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+publication.page = page
+"""
+
+
+def test_page_that_a_full_disk_costs_shows_in_the_exit_status(suite: Suite) -> None:
+    """The run was FIT, and its readers would find no page; the terminal says which file is
+    missing."""
+    suite.phase()
+    suite.path.joinpath("conftest.py").write_text(FULL_DISK)
+    result = suite.run_apart()
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    (line,) = lines_with(result, "was not written")
+    assert line == "index.html was not written: OSError: [Errno 28] No space left on device"
+    assert lines_with(result, "FIT: 1 of 1 phases passed")
+
+
+@pytest.mark.parametrize("name", ["run.json", "report.json", "journal.jsonl"])
+def test_fifo_in_an_old_run_blocks_nobody(suite: Suite, name: str) -> None:
+    """In the shared directory and among the reports, in the place of a record."""
+    for folder in (suite.shared, suite.reports):
+        old = folder / "20260101-020000-abcdef"
+        old.mkdir(parents=True)
+        os.mkfifo(old / name)
+    suite.phase()
+    assert suite.run_apart().ret == 0
 
 
 def test_unwritable_step_summary_fails_no_run(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from ..telemetry import open_regular
 from . import grammar, statements
 from .line_cache import BITS, CHANNEL, LineCache, make_variant
 from .log_assembly import assemble
@@ -61,7 +62,7 @@ class Reader:
             if not path.is_file():  # a FIFO would block forever
                 reason = "is not a regular file" if path.exists() else "does not exist"
                 raise Unreadable(f"{path} {'is a directory' if path.is_dir() else reason}")
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 self.stream(stream, name or str(path), scope)
         except OSError as error:
             raise Unreadable(f"{path} cannot be read: {error.strerror or error}") from error
