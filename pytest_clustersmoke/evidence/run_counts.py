@@ -115,6 +115,7 @@ class RunCounts(RecordModel):
         default=[], description="files skipped at collection, with the reason"
     )
     other_failures: int = Field(default=0, description="failed tests outside the phases")
+    failed_tests: list[str] = Field(default=[], description="these tests and files")
     crashed_tests: list[str] = Field(
         default=[], description="tests during which a pytest-xdist worker died"
     )

@@ -120,7 +120,8 @@ def _count_journal(run: RunDir, about: Mapping[str, Any]) -> RunTally:
         judged = tally.phases.get(str(event.get("phase")))
         if judged is not None and event.get("result") in RESULTS:
             judged.criteria[str(event.get("criterion"))] = _criterion(event)
-    tally.counts.other_failures = sum(1 for _ in journal.named("failed"))
+    failed = [str(event.get("test")) for event in journal.named("failed")]
+    tally.counts.other_failures, tally.counts.failed_tests = len(failed), [*dict.fromkeys(failed)]
     tally.counts.cut_off = _describe_end(journal, tally)
     return tally
 

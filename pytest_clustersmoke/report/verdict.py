@@ -22,6 +22,7 @@ from ..evidence.run_counts import (
     MissingRecord,
 )
 from ..evidence.run_record import PhaseRecord, ProofRecord, RunRecord
+from ..text import plural, shorten
 
 # A phase that checks one of these and cannot judge it is never FIT, whatever its cluster requires:
 # the proofs that training is correct, and the result itself (`twin` only where the phase asks for
@@ -37,6 +38,7 @@ OF_PROGRAM = (
     "data",
     "gradients",
 )
+MAX_NAMES = 3
 EXIT_INCONCLUSIVE = 6  # pytest itself uses 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
 PROVEN, NOT_PROVEN = "PROVEN", "NOT PROVEN"  # verdicts on gates, of --cluster-prove
@@ -192,7 +194,15 @@ def _list_failed(record: RunRecord) -> list[str]:
     """Everything that failed, in words."""
     reasons = [words for phase in record.phases if (words := _describe_failure(phase))]
     reasons += [f"a pytest-xdist worker died in {test}" for test in record.counts.crashed_tests]
-    return reasons + (["tests outside the phases failed"] if record.counts.other_failures else [])
+    return reasons + ([_describe_others(record)] if record.counts.other_failures else [])
+
+
+def _describe_others(record: RunRecord) -> str:
+    """Which tests of no phase failed, or had an error in a fixture."""
+    names = record.counts.failed_tests
+    count = plural(len(names) or record.counts.other_failures, "other test")
+    listed = f": {shorten(names, MAX_NAMES)}" if names else ""
+    return f"{count} failed or had errors{listed}"
 
 
 def _describe_failure(phase: PhaseRecord) -> str:

@@ -66,7 +66,7 @@ class JobSession:
         self._confirms = profile.history_check == "confirm"  # until `close`, criteria want reruns
         self.board = Board(self.phases)
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
-        self._stop = threading.Event()
+        self._stop, self._why = threading.Event(), "the run was interrupted"
         self._submitting: Sequence[Submission] = ()
         self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
         self._ending = threading.Lock()
@@ -105,12 +105,13 @@ class JobSession:
             self._stop.set()
             _run_in_thread(self._cancel_quietly)
 
-    def close(self) -> list[str]:
-        """Cancel what is left, and wait a bounded time for the scheduler to accept it.
+    def close(self, why: str = "") -> list[str]:
+        """Cancel what is left, since the run ended: `why`. Waits a bounded time for the scheduler.
 
         Returns the phases whose submission the scheduler did not answer: their jobs may still
         appear in its queue.
         """
+        self._why = why if why and not self._stop.is_set() else self._why
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=CLOSE_S)
@@ -410,16 +411,16 @@ class JobSession:
             time.sleep(TICK_S)
         for job in jobs:
             left = job.state.left if job.state else ""
-            reason = f"the run was interrupted{f'; {left}' if left else ''}"
+            reason = f"{self._why}{f'; {left}' if left else ''}"
             interrupted = Judgement("cancelled", reason)
             self._settle(job, None if job.failed_first else interrupted)
         while self._lost.waiting:
             lost = self._lost.waiting.pop()
-            why = f"the run was interrupted before the job was found: {lost.why}"
+            why = f"{self._why} before the job was found: {lost.why}"
             self._drop(lost, Judgement("cancelled", why))
         while self._queue.waiting:
             phase = self._queue.waiting.pop(0)
-            judgement = Judgement("cancelled", "the run was interrupted before it was submitted")
+            judgement = Judgement("cancelled", f"{self._why} before it was submitted")
             self._finish(phase.name, judgement, None, "", [])
 
     def _end_jobs(self) -> None:

@@ -31,7 +31,7 @@ from .live.board import WatchFailed
 from .live.live_view import LiveView
 from .live.pytest_terminal import PytestTerminal
 from .phase_views import PhaseViews, make_view
-from .tally import count_report, count_selection, failure_text
+from .tally import count_other, count_report, count_selection, failure_text
 
 if TYPE_CHECKING:
     from ..criteria.phase_criteria import PhaseView
@@ -301,7 +301,7 @@ class Suite:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count errors: under --continue-on-collection-errors the phases run nevertheless."""
-        self.tally.counts.other_failures += report.failed
+        count_other(self.tally, report)
         if report.skipped:
             self.tally.counts.skipped_files.append(f"{report.nodeid} ({failure_text(report)})")
 
@@ -372,7 +372,9 @@ class Suite:
     def _judge_run(self, session: pytest.Session, exitstatus: int) -> None:
         """End every job, then give the verdict, which pytest's own files need next."""
         assert self.session is not None and self.view is not None and self.run is not None
-        for name in self.session.close():
+        ended = session.shouldfail or session.shouldstop or f"exit status {exitstatus}"
+        early = "" if self.tally.interrupted else f"pytest ended ({ended})"
+        for name in self.session.close(early):
             self.collection.absences.append(
                 f"{name}: the scheduler did not answer the submission; check the queue for its job"
             )

@@ -200,7 +200,7 @@ def count_report(tally: RunTally, report: pytest.TestReport) -> tuple[str, str] 
         if report.failed and str(report.when) == CRASHED:
             tally.counts.crashed_tests.append(report.nodeid)
         else:
-            tally.counts.other_failures += report.failed
+            count_other(tally, report)
         return None
     phase_name, name = marks["phase"], criterion_of(report.nodeid)
     phase = tally.phase(phase_name)
@@ -214,6 +214,13 @@ def count_report(tally: RunTally, report: pytest.TestReport) -> tuple[str, str] 
         kinds = marks["judged"].split(",")
         phase.counts.judged = sorted({*phase.counts.judged, *kinds})
     return (phase_name, name) if name in phase.criteria else None
+
+
+def count_other(tally: RunTally, report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Count a failure of what belongs to no phase: a test, its fixtures, or a file."""
+    tally.counts.other_failures += report.failed
+    if report.failed and report.nodeid not in tally.counts.failed_tests:
+        tally.counts.failed_tests.append(sanitize_line(report.nodeid))
 
 
 def _find_result(

@@ -22,8 +22,49 @@ def test_property_of_a_phase_makes_no_criterion(suite: Suite, workers: tuple[str
     result = suite.run_apart(*workers)
     assert result.ret == 1
     assert lines_with(result, "UNFIT") == [
-        "UNFIT: 0 of 1 phases failed (tests outside the phases failed)"
+        "UNFIT: 0 of 1 phases failed (1 other test failed or had errors: test_plain.py::test_plain)"
     ]
+
+
+FIXTURE = """\
+import pytest
+
+@pytest.fixture
+def licence():
+    raise RuntimeError("the licence server is down")
+
+def test_other(licence):
+    pass
+"""
+HOOK = """\
+def pytest_runtest_logreport(report):
+    raise RuntimeError("the licence server is down")
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "options", "status", "ended"),
+    [
+        ("test_another.py", FIXTURE, ["-x"], 1, "stopping after 1 failures"),
+        ("conftest.py", HOOK, [], 3, "exit status 3"),
+    ],
+    ids=["fixture", "conftest"],
+)
+def test_error_in_somebody_elses_code_is_no_interruption(
+    suite: Suite, file: str, text: str, options: list[str], status: int, ended: str
+) -> None:
+    """It ends pytest while the job of a phase runs; nobody interrupted the run."""
+    suite.phase(args={"wait-for": str(suite.path / "never")})
+    suite.path.joinpath("test_a.py").write_text("def test_first(): pass\n")
+    suite.path.joinpath(file).write_text(text)
+    result = suite.run_apart(*options)
+    assert result.ret == status
+    output = result.stdout.str()
+    assert "interrupted" not in output
+    assert f"small: not measured (cancelled): pytest ended ({ended})" in output
+    if file != "conftest.py":
+        words = "1 other test failed or had errors: test_another.py::test_other"
+        assert words in lines_with(result, "UNFIT")[0]
 
 
 def test_property_of_judged_kinds_measures_nothing(suite: Suite) -> None:
