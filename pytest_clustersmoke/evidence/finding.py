@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..text import FAILURE, sanitize_line, sanitize_lines, shorten, shorten_lines
-from .run_directory import PhaseDir, open_regular
-from .telemetry import parse_int, parse_ints, parse_rows, parse_text, parse_texts
+from .run_directory import PhaseDir
+from .telemetry import open_regular, parse_int, parse_ints, parse_rows, parse_text, parse_texts
 
 MAX_TEXT = 600
 # A cause may join several texts.

@@ -41,7 +41,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -51,9 +50,10 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 from ..text import Problem, UsageProblems
+from .telemetry import open_regular
 
 MAX_JSON_BYTES = 64 * 2**20
 RESTART = 10  # the attempts of a job that was requeued once begin with 10, twice with 20
@@ -105,24 +105,11 @@ def create_once(path: Path, value: Any) -> bool:
     return True
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file to be read that others may have put there: a FIFO blocks nobody, and what is no
-    regular file is refused. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "not a regular file", str(path))
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None if it cannot be read, or is too large to be one of ours."""
     try:
-        with open_regular(path) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size > MAX_JSON_BYTES:
-                return None
-            value = json.loads(stream.read(size))
+        with open_regular(path, MAX_JSON_BYTES) as stream:
+            value = json.loads(stream.read())
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .finding import MAX_TEXT, Evidence
-from .run_directory import open_regular, write_atomically
-from .telemetry import parse_finite
+from .run_directory import write_atomically
+from .telemetry import open_regular, parse_finite
 
 SCHEMA = 2
 MAX_BYTES = 8 * 2**20

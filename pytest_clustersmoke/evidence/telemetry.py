@@ -8,17 +8,17 @@ their own file, whose `start` names the schema, the job and the rank.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from .run_directory import open_regular
+from typing import Any, BinaryIO
 
 # A longer line is not one of our events; reading it would only cost memory.
 MAX_LINE_BYTES = 4 * 2**20
@@ -78,6 +78,17 @@ class Events:
         return next(
             line for other, line in zip(self.records, self.lines, strict=True) if other is record
         )
+
+
+def open_regular(path: Path, most_bytes: float = math.inf) -> BinaryIO:
+    """Open a file to be read that others may have put there: a FIFO blocks nobody, and what is no
+    regular file, or too large, is refused. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    info = os.fstat(descriptor)
+    if stat.S_ISREG(info.st_mode) and info.st_size <= most_bytes:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file, or too large", str(path))
 
 
 def read_events(path: Path, all_marks: bool = True) -> Events:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from ..run_directory import open_regular
+from ..telemetry import open_regular
 from . import grammar, statements
 from .line_cache import BITS, CHANNEL, LineCache, make_variant
 from .log_assembly import assemble
