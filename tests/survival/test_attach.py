@@ -11,7 +11,16 @@ REFERENCE = {"value": 1.0, "lower": "-10 %", "unit": "steps/s", "source": "a doc
 
 
 @pytest.mark.parametrize(
-    "event", ["intent:1", "submitted:1", "intent:2", "ended:1", "ended:2", "judged:1", "judged:4"]
+    "event",
+    [
+        "intent:1",
+        "submitted:1",
+        "ended:1",
+        *(
+            pytest.param(event, marks=pytest.mark.slow)
+            for event in ("intent:2", "submitted:2", "ended:2", "judged:1", "judged:4", "closed:1")
+        ),
+    ],
 )
 def test_run_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
     suite: Suite, event: str

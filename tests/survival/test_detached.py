@@ -37,7 +37,7 @@ def test_detached_run_is_kept_in_order_by_slurm_and_judged_later(lab_suite: Suit
     check_whole(lab_suite, outcome, "small", "second")
 
 
-@pytest.mark.parametrize("event", ["intent:1", "submitted:2"])
+@pytest.mark.parametrize("event", [pytest.param("intent:1", marks=pytest.mark.slow), "submitted:2"])
 def test_run_on_slurm_goes_on_after_its_controller_was_killed(lab_suite: Suite, event: str) -> None:
     """Jobs that Slurm has are taken up by their name, comment and token; no other is submitted."""
     lab_suite.phase("small", script=str(IDLE), args={"seconds": 2})
