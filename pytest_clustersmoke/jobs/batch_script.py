@@ -20,8 +20,9 @@ from .backend import Backend, Submission
 
 # Runs a script by a descriptor of the run's directory, as `node.job_entry` reads its files.
 GUARD = (
-    'exec 9< "$1" && [ -O /proc/self/fd/9/ ] && [ "$(stat -Lc %a /proc/self/fd/9)" = 700 ] '
-    '&& exec bash "/proc/self/fd/9/$2"; '
+    'exec 9< "$1" && [ -O /proc/self/fd/9/ ] && case $(stat -Lc %a /proc/self/fd/9) in '
+    # 2700: a directory in one that hands its group down
+    '700|?700) exec bash "/proc/self/fd/9/$2";; esac; '
     f'echo "{job_entry.REFUSAL}$1 is not a directory of this user\'s alone" >&2; exit 1'
 )
 

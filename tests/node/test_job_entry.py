@@ -51,7 +51,12 @@ WAYS = pytest.mark.parametrize("command", [by_entry, batch_script.guarded_comman
 
 
 @WAYS
-def test_call_of_the_submission_runs(job: Submission, command: Callable[..., list[str]]) -> None:
+@pytest.mark.parametrize("mode", [0o700, 0o2700])
+def test_call_of_the_submission_runs(
+    job: Submission, command: Callable[..., list[str]], mode: int
+) -> None:
+    """Also below a directory that hands its group down."""
+    job.directory.run.root.chmod(mode)
     done = run(job, command(job))
     assert done.returncode == 0, done.stderr
     assert (job.directory.run.root / "ran").exists()
