@@ -27,7 +27,8 @@ own, so text.py is open to all, and nothing imports plugin.py:
     preflight/   problems that the login node can find before anything is submitted
     lab/         a real Slurm on this machine
 
-    jobs/        submit, watch and cancel: local and Slurm backends, the one Slurm client
+    jobs/        submit, watch and cancel: here, by Slurm, in an allocation, over ssh; the one
+                 Slurm client
 
     rank/        in the rank: process group, device, timing, gradient and checkpoint proofs. Only
                  rank/ and faults/staged/ import torch, and only inside functions

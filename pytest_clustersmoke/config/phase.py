@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..text import Problem, name_ranks, near, plural
-from .marker import SET_KEYS, SIMPLE_KEYS, TORCHRUN, PhaseMarker, size_mark
+from .marker import DEFAULT_TIMEOUT_S, SET_KEYS, SIMPLE_KEYS, TORCHRUN, PhaseMarker, size_mark
 from .metrics import PROOF
 from .profile import EnvBlock, Profile
 
@@ -22,6 +22,7 @@ DEFAULT = "default"  # the source of a value that no file states
 COMMAND_LINE = "--cluster-set"
 # Time for a job to take dumps, end its ranks and write its results, with a margin.
 WIND_UP_S = 60.0
+SETUP_S = 600.0  # what `setup` may take beyond the phase's own time
 # Phase, key, the name inside the key (empty if it has none), value.
 Setting = tuple[str, str, str, Any]
 
@@ -258,6 +259,11 @@ def _at_point(phase: Phase, marked: PhaseMarker, profile: Profile) -> Phase:
     written = {name: repr(setting.value) for name, setting in phase.args.items()}
     point = {key: value for key, value in marked.point.items() if written.get(key) != repr(value)}
     return replace(phase, args={**phase.args, **args}, point=point)
+
+
+def has_default_timeout(phase: Phase) -> bool:
+    """Whether nobody chose the phase's time limit."""
+    return phase.timeout_s.value == DEFAULT_TIMEOUT_S and phase.timeout_s.source == phase.where
 
 
 def _end_before_job(phase: Phase) -> Phase:

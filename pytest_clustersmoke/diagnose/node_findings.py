@@ -89,15 +89,15 @@ def find_failed_setup(evidence: FailureEvidence) -> list[Finding]:
 def find_foreign_directory(evidence: FailureEvidence) -> list[Finding]:
     """The run's directory on the node is not the one that the run created."""
     for match, line in evidence.search_job_logs(REFUSED):
-        return [
-            Finding(
-                "run-directory-not-ours",
-                f"the job loaded nothing, because {match[1]}",
-                "find out who replaced the run's directory: `shared_dir` in cluster.yaml and all "
-                "directories above it must be writable by you and root alone, or be sticky",
-                evidence=(line,),
+        is_missing = "cannot be opened" in match[1]
+        fix = "mount `shared_dir` there, or bind it into the container, under the same path"
+        if not is_missing:
+            fix = (
+                "find out who replaced the run's directory: directories above it that others may "
+                "write should be sticky"
             )
-        ]
+        cause = f"the job loaded nothing, because {match[1]}"
+        return [Finding("run-directory-not-ours", cause, fix, evidence=(line,))]
     return []
 
 

@@ -91,14 +91,14 @@ def create_once(path: Path, value: Any) -> bool:
     try:
         draft.write_text(text)
         os.link(draft, path)  # atomic, and fails if the file exists
-    except FileExistsError:
-        return False
+    except FileExistsError:  # on NFS perhaps our own link, whose reply was lost
+        return path.samefile(draft)
     except OSError:  # no hard links on this file system, or a full disk
         try:
             with path.open("x") as stream:
                 stream.write(text)
         except FileExistsError:
-            return False
+            return draft.exists() and path.samefile(draft)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -402,6 +402,7 @@ def create_run(shared_dir: Path, run_id: str) -> RunDir:
     try:
         shared_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         root.mkdir(mode=0o700)
+        root.chmod(0o700)  # whatever its parent hands down
         info = root.lstat()
     except OSError as error:
         raise UsageProblems(
@@ -414,8 +415,8 @@ def create_run(shared_dir: Path, run_id: str) -> RunDir:
                 )
             ]
         ) from error
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        what = f"the run directory {root} belongs to another user or is not a directory"
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        what = f"the run directory {root} is not a directory that this user alone can open"
         raise UsageProblems([Problem(what, "shared_dir")])
     return RunDir(root)
 

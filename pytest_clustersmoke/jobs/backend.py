@@ -1,14 +1,4 @@
-"""The interface of a backend, and the job spec: submitit ships `node_job.run_node` to the nodes.
-
-slurm_backend.py  one Slurm job of N nodes with one task each, through sbatch and srun
-allocation_backend.py  one step of the user's own allocation; step_request.py: what it needs there
-ssh_backend.py    hosts without a scheduler; ssh_client.py: the connection to one of them,
-                  host_script.py: what runs there
-local_backend.py  N virtual nodes on this machine, each in a session of its own
-batch_script.py   what a node runs: the setup lines, the environment, and our Python
-slurm_client.py   runs Slurm's commands, in their own sessions and without an outer job's variables
-slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py: about jobs
-"""
+"""The interface of a backend, and the job spec: submitit ships `node_job.run_node` to the nodes."""
 
 from __future__ import annotations
 

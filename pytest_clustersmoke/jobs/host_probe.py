@@ -21,7 +21,7 @@ from ..node.node_facts import PACKAGES
 from . import batch_script
 from .host_script import JOB_VARIABLE, NodeTag
 
-PROGRAMS = ("bash", "setsid", "timeout", "grep", "sed")
+PROGRAMS = ("bash", "setsid", "timeout", "grep", "sed", "stat")
 COUNTS = ("gpus", "cores", "memory")
 NUMBER = re.compile(r"[0-9]{1,15}")
 OWN_PACKAGE = "pytest-clustersmoke"

@@ -11,7 +11,7 @@ from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor
 
-from ..config.phase import WIND_UP_S, Phase
+from ..config.phase import SETUP_S, WIND_UP_S, Phase, has_default_timeout
 from ..config.profile import Profile
 from ..evidence.run_directory import RunDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
@@ -125,7 +125,7 @@ class SlurmBackend:
             comment=comment,
             nodes=phase.nodes.value,
             ntasks_per_node=1,
-            time=None if "time" in phase.slurm else _minutes(phase),
+            time=self._minutes(phase),
             setup=batch_script.preparation_lines(job, self._profile),
             srun_args=srun_args,
             wckey=None,
@@ -139,16 +139,19 @@ class SlurmBackend:
             executor.parameters |= {"map_count": tasks, "array_parallelism": at_once}
         return executor.text()
 
+    def _minutes(self, phase: Phase) -> int | None:
+        """The time limit of a job whose profile sets none (submitit's own is five minutes). The
+        default limit of a phase, which nobody chose, leaves it to the partition."""
+        if "time" in phase.slurm or has_default_timeout(phase):
+            return None
+        setup_s = SETUP_S if self._profile.setup else 0.0
+        return math.ceil((float(phase.timeout_s.value) + WIND_UP_S + setup_s) / 60)
+
     def _ending(self, phase: Phase) -> dict[str, Any]:
         """A phase runs at most once, unless it can be resumed: then it wants to know in time."""
         if not phase.resume.value:
             return {"no_requeue": True}
         return {"requeue": True, "signal": f"USR1@{self._profile.limits.stop_before_s}"}
-
-
-def _minutes(phase: Phase) -> int:
-    """The time limit of a job whose profile sets none: submitit's own is five minutes."""
-    return math.ceil((float(phase.timeout_s.value) + WIND_UP_S) / 60)
 
 
 def _task_ids(jobs: Sequence[Submission], job_id: str) -> list[str]:

@@ -190,15 +190,15 @@ class SlurmClient:
         """The id of the one job with this name and comment; empty if Slurm lists none, or several.
         An array has one id. Raises SlurmUnavailable."""
         text = self.ask("squeue", "-h", "-a", "-t", "all", "-n", name, "-o", "%F|%k")
-        found = {cells[0] for _, cells in slurm_records.rows(text, 2) if cells[1] == comment}
+        found = {cells[0] for _, cells in slurm_records.rows(text, 2) if comment in cells[1]}
         return found.pop() if len(found) == 1 else ""
 
     def list_jobs(self, comment: str) -> list[str]:
-        """The ids of this user's jobs that have not ended and whose comment begins so. Raises
+        """The ids of this user's jobs that have not ended and whose comment has these words. Raises
         SlurmUnavailable."""
         text = self.ask("squeue", "-h", "-a", "-u", str(os.getuid()), "-o", "%i|%k")
         rows = slurm_records.rows(text, 2)
-        return [cells[0] for _, cells in rows if cells[1].startswith(comment)]
+        return [cells[0] for _, cells in rows if comment in cells[1]]
 
     def start_now(self, job_id: str) -> None:
         """Let a requeued job start as soon as there is room: Slurm holds it for two minutes. If it

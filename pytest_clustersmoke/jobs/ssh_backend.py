@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..config.hosts import name_hosts
-from ..config.phase import WIND_UP_S, Phase
+from ..config.phase import SETUP_S, WIND_UP_S, Phase
 from ..config.profile import Profile
 from ..evidence.finding import MAX_TEXT
 from ..evidence.run_directory import PhaseDir, write_atomically
@@ -34,7 +34,6 @@ CANCEL_GRACE_S = 1.5
 LOST_S, LOST_WITH_FAILURE_S = 30.0, 10.0
 START_S = 15.0
 SURVIVORS_S = 30.0  # for the other nodes to end by themselves, then by force
-SETUP_S = 600.0  # what `setup` may take beyond the phase's own time
 OVER = (RESULT, GONE, REBOOTED)
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config.hostlist import expand_hostlist
-from ..config.marker import DEFAULT_TIMEOUT_S
-from ..config.phase import Phase, Sourced
+from ..config.phase import Phase, Sourced, has_default_timeout
 from ..config.profile import Profile
 from ..text import plural, shorten
 from .slurm_jobs import AllocatedNode, Allocation
@@ -87,7 +86,7 @@ class StepRequest:
     def _find_short(self, allocation: Allocation, now: float) -> StepMisfit | None:
         """The default limit of an hour, which nobody chose, is not compared."""
         limit = self._phase.timeout_s
-        by_default = limit.value == DEFAULT_TIMEOUT_S and limit.source == self._phase.where
+        by_default = has_default_timeout(self._phase)
         if allocation.ends is None or by_default or limit.value <= allocation.ends - now:
             return None
         left = max(0.0, allocation.ends - now)

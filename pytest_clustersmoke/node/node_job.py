@@ -96,6 +96,7 @@ def run_node(spec: Mapping[str, Any]) -> dict[str, Any]:
     """
     stop = _StopRequest()
     _reset_signals()
+    os.environ.pop("SUBMITIT_FOLDER", None)  # a descriptor of this process, which ranks lack
     rank = int(os.environ.get(RANK_VARIABLE) or os.environ.get("SLURM_NODEID", "0"))
     names = (os.environ.get(variable) for variable in (NAME_VARIABLE, "SLURMD_NODENAME"))
     job = NodeJob(spec, rank, next(filter(None, names), socket.gethostname()))
@@ -303,9 +304,12 @@ def _claim(job: NodeJob, deadline: float) -> None:
         if not create_once(job.dir.claim, {**identity, **process, "time": time.time()}):
             write_atomically(job.dir.started_again, f"{job.node_name} {_job_id()} {time.time()}\n")
             raise _already_started(job)
+    pause_s = CLAIM_POLL_S
     while (claim := read_claim(job.dir)) is None and time.monotonic() < deadline:
-        time.sleep(CLAIM_POLL_S)
-        _refuse_withdrawn(job)
+        if visible(job.dir.abort):
+            return  # the meeting of the nodes says why
+        time.sleep(pause_s)
+        pause_s = min(1.0, pause_s * 1.2)
     if claim is not None and (claim.token, claim.start) != (job.token, start):
         raise _already_started(job)
     # Again: the controller looks for a claim after it gives the job up, and one of us sees it.

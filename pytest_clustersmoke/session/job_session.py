@@ -17,7 +17,7 @@ from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import Finding
-from ..evidence.locks import ControllerFence
+from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RERUN, RunDir, create_phase
 from ..evidence.run_journal import FencedJournal, RunJournal
@@ -124,8 +124,7 @@ class JobSession:
         jobs = self._submitting
         if not jobs:
             return []
-        # The jobs of an array have one name.
-        _run_in_thread(lambda: self._backend.cancel_named(jobs[0])).join(timeout=LAST_CALL_S)
+        _run_in_thread(lambda: self._cancel_named(jobs)).join(timeout=LAST_CALL_S)
         return [job.phase.name for job in jobs]
 
     @property
@@ -283,11 +282,10 @@ class JobSession:
 
     def _take_answers(self) -> None:
         """Watch the jobs that were found, and give up those that were not."""
-        for lost, job_ids in self._lost.look():
-            if job_ids:
+        for lost, found in self._lost.look():
+            if job_ids := found or lost.give_up():
                 self._watch(lost.jobs, job_ids, lost.after)
             elif lost.is_absent:
-                lost.withdraw()
                 self._queue.waiting[:0] = [job.phase for job in lost.jobs]
             else:
                 waited_s = self._lost.patience_s
@@ -295,14 +293,8 @@ class JobSession:
                 self._drop(lost, Judgement("never_ran", reason))
 
     def _drop(self, lost: LostAnswer, judgement: Judgement) -> None:
-        """Give up jobs whose ids are unknown; one that starts anyway ends at once, and one that has
-        started meanwhile is watched."""
-        with contextlib.suppress(OSError):  # a full disk must not cost the other phases
-            lost.withdraw()
-        if job_ids := lost.claimed_ids():
-            self._watch(lost.jobs, job_ids, lost.after)
-            return
-        self._backend.cancel_named(lost.jobs[0])  # the jobs of an array have one name
+        """Finish jobs that were given up, whose ids are unknown."""
+        self._cancel_named(lost.jobs)
         for job in lost.jobs:
             finding = diagnose.explain_lost_answer(judgement, job.directory.batch_script)
             self._finish(job.phase.name, judgement, None, "", [finding])
@@ -310,7 +302,8 @@ class JobSession:
     def _call_backend(self, jobs: Sequence[Submission], after: str) -> list[str]:
         if len(jobs) == 1 or not isinstance(self._backend, ArrayBackend):
             return [self._backend.submit(job, after) for job in jobs]
-        room = self.profile.limits.max_jobs - count_started(self._watched)
+        started = count_started(self._watched) + self._lost.count()
+        room = self.profile.limits.max_jobs - started
         return self._backend.submit_array(jobs, max(1, room), after)
 
     def _check_jobs(self, poller: Poller) -> None:
@@ -417,6 +410,7 @@ class JobSession:
         while self._lost.waiting:
             lost = self._lost.waiting.pop()
             why = f"{self._why} before the job was found: {lost.why}"
+            lost.give_up()
             self._drop(lost, Judgement("cancelled", why))
         while self._queue.waiting:
             phase = self._queue.waiting.pop(0)
@@ -434,6 +428,12 @@ class JobSession:
             if jobs and self._backend.cancel(sorted(jobs)):
                 self._ended_ids |= jobs
                 self.journal.write("cancelled", jobs=sorted(jobs))
+
+    def _cancel_named(self, jobs: Sequence[Submission]) -> None:
+        """Cancel jobs by their name, unless another controller may have submitted them again."""
+        with contextlib.suppress(Superseded):
+            self.fence.check()
+            self._backend.cancel_named(jobs[0])  # the jobs of an array have one name
 
     def _cancel_quietly(self) -> None:
         try:

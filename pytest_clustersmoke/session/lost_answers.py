@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,10 +39,13 @@ class LostAnswer:
         array = ids[0].partition("_")[0]
         return [f"{array}_{index}" for index in range(len(self.jobs))]
 
-    def withdraw(self) -> None:
-        """Give the jobs up: one that starts anyway ends at once. Raises OSError."""
-        for job in self.jobs:
-            write_atomically(job.directory.withdrawn(job.token), f"{self.why}\n")
+    def give_up(self) -> list[str]:
+        """Give the jobs up: one that starts anyway ends at once. Returns the ids if they have
+        started meanwhile."""
+        with contextlib.suppress(OSError):  # a full disk must not cost the other phases
+            for job in self.jobs:
+                write_atomically(job.directory.withdrawn(job.token), f"{self.why}\n")
+        return self.claimed_ids()
 
 
 class LostAnswers:

@@ -14,6 +14,7 @@ from pytest_clustersmoke.evidence import run_directory
 from pytest_clustersmoke.evidence.run_directory import (
     PhaseDir,
     check_path,
+    create_once,
     create_run,
     read_json,
     write_atomically,
@@ -64,7 +65,7 @@ def test_run_directory_of_another_user_is_refused(
 ) -> None:
     """A directory whose owner is another user is refused."""
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.raises(UsageProblems, match="belongs to another user"):
+    with pytest.raises(UsageProblems, match="this user alone can open"):
         create_run(tmp_path, "r")
 
 
@@ -205,3 +206,30 @@ def test_what_is_no_record_counts_as_missing_at_once(
         assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("error", [FileExistsError, TimeoutError])
+def test_link_whose_answer_was_lost_is_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    """NFS sends a link again, and then says that the file exists, or gives up."""
+    link = os.link
+
+    def link_without_answer(source: Path, target: Path) -> None:
+        link(source, target)
+        raise error
+
+    monkeypatch.setattr(os, "link", link_without_answer)
+    assert create_once(tmp_path / "claim.json", {"mine": 1})
+    assert not create_once(tmp_path / "claim.json", {"mine": 2})
+    assert read_json(tmp_path / "claim.json") == {"mine": 1}
+
+
+def test_run_directory_that_stays_open_to_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On file systems that hand down access lists, and on those without modes."""
+    chmod = Path.chmod
+    monkeypatch.setattr(Path, "chmod", lambda path, mode: chmod(path, 0o770))
+    with pytest.raises(UsageProblems, match="is not a directory that this user alone can open"):
+        create_run(tmp_path, "run1")

@@ -141,15 +141,28 @@ def test_profile_python_starts_the_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slurm", "line"),
-    [({}, "#SBATCH --time=2"), ({"time": 10}, "#SBATCH --time=10"), ({"time": None}, "")],
+    ("keys", "line"),
+    [
+        ({}, "#SBATCH --time=2"),
+        ({"setup": ["module load cuda"]}, "#SBATCH --time=12"),
+        ({"slurm": {"time": 10}}, "#SBATCH --time=10"),
+        ({"slurm": {"time": None}}, ""),
+    ],
 )
 def test_job_has_the_time_of_its_phase_unless_the_profile_says_otherwise(
-    tmp_path: Path, slurm: dict[str, Any], line: str
+    tmp_path: Path, keys: dict[str, Any], line: str
 ) -> None:
-    """submitit would limit it to five minutes. Without any, the partition's limit holds."""
-    lines = script_of(tmp_path, slurm=slurm)
+    """And ten minutes for setup lines. submitit would limit it to five minutes."""
+    lines = script_of(tmp_path, **keys)
     assert [each for each in lines if "--time" in each] == list(filter(None, [line]))
+
+
+def test_time_that_nobody_chose_is_left_to_the_partition(tmp_path: Path) -> None:
+    """An hour by default may be more than it allows."""
+    profile = make_profile(tmp_path, backend="slurm")
+    phase = make_phase(profile, timeout_s=3600)
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    assert "--time" not in SlurmBackend(profile, {}).script(Submission(phase, directory))
 
 
 def test_setup_lines_precede_environment(tmp_path: Path) -> None:
