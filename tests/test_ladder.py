@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,10 +92,11 @@ def slurm_ladder() -> Iterator[RunFiles]:
 
 @pytest.mark.lab
 def test_every_phase_passes_on_slurm(slurm_ladder: RunFiles) -> None:
-    """The whole ladder is FIT on a real Slurm without accounting."""
+    """The whole ladder is FIT on a real Slurm without accounting, in jobs and tasks of arrays."""
     check_phases(slurm_ladder)
     check_files(slurm_ladder)
-    assert all(phase["job_id"].isdigit() for phase in slurm_ladder.record()["phases"])
+    job_ids = [phase["job_id"] for phase in slurm_ladder.record()["phases"]]
+    assert all(re.fullmatch(r"\d+(_\d+)?", job_id) for job_id in job_ids), job_ids
 
 
 @pytest.mark.lab

@@ -63,7 +63,7 @@ def register_suite(config: pytest.Config, name: str) -> None:
         path = find_config(config.rootpath, config.getoption("--cluster-config"))
         profile = load_cluster_file(path, os.environ).profile(name)
         attachment = None
-        if not hasattr(config, "workerinput"):
+        if config.getoption("--cluster-attach") or config.getoption("--cluster-detach"):
             from .attachment import read_options
 
             attachment = read_options(config, profile)

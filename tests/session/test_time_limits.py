@@ -54,7 +54,8 @@ def test_limit_of_a_phase_ends_the_wait_without_a_verdict(suite: Suite, words: l
 
 
 def test_limit_that_ends_pytest_leaves_a_run_to_recover(suite: Suite) -> None:
-    """With the method `thread` the process ends; the next run reports what is known."""
+    """With the method `thread` the process ends, and its job goes on; the next run says so. Once
+    the job was ended, a run reports what is known."""
     add_slow_phase(suite)
     mark_phase(suite, "pytest.mark.timeout(1, method='thread')")
     assert suite.run_apart().ret == 1
@@ -62,7 +63,11 @@ def test_limit_that_ends_pytest_leaves_a_run_to_recover(suite: Suite) -> None:
     assert not (suite.reports / run / "report.json").exists()
     suite.phase("other", script=TRAIN)
     result = suite.run_apart("-k", "other")
-    result.stdout.fnmatch_lines([f"*run {run}: its controller was killed*"])
+    result.stdout.fnmatch_lines([f"*run {run} has 1 job left (*--cluster-reap {run} ends it"])
+    assert suite.run_apart("--cluster-reap", run).ret == 0
+    result = suite.run_apart("-k", "other")
+    ended = "its controller was killed, and --cluster-reap ended its jobs"
+    result.stdout.fnmatch_lines([f"*run {run}: {ended}*"])
     assert (suite.reports / run / "report.json").exists()
 
 
