@@ -18,7 +18,7 @@ FAMILIES = ("death", "hang")
 # What `make test` stages; `make test-all` stages both families under each launcher.
 QUICK = {
     "killed_in_step": ("accelerate", "srun"),
-    "hangs_in_step": ("torchrun-c10d", "deepspeed", "srun"),
+    "hangs_in_step": ("deepspeed", "srun"),
 }
 FAULTS = [
     fault for fault in LOCAL if fault.family in FAMILIES and not fault.replayed and not fault.usage

@@ -179,6 +179,7 @@ def test_broken_program_fails_its_criterion(
     check_fails(getattr(suite.TrainedWithFsdp(), criterion), outcome.phase, words)
 
 
+@pytest.mark.slow
 def test_slow_rank_is_named(tmp_path: Path) -> None:
     """Its layers compute longer, so all ranks wait for it in every pass; alone, only it is slow."""
     slow_layers = (
