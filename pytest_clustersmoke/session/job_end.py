@@ -13,7 +13,6 @@ from ..diagnose.node_findings import check_warnings
 from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import PhaseDir, write_json
-from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import to_json_value
 from ..jobs.backend import Backend
 from ..jobs.job_watch import WatchedJob
@@ -46,8 +45,7 @@ def write_result(
     profile: Profile,
     result: PhaseResult | None,
     judgement: Judgement,
-    job_id: str,
-    state: JobState | None,
+    job: WatchedJob | None,
     findings: Sequence[Finding],
     submitted: float | None,
     marks: Mapping[str, Any],
@@ -55,11 +53,12 @@ def write_result(
     """Write the phase's result, and return its evidence with it. `marks` are further fields;
     `result`: the evidence, if it was read already. Raises OSError."""
     result = result or collect_phase(directory)
+    state = job.state if job else None
     found = [name_archived(each, directory, profile.file) for each in findings]
     values = {
         "schema": 1,
         "phase": directory.root.name,
-        "job_id": job_id,
+        "job_id": job.job_id if job else "",
         "outcome": judgement.outcome,
         "reason": judgement.reason,
         **marks,

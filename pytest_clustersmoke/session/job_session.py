@@ -10,27 +10,25 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import Finding
-from ..evidence.locks import ControllerFence, Superseded
+from ..evidence.locks import ControllerFence
 from ..evidence.phase_result import PhaseResult, collect_phase
-from ..evidence.run_directory import RERUN, RunDir, create_phase
+from ..evidence.run_directory import RERUN, RunDir
 from ..evidence.run_journal import FencedJournal, RunJournal
-from ..evidence.scheduler_record import JobState
-from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswered, prepare_jobs
-from ..jobs.job_watch import Poller, WatchedJob, watch_job
+from ..jobs.backend import Backend, prepare_jobs
+from ..jobs.job_watch import Poller, WatchedJob
 from ..jobs.outcome import Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
 from .earlier_jobs import sort_jobs
 from .job_end import judge_end, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
-from .lost_answers import LostAnswer, LostAnswers
-from .phase_queue import Lanes, PhaseQueue, count_started
+from .submitter import Submitter, fault_mark
 
 __all__ = ["JobSession", "Progress", "WatchFailed"]
 
@@ -58,22 +56,29 @@ class JobSession:
         self.run, self.profile = run, profile
         self.phases = {phase.name: phase for phase in phases}
         self._backend, self._check = backend, check
-        self._starts: Mapping[str, float] = {}
-        self._queue = PhaseQueue(self.phases, backend, profile.limits, has_cap=not detaches)
-        self._detaches, self._lanes = detaches, Lanes(profile.limits.max_jobs)
+        self._detaches = detaches
         self._watched: dict[str, WatchedJob] = {}
-        self._submitted_wall: dict[str, float] = {}
         self._confirms = profile.history_check == "confirm"  # until `close`, criteria want reruns
         self.board = Board(self.phases)
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
         self._stop, self._why = threading.Event(), "the run was interrupted"
-        self._submitting: Sequence[Submission] = ()
-        self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
         self._ending = threading.Lock()
         self._ended_ids: set[str] = set()
         self._earlier = earlier
         self.fence = ControllerFence(run)
         self.journal = FencedJournal(run, self.fence)
+        self.submitter = Submitter(
+            run,
+            profile,
+            self.phases,
+            backend,
+            self.fence,
+            self.journal,
+            self.board,
+            self._watched,
+            self._finish,
+            detaches,
+        )
         self._thread = threading.Thread(
             target=self._watch_jobs, name="clustersmoke-watch", daemon=True
         )
@@ -121,10 +126,10 @@ class JobSession:
                 self.journal.write("closed")
             return []
         _run_in_thread(self._cancel_quietly).join(timeout=LAST_CALL_S)
-        jobs = self._submitting
+        jobs = self.submitter.under_way
         if not jobs:
             return []
-        _run_in_thread(lambda: self._cancel_named(jobs)).join(timeout=LAST_CALL_S)
+        _run_in_thread(lambda: self.submitter.cancel_named(jobs)).join(timeout=LAST_CALL_S)
         return [job.phase.name for job in jobs]
 
     @property
@@ -146,8 +151,9 @@ class JobSession:
             while self._has_work() and not self._stop.is_set():
                 self.journal.beat()
                 self._take_requests()
-                self._take_answers()
-                self._submit_ready(poller)
+                self.submitter.take_answers()
+                while not self._stop.is_set() and self.submitter.submit_next(self.outcomes):
+                    poller.poll_soon()
                 poller.poll(self._watched.values())
                 self._check_jobs(poller)
                 self._stop.wait(TICK_S)
@@ -166,24 +172,13 @@ class JobSession:
             if name not in self.phases and (rerun := RERUN.fullmatch(name)):
                 self._add_rerun(name, rerun[1])
         jobs = sort_jobs(self._earlier, self.phases, self.run)
-        self._submitted_wall |= {job.phase: job.intended for job in self._earlier.jobs.values()}
-        self._queue.drop(self._earlier.jobs)
         for name in jobs.ended:
             result = self.results[name] = collect_phase(self.run.phase(name))
             self.board.finish(name, Judgement(result.outcome, result.reason), result.run_s)
-        for job, known in jobs.submitted:
-            self._backend.adopt(job, known.job_id)
-            after = job.phase.after.value if job.phase.after.value in self.phases else ""
-            self._watched[job.phase.name] = watch_job(
-                job, known.job_id, after, time.time() - known.intended
-            )
-            self.board.set_submitted(job.phase.name, known.job_id, known.intended, None)
-        for lost in jobs.unanswered:
-            why = "the controller before this one ended before it had an answer"
-            self._expect_answer(LostAnswer(lost, lost[0].phase.after.value, why, resubmits=True))
+        self.submitter.restore(self._earlier, jobs)
 
     def _has_work(self) -> bool:
-        if self._queue.waiting or self._lost.waiting:
+        if self.submitter.has_work:
             return True
         return not self._detaches and bool(self._watched or self._confirms)
 
@@ -197,114 +192,25 @@ class JobSession:
     def _add_rerun(self, name: str, base: str) -> None:
         self.phases[name] = replace(self.phases[base], name=name, trace=None)
         self.board.add(name)
-        self._queue.waiting.append(self.phases[name])
+        self.submitter.queue.waiting.append(self.phases[name])
 
     def _run_preflight(self) -> None:
         """Ask the scheduler about all phases; finish those that it would not run."""
         if self._check is None:
             return
         self.board.set_waiting_reason("preflight")
-        checked = self._check(list(self._queue.waiting), self.run)
+        checked = self._check(list(self.submitter.queue.waiting), self.run)
         self.board.set_waiting_reason("")
-        self._starts = checked.starts
+        self.submitter.starts = checked.starts
         for line in checked.lines:
             self.board.post("preflight", line)
-        refused = [phase for phase in self._queue.waiting if phase.name in checked.findings]
-        for phase in refused:
+        waiting = self.submitter.queue.waiting
+        for phase in [phase for phase in waiting if phase.name in checked.findings]:
             findings = checked.findings[phase.name]
-            self._queue.waiting.remove(phase)
+            waiting.remove(phase)
             prepare_jobs([phase], self.profile, self.run)
             self.journal.write("refused", phase=phase.name, words=findings[0].cause)
-            self._finish(phase.name, judge_refusal(findings), None, "", findings)
-
-    def _submit_ready(self, poller: Poller) -> None:
-        while not self._stop.is_set():
-            phases = self._queue.take(self._watched, self.outcomes, self._lost.count())
-            if not phases:
-                return
-            self._submit(phases)
-            poller.poll_soon()
-
-    def _submit(self, phases: Sequence[Phase]) -> None:
-        """Submit one phase, or several that differ in names and arguments as one array."""
-        before = self._watched.get(phases[0].after.value)
-        judged = self.outcomes.get(phases[0].after.value)
-        jobs = prepare_jobs(phases, self.profile, self.run, self._lanes.behind)
-        if judged is not None and judged.outcome != "passed":
-            for phase in phases:
-                self._give_up(phase.name)
-            return
-        for job in jobs:
-            create_phase(job.directory, job.phase.nodes.value)
-            mark = {"token": job.token, **self._fault_mark(job.phase.name)}
-            self.journal.write("intent", phase=job.phase.name, **mark)
-            self._submitted_wall[job.phase.name] = time.time()
-        self._submitting = jobs
-        try:
-            job_ids = self._call_backend(jobs, before.job_id if before else "")
-        except Unanswered as silence:
-            self._submitting = ()
-            self._expect_answer(LostAnswer(jobs, before.phase if before else "", str(silence)))
-            return
-        except Refused as refusal:
-            self._submitting = ()
-            if words := self._queue.put_back(phases, refusal):
-                self.board.post("scheduler", words)
-                return
-            for job in jobs:
-                self.journal.write("refused", phase=job.phase.name, words=str(refusal))
-                finding = diagnose.explain_refusal(refusal, job.directory.batch_script)
-                judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
-                self._finish(job.phase.name, judgement, None, "", [finding])
-            return
-        self._watch(jobs, job_ids, before.phase if before else "")
-
-    def _watch(self, jobs: Sequence[Submission], job_ids: Sequence[str], after: str) -> None:
-        for job, job_id in zip(jobs, job_ids, strict=True):
-            # First, so that any later error cancels the job.
-            self._watched[job.phase.name] = watch_job(job, job_id, after)
-        self._submitting = ()
-        self._queue.note_success()
-        if self._detaches:
-            self._lanes.add(job_ids)
-        for job, job_id in zip(jobs, job_ids, strict=True):
-            name = job.phase.name
-            self.journal.write("submitted", phase=name, job_id=job_id)
-            start = self._starts.get(name)
-            self.board.set_submitted(name, job_id, self._submitted_wall[name], start)
-
-    def _expect_answer(self, lost: LostAnswer) -> None:
-        names = [job.phase.name for job in lost.jobs]
-        self._lost.add(lost)
-        self.journal.write("unanswered", phases=names, words=lost.why)
-        words = f"no clear answer for {', '.join(names)}; looking for the job: {lost.why}"
-        self.board.post("scheduler", words)
-
-    def _take_answers(self) -> None:
-        """Watch the jobs that were found, and give up those that were not."""
-        for lost, found in self._lost.look():
-            if job_ids := found or lost.give_up():
-                self._watch(lost.jobs, job_ids, lost.after)
-            elif lost.is_absent:
-                self._queue.waiting[:0] = [job.phase for job in lost.jobs]
-            else:
-                waited_s = self._lost.patience_s
-                reason = f"no job was found within {waited_s:g} s after this: {lost.why}"
-                self._drop(lost, Judgement("never_ran", reason))
-
-    def _drop(self, lost: LostAnswer, judgement: Judgement) -> None:
-        """Finish jobs that were given up, whose ids are unknown."""
-        self._cancel_named(lost.jobs)
-        for job in lost.jobs:
-            finding = diagnose.explain_lost_answer(judgement, job.directory.batch_script)
-            self._finish(job.phase.name, judgement, None, "", [finding])
-
-    def _call_backend(self, jobs: Sequence[Submission], after: str) -> list[str]:
-        if len(jobs) == 1 or not isinstance(self._backend, ArrayBackend):
-            return [self._backend.submit(job, after) for job in jobs]
-        started = count_started(self._watched) + self._lost.count()
-        room = self.profile.limits.max_jobs - started
-        return self._backend.submit_array(jobs, max(1, room), after)
+            self._finish(phase.name, judge_refusal(findings), findings)
 
     def _check_jobs(self, poller: Poller) -> None:
         for job in list(self._watched.values()):
@@ -341,54 +247,45 @@ class JobSession:
             return True
         else:
             job.cancel(self._backend)
-            self._give_up(job.phase, job)
+            self._give_up(job, judged)
         return False
 
-    def _give_up(self, name: str, job: WatchedJob | None = None) -> None:
+    def _give_up(self, job: WatchedJob, before: Judgement) -> None:
         """Finish a phase that must not run, because the one before it did not pass."""
-        before = self.phases[name].after.value
-        finding = diagnose.explain_order(before, self.outcomes[before])
-        judgement = Judgement("never_ran", finding.cause)
-        self._finish(
-            name, judgement, job.state if job else None, job.job_id if job else "", [finding]
-        )
+        finding = diagnose.explain_order(job.after, before)
+        self._finish(job.phase, Judgement("never_ran", finding.cause), [finding], job)
 
     def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
         if job.may_run and job.job_id not in self._ended_ids and not job.has_succeeded():
             job.cancel(self._backend)
         backend = None if self._stop.is_set() else self._backend
         result, judgement, findings = judge_end(job, backend, cancelled)
-        self._finish(job.phase, judgement, job.state, job.job_id, findings, result)
+        self._finish(job.phase, judgement, findings, job, result)
 
     def _finish(
         self,
         name: str,
         judgement: Judgement,
-        state: JobState | None,
-        job_id: str,
-        findings: list[Finding],
+        findings: Sequence[Finding],
+        job: WatchedJob | None = None,
         result: PhaseResult | None = None,
     ) -> None:
         self.fence.check()
         self._watched.pop(name, None)
+        start = self.submitter.starts.get(name)
         self.results[name] = write_result(
             self.run.phase(name),
             self.profile,
             result,
             judgement,
-            job_id,
-            state,
+            job,
             findings,
-            self._submitted_wall.get(name),
-            {**self._fault_mark(name), "estimated_start": self._starts.get(name)},
+            self.submitter.submitted.get(name),
+            {**fault_mark(self.phases[name]), "estimated_start": start},
         )
+        job_id = job.job_id if job else ""
         self.journal.write("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
         self.board.finish(name, judgement, self.results[name].run_s)
-
-    def _fault_mark(self, name: str) -> dict[str, str]:
-        """Marks the records of a phase that a fault is staged in."""
-        staged = self.phases[name].staged
-        return {"fault": staged.fault} if staged else {}
 
     def _cancel_all(self) -> None:
         """End every job with one call, and wait a while for the scheduler to confirm each."""
@@ -407,15 +304,7 @@ class JobSession:
             reason = f"{self._why}{f'; {left}' if left else ''}"
             interrupted = Judgement("cancelled", reason)
             self._settle(job, None if job.failed_first else interrupted)
-        while self._lost.waiting:
-            lost = self._lost.waiting.pop()
-            why = f"{self._why} before the job was found: {lost.why}"
-            lost.give_up()
-            self._drop(lost, Judgement("cancelled", why))
-        while self._queue.waiting:
-            phase = self._queue.waiting.pop(0)
-            judgement = Judgement("cancelled", f"{self._why} before it was submitted")
-            self._finish(phase.name, judgement, None, "", [])
+        self.submitter.cancel_all(self._why)
 
     def _end_jobs(self) -> None:
         """End the jobs that were not ended yet, with one call. Any thread may call this."""
@@ -428,12 +317,6 @@ class JobSession:
             if jobs and self._backend.cancel(sorted(jobs)):
                 self._ended_ids |= jobs
                 self.journal.write("cancelled", jobs=sorted(jobs))
-
-    def _cancel_named(self, jobs: Sequence[Submission]) -> None:
-        """Cancel jobs by their name, unless another controller may have submitted them again."""
-        with contextlib.suppress(Superseded):
-            self.fence.check()
-            self._backend.cancel_named(jobs[0])  # the jobs of an array have one name
 
     def _cancel_quietly(self) -> None:
         try:
