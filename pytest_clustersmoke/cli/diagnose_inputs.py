@@ -16,7 +16,7 @@ from typing import Any
 from ..config.marker import numbers_by_node
 from ..evidence.run_directory import PhaseDir, find_attempt, read_json
 from ..text import shorten
-from .log_inputs import MAX_NAMED, NCCL, PHASES, SPEC, Inputs
+from .log_inputs import MAX_NAMED, NCCL, PHASES, Inputs
 
 # Folders of an attempt's logs; everything else is ours, or written by the program.
 LOG_FOLDERS = ("nodes", NCCL)
@@ -62,7 +62,7 @@ class LogInputs:
 
 def _add_logs(inputs: Inputs, path: Path) -> list[str]:
     """Add the logs of a directory; returns their names."""
-    phases = [path] if find_attempt(path).spec.is_file() else _phases(path)
+    phases = [path] if find_attempt(path).last_job.spec.is_file() else _phases(path)
     if len(phases) > 1:
         names = shorten(list(map(str, phases)), MAX_NAMED)
         reason = f"contains the logs of {len(phases)} jobs; name the directory of one: {names}"
@@ -78,7 +78,8 @@ def _add_logs(inputs: Inputs, path: Path) -> list[str]:
 
 def _phases(path: Path) -> list[Path]:
     try:
-        return sorted(phase for phase in (path / PHASES).iterdir() if (phase / SPEC).is_file())
+        phases = sorted((path / PHASES).iterdir())
+        return [phase for phase in phases if PhaseDir(phase).last_job.spec.is_file()]
     except OSError:
         return []
 

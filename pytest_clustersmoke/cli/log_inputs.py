@@ -20,7 +20,7 @@ STDIN_NAME = "<stdin>"
 # The shell's paths for `<(zcat LOG.gz)`: already open, so reading them ends.
 OPEN_ALREADY = ("/dev/fd/", "/proc/self/fd/")
 # Names in a run directory (see evidence/run_directory.py).
-SPEC, NCCL, PHASES = "spec.json", "nccl", "phases"
+NCCL, PHASES = "nccl", "phases"
 # At most this many phases are named if a directory has several.
 MAX_NAMED = 3
 
@@ -132,7 +132,8 @@ def _add_nccl_logs(inputs: Inputs, path: Path) -> None:
 
 
 def _is_phase(path: Path) -> bool:
-    return (path / SPEC).is_file() and (path / NCCL).is_dir()
+    job = PhaseDir(path).last_job
+    return job.spec.is_file() and (job.root / NCCL).is_dir()
 
 
 def _children(path: Path) -> list[Path]:

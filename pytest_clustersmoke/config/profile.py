@@ -117,6 +117,14 @@ class Limits(f.Section):
     queue_wait_s: f.Seconds | None = Field(
         default=None, description="how long a job may wait in the queue; no limit by default"
     )
+    retries: Annotated[int, Field(ge=0, le=9)] = Field(
+        default=0,
+        description="how often a phase is tried again whose job lost a node or was preempted",
+    )
+    retried: Literal["fail", "pass"] = Field(
+        default="fail",
+        description="whether a phase passes that passed only after one of its nodes had failed",
+    )
     scheduler_patience_s: f.Seconds = Field(
         default=300.0, description="how long to wait for a scheduler that cannot answer now"
     )

@@ -19,6 +19,7 @@ signature_search.py    finds the signatures that signature_file.py reads, and un
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
@@ -75,19 +76,33 @@ ENDED = {
 }
 
 
-def explain_refusal(refusal: Refused, script: Path) -> Finding:
-    """The finding for a job that the scheduler refused."""
+def explain_refusal(refusal: Refused, script: Path, avoid: Sequence[str] = ()) -> Finding:
+    """The finding for a job that the scheduler refused; `avoid`: the nodes that it must not get,
+    since one of them failed in an attempt before."""
     fix = "read the scheduler's message; account, partition, QOS and limits are set in cluster.yaml"
     if refusal.no_controller:
         fix = (
             "run this on a login node of the cluster, or set SLURM_CONF to its slurm.conf; "
             "`sinfo` shows whether Slurm answers here"
         )
+    without = ""
+    if avoid:
+        without = f" without {', '.join(avoid)}, which an attempt before had"
+        fix = "run again once enough other nodes are in service (`sinfo`)"
     return Finding(
         "submission-refused",
-        f"sbatch refused the job: {refusal}",
+        f"sbatch refused the job{without}: {refusal}",
         fix,
         evidence=(Evidence(str(script), 1, str(refusal)[:MAX_TEXT]),),
+    )
+
+
+def explain_unwritten(error: OSError, run: Path) -> Finding:
+    """The finding for a job that was not submitted because its files cannot be written."""
+    return Finding(
+        "submission-unwritten",
+        f"the files of the job cannot be written below {run}: {error.strerror or error}",
+        "make room on the file system of shared_dir (`df`, `quota`), and run again",
     )
 
 

@@ -199,7 +199,7 @@ class PhaseResult:
         folders = {node.node_rank: self.directory.nccl_logs(node.node_rank) for node in self.nodes}
         versions = {version for rank in self.ranks if (version := rank.version("nccl"))}
         version = versions.pop() if len(versions) == 1 else None
-        return read_nodes(folders, self.directory.root, version)
+        return read_nodes(folders, self.directory.phase, version)
 
     def transport_summary(self) -> str:
         """The transports of the ranks in a few words: NCCL's kinds, `gloo`, or `unknown`."""
@@ -254,11 +254,11 @@ class PhaseResult:
 def collect_phase(
     directory: PhaseDir, results: Mapping[int, NodeResult] | None = None
 ) -> PhaseResult:
-    """Read everything that a phase's job wrote into its directory: its last attempt, and those
+    """Read everything that a phase's last job wrote into its directory: its last attempt, and those
     before as `earlier`. Of each rank's `step` events, which are nearly all of a long job's lines,
     only the last is read. `results` are the results of nodes, by node rank, that were read before
     in `directory`, which may be that of an attempt."""
-    *before, last = PhaseDir(directory.root).attempts()
+    *before, last = directory.last_job.attempts()
     earlier = tuple(_collect_attempt(attempt) for attempt in before)
     known = results if last == directory else None
     return replace(_collect_attempt(last, known), earlier=earlier)
@@ -268,7 +268,7 @@ def _collect_attempt(
     directory: PhaseDir, results: Mapping[int, NodeResult] | None = None
 ) -> PhaseResult:
     spec = read_json(directory.spec) or {
-        "phase": directory.root.name,
+        "phase": directory.name,
         "nodes": 0,
         "ranks_per_node": 0,
     }

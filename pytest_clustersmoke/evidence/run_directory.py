@@ -6,7 +6,9 @@
     journal.jsonl                    submissions, ends and judgements, in order
     hosts/token, hosts/<host>/seen   what each host reads before the first job, and writes again
     reruns/<phase>.confirm<N>        created by a criterion that wants the phase to run again
-    phases/<phase>/                  of a rerun, phases/<phase>.confirm<N>/
+    phases/<phase>/                  of a rerun, phases/<phase>.confirm<N>/; of a phase that may be
+                                     retried, each job has all but the last two of these files in
+                                     phases/<phase>/attempt-<n>/, with attempt.json: how it ended
         spec.json                    the job as plain data; written before it is submitted
         preflight.txt                the scheduler's answer before the job was submitted
         batch.sh, submitit/          the batch script; submitit's files
@@ -48,7 +50,7 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,6 +61,7 @@ MAX_JSON_BYTES = 64 * 2**20
 RESTART = 10  # the attempts of a job that was requeued once begin with 10, twice with 20
 ATTEMPT_VARIABLE = "CLUSTERSMOKE_ATTEMPT"
 ATTEMPT = re.compile(r"[1-9]\d{0,2}")
+JOB_ATTEMPT = re.compile(r"attempt-([1-9]\d{0,2})")  # the directory of one of a phase's jobs
 MAX_RERUNS = 3  # of a phase in one run
 RERUN = re.compile(rf"(.+)\.confirm([1-{MAX_RERUNS}])")  # no phase has a word after a dot
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
@@ -133,12 +136,51 @@ def job_name(spec: Mapping[str, Any]) -> str:
 @dataclass(frozen=True)
 class PhaseDir:
     """The paths of one phase's job, and those of one of its attempts: 0 is the first start of the
-    launcher, whose files are in `root` itself."""
+    launcher, whose files are in `root` itself. `owner` is the directory of the phase if that may be
+    retried: then each of its jobs has a `root` of its own below."""
 
     ENVIRONMENT: ClassVar = "environment.json"
 
     root: Path
     attempt: int = 0
+    owner: Path | None = None
+
+    @property
+    def phase(self) -> Path:
+        """The directory of the phase, which its results and the report name files in."""
+        return self.owner or self.root
+
+    @property
+    def name(self) -> str:
+        """The phase's."""
+        return self.phase.name
+
+    @property
+    def number(self) -> int:
+        """Which of the phase's jobs this is, from 1; 0 if it cannot be retried."""
+        match = JOB_ATTEMPT.fullmatch(self.root.name) if self.owner else None
+        return int(match[1]) if match else 0
+
+    def job(self, number: int) -> PhaseDir:
+        """The paths of one of the phase's jobs, by its number."""
+        root = self.phase / f"attempt-{number}"
+        return PhaseDir(root, owner=self.phase) if number else PhaseDir(self.phase)
+
+    def jobs(self) -> list[PhaseDir]:
+        """The jobs of the phase that have a directory of their own, in order."""
+        list_directory(self.phase)  # clears NFS's cache of missing files
+        try:
+            names = [path.name for path in self.phase.iterdir()]
+        except OSError:
+            return []
+        numbers = [int(match[1]) for name in names if (match := JOB_ATTEMPT.fullmatch(name))]
+        return [self.job(number) for number in sorted(numbers)]
+
+    @property
+    def last_job(self) -> PhaseDir:
+        """The paths of the phase's last job; of a job, its own."""
+        jobs = [] if self.owner else self.jobs()
+        return jobs[-1] if jobs else replace(self, attempt=0)
 
     @property
     def start(self) -> Path:
@@ -151,22 +193,22 @@ class PhaseDir:
 
     def restarted(self, count: int) -> PhaseDir:
         """The first attempt of the job after it was requeued so many times."""
-        return PhaseDir(self.root, count * RESTART)
+        return replace(self, attempt=count * RESTART)
 
     @property
     def newest(self) -> PhaseDir:
-        """The attempt that started last."""
-        return self.attempts()[-1]
+        """The attempt of the phase's last job that started last."""
+        return self.last_job.attempts()[-1]
 
     def attempts(self) -> list[PhaseDir]:
-        """All attempts that have started, in order; the first is always among them."""
+        """All attempts of this job that have started, in order; the first is always among them."""
         list_directory(self.root)  # clears NFS's cache of missing files
         try:
             names = [path.name for path in (self.root / "attempts").iterdir() if path.is_dir()]
         except OSError:
             names = []
         later = sorted(int(name) for name in names if ATTEMPT.fullmatch(name))
-        return [PhaseDir(self.root), *(PhaseDir(self.root, number) for number in later)]
+        return [replace(self, attempt=number) for number in (0, *later)]
 
     @property
     def spec(self) -> Path:
@@ -220,15 +262,20 @@ class PhaseDir:
 
     @property
     def result(self) -> Path:
-        return self.root / "result.json"
+        return self.phase / "result.json"
+
+    @property
+    def ending(self) -> Path:
+        """How this job of a phase that may be retried ended."""
+        return self.root / "attempt.json"
 
     @property
     def past(self) -> Path:
-        return self.root / "past.json"
+        return self.phase / "past.json"
 
     @property
     def run(self) -> RunDir:
-        return RunDir(self.root.parent.parent)
+        return RunDir(self.phase.parent.parent)
 
     @property
     def output(self) -> Path:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .locks import HEARTBEAT_S, ControllerFence, send_heartbeat
+from .locks import HEARTBEAT_S, ControllerFence, Superseded, send_heartbeat
 from .run_counts import CriterionRecord
 from .run_directory import RunDir
-from .telemetry import Events, EventWriter, parse_text, read_events
+from .telemetry import Events, EventWriter, parse_int, parse_text, read_events
 
 
 class FencedJournal(EventWriter):
@@ -26,6 +26,15 @@ class FencedJournal(EventWriter):
     def write(self, event: str, **fields: Any) -> None:
         self._fence.check()
         super().write(event, **fields)
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Write a line that a full disk may cost: what it says is known from elsewhere, too."""
+        try:
+            self.write(event, **fields)
+        except Superseded:
+            raise
+        except OSError:
+            pass
 
     def beat(self) -> None:
         """Show other hosts, every few seconds, that the controller is alive. Raises Superseded."""
@@ -53,13 +62,17 @@ class FencedJournal(EventWriter):
 @dataclass(frozen=True)
 class JournalledJob:
     """A phase's last submission: its token, when it was intended (Unix seconds), and its job's id,
-    empty if the journal ends before the scheduler answered."""
+    empty if the journal ends before the scheduler answered. `number` is the job's among those of
+    the phase, 0 if that is not retried; `outcome` is how it ended if another is to follow it.
+    `has_ended`: the phase has."""
 
     phase: str
     token: str
     intended: float
     job_id: str = ""
     has_ended: bool = False
+    number: int = 0
+    outcome: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,9 +106,12 @@ def read_journal(run: RunDir) -> RunJournal:
         if event["event"] == "intent":
             jobs.pop(phase, None)
             token = parse_text(event.get("token")) or ""
-            jobs[phase] = JournalledJob(phase, token, float(event["time"]))
+            number = parse_int(event.get("attempt")) or 0
+            jobs[phase] = JournalledJob(phase, token, float(event["time"]), number=number)
         elif event["event"] == "submitted" and before is not None:
             jobs[phase] = replace(before, job_id=parse_text(event.get("job_id")) or "")
+        elif event["event"] == "retry" and before is not None:
+            jobs[phase] = replace(before, outcome=parse_text(event.get("outcome")) or "lost")
         elif event["event"] == "refused" and before is not None and not before.has_ended:
             del jobs[phase]
         elif event["event"] == "ended" and before is not None:

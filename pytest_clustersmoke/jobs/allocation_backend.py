@@ -89,6 +89,7 @@ class AllocationBackend:
 
     ranks_at_once: int | None = None
     chains = False
+    avoids = False
 
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         self._profile = profile

@@ -50,13 +50,14 @@ class Submission:
     """A phase to be submitted: where its job writes, and a token that its spec, its comment in the
     scheduler's queue and its claim carry, and that no other submission has (empty in a dry run).
     Phases that are submitted together, as the tasks of an array, have one token. `behind`: the id
-    of a job that must end first, however it does."""
+    of a job that must end first, however it does. `avoid`: nodes that it must not get."""
 
     phase: Phase
     directory: PhaseDir
     token: str = ""
     in_array: bool = False
     behind: str = ""
+    avoid: tuple[str, ...] = ()
 
     @property
     def words(self) -> tuple[str, str]:
@@ -82,11 +83,13 @@ class Backend(Protocol):
     """Where jobs run. All calls except `cancel` come from one thread.
 
     `ranks_at_once`: how many ranks can run at the same time without thrashing; None if the
-    scheduler takes care of that. `chains`: whether a job can wait in the queue for another.
+    scheduler takes care of that. `chains`: whether a job can wait in the queue for another;
+    `avoids`: whether it can be kept off nodes.
     """
 
     ranks_at_once: int | None
     chains: bool
+    avoids: bool
 
     def submit(self, job: Submission, after: str = "") -> str:
         """Start the job whose spec is in its directory and return its id. A backend that `chains`
@@ -172,15 +175,20 @@ def make_backend(profile: Profile, environ: Mapping[str, str], here: bool = Fals
 
 
 def prepare_jobs(
-    phases: Sequence[Phase], profile: Profile, run: RunDir, behind: str = ""
+    phases: Sequence[Phase],
+    profile: Profile,
+    directories: Sequence[PhaseDir],
+    behind: str = "",
+    avoid: Iterable[str] = (),
 ) -> list[Submission]:
-    """Write the specs of phases that are submitted together, with one token. Raises OSError."""
+    """Write the specs of phases that are submitted together, with one token, in the directories of
+    their jobs. Raises OSError."""
     token, jobs = secrets.token_hex(8), []
-    for phase in phases:
-        directory = run.phase(phase.name)
+    for phase, directory in zip(phases, directories, strict=True):
         write_json(directory.spec, make_spec(phase, profile, directory, token))
         order = "" if phase.after.value else behind
-        jobs.append(Submission(phase, directory, token, len(phases) > 1, order))
+        together = len(phases) > 1
+        jobs.append(Submission(phase, directory, token, together, order, tuple(avoid)))
     return jobs
 
 

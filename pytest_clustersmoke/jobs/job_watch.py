@@ -82,6 +82,8 @@ class WatchedJob:
     submitted_at: float
     after: str = ""  # the phase that it waits for in the queue
     words: tuple[str, str] = ("", "")  # its name and comment in the scheduler's queue
+    token: str = ""
+    allocated: str = ""  # the nodes that the scheduler last showed for it
     timeout_s: float = 0.0
     stage_limits_s: Mapping[str, float] = field(default_factory=dict)
     resumes: bool = False  # its ranks may stop, and go on in another attempt
@@ -166,6 +168,7 @@ class WatchedJob:
             if now - self.requeued_since < RESULT_GRACE_S:
                 return
         self.state, self.state_at, self.unknown_since = state, now, None
+        self.allocated = state.nodes or self.allocated
         if self.waits_for_turn:
             self.submitted_at = now  # the queue's limit counts from its turn
         if asked:
@@ -332,6 +335,8 @@ def watch_job(job: Submission, job_id: str, after: str, waited_s: float = 0.0) -
         time.monotonic() - max(0.0, waited_s),
         after,
         job.words,
+        job.token,
+        "",
         float(phase.timeout_s.value),
         {name: float(limit.value) for name, limit in phase.stage_limits_s.items()},
         resumes=bool(phase.resume.value),

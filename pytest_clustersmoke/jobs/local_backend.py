@@ -72,6 +72,7 @@ class LocalBackend:
     """Runs jobs on virtual nodes of this machine."""
 
     chains = False
+    avoids = False
 
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         self._profile = profile
@@ -121,10 +122,11 @@ class LocalBackend:
 
     def jobs_of_run(self, run: RunDir) -> list[str]:
         left = []
-        for path in sorted(run.root.glob("phases/*/spec.json")):
-            directory, spec = PhaseDir(path.parent), read_json(path) or {}
+        for phase in sorted(run.root.glob("phases/*")):
+            directory = run.phase(phase.name).last_job
+            spec = read_json(directory.spec) or {}
             nodes, per_node = parse_int(spec.get("nodes")), parse_int(spec.get("ranks_per_node"))
-            job_id = f"local-{run.run_id}-{path.parent.name}"
+            job_id = f"local-{run.run_id}-{phase.name}"
             self._adopt(directory, nodes or 0, (nodes or 0) * (per_node or 0), job_id)
             if self._jobs[job_id].running() or _find_left(self._jobs[job_id]):
                 left.append(job_id)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..evidence.finding import Finding
+from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult
 from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, TASK_KILLED, JobState
 from ..evidence.staged_marks import find_unrequested_fault
+from ..text import WARNING
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
@@ -223,6 +225,31 @@ def _nodes_failure(result: PhaseResult) -> str:
     for node in first or with_reason:  # the abort flag's reason names its node
         return f"{node.name}: {node.why}" if first else node.why
     return ""
+
+
+def judge_attempts(
+    before: Sequence[PhaseAttempt],
+    last: Judgement,
+    findings: Sequence[Finding],
+    passes: bool = False,
+) -> tuple[Judgement, list[Finding]]:
+    """Judge a phase by its last job and by those `before`, with the findings of all. A node that
+    failed counts whatever came after it, unless the last job passed and the profile lets the phase
+    pass; so does a job of which nobody knows how it ended. A preemption is nobody's fault."""
+    faults = [attempt for attempt in before if attempt.outcome != "preempted"]
+    found = [finding for attempt in faults for finding in attempt.findings]
+    if not faults or last.outcome in ("failed", NODE_FAILED):
+        return last, [*findings, *found]
+    failed = [attempt for attempt in faults if attempt.outcome == NODE_FAILED]
+    first = failed[0] if failed else faults[0]
+    number = before[-1].number + 1
+    if passes and last.outcome == "passed" and failed == faults:
+        reason = f"attempt {number} passed; attempt {first.number}: {first.reason}"
+        warned = (replace(each, severity=WARNING, primary=False) for each in found)
+        return replace(last, reason=reason), [*findings, *warned]
+    then = "passed" if last.outcome == "passed" else f"{last.outcome}: {last.reason}"
+    reason = f"attempt {first.number}: {first.reason}; attempt {number} {then}"
+    return Judgement(first.outcome, reason.replace("never_ran", "never ran")), [*found, *findings]
 
 
 # How long a job waited and ran, from its nodes' results and the scheduler's state.

@@ -16,7 +16,7 @@ from ..config.profile import Profile
 from ..evidence.run_directory import RunDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from . import batch_script
-from .backend import COMMENT_BEGINS, SchedulerSilent, Submission
+from .backend import COMMENT_BEGINS, Refused, SchedulerSilent, Submission
 from .slurm_client import SlurmClient, SlurmUnavailable
 
 SUBMITIT_SIGNAL = "#SBATCH --signal=USR2@"
@@ -33,6 +33,7 @@ class SlurmBackend:
 
     ranks_at_once: int | None = None
     chains = True
+    avoids = True
 
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         self._profile = profile
@@ -108,6 +109,8 @@ class SlurmBackend:
             for key, setting in phase.slurm.items()
             if setting.value is not None and setting.value is not False  # --mem=0 is a value
         }
+        if job.avoid:
+            options["exclude"] = _merge_nodes(options.get("exclude"), job.avoid)
         cpus = options.pop("cpus_per_task", None)
         srun_args = ["--export=ALL", "--kill-on-bad-exit=1"]
         if cpus is not None:
@@ -152,6 +155,18 @@ class SlurmBackend:
         if not phase.resume.value:
             return {"no_requeue": True}
         return {"requeue": True, "signal": f"USR1@{self._profile.limits.stop_before_s}"}
+
+
+def _merge_nodes(own: object, more: Iterable[str]) -> str:
+    """The profile's own list of nodes, which may be a file of names, with more of them. Raises
+    Refused if the file cannot be read."""
+    names = [str(own)] if own else []
+    if names and "/" in names[0]:  # man sbatch, --exclude
+        try:
+            names = Path(names[0]).read_text().split()
+        except (OSError, ValueError) as error:
+            raise Refused(f"slurm.exclude: {names[0]} cannot be read: {error}") from error
+    return ",".join([*names, *more])
 
 
 def _task_ids(jobs: Sequence[Submission], job_id: str) -> list[str]:

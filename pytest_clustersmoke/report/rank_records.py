@@ -85,7 +85,7 @@ def _trace(rank: RankResult, result: PhaseResult) -> TraceRecord:
     return TraceRecord(
         rank=rank.rank,
         reason="",
-        file=str(result.directory.rank_trace(rank.rank).relative_to(result.directory.root)),
+        file=str(result.directory.rank_trace(rank.rank).relative_to(result.directory.phase)),
         first=first,
         last=last,
         proven=parse_ints(event.get("proven")),

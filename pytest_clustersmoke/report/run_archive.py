@@ -37,7 +37,7 @@ def name_archived(finding: Finding, phase: PhaseDir, cluster_file: str = "") -> 
     """The finding with the files of its evidence as the report has them, relative to its folder of
     the phase: what the run left there, or an excerpt. Of `cluster_file`, the run's cluster.yaml,
     an excerpt is written there. Other files keep their paths."""
-    evidence = (_name_archived(shown, phase.root, cluster_file) for shown in finding.evidence)
+    evidence = (_name_archived(shown, phase.phase, cluster_file) for shown in finding.evidence)
     return replace(finding, evidence=tuple(evidence))
 
 

@@ -78,6 +78,8 @@ class Attachment:
         self, phase: Phase, profile: Profile, sources: Mapping[str, Any]
     ) -> list[str]:
         directory = self.run.phase(phase.name)
+        # A later job of the phase may leave nodes out.
+        directory = next(iter(directory.jobs()), directory)
         changed = _differences(sources.get(phase.name, {}), _digest_sources(phase))
         if (spec := read_json(directory.spec)) is not None:
             today = json.loads(json.dumps(to_json_value(make_spec(phase, profile, directory))))

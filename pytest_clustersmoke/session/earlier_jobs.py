@@ -9,35 +9,45 @@ from ..config.phase import Phase
 from ..evidence.run_directory import RunDir
 from ..evidence.run_journal import JournalledJob, RunJournal
 from ..jobs.backend import Submission
+from .phase_ledger import PhaseLedger
 
 
 @dataclass(frozen=True)
 class EarlierJobs:
-    """By phase: `ended` has a result; `submitted` has a job; the jobs of each group of `unanswered`
-    were submitted together, and nobody knows whether the scheduler has them."""
+    """By phase: `ended` has a result; of `retried` the last job has ended, and another is to
+    follow; `submitted` has a job; the jobs of each group of `unanswered` were submitted together,
+    and nobody knows whether the scheduler has them."""
 
     ended: tuple[str, ...]
+    retried: tuple[tuple[Submission, JournalledJob], ...]
     submitted: tuple[tuple[Submission, JournalledJob], ...]
     unanswered: tuple[tuple[Submission, ...], ...]
 
 
-def sort_jobs(journal: RunJournal, phases: Mapping[str, Phase], run: RunDir) -> EarlierJobs:
+def sort_jobs(
+    journal: RunJournal, phases: Mapping[str, Phase], run: RunDir, ledger: PhaseLedger
+) -> EarlierJobs:
     """Sort the journal's jobs by what is known of them."""
     together: dict[str, list[JournalledJob]] = {}
     for job in journal.jobs.values():
         together.setdefault(job.token, []).append(job)
-    submitted, unanswered = [], []
+    retried, submitted, unanswered = [], [], []
     for jobs in map(_complete_ids, together.values()):
         made = [
-            Submission(phases[job.phase], run.phase(job.phase), job.token, len(jobs) > 1)
+            Submission(
+                phases[job.phase], run.phase(job.phase).job(job.number), job.token, len(jobs) > 1
+            )
             for job in jobs
         ]
         left = [pair for pair in zip(made, jobs, strict=True) if not pair[1].has_ended]
+        over = [pair for pair in left if ledger.has_ended(pair[1])]
+        retried += over
+        left = [pair for pair in left if pair not in over]
         submitted += [pair for pair in left if pair[1].job_id]
         if lost := [job for job, known in left if not known.job_id]:
             unanswered.append(tuple(lost))
     ended = tuple(job.phase for job in journal.jobs.values() if job.has_ended)
-    return EarlierJobs(ended, tuple(submitted), tuple(unanswered))
+    return EarlierJobs(ended, tuple(retried), tuple(submitted), tuple(unanswered))
 
 
 def _complete_ids(jobs: list[JournalledJob]) -> list[JournalledJob]:

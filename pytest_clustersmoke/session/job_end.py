@@ -8,16 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from .. import diagnose
+from ..config.hostlist import expand_hostlist
 from ..config.profile import Profile
 from ..diagnose.node_findings import check_warnings
 from ..evidence.finding import Finding
+from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
-from ..evidence.run_directory import PhaseDir, write_json
+from ..evidence.run_directory import RESTART, PhaseDir, write_json
 from ..evidence.telemetry import to_json_value
 from ..jobs.backend import Backend
 from ..jobs.job_watch import WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_job
 from ..report.run_archive import name_archived
+from .phase_ledger import find_failed_nodes
 
 
 def judge_end(
@@ -40,33 +43,68 @@ def judge_end(
     return result, judgement, findings + check_warnings(result)
 
 
+def describe_end(
+    job: WatchedJob | None,
+    judgement: Judgement,
+    findings: Sequence[Finding],
+    result: PhaseResult,
+    submitted: float | None,
+    profile: Profile,
+    number: int = 0,
+) -> PhaseAttempt:
+    """How a job of a phase ended, for the record of the phase's attempts; without a job, that the
+    attempt of this number had none. `submitted`: when, in Unix seconds."""
+    if job is None:
+        return PhaseAttempt(number, judgement.outcome, judgement.reason)
+    directory = PhaseDir(job.directory.phase)
+    times = job_times(result, job.state, submitted)
+    failed = judgement.outcome == NODE_FAILED
+    return PhaseAttempt(
+        job.directory.number,
+        judgement.outcome,
+        judgement.reason,
+        job.job_id,
+        tuple(expand_hostlist(job.allocated)) or tuple(node.name for node in result.nodes),
+        find_failed_nodes(job.allocated, findings) if failed else (),
+        submitted,
+        times["ended"],
+        times["queue_s"],
+        times["run_s"],
+        tuple(name_archived(each, directory, profile.file) for each in findings),
+    )
+
+
 def write_result(
     directory: PhaseDir,
     profile: Profile,
-    result: PhaseResult | None,
+    result: PhaseResult,
     judgement: Judgement,
     job: WatchedJob | None,
     findings: Sequence[Finding],
     submitted: float | None,
     marks: Mapping[str, Any],
-) -> PhaseResult:
-    """Write the phase's result, and return its evidence with it. `marks` are further fields;
-    `result`: the evidence, if it was read already. Raises OSError."""
-    result = result or collect_phase(directory)
+) -> tuple[PhaseResult, OSError | None]:
+    """Write the phase's result, and return its evidence with it; with the error, if the disk did
+    not take it. `marks` are further fields; `result`: the evidence of the last job."""
     state = job.state if job else None
     found = [name_archived(each, directory, profile.file) for each in findings]
+    restarts = result.directory.attempt // RESTART
     values = {
         "schema": 1,
-        "phase": directory.root.name,
+        "phase": directory.name,
         "job_id": job.job_id if job else "",
         "outcome": judgement.outcome,
         "reason": judgement.reason,
         **marks,
+        **({"requeues": restarts} if restarts else {}),
         "scheduler_state": state.raw if state else "",
         "scheduler_nodes": state.nodes if state else "",
         **job_times(result, state, submitted),
         "findings": [finding.as_dict() for finding in found],
     }
-    record = to_json_value(values)
-    write_json(directory.result, record)
-    return replace(result, job=record)
+    record, unwritten = to_json_value(values), None
+    try:
+        write_json(directory.result, record)
+    except OSError as error:
+        unwritten = error
+    return replace(result, job=record), unwritten

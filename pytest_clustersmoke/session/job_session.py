@@ -12,22 +12,26 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import Finding
 from ..evidence.locks import ControllerFence
+from ..evidence.phase_attempts import PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RERUN, RunDir
 from ..evidence.run_journal import FencedJournal, RunJournal
-from ..jobs.backend import Backend, prepare_jobs
-from ..jobs.job_watch import Poller, WatchedJob
+from ..jobs.backend import Backend, Submission, prepare_jobs
+from ..jobs.job_watch import Poller, WatchedJob, watch_job
 from ..jobs.outcome import Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
 from .earlier_jobs import sort_jobs
-from .job_end import judge_end, write_result
+from .job_end import describe_end, judge_end, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
+from .lost_answers import withdraw
+from .phase_ledger import PhaseLedger
 from .submitter import Submitter, fault_mark
 
 __all__ = ["JobSession", "Progress", "WatchFailed"]
@@ -60,6 +64,8 @@ class JobSession:
         self._watched: dict[str, WatchedJob] = {}
         self._confirms = profile.history_check == "confirm"  # until `close`, criteria want reruns
         self.board = Board(self.phases)
+        # Called with a phase's result that the run's directory did not take.
+        self.on_unwritten: Callable[[PhaseResult], object] = lambda result: None
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
         self._stop, self._why = threading.Event(), "the run was interrupted"
         self._ending = threading.Lock()
@@ -67,6 +73,7 @@ class JobSession:
         self._earlier = earlier
         self.fence = ControllerFence(run)
         self.journal = FencedJournal(run, self.fence)
+        self.ledger = PhaseLedger(run, profile.limits, backend.avoids)
         self.submitter = Submitter(
             run,
             profile,
@@ -76,6 +83,7 @@ class JobSession:
             self.journal,
             self.board,
             self._watched,
+            self.ledger,
             self._finish,
             detaches,
         )
@@ -171,11 +179,24 @@ class JobSession:
         for name in self._earlier.jobs:
             if name not in self.phases and (rerun := RERUN.fullmatch(name)):
                 self._add_rerun(name, rerun[1])
-        jobs = sort_jobs(self._earlier, self.phases, self.run)
+        self.ledger.restore(self._earlier, self.phases)
+        jobs = sort_jobs(self._earlier, self.phases, self.run, self.ledger)
         for name in jobs.ended:
             result = self.results[name] = collect_phase(self.run.phase(name))
             self.board.finish(name, Judgement(result.outcome, result.reason), result.run_s)
-        self.submitter.restore(self._earlier, jobs)
+        again = [job.phase.name for job, _ in jobs.retried if self._goes_on(job)]
+        self.submitter.restore(self._earlier, jobs, again)
+
+    def _goes_on(self, job: Submission) -> bool:
+        """Whether a phase is tried again whose last job an earlier controller saw end; if not, any
+        more, it is finished."""
+        name = job.phase.name
+        if self.ledger.can_retry(self.ledger.ended(name)[-1]):
+            return True
+        last = self.ledger.drop_last(name)
+        judgement = Judgement(last.outcome, last.reason)
+        self._finish(name, judgement, last.findings, watch_job(job, last.job_id, ""))
+        return False
 
     def _has_work(self) -> bool:
         if self.submitter.has_work:
@@ -208,8 +229,9 @@ class JobSession:
         for phase in [phase for phase in waiting if phase.name in checked.findings]:
             findings = checked.findings[phase.name]
             waiting.remove(phase)
-            prepare_jobs([phase], self.profile, self.run)
-            self.journal.write("refused", phase=phase.name, words=findings[0].cause)
+            with contextlib.suppress(OSError):  # a full disk: the result says what is known
+                prepare_jobs([phase], self.profile, [self.run.phase(phase.name)])
+            self.journal.note("refused", phase=phase.name, words=findings[0].cause)
             self._finish(phase.name, judge_refusal(findings), findings)
 
     def _check_jobs(self, poller: Poller) -> None:
@@ -224,7 +246,7 @@ class JobSession:
                 continue
             if job.was_requeued:
                 job.was_requeued = False
-                self.journal.write("requeued", phase=job.phase, job_id=job.job_id)
+                self.journal.note("requeued", phase=job.phase, job_id=job.job_id)
                 self._backend.start_now(job.job_id)
             limit = self.profile.limits.queue_wait_s
             if not job.running and limit and time.monotonic() - job.submitted_at > limit:
@@ -260,32 +282,68 @@ class JobSession:
             job.cancel(self._backend)
         backend = None if self._stop.is_set() else self._backend
         result, judgement, findings = judge_end(job, backend, cancelled)
+        if not self._stop.is_set():
+            submitted = self.submitter.submitted.get(job.phase)
+            ended = describe_end(job, judgement, findings, result, submitted, self.profile)
+            if self.ledger.can_retry(ended) and self._retry(job, ended):
+                return
         self._finish(job.phase, judgement, findings, job, result)
+
+    def _retry(self, job: WatchedJob, ended: PhaseAttempt) -> bool:
+        """Submit another job for a phase whose job the cluster took away; return whether that is
+        possible: what is known of this one must outlive this process."""
+        self.fence.check()
+        try:
+            withdraw(job.directory, job.token, "the phase is tried again")
+            self.ledger.add(job.phase, ended)
+        except OSError as error:
+            self.board.post(job.phase, f"cannot be tried again: {error}")
+            return False
+        mark = {"attempt": ended.number, "outcome": ended.outcome}
+        self.journal.note("retry", phase=job.phase, job_id=job.job_id, **mark)
+        self.submitter.try_again(job.phase)
+        self.board.post(job.phase, f"{ended}; trying again")
+        return True
 
     def _finish(
         self,
         name: str,
-        judgement: Judgement,
+        last: Judgement,
         findings: Sequence[Finding],
         job: WatchedJob | None = None,
         result: PhaseResult | None = None,
     ) -> None:
+        """Write the phase's result, by the judgement of its last job and by those before."""
         self.fence.check()
         self._watched.pop(name, None)
-        start = self.submitter.starts.get(name)
-        self.results[name] = write_result(
-            self.run.phase(name),
-            self.profile,
-            result,
-            judgement,
-            job,
-            findings,
-            self.submitter.submitted.get(name),
-            {**fault_mark(self.phases[name]), "estimated_start": start},
+        submitted = self.submitter.submitted.get(name)
+        result = result or collect_phase(self.run.phase(name))
+        judgement, findings = self.ledger.judge(name, last, findings)
+        marks = {
+            **fault_mark(self.phases[name]),
+            "estimated_start": self.submitter.starts.get(name),
+            **self._list_attempts(name, job, last, result),
+        }
+        self.results[name], unwritten = write_result(
+            self.run.phase(name), self.profile, result, judgement, job, findings, submitted, marks
         )
+        if unwritten is not None:
+            self.board.post(name, f"its result cannot be written: {unwritten}")
+            self.on_unwritten(self.results[name])
         job_id = job.job_id if job else ""
-        self.journal.write("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
+        self.journal.note("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
         self.board.finish(name, judgement, self.results[name].run_s)
+
+    def _list_attempts(
+        self, name: str, job: WatchedJob | None, last: Judgement, result: PhaseResult
+    ) -> dict[str, Any]:
+        """The phase's jobs, if there were several."""
+        before = self.ledger.ended(name)
+        if not before:
+            return {}
+        submitted = self.submitter.submitted.get(name) if job else None
+        own = describe_end(job, last, (), result, submitted, self.profile, before[-1].number + 1)
+        return {"attempts": [attempt.as_record() for attempt in (*before, own)]}
 
     def _cancel_all(self) -> None:
         """End every job with one call, and wait a while for the scheduler to confirm each."""
@@ -316,7 +374,7 @@ class JobSession:
                 watched[job_id].expect_end()
             if jobs and self._backend.cancel(sorted(jobs)):
                 self._ended_ids |= jobs
-                self.journal.write("cancelled", jobs=sorted(jobs))
+                self.journal.note("cancelled", jobs=sorted(jobs))
 
     def _cancel_quietly(self) -> None:
         try:

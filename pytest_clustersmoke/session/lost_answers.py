@@ -8,12 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..evidence.job_results import read_claim
-from ..evidence.run_directory import write_atomically
+from ..evidence.run_directory import PhaseDir, write_atomically
 from ..jobs.backend import Backend, SearchableBackend, Submission
 
 FIRST_LOOK_S, MOST_S = 0.5, 15.0  # between two looks
 # After a controller was killed, its sbatch may still be on its way.
 ABSENT_S = 5.0
+
+
+def withdraw(directory: PhaseDir, token: str, why: str) -> None:
+    """Give up the submission with this token: its job ends before it claims the phase, should it
+    start. Raises OSError."""
+    write_atomically(directory.withdrawn(token), f"{why}\n")
 
 
 @dataclass
@@ -44,7 +50,7 @@ class LostAnswer:
         started meanwhile."""
         with contextlib.suppress(OSError):  # a full disk must not cost the other phases
             for job in self.jobs:
-                write_atomically(job.directory.withdrawn(job.token), f"{self.why}\n")
+                withdraw(job.directory, job.token, self.why)
         return self.claimed_ids()
 
 

@@ -50,7 +50,8 @@ class PhaseQueue:
     ) -> None:
         self._phases, self._backend, self._limits = phases, backend, limits
         self._has_cap = has_cap
-        self._makes_arrays = isinstance(backend, ArrayBackend)
+        # A phase that is tried again has a directory and a job of its own each time.
+        self._makes_arrays = isinstance(backend, ArrayBackend) and not limits.retries
         self._shapes: dict[str, str] = {}
         self.waiting = list(phases.values())
         # First, while an array can have all the room: nothing widens it later.
@@ -63,6 +64,10 @@ class PhaseQueue:
     def drop(self, names: Container[str]) -> None:
         """Take the phases of these names out; they need no submission."""
         self.waiting = [phase for phase in self.waiting if phase.name not in names]
+
+    def put_first(self, phases: Iterable[Phase]) -> None:
+        """Put phases before those that wait, to be submitted again."""
+        self.waiting[:0] = phases
 
     def take(
         self, watched: Mapping[str, WatchedJob], outcomes: Mapping[str, Judgement], unknown: int
@@ -137,7 +142,8 @@ class PhaseQueue:
     def _with_siblings(self, phase: Phase, room: int) -> list[Phase]:
         """The phases to be submitted with this one, as one array: the other points of its sweep, or
         those that are alike, if as many can run at a time as if each were a job of its own."""
-        if phase.base and isinstance(self._backend, ArrayBackend):
+        is_array = isinstance(self._backend, ArrayBackend) and not self._limits.retries
+        if phase.base and is_array:
             return [other for other in self.waiting if other.base == phase.base]
         alike = self._find_alike(phase)
         if len(alike) < LEAST_ARRAY or room < min(len(alike), self._limits.max_jobs):

@@ -14,6 +14,7 @@ from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import Finding
+from ..evidence.job_results import read_claim
 from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.run_directory import RunDir, create_phase
 from ..evidence.run_journal import FencedJournal, RunJournal
@@ -22,7 +23,8 @@ from ..jobs.job_watch import WatchedJob, watch_job
 from ..jobs.outcome import Judgement
 from .earlier_jobs import EarlierJobs
 from .live.board import Board
-from .lost_answers import LostAnswer, LostAnswers
+from .lost_answers import LostAnswer, LostAnswers, withdraw
+from .phase_ledger import PhaseLedger
 from .phase_queue import Lanes, PhaseQueue, count_started
 
 # Ends a phase that has no job: its name, its judgement, its findings.
@@ -44,12 +46,13 @@ class Submitter:
         journal: FencedJournal,
         board: Board,
         watched: dict[str, WatchedJob],
+        ledger: PhaseLedger,
         finish: Finish,
         detaches: bool = False,
     ) -> None:
         self._run, self._profile, self._phases, self._backend = run, profile, phases, backend
         self._fence, self._journal, self._board = fence, journal, board
-        self._watched, self._finish = watched, finish
+        self._watched, self._ledger, self._finish = watched, ledger, finish
         self.queue = PhaseQueue(phases, backend, profile.limits, has_cap=not detaches)
         self._detaches, self._lanes = detaches, Lanes(profile.limits.max_jobs)
         self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
@@ -62,10 +65,11 @@ class Submitter:
         """Whether phases wait to be submitted, or jobs to be found."""
         return bool(self.queue.waiting or self._lost.waiting)
 
-    def restore(self, earlier: RunJournal, jobs: EarlierJobs) -> None:
-        """Take up the jobs that earlier controllers submitted and that have not ended."""
+    def restore(self, earlier: RunJournal, jobs: EarlierJobs, again: Sequence[str]) -> None:
+        """Take up the jobs that earlier controllers submitted and that have not ended; the phases
+        `again` are to be submitted once more."""
         self.submitted |= {job.phase: job.intended for job in earlier.jobs.values()}
-        self.queue.drop(earlier.jobs)
+        self.queue.drop(earlier.jobs.keys() - {*again})
         for job, known in jobs.submitted:
             self._backend.adopt(job, known.job_id)
             after = job.phase.after.value if job.phase.after.value in self._phases else ""
@@ -76,6 +80,8 @@ class Submitter:
         for lost in jobs.unanswered:
             why = "the controller before this one ended before it had an answer"
             self._expect_answer(LostAnswer(lost, lost[0].phase.after.value, why, resubmits=True))
+        for name in again:
+            self._hold_followers(name)
 
     def submit_next(self, outcomes: Mapping[str, Judgement]) -> bool:
         """Submit the phases whose turn it is together, if there are any; return whether there
@@ -89,28 +95,62 @@ class Submitter:
         """Submit one phase, or several that differ in names and arguments as one array."""
         before = self._watched.get(phases[0].after.value)
         judged = outcomes.get(phases[0].after.value)
-        jobs = prepare_jobs(phases, self._profile, self._run, self._lanes.behind)
-        if judged is not None and judged.outcome != "passed":
+        is_due = judged is None or judged.outcome == "passed"
+        try:
+            jobs = self._prepare(phases)
+            if is_due:
+                self._intend(jobs)
+        except Superseded:
+            raise
+        except OSError as error:
+            self._finish_unwritten(phases, error)
+            return
+        if judged is not None and not is_due:
             for phase in phases:
                 finding = diagnose.explain_order(phase.after.value, judged)
                 self._finish(phase.name, Judgement("never_ran", finding.cause), [finding])
             return
+        self._call(phases, jobs, before)
+
+    def _prepare(self, phases: Sequence[Phase]) -> list[Submission]:
+        places = [self._ledger.directory(phase) for phase in phases]
+        avoid = self._ledger.avoided(phases[0].name)
+        return prepare_jobs(phases, self._profile, places, self._lanes.behind, avoid)
+
+    def _intend(self, jobs: Sequence[Submission]) -> None:
+        """Journal what is about to be submitted. Raises OSError, and then nothing must be."""
         for job in jobs:
             create_phase(job.directory, job.phase.nodes.value)
-            mark = {"token": job.token, **fault_mark(job.phase)}
+            number = {"attempt": job.directory.number} if job.directory.number else {}
+            mark = {"token": job.token, **number, **fault_mark(job.phase)}
             self._journal.write("intent", phase=job.phase.name, **mark)
             self.submitted[job.phase.name] = time.time()
+
+    def _call(
+        self, phases: Sequence[Phase], jobs: Sequence[Submission], before: WatchedJob | None
+    ) -> None:
+        after = before.phase if before else ""
         self.under_way = jobs
         try:
             job_ids = self._call_backend(jobs, before.job_id if before else "")
         except Unanswered as silence:
             self.under_way = ()
-            self._expect_answer(LostAnswer(jobs, before.phase if before else "", str(silence)))
+            self._expect_answer(LostAnswer(jobs, after, str(silence)))
         except Refused as refusal:
             self.under_way = ()
             self._take_refusal(phases, jobs, refusal)
+        except OSError as error:  # the batch script cannot be written
+            self.under_way = ()
+            self.cancel_named(jobs)
+            self._finish_unwritten(phases, error)
         else:
-            self._watch(jobs, job_ids, before.phase if before else "")
+            self._watch(jobs, job_ids, after)
+
+    def _finish_unwritten(self, phases: Sequence[Phase], error: OSError) -> None:
+        """Finish phases whose files cannot be written; the other phases may have room."""
+        for phase in phases:
+            finding = diagnose.explain_unwritten(error, self._run.root)
+            self._finish(phase.name, Judgement("never_ran", finding.cause), [finding])
 
     def _call_backend(self, jobs: Sequence[Submission], after: str) -> list[str]:
         if len(jobs) == 1 or not isinstance(self._backend, ArrayBackend):
@@ -127,9 +167,11 @@ class Submitter:
             self._board.post("scheduler", words)
             return
         for job in jobs:
-            self._journal.write("refused", phase=job.phase.name, words=str(refusal))
-            finding = diagnose.explain_refusal(refusal, job.directory.batch_script)
-            judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
+            self._journal.note("refused", phase=job.phase.name, words=str(refusal))
+            finding = diagnose.explain_refusal(refusal, job.directory.batch_script, job.avoid)
+            without = f" (without {', '.join(job.avoid)})" if job.avoid else ""
+            reason = f"the scheduler refused the job{without}: {refusal}"
+            judgement = Judgement("never_ran", reason)
             self._finish(job.phase.name, judgement, [finding])
 
     def _watch(self, jobs: Sequence[Submission], job_ids: Sequence[str], after: str) -> None:
@@ -142,14 +184,14 @@ class Submitter:
             self._lanes.add(job_ids)
         for job, job_id in zip(jobs, job_ids, strict=True):
             name = job.phase.name
-            self._journal.write("submitted", phase=name, job_id=job_id)
+            self._journal.note("submitted", phase=name, job_id=job_id)
             start = self.starts.get(name)
             self._board.set_submitted(name, job_id, self.submitted[name], start)
 
     def _expect_answer(self, lost: LostAnswer) -> None:
         names = [job.phase.name for job in lost.jobs]
         self._lost.add(lost)
-        self._journal.write("unanswered", phases=names, words=lost.why)
+        self._journal.note("unanswered", phases=names, words=lost.why)
         words = f"no clear answer for {', '.join(names)}; looking for the job: {lost.why}"
         self._board.post("scheduler", words)
 
@@ -159,11 +201,51 @@ class Submitter:
             if job_ids := found or lost.give_up():
                 self._watch(lost.jobs, job_ids, lost.after)
             elif lost.is_absent:
-                self.queue.waiting[:0] = [job.phase for job in lost.jobs]
+                self.queue.put_first(job.phase for job in lost.jobs)
             else:
                 waited_s = self._lost.patience_s
                 reason = f"no job was found within {waited_s:g} s after this: {lost.why}"
                 self._drop(lost, Judgement("never_ran", reason))
+
+    def try_again(self, name: str) -> None:
+        """Submit another job for a phase whose last one the cluster took away."""
+        self._watched.pop(name, None)
+        self._board.add(name)
+        self.queue.put_first([self._phases[name]])
+        self._hold_followers(name)
+
+    def _hold_followers(self, name: str) -> None:
+        """Let the phases wait again that wait in the queue for the job of this one, which did not
+        pass: theirs could never start. One that has started runs on."""
+        for job in [job for job in self._watched.values() if job.after == name]:
+            job.check_files()
+            if job.running or self._withdraw(job):
+                job.after = ""
+                continue
+            self._fence.check()
+            job.cancel(self._backend)
+            self._wait_again(job.phase, name)
+        for lost in [lost for lost in self._lost.waiting if lost.after == name]:
+            self._lost.waiting.remove(lost)
+            if job_ids := lost.give_up():
+                self._watch(lost.jobs, job_ids, "")
+                continue
+            for each in lost.jobs:
+                self._wait_again(each.phase.name, name)
+
+    def _withdraw(self, job: WatchedJob) -> bool:
+        """Give a job up that has not started; return whether it has meanwhile."""
+        with contextlib.suppress(OSError):  # it is cancelled as well
+            withdraw(job.directory, job.token, "the phase that it waits for is tried again")
+        claim = read_claim(job.directory)
+        return claim is not None and claim.token == job.token
+
+    def _wait_again(self, name: str, before: str) -> None:
+        self._watched.pop(name, None)
+        self._board.add(name)
+        self._board.post(name, f"waits for {before}, which is tried again")
+        self.queue.waiting.append(self._phases[name])
+        self._hold_followers(name)
 
     def cancel_all(self, why: str) -> None:
         """Finish the phases whose job is not known to exist, since the run ends: `why`."""

@@ -15,6 +15,8 @@ class FakeBackend:
     def __init__(self, ranks_at_once: int | None = None, chains: bool = False) -> None:
         self.ranks_at_once = ranks_at_once
         self.chains = chains
+        self.avoids = True
+        self.avoided: dict[str, tuple[str, ...]] = {}  # phase -> the nodes that its job must avoid
         self.orders: dict[str, str] = {}  # phase -> the job that its job was submitted after
         self.calls: list[tuple[str, ...]] = []
         self.jobs: dict[str, JobState] = {}
@@ -29,7 +31,7 @@ class FakeBackend:
     def submit(self, job: Submission, after: str = "") -> str:
         phase = job.phase
         self.calls.append(("submit", phase.name))
-        self.orders[phase.name] = after
+        self.orders[phase.name], self.avoided[phase.name] = after, job.avoid
         if phase.name in self.refusals:
             raise Refused(self.refusals[phase.name])
         if self.busy.get(phase.name, 0) > 0:

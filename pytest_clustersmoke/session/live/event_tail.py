@@ -54,6 +54,8 @@ class EventTails:
     def read_next(self, states: Iterable[PhaseState]) -> dict[str, Mark]:
         """The progress of all running phases, after reading the one file that is due, if any."""
         running = [state.phase for state in states if state.state == RUNNING]
+        for name in {*self._tails} - {*running}:  # the next job of a phase writes elsewhere
+            del self._tails[name]
         for name in running:
             if name not in self._tails:
                 self._tails[name] = self._open(name)
