@@ -17,7 +17,7 @@ from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import Finding
-from ..evidence.locks import ControllerFence, Superseded
+from ..evidence.locks import ControllerFence
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RERUN, RunDir, create_phase
 from ..evidence.run_journal import FencedJournal, RunJournal
@@ -26,6 +26,7 @@ from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswere
 from ..jobs.job_watch import Poller, WatchedJob, watch_job
 from ..jobs.outcome import Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
+from .cancellation import Cancellation
 from .earlier_jobs import sort_jobs
 from .job_end import judge_end, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
@@ -35,9 +36,6 @@ from .phase_queue import Lanes, PhaseQueue, count_started
 __all__ = ["JobSession", "Progress", "WatchFailed"]
 
 CLOSE_S = 2.7  # and about a second to write the report and leave
-CANCEL_CONFIRM_S = 2.0
-# How long `close` waits for a scheduler that has not answered; its command goes on without us.
-LAST_CALL_S = 0.3
 
 
 class JobSession:
@@ -66,14 +64,12 @@ class JobSession:
         self._confirms = profile.history_check == "confirm"  # until `close`, criteria want reruns
         self.board = Board(self.phases)
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
-        self._stop, self._why = threading.Event(), "the run was interrupted"
-        self._submitting: Sequence[Submission] = ()
         self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
-        self._ending = threading.Lock()
-        self._ended_ids: set[str] = set()
         self._earlier = earlier
         self.fence = ControllerFence(run)
         self.journal = FencedJournal(run, self.fence)
+        self._ending = Cancellation(backend, self._watched, self.fence, self.journal)
+        self._stop = self._ending.asked
         self._thread = threading.Thread(
             target=self._watch_jobs, name="clustersmoke-watch", daemon=True
         )
@@ -97,13 +93,8 @@ class JobSession:
         return self.board.outcomes
 
     def cancel(self) -> None:
-        """End every job. Returns at once, so that a signal handler may call it.
-
-        It uses another thread, since the watch thread may be waiting for a slow scheduler.
-        """
-        if not self._stop.is_set():
-            self._stop.set()
-            _run_in_thread(self._cancel_quietly)
+        """End every job. Returns at once, so that a signal handler may call it."""
+        self._ending.ask()
 
     def close(self, why: str = "") -> list[str]:
         """Cancel what is left, since the run ended: `why`. Waits a bounded time for the scheduler.
@@ -111,8 +102,7 @@ class JobSession:
         Returns the phases whose submission the scheduler did not answer: their jobs may still
         appear in its queue.
         """
-        self._why = why if why and not self._stop.is_set() else self._why
-        self._stop.set()
+        self._ending.explain(why)
         if self._thread.is_alive():
             self._thread.join(timeout=CLOSE_S)
         if not self._thread.is_alive():
@@ -120,12 +110,7 @@ class JobSession:
             with contextlib.suppress(OSError):  # a full disk must not hide the verdict
                 self.journal.write("closed")
             return []
-        _run_in_thread(self._cancel_quietly).join(timeout=LAST_CALL_S)
-        jobs = self._submitting
-        if not jobs:
-            return []
-        _run_in_thread(lambda: self._cancel_named(jobs)).join(timeout=LAST_CALL_S)
-        return [job.phase.name for job in jobs]
+        return self._ending.call_last()
 
     @property
     def is_detachable(self) -> bool:
@@ -155,7 +140,7 @@ class JobSession:
                 self._cancel_all()
         except BaseException as error:  # raised again in `Board.wait`
             self.board.fail(error)
-            self._cancel_quietly()
+            self._ending.end_quietly()
 
     def _restore_jobs(self) -> None:
         """Take up the jobs of earlier controllers; phases that they did not submit wait."""
@@ -239,15 +224,15 @@ class JobSession:
             mark = {"token": job.token, **self._fault_mark(job.phase.name)}
             self.journal.write("intent", phase=job.phase.name, **mark)
             self._submitted_wall[job.phase.name] = time.time()
-        self._submitting = jobs
+        self._ending.submitting = jobs
         try:
             job_ids = self._call_backend(jobs, before.job_id if before else "")
         except Unanswered as silence:
-            self._submitting = ()
+            self._ending.submitting = ()
             self._expect_answer(LostAnswer(jobs, before.phase if before else "", str(silence)))
             return
         except Refused as refusal:
-            self._submitting = ()
+            self._ending.submitting = ()
             if words := self._queue.put_back(phases, refusal):
                 self.board.post("scheduler", words)
                 return
@@ -263,7 +248,7 @@ class JobSession:
         for job, job_id in zip(jobs, job_ids, strict=True):
             # First, so that any later error cancels the job.
             self._watched[job.phase.name] = watch_job(job, job_id, after)
-        self._submitting = ()
+        self._ending.submitting = ()
         self._queue.note_success()
         if self._detaches:
             self._lanes.add(job_ids)
@@ -294,7 +279,7 @@ class JobSession:
 
     def _drop(self, lost: LostAnswer, judgement: Judgement) -> None:
         """Finish jobs that were given up, whose ids are unknown."""
-        self._cancel_named(lost.jobs)
+        self._ending.end_named(lost.jobs)
         for job in lost.jobs:
             finding = diagnose.explain_lost_answer(judgement, job.directory.batch_script)
             self._finish(job.phase.name, judgement, None, "", [finding])
@@ -354,7 +339,7 @@ class JobSession:
         )
 
     def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
-        if job.may_run and job.job_id not in self._ended_ids and not job.has_succeeded():
+        if job.may_run and job.job_id not in self._ending.ended_ids and not job.has_succeeded():
             job.cancel(self._backend)
         backend = None if self._stop.is_set() else self._backend
         result, judgement, findings = judge_end(job, backend, cancelled)
@@ -393,58 +378,19 @@ class JobSession:
     def _cancel_all(self) -> None:
         """End every job with one call, and wait a while for the scheduler to confirm each."""
         jobs = list(self._watched.values())
-        self._end_jobs()
-        deadline = time.monotonic() + CANCEL_CONFIRM_S
-        while time.monotonic() < deadline and not all(job.ended_at for job in jobs):
-            states = self._backend.states([job.job_id for job in jobs])
-            for job in jobs:
-                if job.job_id in states:
-                    job.record_state(states[job.job_id])
-            self._end_jobs()  # again, if the scheduler did not accept it
-            time.sleep(TICK_S)
+        self._ending.end_jobs()
+        self._ending.confirm(jobs)
         for job in jobs:
             left = job.state.left if job.state else ""
-            reason = f"{self._why}{f'; {left}' if left else ''}"
+            reason = f"{self._ending.why}{f'; {left}' if left else ''}"
             interrupted = Judgement("cancelled", reason)
             self._settle(job, None if job.failed_first else interrupted)
         while self._lost.waiting:
             lost = self._lost.waiting.pop()
-            why = f"{self._why} before the job was found: {lost.why}"
+            why = f"{self._ending.why} before the job was found: {lost.why}"
             lost.give_up()
             self._drop(lost, Judgement("cancelled", why))
         while self._queue.waiting:
             phase = self._queue.waiting.pop(0)
-            judgement = Judgement("cancelled", f"{self._why} before it was submitted")
+            judgement = Judgement("cancelled", f"{self._ending.why} before it was submitted")
             self._finish(phase.name, judgement, None, "", [])
-
-    def _end_jobs(self) -> None:
-        """End the jobs that were not ended yet, with one call. Any thread may call this."""
-        with self._ending:
-            watched = {job.job_id: job for job in list(self._watched.values()) if job.is_ours}
-            jobs = watched.keys() - self._ended_ids
-            self.fence.check()
-            for job_id in jobs:
-                watched[job_id].expect_end()
-            if jobs and self._backend.cancel(sorted(jobs)):
-                self._ended_ids |= jobs
-                self.journal.write("cancelled", jobs=sorted(jobs))
-
-    def _cancel_named(self, jobs: Sequence[Submission]) -> None:
-        """Cancel jobs by their name, unless another controller may have submitted them again."""
-        with contextlib.suppress(Superseded):
-            self.fence.check()
-            self._backend.cancel_named(jobs[0])  # the jobs of an array have one name
-
-    def _cancel_quietly(self) -> None:
-        try:
-            self._end_jobs()
-        except Exception as error:
-            with contextlib.suppress(OSError):
-                self.journal.write("cancel_failed", why=str(error))
-
-
-def _run_in_thread(call: Callable[[], object]) -> threading.Thread:
-    """Run a call in a daemon thread."""
-    thread = threading.Thread(target=call, name="clustersmoke-cancel", daemon=True)
-    thread.start()
-    return thread

@@ -25,8 +25,8 @@ from pytest_clustersmoke.jobs.slurm_backend import SlurmBackend
 from pytest_clustersmoke.node.abort_flag import NodeFailed, raise_flag
 from pytest_clustersmoke.node.node_job import run_node
 from pytest_clustersmoke.preflight.slurm_check import SlurmCheck
+from pytest_clustersmoke.session import cancellation, lost_answers, phase_queue
 from pytest_clustersmoke.session import job_session as module
-from pytest_clustersmoke.session import lost_answers, phase_queue
 from pytest_clustersmoke.session.job_session import JobSession, Progress, WatchFailed
 from pytest_clustersmoke.session.phase_queue import PhaseQueue
 from tests.fakes.backend import FakeBackend
@@ -127,7 +127,8 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    monkeypatch.setattr(module, "TICK_S", 0.01)
+    for each in (module, cancellation):
+        monkeypatch.setattr(each, "TICK_S", 0.01)
     for name in ("FIRST_POLL_S", "RESULT_GRACE_S", "FORGOTTEN_LOOK_S", "VERDICT_GRACE_S"):
         monkeypatch.setattr(job_watch, name, 0.05)
     made = Run(tmp_path)
@@ -657,7 +658,7 @@ def test_phase_not_yet_submitted_is_cancelled_by_an_interruption(run: Run) -> No
 
 def test_interruption_ends_within_its_time_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that do not end when cancelled are not waited for longer than the limit."""
-    monkeypatch.setattr(module, "CANCEL_CONFIRM_S", 0.3)
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 0.3)
     run.backend.on_cancel = JobState("running", "COMPLETING")
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
