@@ -49,6 +49,11 @@ class Cancellation:
         self.why = why if why and not self.asked.is_set() else self.why
         self.asked.set()
 
+    def cancel(self, job_ids: Iterable[str]) -> bool:
+        """Cancel these jobs, as a backend does. Raises Superseded."""
+        self._fence.check()
+        return self._backend.cancel(job_ids)
+
     def end_jobs(self) -> None:
         """End the jobs that were not ended yet, with one call."""
         with self._ending:

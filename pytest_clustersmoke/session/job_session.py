@@ -20,7 +20,7 @@ from ..evidence.finding import Finding
 from ..evidence.locks import ControllerFence
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RERUN, RunDir, create_phase
-from ..evidence.run_journal import FencedJournal, RunJournal
+from ..evidence.run_journal import FencedJournal, read_journal
 from ..evidence.scheduler_record import JobState
 from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswered, prepare_jobs
 from ..jobs.job_watch import Poller, WatchedJob, watch_job
@@ -48,11 +48,11 @@ class JobSession:
         phases: Iterable[Phase],
         backend: Backend,
         check: Callable[[Iterable[Phase], RunDir], CheckResult] | None = None,
-        earlier: RunJournal | None = None,
+        attaches: bool = False,
         detaches: bool = False,
     ) -> None:
-        """`earlier`: the journal of the controllers before; `detaches`: submit all, and leave the
-        jobs to the scheduler. Raises OSError."""
+        """`attaches`: go on with what earlier controllers of the run did; `detaches`: submit all,
+        and leave the jobs to the scheduler. Raises OSError."""
         self.run, self.profile = run, profile
         self.phases = {phase.name: phase for phase in phases}
         self._backend, self._check = backend, check
@@ -65,8 +65,10 @@ class JobSession:
         self.board = Board(self.phases)
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
         self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
-        self._earlier = earlier
+        self._left_to_scheduler = False
         self.fence = ControllerFence(run)
+        # After the fence: an earlier controller that still lives writes no further line.
+        self._earlier = read_journal(run) if attaches else None
         self.journal = FencedJournal(run, self.fence)
         self._ending = Cancellation(backend, self._watched, self.fence, self.journal)
         self._stop = self._ending.asked
@@ -115,10 +117,10 @@ class JobSession:
     @property
     def is_detachable(self) -> bool:
         """Whether all phases were submitted, to be left to the scheduler."""
-        return self._detaches and not (self._thread.is_alive() or self._stop.is_set())
+        return self._left_to_scheduler and not self._stop.is_set()
 
     def detach(self) -> int:
-        """Leave the jobs to the scheduler; return how many there are."""
+        """Leave the jobs to the scheduler; return how many there are. Raises OSError."""
         self._backend.close()
         self.journal.write("detached")
         return len(self._watched)
@@ -132,12 +134,14 @@ class JobSession:
                 self.journal.beat()
                 self._take_requests()
                 self._take_answers()
-                self._submit_ready(poller)
                 poller.poll(self._watched.values())
                 self._check_jobs(poller)
+                self._submit_ready(poller)
                 self._stop.wait(TICK_S)
             if self._stop.is_set() or not self._detaches:
                 self._cancel_all()
+            else:
+                self._left_to_scheduler = True
         except BaseException as error:  # raised again in `Board.wait`
             self.board.fail(error)
             self._ending.end_quietly()
@@ -158,14 +162,18 @@ class JobSession:
             self.board.finish(name, Judgement(result.outcome, result.reason), result.run_s)
         for job, known in jobs.submitted:
             self._backend.adopt(job, known.job_id)
-            after = job.phase.after.value if job.phase.after.value in self.phases else ""
-            self._watched[job.phase.name] = watch_job(
-                job, known.job_id, after, time.time() - known.intended
-            )
+            # The queue's limit counts from now: nobody could keep it meanwhile.
+            after = self._phase_before(job.phase)
+            self._watched[job.phase.name] = watch_job(job, known.job_id, after)
             self.board.set_submitted(job.phase.name, known.job_id, known.intended, None)
         for lost in jobs.unanswered:
             why = "the controller before this one ended before it had an answer"
-            self._expect_answer(LostAnswer(lost, lost[0].phase.after.value, why, resubmits=True))
+            after = self._phase_before(lost[0].phase)
+            self._expect_answer(LostAnswer(lost, after, why, resubmits=True))
+
+    def _phase_before(self, phase: Phase) -> str:
+        """The phase of this run that must pass first; empty if there is none."""
+        return phase.after.value if phase.after.value in self.phases else ""
 
     def _has_work(self) -> bool:
         if self._queue.waiting or self._lost.waiting:
@@ -214,12 +222,16 @@ class JobSession:
         """Submit one phase, or several that differ in names and arguments as one array."""
         before = self._watched.get(phases[0].after.value)
         judged = self.outcomes.get(phases[0].after.value)
-        jobs = prepare_jobs(phases, self.profile, self.run, self._lanes.behind)
+        self.fence.check()
+        behind = self._lanes.find_behind(len(phases)) if self._detaches else ""
+        jobs = prepare_jobs(phases, self.profile, self.run, behind)
         if judged is not None and judged.outcome != "passed":
             for phase in phases:
                 self._give_up(phase.name)
             return
         for job in jobs:
+            # Of a controller before, which gave the phase up: it would count as this job's end.
+            job.directory.result.unlink(missing_ok=True)
             create_phase(job.directory, job.phase.nodes.value)
             mark = {"token": job.token, **self._fault_mark(job.phase.name)}
             self.journal.write("intent", phase=job.phase.name, **mark)
@@ -268,7 +280,7 @@ class JobSession:
     def _take_answers(self) -> None:
         """Watch the jobs that were found, and give up those that were not."""
         for lost, found in self._lost.look():
-            if job_ids := found or lost.give_up():
+            if job_ids := found or self._withdraw(lost):
                 self._watch(lost.jobs, job_ids, lost.after)
             elif lost.is_absent:
                 self._queue.waiting[:0] = [job.phase for job in lost.jobs]
@@ -276,6 +288,10 @@ class JobSession:
                 waited_s = self._lost.patience_s
                 reason = f"no job was found within {waited_s:g} s after this: {lost.why}"
                 self._drop(lost, Judgement("never_ran", reason))
+
+    def _withdraw(self, lost: LostAnswer) -> list[str]:
+        self.fence.check()
+        return lost.give_up()
 
     def _drop(self, lost: LostAnswer, judgement: Judgement) -> None:
         """Finish jobs that were given up, whose ids are unknown."""
@@ -285,10 +301,12 @@ class JobSession:
             self._finish(job.phase.name, judgement, None, "", [finding])
 
     def _call_backend(self, jobs: Sequence[Submission], after: str) -> list[str]:
+        self.fence.check()
         if len(jobs) == 1 or not isinstance(self._backend, ArrayBackend):
             return [self._backend.submit(job, after) for job in jobs]
-        started = count_started(self._watched) + self._lost.count()
-        room = self.profile.limits.max_jobs - started
+        room = self.profile.limits.max_jobs
+        if not self._detaches:  # otherwise all that was submitted before ends first
+            room -= count_started(self._watched) + self._lost.count()
         return self._backend.submit_array(jobs, max(1, room), after)
 
     def _check_jobs(self, poller: Poller) -> None:
@@ -304,13 +322,14 @@ class JobSession:
             if job.was_requeued:
                 job.was_requeued = False
                 self.journal.write("requeued", phase=job.phase, job_id=job.job_id)
+                self.fence.check()
                 self._backend.start_now(job.job_id)
             limit = self.profile.limits.queue_wait_s
             if not job.running and limit and time.monotonic() - job.submitted_at > limit:
                 reason = f"queue: the job did not start within {limit:g} s"
                 self._settle(job, Judgement("never_ran", reason))
             elif job.is_straggling():
-                job.cancel(self._backend)
+                job.cancel(self._ending)
                 self._settle(job)
             else:
                 self.board.update(job)
@@ -325,7 +344,7 @@ class JobSession:
             job.after, job.submitted_at = "", time.monotonic()  # the queue's limit counts from now
             return True
         else:
-            job.cancel(self._backend)
+            job.cancel(self._ending)
             self._give_up(job.phase, job)
         return False
 
@@ -340,9 +359,9 @@ class JobSession:
 
     def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
         if job.may_run and job.job_id not in self._ending.ended_ids and not job.has_succeeded():
-            job.cancel(self._backend)
+            job.cancel(self._ending)
         backend = None if self._stop.is_set() else self._backend
-        result, judgement, findings = judge_end(job, backend, cancelled)
+        result, judgement, findings = judge_end(job, backend, cancelled, self._ending)
         self._finish(job.phase, judgement, job.state, job.job_id, findings, result)
 
     def _finish(
@@ -388,7 +407,7 @@ class JobSession:
         while self._lost.waiting:
             lost = self._lost.waiting.pop()
             why = f"{self._ending.why} before the job was found: {lost.why}"
-            lost.give_up()
+            self._withdraw(lost)
             self._drop(lost, Judgement("cancelled", why))
         while self._queue.waiting:
             phase = self._queue.waiting.pop(0)
