@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pytest_clustersmoke.config.phase import Phase
 from pytest_clustersmoke.evidence.run_directory import RunDir, job_name, read_json, write_json
 from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter, read_events
+from pytest_clustersmoke.preflight.slurm_check import CheckResult
 from pytest_clustersmoke.session.job_session import JobSession, Progress
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import make_phase, make_profile
 
 WITHIN_S = 20.0
+Check = Callable[[Iterable[Phase], RunDir], CheckResult]
 
 
 def ignore(progress: Progress) -> None:
@@ -46,6 +49,7 @@ class JobRun:
         resume: bool = False,
         sweep: str = "",
         detaches: bool = False,
+        check: Check | None = None,
         **keys: Any,
     ) -> JobSession:
         """Start phases of these names; `after`: phase -> the one that it runs after; `sweep`: the
@@ -72,16 +76,25 @@ class JobRun:
         root.mkdir(mode=0o700)
         self.run = RunDir(root)
         self.profile, self.phases = profile, phases
-        return self._start(detaches=detaches)
+        return self._start(detaches=detaches, check=check)
 
     def attach(self, *names: str) -> JobSession:
-        """Start another controller of the run, for these phases of it, or all."""
+        """Start another controller of the run, with a backend of its own that has the same jobs,
+        for these phases of it, or all."""
+        known, self.backend = self.backend, FakeBackend(chains=self.backend.chains)
+        self.backend.jobs, self.backend.silent = known.jobs, known.silent
         return self._start(*names, attaches=True)
 
-    def _start(self, *names: str, attaches: bool = False, detaches: bool = False) -> JobSession:
+    def _start(
+        self,
+        *names: str,
+        attaches: bool = False,
+        detaches: bool = False,
+        check: Check | None = None,
+    ) -> JobSession:
         phases = [phase for phase in self.phases if phase.name in names or not names]
         session = JobSession(
-            self.run, self.profile, phases, self.backend, attaches=attaches, detaches=detaches
+            self.run, self.profile, phases, self.backend, check, attaches, detaches
         )
         self.sessions.append(session)
         session.start()
