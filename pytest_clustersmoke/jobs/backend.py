@@ -19,6 +19,7 @@ __all__ = [
     "COMMENT_BEGINS",
     "ArrayBackend",
     "Backend",
+    "JobEnder",
     "JobState",
     "Refused",
     "RunBackend",
@@ -50,7 +51,8 @@ class Submission:
     """A phase to be submitted: where its job writes, and a token that its spec, its comment in the
     scheduler's queue and its claim carry, and that no other submission has (empty in a dry run).
     Phases that are submitted together, as the tasks of an array, have one token. `behind`: the id
-    of a job that must end first, however it does. `avoid`: nodes that it must not get."""
+    of a job that must end first, however it does, or several, separated by colons. `avoid`: nodes
+    that it must not get."""
 
     phase: Phase
     directory: PhaseDir
@@ -142,6 +144,13 @@ class SearchableBackend(Protocol):
         None if the scheduler does not answer."""
 
 
+class JobEnder(Protocol):
+    """What ends jobs: a backend, or a controller that first makes sure that they are its own."""
+
+    def cancel(self, job_ids: Iterable[str]) -> bool:
+        """Cancel these jobs with one call; return whether the scheduler accepted it."""
+
+
 @runtime_checkable
 class RunBackend(Protocol):
     """A backend whose jobs any process can find and end."""
@@ -186,9 +195,8 @@ def prepare_jobs(
     token, jobs = secrets.token_hex(8), []
     for phase, directory in zip(phases, directories, strict=True):
         write_json(directory.spec, make_spec(phase, profile, directory, token))
-        order = "" if phase.after.value else behind
         together = len(phases) > 1
-        jobs.append(Submission(phase, directory, token, together, order, tuple(avoid)))
+        jobs.append(Submission(phase, directory, token, together, behind, tuple(avoid)))
     return jobs
 
 

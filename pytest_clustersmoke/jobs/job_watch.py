@@ -22,7 +22,7 @@ from ..evidence.run_directory import RESTART, PhaseDir
 from ..evidence.scheduler_record import NODE_FAILED, JobState, SchedulerRecord, SlurmMessage
 from ..evidence.telemetry import Events, parse_text, read_events
 from ..node.abort_flag import visible
-from .backend import COMMENT_BEGINS, Backend, Submission
+from .backend import COMMENT_BEGINS, Backend, JobEnder, Submission
 from .slurm_jobs import parse_message
 
 FIRST_POLL_S = 0.5
@@ -185,10 +185,10 @@ class WatchedJob:
         is_named = not (name and state.name) or state.name == name
         return is_named and (comment in state.comment or COMMENT_BEGINS not in state.comment)
 
-    def cancel(self, backend: Backend) -> None:
+    def cancel(self, ender: JobEnder) -> None:
         """Cancel the job, unless its id is another job's now."""
         if self.is_ours:
-            backend.cancel([self.job_id])
+            ender.cancel([self.job_id])
 
     def _await_restart(self) -> None:
         """Expect the job's next start; its wait in the queue counts from now."""
@@ -202,6 +202,12 @@ class WatchedJob:
         """Whether it waits for other jobs of the run: as a task of an array of which as many run as
         may run at a time, or behind another job in its lane."""
         return self.state is not None and self.state.reason in TURNS
+
+    @property
+    def has_left_queue(self) -> bool:
+        """Whether the scheduler has seen its end, or has forgotten it: no other job can wait for it
+        there."""
+        return self.ended_at is not None or self.unknown_since is not None
 
     def is_over(self) -> bool:
         """Whether no more results can be expected from the job."""
@@ -323,16 +329,15 @@ class WatchedJob:
         return self.state is None or (self.ended_at is None and self.state_at <= words_at)
 
 
-def watch_job(job: Submission, job_id: str, after: str, waited_s: float = 0.0) -> WatchedJob:
-    """The watch over a job that was submitted so many seconds ago; `after`: the phase that it waits
-    for in the queue."""
+def watch_job(job: Submission, job_id: str, after: str) -> WatchedJob:
+    """The watch over a job; `after`: the phase that it waits for in the queue."""
     newest, phase = job.directory.newest, job.phase
     return WatchedJob(
         phase.name,
         job_id,
         newest,
         int(phase.nodes.value),
-        time.monotonic() - max(0.0, waited_s),
+        time.monotonic(),
         after,
         job.words,
         job.token,

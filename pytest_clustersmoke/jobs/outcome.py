@@ -60,7 +60,7 @@ def judge_job(
                 "failed", f"{unrequested[0]} staged a fault that this run did not request"
             )
         if any(node.stopped for node in result.nodes):
-            return Judgement(
+            return cancelled or Judgement(
                 "failed",
                 "its ranks stopped to go on in another attempt, and were not started again",
             )

@@ -187,16 +187,18 @@ class SlurmClient:
         )
 
     def find_job(self, name: str, comment: str) -> str:
-        """The id of the one job with this name and comment; empty if Slurm lists none, or several.
-        An array has one id. Raises SlurmUnavailable."""
-        text = self.ask("squeue", "-h", "-a", "-t", "all", "-n", name, "-o", "%F|%k")
+        """The id of this user's one job with this name and comment; empty if Slurm lists none, or
+        several. An array has one id. Raises SlurmUnavailable."""
+        own = ("-u", str(os.getuid()), "-n", name)
+        text = self.ask("squeue", "-h", "-a", "-t", "all", *own, "-o", "%F|%k")
         found = {cells[0] for _, cells in slurm_records.rows(text, 2) if comment in cells[1]}
         return found.pop() if len(found) == 1 else ""
 
     def list_jobs(self, comment: str) -> list[str]:
         """The ids of this user's jobs that have not ended and whose comment has these words. Raises
         SlurmUnavailable."""
-        text = self.ask("squeue", "-h", "-a", "-u", str(os.getuid()), "-o", "%i|%k")
+        # -r: a line for each task of an array
+        text = self.ask("squeue", "-h", "-a", "-r", "-u", str(os.getuid()), "-o", "%i|%k")
         rows = slurm_records.rows(text, 2)
         return [cells[0] for _, cells in rows if comment in cells[1]]
 
@@ -226,10 +228,12 @@ class SlurmClient:
                 records = self._sacct(unlisted)
                 # A job whose end never reached the database stays RUNNING there forever.
                 states |= {job: state for job, state in records.items() if state.kind == "ended"}
-            for job in [job for job in unlisted if job not in states]:
-                states[job] = self._scontrol(job)
         except (OSError, subprocess.TimeoutExpired, SlurmUnavailable):
             return {}
+        # Silence here hides nothing of what the others said.
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired, SlurmUnavailable):
+            for job in [job for job in unlisted if job not in states]:
+                states[job] = self._scontrol(job)
         return states
 
     def _squeue(self, jobs: list[str]) -> dict[str, JobState]:
@@ -253,8 +257,10 @@ class SlurmClient:
         answer = self.run("scontrol", "-o", "show", "job", job)
         if answer.returncode == 0:
             return slurm_jobs.parse_scontrol_job(answer.stdout)
-        if "Invalid job id" in answer.stderr:
-            return JobState("unknown", "", "Invalid job id specified")
+        # The second is about a task of an array that was cancelled before it started.
+        for unknown in ("Invalid job id specified", f"Job {job} not found"):
+            if unknown in answer.stderr or unknown in answer.stdout:
+                return JobState("unknown", "", unknown)
         raise SlurmUnavailable(answer.stderr)
 
     # An allocation and its steps. Both raise SlurmUnavailable.

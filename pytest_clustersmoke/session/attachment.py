@@ -17,7 +17,7 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.locks import TAKEOVER_SILENCE_S, find_holder
 from ..evidence.run_directory import RUN_ID, RunDir, read_json
-from ..evidence.run_journal import RunJournal, read_journal
+from ..evidence.run_journal import read_journal
 from ..evidence.telemetry import to_json_value
 from ..jobs.backend import make_spec
 from ..text import Problem, UsageProblems, shorten
@@ -33,11 +33,10 @@ MOST_CHANGES = 8  # named in a message
 
 @dataclass(frozen=True)
 class Attachment:
-    """The run to attach: its directory, run.json and journal."""
+    """The run to attach: its directory and run.json."""
 
     run: RunDir
     about: Mapping[str, Any]
-    journal: RunJournal
 
     @property
     def chosen(self) -> list[str]:
@@ -134,7 +133,7 @@ def find_attachment(profile: Profile, word: str, takes_over: bool) -> Attachment
             f"sign of life), or add {TAKEOVER}"
         )
         raise _refuse(what, "a run whose controller has ended", todo)
-    return Attachment(run, about, journal)
+    return Attachment(run, about)
 
 
 def describe_resolved(profile: Profile, phases: Iterable[Phase]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RESTART, PhaseDir, write_json
 from ..evidence.telemetry import to_json_value
-from ..jobs.backend import Backend
+from ..jobs.backend import Backend, JobEnder
 from ..jobs.job_watch import WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_job
 from ..report.run_archive import name_archived
@@ -24,10 +24,11 @@ from .phase_ledger import find_failed_nodes
 
 
 def judge_end(
-    job: WatchedJob, backend: Backend | None, cancelled: Judgement | None
+    job: WatchedJob, backend: Backend | None, cancelled: Judgement | None, ender: JobEnder
 ) -> tuple[PhaseResult, Judgement, list[Finding]]:
     """Read the evidence of a job that is over, and judge it. `backend`: to be asked for details;
-    `cancelled`: the judgement if this run ended the job."""
+    `cancelled`: the judgement if this run ended the job; `ender`: what ends one that still holds
+    its nodes."""
     result = collect_phase(job.directory, job.results)
     for attempt in job.directory.attempts():
         for node in range(job.nodes):  # a node that was killed has left it
@@ -35,7 +36,7 @@ def judge_end(
                 attempt.node_environment(node).unlink(missing_ok=True)
     result = job.save_details(backend, result)
     if backend is not None and job.holds_nodes:
-        job.cancel(backend)  # after its details, which would show the cancellation
+        job.cancel(ender)  # after its details, which would show the cancellation
     judgement = judge_job(result, job.last_state(), cancelled)
     findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
     if judgement.outcome == "failed":  # the reason that a node gave may be a consequence

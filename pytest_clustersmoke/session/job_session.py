@@ -22,11 +22,12 @@ from ..evidence.locks import ControllerFence
 from ..evidence.phase_attempts import PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RERUN, RunDir
-from ..evidence.run_journal import FencedJournal, RunJournal
+from ..evidence.run_journal import FencedJournal, read_journal
 from ..jobs.backend import Backend, Submission, prepare_jobs
 from ..jobs.job_watch import Poller, WatchedJob, watch_job
 from ..jobs.outcome import Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
+from .cancellation import Cancellation
 from .earlier_jobs import sort_jobs
 from .job_end import describe_end, judge_end, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
@@ -37,9 +38,6 @@ from .submitter import Submitter, fault_mark
 __all__ = ["JobSession", "Progress", "WatchFailed"]
 
 CLOSE_S = 2.7  # and about a second to write the report and leave
-CANCEL_CONFIRM_S = 2.0
-# How long `close` waits for a scheduler that has not answered; its command goes on without us.
-LAST_CALL_S = 0.3
 
 
 class JobSession:
@@ -52,11 +50,11 @@ class JobSession:
         phases: Iterable[Phase],
         backend: Backend,
         check: Callable[[Iterable[Phase], RunDir], CheckResult] | None = None,
-        earlier: RunJournal | None = None,
+        attaches: bool = False,
         detaches: bool = False,
     ) -> None:
-        """`earlier`: the journal of the controllers before; `detaches`: submit all, and leave the
-        jobs to the scheduler. Raises OSError."""
+        """`attaches`: go on with what earlier controllers of the run did; `detaches`: submit all,
+        and leave the jobs to the scheduler. Raises OSError."""
         self.run, self.profile = run, profile
         self.phases = {phase.name: phase for phase in phases}
         self._backend, self._check = backend, check
@@ -67,12 +65,13 @@ class JobSession:
         # Called with a phase's result that the run's directory did not take.
         self.on_unwritten: Callable[[PhaseResult], object] = lambda result: None
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
-        self._stop, self._why = threading.Event(), "the run was interrupted"
-        self._ending = threading.Lock()
-        self._ended_ids: set[str] = set()
-        self._earlier = earlier
+        self._left_to_scheduler = False
         self.fence = ControllerFence(run)
+        # After the fence: an earlier controller that still lives writes no further line.
+        self._earlier = read_journal(run) if attaches else None
         self.journal = FencedJournal(run, self.fence)
+        self._ending = Cancellation(backend, self._watched, self.fence, self.journal)
+        self._stop = self._ending.asked
         self.ledger = PhaseLedger(run, profile.limits, backend.avoids)
         self.submitter = Submitter(
             run,
@@ -81,6 +80,7 @@ class JobSession:
             backend,
             self.fence,
             self.journal,
+            self._ending,
             self.board,
             self._watched,
             self.ledger,
@@ -110,13 +110,8 @@ class JobSession:
         return self.board.outcomes
 
     def cancel(self) -> None:
-        """End every job. Returns at once, so that a signal handler may call it.
-
-        It uses another thread, since the watch thread may be waiting for a slow scheduler.
-        """
-        if not self._stop.is_set():
-            self._stop.set()
-            _run_in_thread(self._cancel_quietly)
+        """End every job. Returns at once, so that a signal handler may call it."""
+        self._ending.ask()
 
     def close(self, why: str = "") -> list[str]:
         """Cancel what is left, since the run ended: `why`. Waits a bounded time for the scheduler.
@@ -124,8 +119,7 @@ class JobSession:
         Returns the phases whose submission the scheduler did not answer: their jobs may still
         appear in its queue.
         """
-        self._why = why if why and not self._stop.is_set() else self._why
-        self._stop.set()
+        self._ending.explain(why)
         if self._thread.is_alive():
             self._thread.join(timeout=CLOSE_S)
         if not self._thread.is_alive():
@@ -133,20 +127,15 @@ class JobSession:
             with contextlib.suppress(OSError):  # a full disk must not hide the verdict
                 self.journal.write("closed")
             return []
-        _run_in_thread(self._cancel_quietly).join(timeout=LAST_CALL_S)
-        jobs = self.submitter.under_way
-        if not jobs:
-            return []
-        _run_in_thread(lambda: self.submitter.cancel_named(jobs)).join(timeout=LAST_CALL_S)
-        return [job.phase.name for job in jobs]
+        return self._ending.call_last()
 
     @property
     def is_detachable(self) -> bool:
         """Whether all phases were submitted, to be left to the scheduler."""
-        return self._detaches and not (self._thread.is_alive() or self._stop.is_set())
+        return self._left_to_scheduler and not self._stop.is_set()
 
     def detach(self) -> int:
-        """Leave the jobs to the scheduler; return how many there are."""
+        """Leave the jobs to the scheduler; return how many there are. Raises OSError."""
         self._backend.close()
         self.journal.write("detached")
         return len(self._watched)
@@ -160,16 +149,18 @@ class JobSession:
                 self.journal.beat()
                 self._take_requests()
                 self.submitter.take_answers()
-                while not self._stop.is_set() and self.submitter.submit_next(self.outcomes):
-                    poller.poll_soon()
                 poller.poll(self._watched.values())
                 self._check_jobs(poller)
+                while not self._stop.is_set() and self.submitter.submit_next(self.outcomes):
+                    poller.poll_soon()
                 self._stop.wait(TICK_S)
             if self._stop.is_set() or not self._detaches:
                 self._cancel_all()
+            else:
+                self._left_to_scheduler = True
         except BaseException as error:  # raised again in `Board.wait`
             self.board.fail(error)
-            self._cancel_quietly()
+            self._ending.end_quietly()
 
     def _restore_jobs(self) -> None:
         """Take up the jobs of earlier controllers; phases that they did not submit wait."""
@@ -247,13 +238,14 @@ class JobSession:
             if job.was_requeued:
                 job.was_requeued = False
                 self.journal.note("requeued", phase=job.phase, job_id=job.job_id)
+                self.fence.check()
                 self._backend.start_now(job.job_id)
             limit = self.profile.limits.queue_wait_s
             if not job.running and limit and time.monotonic() - job.submitted_at > limit:
                 reason = f"queue: the job did not start within {limit:g} s"
                 self._settle(job, Judgement("never_ran", reason))
             elif job.is_straggling():
-                job.cancel(self._backend)
+                job.cancel(self._ending)
                 self._settle(job)
             else:
                 self.board.update(job)
@@ -268,7 +260,7 @@ class JobSession:
             job.after, job.submitted_at = "", time.monotonic()  # the queue's limit counts from now
             return True
         else:
-            job.cancel(self._backend)
+            job.cancel(self._ending)
             self._give_up(job, judged)
         return False
 
@@ -278,10 +270,10 @@ class JobSession:
         self._finish(job.phase, Judgement("never_ran", finding.cause), [finding], job)
 
     def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
-        if job.may_run and job.job_id not in self._ended_ids and not job.has_succeeded():
-            job.cancel(self._backend)
+        if job.may_run and job.job_id not in self._ending.ended_ids and not job.has_succeeded():
+            job.cancel(self._ending)
         backend = None if self._stop.is_set() else self._backend
-        result, judgement, findings = judge_end(job, backend, cancelled)
+        result, judgement, findings = judge_end(job, backend, cancelled, self._ending)
         if not self._stop.is_set():
             submitted = self.submitter.submitted.get(job.phase)
             ended = describe_end(job, judgement, findings, result, submitted, self.profile)
@@ -348,44 +340,11 @@ class JobSession:
     def _cancel_all(self) -> None:
         """End every job with one call, and wait a while for the scheduler to confirm each."""
         jobs = list(self._watched.values())
-        self._end_jobs()
-        deadline = time.monotonic() + CANCEL_CONFIRM_S
-        while time.monotonic() < deadline and not all(job.ended_at for job in jobs):
-            states = self._backend.states([job.job_id for job in jobs])
-            for job in jobs:
-                if job.job_id in states:
-                    job.record_state(states[job.job_id])
-            self._end_jobs()  # again, if the scheduler did not accept it
-            time.sleep(TICK_S)
+        self._ending.end_jobs()
+        self._ending.confirm(jobs)
         for job in jobs:
             left = job.state.left if job.state else ""
-            reason = f"{self._why}{f'; {left}' if left else ''}"
+            reason = f"{self._ending.why}{f'; {left}' if left else ''}"
             interrupted = Judgement("cancelled", reason)
             self._settle(job, None if job.failed_first else interrupted)
-        self.submitter.cancel_all(self._why)
-
-    def _end_jobs(self) -> None:
-        """End the jobs that were not ended yet, with one call. Any thread may call this."""
-        with self._ending:
-            watched = {job.job_id: job for job in list(self._watched.values()) if job.is_ours}
-            jobs = watched.keys() - self._ended_ids
-            self.fence.check()
-            for job_id in jobs:
-                watched[job_id].expect_end()
-            if jobs and self._backend.cancel(sorted(jobs)):
-                self._ended_ids |= jobs
-                self.journal.note("cancelled", jobs=sorted(jobs))
-
-    def _cancel_quietly(self) -> None:
-        try:
-            self._end_jobs()
-        except Exception as error:
-            with contextlib.suppress(OSError):
-                self.journal.write("cancel_failed", why=str(error))
-
-
-def _run_in_thread(call: Callable[[], object]) -> threading.Thread:
-    """Run a call in a daemon thread."""
-    thread = threading.Thread(target=call, name="clustersmoke-cancel", daemon=True)
-    thread.start()
-    return thread
+        self.submitter.cancel_all(self._ending.why)

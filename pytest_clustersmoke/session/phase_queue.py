@@ -31,14 +31,19 @@ class Lanes:
         self._count = count
         self._jobs: list[str] = []
 
-    @property
-    def behind(self) -> str:
-        """The job that must end before the next one may start; empty if there is room."""
+    def find_behind(self, tasks: int) -> str:
+        """The job that must end before the next one may start, or the jobs, separated by colons,
+        before an array of so many tasks may, which needs every lane; empty if there is room."""
+        if tasks > 1:
+            return ":".join(dict.fromkeys(self._jobs[-self._count :]))
         return self._jobs[-self._count] if len(self._jobs) >= self._count else ""
 
-    def add(self, job_ids: Iterable[str]) -> None:
-        """Add jobs that were submitted."""
-        self._jobs += job_ids
+    def add(self, job_ids: Sequence[str]) -> None:
+        """Add jobs that were submitted. An array holds every lane until its last task has ended."""
+        if len(job_ids) > 1:
+            self._jobs += [job_ids[0].partition("_")[0]] * self._count
+        else:
+            self._jobs += job_ids
 
 
 class PhaseQueue:
@@ -119,6 +124,8 @@ class PhaseQueue:
         for phase in self.waiting:
             before = phase.after.value if phase.after.value in self._phases else ""
             if before in watched and self._backend.chains:
+                if watched[before].has_left_queue:
+                    continue
                 return phase
             if before and before not in outcomes:
                 continue

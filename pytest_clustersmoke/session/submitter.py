@@ -21,6 +21,7 @@ from ..evidence.run_journal import FencedJournal, RunJournal
 from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswered, prepare_jobs
 from ..jobs.job_watch import WatchedJob, watch_job
 from ..jobs.outcome import Judgement
+from .cancellation import Cancellation
 from .earlier_jobs import EarlierJobs
 from .live.board import Board
 from .lost_answers import LostAnswer, LostAnswers, withdraw
@@ -44,6 +45,7 @@ class Submitter:
         backend: Backend,
         fence: ControllerFence,
         journal: FencedJournal,
+        ending: Cancellation,
         board: Board,
         watched: dict[str, WatchedJob],
         ledger: PhaseLedger,
@@ -51,14 +53,14 @@ class Submitter:
         detaches: bool = False,
     ) -> None:
         self._run, self._profile, self._phases, self._backend = run, profile, phases, backend
-        self._fence, self._journal, self._board = fence, journal, board
+        self._fence, self._journal, self._ending = fence, journal, ending
+        self._board = board
         self._watched, self._ledger, self._finish = watched, ledger, finish
         self.queue = PhaseQueue(phases, backend, profile.limits, has_cap=not detaches)
         self._detaches, self._lanes = detaches, Lanes(profile.limits.max_jobs)
         self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
         self.starts: Mapping[str, float] = {}  # when jobs might start, by phase
         self.submitted: dict[str, float] = {}  # when they were submitted, in Unix seconds
-        self.under_way: Sequence[Submission] = ()  # those whose answer is awaited
 
     @property
     def has_work(self) -> bool:
@@ -72,16 +74,20 @@ class Submitter:
         self.queue.drop(earlier.jobs.keys() - {*again})
         for job, known in jobs.submitted:
             self._backend.adopt(job, known.job_id)
-            after = job.phase.after.value if job.phase.after.value in self._phases else ""
-            self._watched[job.phase.name] = watch_job(
-                job, known.job_id, after, time.time() - known.intended
-            )
+            # The queue's limit counts from now: nobody could keep it meanwhile.
+            after = self._phase_before(job.phase)
+            self._watched[job.phase.name] = watch_job(job, known.job_id, after)
             self._board.set_submitted(job.phase.name, known.job_id, known.intended, None)
         for lost in jobs.unanswered:
             why = "the controller before this one ended before it had an answer"
-            self._expect_answer(LostAnswer(lost, lost[0].phase.after.value, why, resubmits=True))
+            after = self._phase_before(lost[0].phase)
+            self._expect_answer(LostAnswer(lost, after, why, resubmits=True))
         for name in again:
             self._hold_followers(name)
+
+    def _phase_before(self, phase: Phase) -> str:
+        """The phase of this run that must pass first; empty if there is none."""
+        return phase.after.value if phase.after.value in self._phases else ""
 
     def submit_next(self, outcomes: Mapping[str, Judgement]) -> bool:
         """Submit the phases whose turn it is together, if there are any; return whether there
@@ -115,11 +121,15 @@ class Submitter:
     def _prepare(self, phases: Sequence[Phase]) -> list[Submission]:
         places = [self._ledger.directory(phase) for phase in phases]
         avoid = self._ledger.avoided(phases[0].name)
-        return prepare_jobs(phases, self._profile, places, self._lanes.behind, avoid)
+        behind = self._lanes.find_behind(len(phases)) if self._detaches else ""
+        self._fence.check()
+        return prepare_jobs(phases, self._profile, places, behind, avoid)
 
     def _intend(self, jobs: Sequence[Submission]) -> None:
         """Journal what is about to be submitted. Raises OSError, and then nothing must be."""
         for job in jobs:
+            # Of a controller before, which gave the phase up: it would count as this job's end.
+            job.directory.result.unlink(missing_ok=True)
             create_phase(job.directory, job.phase.nodes.value)
             number = {"attempt": job.directory.number} if job.directory.number else {}
             mark = {"token": job.token, **number, **fault_mark(job.phase)}
@@ -130,18 +140,20 @@ class Submitter:
         self, phases: Sequence[Phase], jobs: Sequence[Submission], before: WatchedJob | None
     ) -> None:
         after = before.phase if before else ""
-        self.under_way = jobs
+        self._ending.submitting = jobs
         try:
             job_ids = self._call_backend(jobs, before.job_id if before else "")
         except Unanswered as silence:
-            self.under_way = ()
+            self._ending.submitting = ()
             self._expect_answer(LostAnswer(jobs, after, str(silence)))
         except Refused as refusal:
-            self.under_way = ()
+            self._ending.submitting = ()
             self._take_refusal(phases, jobs, refusal)
+        except Superseded:
+            raise
         except OSError as error:  # the batch script cannot be written
-            self.under_way = ()
-            self.cancel_named(jobs)
+            self._ending.submitting = ()
+            self._ending.end_named(jobs)
             self._finish_unwritten(phases, error)
         else:
             self._watch(jobs, job_ids, after)
@@ -153,10 +165,12 @@ class Submitter:
             self._finish(phase.name, Judgement("never_ran", finding.cause), [finding])
 
     def _call_backend(self, jobs: Sequence[Submission], after: str) -> list[str]:
+        self._fence.check()
         if len(jobs) == 1 or not isinstance(self._backend, ArrayBackend):
             return [self._backend.submit(job, after) for job in jobs]
-        started = count_started(self._watched) + self._lost.count()
-        room = self._profile.limits.max_jobs - started
+        room = self._profile.limits.max_jobs
+        if not self._detaches:  # otherwise all that was submitted before ends first
+            room -= count_started(self._watched) + self._lost.count()
         return self._backend.submit_array(jobs, max(1, room), after)
 
     def _take_refusal(
@@ -178,7 +192,7 @@ class Submitter:
         for job, job_id in zip(jobs, job_ids, strict=True):
             # First, so that any later error cancels the job.
             self._watched[job.phase.name] = watch_job(job, job_id, after)
-        self.under_way = ()
+        self._ending.submitting = ()
         self.queue.note_success()
         if self._detaches:
             self._lanes.add(job_ids)
@@ -198,7 +212,7 @@ class Submitter:
     def take_answers(self) -> None:
         """Watch the jobs that were found, and give up those that were not."""
         for lost, found in self._lost.look():
-            if job_ids := found or lost.give_up():
+            if job_ids := found or self._give_up(lost):
                 self._watch(lost.jobs, job_ids, lost.after)
             elif lost.is_absent:
                 self.queue.put_first(job.phase for job in lost.jobs)
@@ -222,12 +236,11 @@ class Submitter:
             if job.running or self._withdraw(job):
                 job.after = ""
                 continue
-            self._fence.check()
-            job.cancel(self._backend)
+            job.cancel(self._ending)
             self._wait_again(job.phase, name)
         for lost in [lost for lost in self._lost.waiting if lost.after == name]:
             self._lost.waiting.remove(lost)
-            if job_ids := lost.give_up():
+            if job_ids := self._give_up(lost):
                 self._watch(lost.jobs, job_ids, "")
                 continue
             for each in lost.jobs:
@@ -235,6 +248,7 @@ class Submitter:
 
     def _withdraw(self, job: WatchedJob) -> bool:
         """Give a job up that has not started; return whether it has meanwhile."""
+        self._fence.check()
         with contextlib.suppress(OSError):  # it is cancelled as well
             withdraw(job.directory, job.token, "the phase that it waits for is tried again")
         claim = read_claim(job.directory)
@@ -247,11 +261,16 @@ class Submitter:
         self.queue.waiting.append(self._phases[name])
         self._hold_followers(name)
 
+    def _give_up(self, lost: LostAnswer) -> list[str]:
+        """Give jobs up; return their ids if they have started meanwhile."""
+        self._fence.check()
+        return lost.give_up()
+
     def cancel_all(self, why: str) -> None:
         """Finish the phases whose job is not known to exist, since the run ends: `why`."""
         while self._lost.waiting:
             lost = self._lost.waiting.pop()
-            lost.give_up()
+            self._give_up(lost)
             judgement = Judgement("cancelled", f"{why} before the job was found: {lost.why}")
             self._drop(lost, judgement)
         while self.queue.waiting:
@@ -261,16 +280,10 @@ class Submitter:
 
     def _drop(self, lost: LostAnswer, judgement: Judgement) -> None:
         """Finish jobs that were given up, whose ids are unknown."""
-        self.cancel_named(lost.jobs)
+        self._ending.end_named(lost.jobs)
         for job in lost.jobs:
             finding = diagnose.explain_lost_answer(judgement, job.directory.batch_script)
             self._finish(job.phase.name, judgement, [finding])
-
-    def cancel_named(self, jobs: Sequence[Submission]) -> None:
-        """Cancel jobs by their name, unless another controller may have submitted them again."""
-        with contextlib.suppress(Superseded):
-            self._fence.check()
-            self._backend.cancel_named(jobs[0])  # the jobs of an array have one name
 
 
 def fault_mark(phase: Phase) -> dict[str, Any]:

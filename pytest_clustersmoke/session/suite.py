@@ -167,14 +167,21 @@ class Suite:
         self.run = start.run
         for line in preflight.remark_on_variables(self.profile, phases, os.environ):
             self.terminal.say(line)
-        self._announce(start.run, phases)
-        journal = self.attachment.journal if self.attachment is not None else None
+        attaches = self.attachment is not None
         try:
-            self.session = JobSession(
-                start.run, self.profile, phases, start.backend, start.check, journal, self._detaches
+            session = JobSession(
+                start.run,
+                self.profile,
+                phases,
+                start.backend,
+                start.check,
+                attaches,
+                self._detaches,
             )
+            self._announce(start.run, phases)
         except OSError as error:
             raise pytest.UsageError(f"nothing is submitted: {error}") from None
+        self.session = session
         self.view = LiveView(
             f"cluster {self.profile.name}", self.session.board, start.run, self.terminal
         )
@@ -191,20 +198,18 @@ class Suite:
             self.config.add_cleanup(lock.release)
 
     def _announce(self, run: RunDir, phases: list[Phase]) -> None:
-        """Record the run, so that a later command can report it even if this process is killed."""
+        """Record the run, so that a later command can report it even if this process is killed.
+        Raises OSError."""
         from ..evidence.locks import ControllerLock
         from .attachment import describe_resolved
 
-        try:
-            self._controller = ControllerLock(run)
-            asked = self.describe_request()
-            if self.attachment is None:
-                asked["resolved"] = describe_resolved(self.profile, phases)
-            else:
-                self._controller.attach()
-            self._controller.announce(asked, self.report_path)
-        except OSError as error:
-            raise pytest.UsageError(f"nothing is submitted: {error}") from None
+        self._controller = ControllerLock(run)
+        asked = self.describe_request()
+        if self.attachment is None:
+            asked["resolved"] = describe_resolved(self.profile, phases)
+        else:
+            self._controller.attach()
+        self._controller.announce(asked, self.report_path)
 
     def _recover(self) -> None:
         """Report earlier runs whose controller was killed, unless they can still be attached."""
@@ -311,12 +316,12 @@ class Suite:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        if self.session is not None and self.session.is_detachable:
-            return (yield from self._end_detached(session))
         if self.session is None or self._is_superseded(self.session):
             self._drop_junit()  # nothing ran, so there is no run to report
             self._refuse_other_success(session, int(exitstatus))
             return (yield)
+        if self.session.is_detachable:
+            return (yield from self._end_detached(session))
         self._interrupts.ending()
         self._judge_run(session, int(exitstatus))
         try:
@@ -349,11 +354,16 @@ class Suite:
         from ..report.verdict import EXIT_INCONCLUSIVE
 
         assert self.session is not None and self._controller is not None and self.view is not None
-        jobs = plural(self.session.detach(), "job")
+        try:
+            jobs = plural(self.session.detach(), "job")
+            line = f"detached: {jobs}, nothing judged; {self._attach_line()}"
+        except OSError as error:  # a full disk, or a process that has taken the run over
+            line = f"nothing judged, and the journal does not say so ({error}); "
+            line += self._attach_line()
         self._drop_junit()
         with contextlib.suppress(OSError):  # the terminal is gone
             self.view.close()
-        self.terminal.say(f"detached: {jobs}, nothing judged; {self._attach_line()}")
+        self.terminal.say(line)
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = EXIT_INCONCLUSIVE
         try:

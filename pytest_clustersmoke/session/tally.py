@@ -240,7 +240,8 @@ def _find_result(
             return CriterionRecord.of("known", failure_text(report), known, kinds)
     elif earlier is None and report.skipped:
         return CriterionRecord.of("skipped", failure_text(report))
-    elif earlier is None and report.when == "call":
+    # Not so if pytest-rerunfailures runs the test again: then the outcome is `rerun`.
+    elif earlier is None and report.when == "call" and report.passed:
         return CriterionRecord.of("passed", marks.get("sensitivity", ""), judged=kinds)
     return None
 

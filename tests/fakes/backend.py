@@ -18,6 +18,7 @@ class FakeBackend:
         self.avoids = True
         self.avoided: dict[str, tuple[str, ...]] = {}  # phase -> the nodes that its job must avoid
         self.orders: dict[str, str] = {}  # phase -> the job that its job was submitted after
+        self.lanes: dict[str, str] = {}  # phase -> the jobs that must end first, however they do
         self.calls: list[tuple[str, ...]] = []
         self.jobs: dict[str, JobState] = {}
         self.directories: dict[str, PhaseDir] = {}
@@ -25,6 +26,7 @@ class FakeBackend:
         self.busy: dict[str, int] = {}  # phase -> how often it cannot be accepted yet
         self.silent: dict[str, bool] = {}  # phase -> whether it was accepted without an answer
         self.records: dict[str, SchedulerRecord] = {}
+        self.array_id = ""  # of the next arrays, whose jobs otherwise have the names of the phases
         self.broken: Exception | None = None
         self.on_cancel = JobState("ended", "CANCELLED")
 
@@ -32,6 +34,7 @@ class FakeBackend:
         phase = job.phase
         self.calls.append(("submit", phase.name))
         self.orders[phase.name], self.avoided[phase.name] = after, job.avoid
+        self.lanes[phase.name] = job.behind
         if phase.name in self.refusals:
             raise Refused(self.refusals[phase.name])
         if self.busy.get(phase.name, 0) > 0:
@@ -54,7 +57,10 @@ class FakeBackend:
 
     def submit_array(self, jobs: Sequence[Submission], at_once: int, after: str = "") -> list[str]:
         self.calls.append(("array", str(at_once), *(job.phase.name for job in jobs)))
-        return [self.submit(job, after) for job in jobs]
+        names = [self.submit(job, after) for job in jobs]
+        return (
+            [f"{self.array_id}_{index}" for index in range(len(names))] if self.array_id else names
+        )
 
     def adopt(self, job: Submission, job_id: str) -> None:
         self.calls.append(("adopt", job_id))

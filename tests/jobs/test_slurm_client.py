@@ -116,7 +116,8 @@ def test_job_is_ours_by_its_name_and_comment(
     """One job, or none."""
     slurm.answers("squeue", listed)
     assert client.find_job("clustersmoke-r-p", "run=r phase=p") == found
-    assert " -t all -n clustersmoke-r-p " in slurm.calls()[-1]
+    # Another user may have given a job our name and comment.
+    assert f" -t all -u {os.getuid()} -n clustersmoke-r-p " in slurm.calls()[-1]
 
 
 def test_sacct_is_asked_if_squeue_does_not_know_a_job(
@@ -163,6 +164,28 @@ def test_job_that_no_command_knows_is_unknown(slurm: FakeSlurm, client: SlurmCli
     """A job that squeue, sacct and scontrol do not know is unknown."""
     slurm.answers("scontrol", err="slurm_load_jobs error: Invalid job id specified", rc=1)
     assert client.job_states(["7"])["7"].kind == "unknown"
+
+
+def test_task_that_was_cancelled_before_it_started_is_unknown(
+    slurm: FakeSlurm, client: SlurmClient
+) -> None:
+    """scontrol then finds no such task, in words of its own and on stdout."""
+    slurm.answers("scontrol", "Job 7_1 not found\n", rc=1)
+    assert client.job_states(["7_1"])["7_1"].kind == "unknown"
+
+
+def test_silence_about_one_job_hides_no_other(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """squeue has answered, and scontrol does not."""
+    slurm.answers("squeue", "7|RUNNING|None|n1|N/A|N/A|a|c\n")
+    slurm.answers("scontrol", err="Unable to contact slurm controller", rc=1)
+    assert [*client.job_states(["7", "8"])] == ["7"]
+
+
+def test_jobs_of_a_run_are_listed_task_by_task(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """Those of an array that wait are one line of squeue otherwise, whose id is no job's."""
+    slurm.answers("squeue", "7_0|clustersmoke run=r array\n7_1|clustersmoke run=r array\n8|x\n")
+    assert client.list_jobs("clustersmoke run=r ") == ["7_0", "7_1"]
+    assert " -r " in slurm.calls()[-1]
 
 
 @pytest.mark.parametrize("command", ["squeue", "scontrol"])

@@ -4,140 +4,33 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from pytest_clustersmoke.evidence.run_directory import (
     RunDir,
-    job_name,
     read_json,
     write_json,
 )
 from pytest_clustersmoke.evidence.scheduler_record import JobState
-from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter, read_events
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.backend import Submission
 from pytest_clustersmoke.jobs.slurm_backend import SlurmBackend
 from pytest_clustersmoke.node.abort_flag import NodeFailed, raise_flag
 from pytest_clustersmoke.node.node_job import run_node
 from pytest_clustersmoke.preflight.slurm_check import SlurmCheck
+from pytest_clustersmoke.session import cancellation, lost_answers, phase_queue
 from pytest_clustersmoke.session import job_session as module
-from pytest_clustersmoke.session import lost_answers, phase_queue
-from pytest_clustersmoke.session.job_session import JobSession, Progress, WatchFailed
+from pytest_clustersmoke.session.job_session import JobSession, WatchFailed
 from pytest_clustersmoke.session.phase_queue import PhaseQueue
-from tests.fakes.backend import FakeBackend
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
-
-WITHIN_S = 20.0
-
-
-def ignore(progress: Progress) -> None:
-    """Report nothing."""
+from tests.support.job_run import WITHIN_S, JobRun, ignore, until
 
 
-def until(holds: Callable[[], object]) -> None:
-    """Wait for something that another thread does."""
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.005)
-
-
-class Run:
-    """A session over a fake backend."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.backend = FakeBackend()
-        self.sessions: list[JobSession] = []
-
-    def start(
-        self,
-        *names: str,
-        gpus: int = 1,
-        nodes: int = 1,
-        after: Any = (),
-        resume: bool = False,
-        sweep: str = "",
-        **keys: Any,
-    ) -> JobSession:
-        """Start phases of these names; `after`: phase -> the one that it runs after; `sweep`: the
-        phase of which those named `sweep-...` are points."""
-        keys.setdefault("limits", {"poll_s": 0.05})
-        profile = make_profile(self.folder, phases=dict.fromkeys(names), **keys)
-        order = dict(after)
-        phases = [
-            make_phase(
-                profile,
-                name,
-                gpus_per_node=gpus,
-                nodes=nodes,
-                after=order.get(name, ""),
-                resume=resume,
-            )
-            for name in names
-        ]
-        phases = [
-            replace(phase, base=sweep) if sweep and phase.name.startswith(f"{sweep}-") else phase
-            for phase in phases
-        ]
-        root = self.folder / "run1"
-        root.mkdir()
-        self.run = RunDir(root)
-        session = JobSession(self.run, profile, phases, self.backend)
-        self.sessions.append(session)
-        session.start()
-        return session
-
-    def submitted(self) -> list[str]:
-        return [name for (name,) in self.backend.named("submit")]
-
-    def passes(self, name: str, nodes: int = 1) -> None:
-        """Write the files of a job that passes."""
-        directory = self.run.phase(name)
-        for node in range(nodes):
-            directory.claim.touch()
-            writer = EventWriter(directory.rank_events(node))
-            job = job_name(read_json(directory.spec) or {})
-            writer.write("start", schema=SCHEMA, job=job, rank=node, node_rank=node)
-            writer.write("done", seconds=1)
-            writer.close()
-            times = {"started": time.time() - 5, "ended": time.time(), "launcher_s": 4.0}
-            write_json(directory.node_result(node), {"ok": True, "node": f"n{node}", **times})
-
-    def fails(self, name: str) -> None:
-        """Write the files of a job whose node fails."""
-        directory = self.run.phase(name)
-        directory.claim.touch()
-        failure = {"ok": False, "node": "n0", "reason": "node", "why": "it is broken"}
-        write_json(directory.node_result(0), failure)
-
-    def result(self, name: str) -> dict[str, Any]:
-        return read_json(self.run.phase(name).result) or {}
-
-    def events(self) -> list[tuple[str, Any]]:
-        records = read_events(self.run.journal).records
-        return [(record["event"], record.get("phase")) for record in records]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    monkeypatch.setattr(module, "TICK_S", 0.01)
-    for name in ("FIRST_POLL_S", "RESULT_GRACE_S", "FORGOTTEN_LOOK_S", "VERDICT_GRACE_S"):
-        monkeypatch.setattr(job_watch, name, 0.05)
-    made = Run(tmp_path)
-    yield made
-    for session in made.sessions:
-        session.close()
-        until(lambda session=session: not session._thread.is_alive())  # type: ignore[misc]
-
-
-def test_all_phases_are_submitted_before_any_result(run: Run) -> None:
+def test_all_phases_are_submitted_before_any_result(run: JobRun) -> None:
     """Queue waits overlap: every phase is submitted while none has ended."""
     session = run.start("a", "b", "c")
     until(lambda: len(run.submitted()) == 3)
@@ -150,7 +43,7 @@ def test_all_phases_are_submitted_before_any_result(run: Run) -> None:
     } == dict.fromkeys("abc", "passed")
 
 
-def test_intent_is_journalled_before_submission(run: Run) -> None:
+def test_intent_is_journalled_before_submission(run: JobRun) -> None:
     """intent, then sbatch, then the id: a job of a killed run can be found."""
     events_at_submission: list[Any] = []
     submit = run.backend.submit
@@ -168,7 +61,7 @@ def test_intent_is_journalled_before_submission(run: Run) -> None:
     assert run.events() == [("intent", "a"), ("submitted", "a"), ("ended", "a")]
 
 
-def test_max_jobs_limits_the_jobs_at_once(run: Run) -> None:
+def test_max_jobs_limits_the_jobs_at_once(run: JobRun) -> None:
     """limits.max_jobs jobs run; the next one is submitted when one has ended, in order."""
     session = run.start("a", "b", "c", limits={"max_jobs": 2, "poll_s": 0.05})
     until(lambda: len(run.backend.named("states")) > 3)
@@ -178,7 +71,7 @@ def test_max_jobs_limits_the_jobs_at_once(run: Run) -> None:
     until(lambda: run.submitted() == ["a", "b", "c"])
 
 
-def test_local_phases_wait_until_their_ranks_fit(run: Run) -> None:
+def test_local_phases_wait_until_their_ranks_fit(run: JobRun) -> None:
     """A second phase waits until both fit; one that is too large still runs alone."""
     run.backend.ranks_at_once = 3
     session = run.start("a", "b", "c", gpus=2)
@@ -190,7 +83,7 @@ def test_local_phases_wait_until_their_ranks_fit(run: Run) -> None:
     until(lambda: run.submitted() == ["a", "b"])
 
 
-def test_phase_starts_once_the_one_before_it_has_passed(run: Run) -> None:
+def test_phase_starts_once_the_one_before_it_has_passed(run: JobRun) -> None:
     """A phase that waits does not keep those behind it from starting."""
     session = run.start("second", "first", "other", after={"second": "first"})
     until(lambda: len(run.backend.named("states")) > 3)
@@ -203,7 +96,7 @@ def test_phase_starts_once_the_one_before_it_has_passed(run: Run) -> None:
     assert session.outcomes["second"].outcome == "passed"
 
 
-def test_points_of_a_sweep_are_submitted_as_one_array(run: Run) -> None:
+def test_points_of_a_sweep_are_submitted_as_one_array(run: JobRun) -> None:
     """As many at a time as there is room for; other phases wait for room, as ever."""
     session = run.start("a", "x-1", "x-2", "x-3", "b", sweep="x", limits={"max_jobs": 3})
     until(lambda: len(run.submitted()) == 4)
@@ -217,7 +110,7 @@ def test_points_of_a_sweep_are_submitted_as_one_array(run: Run) -> None:
     assert session.outcomes["x-2"].outcome == "passed"
 
 
-def test_refused_array_is_refused_at_each_point(run: Run) -> None:
+def test_refused_array_is_refused_at_each_point(run: JobRun) -> None:
     """Each point has the scheduler's message, and none is submitted again."""
     run.backend.refusals["x-1"] = "no such partition"
     session = run.start("x-1", "x-2", sweep="x")
@@ -227,7 +120,7 @@ def test_refused_array_is_refused_at_each_point(run: Run) -> None:
     assert len(run.backend.named("array")) == 1
 
 
-def test_four_phases_that_ask_for_the_same_are_submitted_as_one_array(run: Run) -> None:
+def test_four_phases_that_ask_for_the_same_are_submitted_as_one_array(run: JobRun) -> None:
     """First, so that it has all the room; a task that waits for its turn takes none."""
     phases = ("x-1", *"abcd")
     session = run.start(*phases, sweep="x", limits={"max_jobs": 3, "poll_s": 0.05})
@@ -247,7 +140,7 @@ def test_four_phases_that_ask_for_the_same_are_submitted_as_one_array(run: Run) 
 @pytest.mark.parametrize(
     "keys", [{"nodes": 2}, {"resume": True}, {"after": dict.fromkeys("abcd", "e")}]
 )
-def test_phases_that_need_a_job_of_their_own_are_in_no_array(run: Run, keys: Any) -> None:
+def test_phases_that_need_a_job_of_their_own_are_in_no_array(run: JobRun, keys: Any) -> None:
     """Those of several nodes, those that may be requeued, those that wait for another."""
     run.backend.chains = True
     run.start("e", "a", "b", "c", "d", **keys)
@@ -255,13 +148,13 @@ def test_phases_that_need_a_job_of_their_own_are_in_no_array(run: Run, keys: Any
     assert run.backend.named("array") == []
 
 
-def test_three_phases_that_ask_for_the_same_are_a_job_each(run: Run) -> None:
+def test_three_phases_that_ask_for_the_same_are_a_job_each(run: JobRun) -> None:
     run.start("a", "b", "c")
     until(lambda: len(run.submitted()) == 3)
     assert run.backend.named("array") == []
 
 
-def test_phases_are_a_job_each_where_an_array_would_be_slower(run: Run) -> None:
+def test_phases_are_a_job_each_where_an_array_would_be_slower(run: JobRun) -> None:
     """Where other jobs have taken some of the room, since nothing would widen the array later."""
     profile = make_profile(run.folder, phases=dict.fromkeys("abcd"), limits={"max_jobs": 4})
     queue = PhaseQueue(
@@ -275,7 +168,7 @@ def test_phases_are_a_job_each_where_an_array_would_be_slower(run: Run) -> None:
     assert [phase.name for phase in queue.take({}, {}, 0)] == ["a", "b", "c", "d"]
 
 
-def test_refused_array_of_phases_is_submitted_phase_by_phase(run: Run) -> None:
+def test_refused_array_of_phases_is_submitted_phase_by_phase(run: JobRun) -> None:
     """Arrays may be disabled, or larger than a limit on submitted jobs allows: each phase gets an
     answer of its own, and the user reads why."""
     run.backend.refusals["a"] = "Invalid job array specification"
@@ -291,7 +184,7 @@ def test_refused_array_of_phases_is_submitted_phase_by_phase(run: Run) -> None:
 
 
 @pytest.mark.parametrize("chains", [True, False])
-def test_phase_after_a_failed_one_never_runs(run: Run, chains: bool) -> None:
+def test_phase_after_a_failed_one_never_runs(run: JobRun, chains: bool) -> None:
     """Nor does the phase after that. Each says which one did not pass."""
     run.backend.chains = chains
     session = run.start("a", "b", "c", after={"b": "a", "c": "b"})
@@ -310,7 +203,7 @@ def test_phase_after_a_failed_one_never_runs(run: Run, chains: bool) -> None:
     assert run.submitted() == (["a", "b", "c"] if chains else ["a"])
 
 
-def test_job_that_waits_in_the_queue_for_another_needs_no_room(run: Run) -> None:
+def test_job_that_waits_in_the_queue_for_another_needs_no_room(run: JobRun) -> None:
     """It is submitted at once, after the other's job, and the limits count from when it may run."""
     run.backend.chains = True
     limits = {"max_jobs": 1, "queue_wait_s": 0.3, "poll_s": 0.05}
@@ -326,7 +219,7 @@ def test_job_that_waits_in_the_queue_for_another_needs_no_room(run: Run) -> None
     until(lambda: run.submitted() == ["a", "b", "c"])
 
 
-def test_job_after_one_that_has_passed_already_has_no_dependency(run: Run) -> None:
+def test_job_after_one_that_has_passed_already_has_no_dependency(run: JobRun) -> None:
     """Also where the scheduler could wait for it: a rerun comes after the other job, whose id the
     scheduler may have forgotten."""
     run.backend.chains = True
@@ -343,14 +236,14 @@ def test_job_after_one_that_has_passed_already_has_no_dependency(run: Run) -> No
     assert session.outcomes[rerun].outcome == "passed"
 
 
-def test_order_counts_only_among_the_phases_of_the_run(run: Run) -> None:
+def test_order_counts_only_among_the_phases_of_the_run(run: JobRun) -> None:
     """A phase after one that was not selected starts at once."""
     run.start("b", after={"b": "a"})
     until(run.submitted)
     assert run.submitted() == ["b"] and run.backend.orders["b"] == ""
 
 
-def test_refused_phase_is_a_finding_and_the_others_continue(run: Run) -> None:
+def test_refused_phase_is_a_finding_and_the_others_continue(run: JobRun) -> None:
     """The finding quotes sbatch; the phase never ran."""
     run.backend.refusals["a"] = "sbatch: error: Invalid qos specification"
     session = run.start("a", "b")
@@ -366,7 +259,7 @@ def test_refused_phase_is_a_finding_and_the_others_continue(run: Run) -> None:
     assert run.events().count(("refused", "a")) == 1
 
 
-def test_job_that_exceeds_the_queue_limit_never_ran(run: Run) -> None:
+def test_job_that_exceeds_the_queue_limit_never_ran(run: JobRun) -> None:
     """After limits.queue_wait_s a pending job is cancelled, and never ran."""
     session = run.start("a", limits={"queue_wait_s": 0.1, "poll_s": 0.05})
     session.wait("a", ignore)
@@ -375,7 +268,7 @@ def test_job_that_exceeds_the_queue_limit_never_ran(run: Run) -> None:
     assert "did not start within 0.1 s" in run.result("a")["reason"]
 
 
-def test_queue_limit_does_not_end_a_running_job(run: Run) -> None:
+def test_queue_limit_does_not_end_a_running_job(run: JobRun) -> None:
     """The limit applies to the queue only."""
     session = run.start("a", limits={"queue_wait_s": 0.2, "poll_s": 0.05})
     until(lambda: run.submitted() == ["a"])
@@ -388,7 +281,7 @@ def test_queue_limit_does_not_end_a_running_job(run: Run) -> None:
     assert session.outcomes["a"].outcome == "passed"
 
 
-def test_vanished_job_is_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vanished_job_is_lost(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that the scheduler has forgotten, without results, is lost. It is cancelled, since it
     may run after all."""
     monkeypatch.setattr(job_watch, "COMPLETED_GRACE_S", 0.05)
@@ -402,7 +295,7 @@ def test_vanished_job_is_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_job_that_another_one_replaced_is_lost_and_the_other_goes_on(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm lost its state, and gave the id to somebody else's job: that one is not cancelled, not
     even when the run is interrupted."""
@@ -419,7 +312,7 @@ def test_job_that_another_one_replaced_is_lost_and_the_other_goes_on(
     assert run.backend.named("cancel") == []
 
 
-def test_job_ended_from_outside_while_the_scheduler_is_silent_is_lost(run: Run) -> None:
+def test_job_ended_from_outside_while_the_scheduler_is_silent_is_lost(run: JobRun) -> None:
     """It was seen to run, then squeue fails: nothing shows that it failed, or was requeued."""
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
@@ -435,7 +328,7 @@ def test_job_ended_from_outside_while_the_scheduler_is_silent_is_lost(run: Run) 
     assert [finding["id"] for finding in run.result("a")["findings"]] == ["job-lost"]
 
 
-def test_failed_job_that_the_scheduler_still_runs_is_cancelled(run: Run) -> None:
+def test_failed_job_that_the_scheduler_still_runs_is_cancelled(run: JobRun) -> None:
     """Its nodes have ended, and srun waits for one whose slurmstepd was killed."""
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
@@ -447,7 +340,7 @@ def test_failed_job_that_the_scheduler_still_runs_is_cancelled(run: Run) -> None
     assert run.backend.named("cancel") == [("a",)]
 
 
-def test_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_result_counts(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says COMPLETED before the file system shows the result: passed."""
     monkeypatch.setattr(job_watch, "RESULT_GRACE_S", 5.0)
     session = run.start("a")
@@ -460,7 +353,7 @@ def test_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.result("a")["outcome"] == "passed"
 
 
-def test_interruption_cancels_all_jobs_in_one_call(run: Run) -> None:
+def test_interruption_cancels_all_jobs_in_one_call(run: JobRun) -> None:
     """Phases that were never submitted are cancelled, too; one that passed stays."""
     session = run.start("a", "b", "c", "d", nodes=2, limits={"max_jobs": 3, "poll_s": 0.05})
     until(lambda: len(run.submitted()) == 3)
@@ -475,7 +368,7 @@ def test_interruption_cancels_all_jobs_in_one_call(run: Run) -> None:
 
 
 def test_interruption_does_not_wait_for_a_slow_scheduler(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The jobs are cancelled while the watch thread waits for an answer."""
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
@@ -497,7 +390,7 @@ def test_interruption_does_not_wait_for_a_slow_scheduler(
 
 
 def test_interruption_does_not_wait_for_a_slow_cancellation(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If scancel does not answer, the run ends in time; the command continues alone."""
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
@@ -519,7 +412,7 @@ def test_interruption_does_not_wait_for_a_slow_cancellation(
 
 
 def test_unanswered_submission_is_cancelled_by_name(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interruption while sbatch hangs cancels the job by name, and returns the phase."""
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
@@ -539,7 +432,7 @@ def test_unanswered_submission_is_cancelled_by_name(
     answer.set()
 
 
-def test_job_of_a_lost_answer_is_found_and_watched(run: Run) -> None:
+def test_job_of_a_lost_answer_is_found_and_watched(run: JobRun) -> None:
     """sbatch timed out, but Slurm has the job."""
     run.backend.silent["a"] = False
     session = run.start("a")
@@ -553,7 +446,7 @@ def test_job_of_a_lost_answer_is_found_and_watched(run: Run) -> None:
     assert [name for name, _ in run.events()][:3] == ["intent", "unanswered", "submitted"]
 
 
-def test_job_whose_claim_is_seen_is_watched(run: Run) -> None:
+def test_job_whose_claim_is_seen_is_watched(run: JobRun) -> None:
     """It runs while the scheduler still does not answer: the claim has its id."""
     run.backend.silent["a"] = False
     session = run.start("a")
@@ -572,7 +465,7 @@ def test_job_whose_claim_is_seen_is_watched(run: Run) -> None:
     assert session.outcomes["a"].outcome == "passed"
 
 
-def test_job_that_is_not_found_is_given_up(run: Run) -> None:
+def test_job_that_is_not_found_is_given_up(run: JobRun) -> None:
     """It may start later all the same: its name is cancelled, and what starts ends at once."""
     run.backend.silent["a"] = False
     session = run.start("a", limits={"poll_s": 0.05, "scheduler_patience_s": 0.2})
@@ -589,7 +482,7 @@ def test_job_that_is_not_found_is_given_up(run: Run) -> None:
 
 
 def test_full_disk_does_not_keep_an_unanswered_job_from_its_end(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is cancelled by its name, and the other phases go on."""
 
@@ -607,7 +500,7 @@ def test_full_disk_does_not_keep_an_unanswered_job_from_its_end(
     assert session.outcomes["b"].outcome == "passed"
 
 
-def test_unanswered_job_is_given_up_by_an_interruption(run: Run) -> None:
+def test_unanswered_job_is_given_up_by_an_interruption(run: JobRun) -> None:
     """It was not found yet."""
     run.backend.silent["a"] = False
     session = run.start("a")
@@ -619,7 +512,7 @@ def test_unanswered_job_is_given_up_by_an_interruption(run: Run) -> None:
 
 
 def test_scheduler_that_cannot_accept_jobs_now_is_asked_again(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The phase keeps its turn, and the user reads one line."""
     monkeypatch.setattr(phase_queue, "FIRST_RETRY_S", 0.05)
@@ -635,7 +528,7 @@ def test_scheduler_that_cannot_accept_jobs_now_is_asked_again(
 
 
 def test_scheduler_that_never_accepts_jobs_is_given_up(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each phase with its last words."""
     monkeypatch.setattr(phase_queue, "FIRST_RETRY_S", 0.05)
@@ -646,7 +539,7 @@ def test_scheduler_that_never_accepts_jobs_is_given_up(
     assert "temporarily unable" in run.result("a")["reason"]
 
 
-def test_phase_not_yet_submitted_is_cancelled_by_an_interruption(run: Run) -> None:
+def test_phase_not_yet_submitted_is_cancelled_by_an_interruption(run: JobRun) -> None:
     """Its result says so."""
     session = run.start("a", "b", limits={"max_jobs": 1, "poll_s": 0.05})
     until(lambda: run.submitted() == ["a"])
@@ -655,9 +548,11 @@ def test_phase_not_yet_submitted_is_cancelled_by_an_interruption(run: Run) -> No
     assert run.result("b")["reason"] == "the run was interrupted before it was submitted"
 
 
-def test_interruption_ends_within_its_time_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_ends_within_its_time_limit(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Jobs that do not end when cancelled are not waited for longer than the limit."""
-    monkeypatch.setattr(module, "CANCEL_CONFIRM_S", 0.3)
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 0.3)
     run.backend.on_cancel = JobState("running", "COMPLETING")
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
@@ -669,7 +564,7 @@ def test_interruption_ends_within_its_time_limit(run: Run, monkeypatch: pytest.M
     assert run.result("a")["outcome"] == "cancelled"
 
 
-def test_error_in_the_watch_thread_is_raised_and_cancels_jobs(run: Run) -> None:
+def test_error_in_the_watch_thread_is_raised_and_cancels_jobs(run: JobRun) -> None:
     """`wait` raises it with its cause; no job is left."""
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
@@ -679,7 +574,7 @@ def test_error_in_the_watch_thread_is_raised_and_cancels_jobs(run: Run) -> None:
     until(lambda: run.backend.named("cancel") == [("a",)])
 
 
-def test_each_change_is_reported_once(run: Run) -> None:
+def test_each_change_is_reported_once(run: JobRun) -> None:
     """Submitted, pending with the scheduler's reason, running with its nodes, the outcome."""
     texts: list[str] = []
     session = run.start("a")
@@ -696,7 +591,7 @@ def test_each_change_is_reported_once(run: Run) -> None:
     assert len(texts) == len(set(texts)) and texts[0] == "submitted as job a"
 
 
-def test_queue_time_and_run_time_are_separate(run: Run) -> None:
+def test_queue_time_and_run_time_are_separate(run: JobRun) -> None:
     """Queue wait and run time come from the scheduler's clock and the nodes' own."""
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
@@ -711,7 +606,7 @@ def test_queue_time_and_run_time_are_separate(run: Run) -> None:
     assert result["torchrun_s"] == 4.0
 
 
-def test_thread_ends_after_the_last_phase(run: Run) -> None:
+def test_thread_ends_after_the_last_phase(run: JobRun) -> None:
     """The thread ends by itself, and closing twice is harmless."""
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
@@ -723,7 +618,7 @@ def test_thread_ends_after_the_last_phase(run: Run) -> None:
     assert run.backend.named("cancel") == []
 
 
-def test_requested_rerun_is_submitted_once(run: Run) -> None:
+def test_requested_rerun_is_submitted_once(run: JobRun) -> None:
     """It is a job of its own; a request for a phase that never ran, or a fourth, is ignored."""
     session = run.start("a", history_check="confirm")
     until(lambda: run.submitted() == ["a"])
@@ -738,7 +633,7 @@ def test_requested_rerun_is_submitted_once(run: Run) -> None:
     assert run.submitted() == ["a", "a.confirm1"]
 
 
-def test_rerun_is_cancelled_with_the_run(run: Run) -> None:
+def test_rerun_is_cancelled_with_the_run(run: JobRun) -> None:
     """As any job is, whether it was submitted or not."""
     session = run.start("a", history_check="confirm", limits={"poll_s": 0.05, "max_jobs": 1})
     until(lambda: run.submitted() == ["a"])
@@ -752,7 +647,7 @@ def test_rerun_is_cancelled_with_the_run(run: Run) -> None:
     assert [session.outcomes[name].outcome for name in names] == ["cancelled", "cancelled"]
 
 
-def test_reruns_need_the_profiles_consent(run: Run) -> None:
+def test_reruns_need_the_profiles_consent(run: JobRun) -> None:
     """A file that a job leaves there starts nothing."""
     session = run.start("a", "b")
     until(lambda: len(run.submitted()) == 2)
@@ -765,7 +660,7 @@ def test_reruns_need_the_profiles_consent(run: Run) -> None:
     assert run.submitted() == ["a", "b"]
 
 
-def test_requeued_job_is_cancelled(run: Run) -> None:
+def test_requeued_job_is_cancelled(run: JobRun) -> None:
     """A failed job that is requeued must not run a second time."""
     session = run.start("a")
     until(lambda: "a" in run.backend.directories)
@@ -777,7 +672,7 @@ def test_requeued_job_is_cancelled(run: Run) -> None:
     assert run.result("a")["outcome"] != "passed"
 
 
-def test_state_that_our_own_cancellation_made_is_an_interruption(run: Run) -> None:
+def test_state_that_our_own_cancellation_made_is_an_interruption(run: JobRun) -> None:
     """The scheduler's answer, which was on its way, already has the cancelled job."""
     answer = run.backend.states
 
@@ -798,7 +693,7 @@ def test_state_that_our_own_cancellation_made_is_an_interruption(run: Run) -> No
 
 @pytest.mark.parametrize(("failed_first", "outcome"), [(True, "failed"), (False, "cancelled")])
 def test_failure_before_an_interruption_stays_one(
-    run: Run, failed_first: bool, outcome: str
+    run: JobRun, failed_first: bool, outcome: str
 ) -> None:
     """A node that was asked to end raises the abort flag as well: that is the interruption."""
     end, cause = run.backend.cancel, {"reason": "node", "why": "it is broken", "rank": None}
@@ -824,7 +719,7 @@ def test_failure_before_an_interruption_stays_one(
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_scheduler_hardly_notices_twenty_phases(run: Run, nodes: int) -> None:
+def test_scheduler_hardly_notices_twenty_phases(run: JobRun, nodes: int) -> None:
     """One squeue every `poll_s` serves all jobs. Phases of one node are an array, which takes one
     submission; those of two are a job each. Besides, a run asks less than ten questions."""
     slurm = FakeSlurm(run.folder)

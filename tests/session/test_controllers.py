@@ -1,0 +1,193 @@
+"""Controllers of one run after each other: what the next one takes up, and what the one before it
+no longer touches."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.config.phase import Phase
+from pytest_clustersmoke.evidence.locks import ControllerFence
+from pytest_clustersmoke.evidence.run_directory import RunDir
+from pytest_clustersmoke.evidence.run_journal import FencedJournal
+from pytest_clustersmoke.evidence.scheduler_record import JobState
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.preflight.slurm_check import CheckResult
+from pytest_clustersmoke.session import job_session
+from pytest_clustersmoke.session.job_session import JobSession, WatchFailed
+from tests.support.job_run import JobRun, ignore, until
+
+
+def stopped(session: JobSession) -> None:
+    """Wait until a controller has seen that it has a successor."""
+    with pytest.raises(WatchFailed, match="has taken this run over"):
+        session.wait("a", ignore)
+    session._thread.join()
+
+
+def test_controller_with_a_successor_cancels_no_job(run: JobRun) -> None:
+    """Neither as it stops nor at Ctrl-C; it writes no result and no line of the journal."""
+    session = run.start("a", "b", limits={"max_jobs": 1, "poll_s": 0.05})
+    until(lambda: ("submitted", "a") in run.events())
+    ControllerFence(run.run)
+    events = run.events()
+    session.cancel()
+    session.close()
+    until(lambda: not session._thread.is_alive())
+    assert run.backend.named("cancel") == run.backend.named("cancel_named") == []
+    assert run.events() == events
+    assert not run.result("a") and not run.result("b")
+
+
+def test_controller_with_a_successor_submits_nothing(run: JobRun) -> None:
+    """It was asking Slurm about the phases. The successor's spec stays as it is."""
+
+    def supersede(phases: Iterable[Phase], directory: RunDir) -> CheckResult:
+        ControllerFence(directory)
+        return CheckResult()
+
+    stopped(run.start("a", check=supersede))
+    assert run.submitted() == [] and not run.run.phase("a").spec.exists()
+
+
+def test_controller_with_a_successor_withdraws_no_submission(run: JobRun) -> None:
+    """The successor looks for the same job."""
+    run.backend.silent["a"] = False
+    session = run.start("a", limits={"poll_s": 0.05, "scheduler_patience_s": 60})
+    until(lambda: run.backend.named("find"))
+    ControllerFence(run.run)
+    stopped(session)
+    session.close()
+    assert run.backend.named("cancel_named") == []
+    assert not list(run.run.phase("a").root.glob("withdrawn.*"))
+
+
+def test_successor_that_comes_before_sbatch_keeps_it_from_being_called(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the line `intent` and the submission."""
+
+    def supersede(*_: Any, **__: Any) -> None:
+        ControllerFence(run.run)
+
+    monkeypatch.setattr(FencedJournal, "write", supersede)
+    stopped(run.start("a"))
+    assert run.submitted() == []
+
+
+def test_journal_is_read_behind_the_fence(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the controller before wrote until then counts: no phase is submitted by both."""
+    run.start("a").cancel()
+    until(lambda: run.result("a"))
+    run.run.journal.write_text("")
+    run.run.phase("a").result.unlink()
+
+    class LateFence(ControllerFence):
+        def __init__(self, directory: RunDir) -> None:
+            journal = EventWriter(directory.journal)
+            journal.write("intent", phase="a", token="t")
+            journal.write("submitted", phase="a", job_id="a")
+            journal.close()
+            super().__init__(directory)
+
+    monkeypatch.setattr(job_session, "ControllerFence", LateFence)
+    run.backend.jobs["a"] = JobState("running", "RUNNING")
+    session = run.attach()
+    until(lambda: run.backend.named("states"))
+    assert run.submitted() == [] and run.backend.named("adopt") == [("a",)]
+    session.close()
+
+
+def test_result_of_a_phase_that_was_given_up_hides_no_job_of_it(run: JobRun) -> None:
+    """An interrupted run has a result of each phase that it never submitted. The run that attaches
+    submits it, and is killed: the next one awaits that job."""
+    session = run.start("a", "b", limits={"max_jobs": 1, "poll_s": 0.05})
+    until(lambda: ("submitted", "a") in run.events())
+    session.close()
+    assert run.result("b")["outcome"] == "cancelled"
+    run.attach()
+    until(lambda: ("submitted", "b") in run.events())
+    assert run.result("b") == {}
+    last = run.attach()
+    until(lambda: run.backend.named("adopt") == [("b",)])
+    run.passes("b")
+    last.wait("b", ignore)
+    assert last.outcomes["b"].outcome == "passed" and run.submitted() == []
+
+
+def test_unanswered_job_after_a_phase_that_was_not_selected_is_awaited(run: JobRun) -> None:
+    """Nothing holds it back: its order counts among the phases of the run only."""
+    run.backend.silent["b"] = False
+    run.start("b", after={"b": "a"})
+    until(lambda: ("unanswered", None) in run.events())
+    run.backend.silent["b"] = True
+    session = run.attach()
+    until(lambda: ("submitted", "b") in run.events())
+    run.passes("b")
+    session.wait("b", ignore)
+    assert session.outcomes["b"].outcome == "passed"
+
+
+def test_limit_on_the_queue_counts_from_the_attachment(run: JobRun) -> None:
+    """While nobody watched, nobody could keep it: a job that waited long is not ended at once."""
+    limits = {"poll_s": 0.05, "queue_wait_s": 600}
+    run.start("a", limits=limits)
+    until(lambda: ("submitted", "a") in run.events())
+    hour_ago = f'"time": {time.time() - 3600}'
+    run.run.journal.write_text(re.sub(r'"time": [\d.]+', hour_ago, run.run.journal.read_text()))
+    session = run.attach()
+    until(lambda: len(run.backend.named("states")) > 3)
+    assert session.outcomes == {} and run.backend.named("cancel") == []
+
+
+def test_job_that_ended_meanwhile_is_judged_before_others_are_submitted(run: JobRun) -> None:
+    """Slurm may have forgotten it, and would refuse a job that depends on it."""
+    run.backend.chains = True
+    limits = {"poll_s": 0.05, "max_jobs": 1}
+    run.start("a", "b", after={"b": "a"}, limits=limits)
+    until(lambda: run.submitted() == ["a", "b"])
+    ControllerFence(run.run)  # the first one is gone
+    text = run.run.journal.read_text().splitlines(keepends=True)
+    run.run.journal.write_text("".join(line for line in text if '"phase": "b"' not in line))
+    run.passes("a")
+    run.backend.jobs["a"] = JobState("unknown", "")
+    run.attach()
+    until(lambda: run.submitted() == ["b"])
+    assert run.backend.orders["b"] == ""
+
+
+def test_jobs_left_to_the_scheduler_keep_the_limit(run: JobRun) -> None:
+    """Also a phase that runs after another one has its place in a lane."""
+    run.backend.chains = True
+    session = run.start(
+        *"abcd", after={"c": "a"}, detaches=True, limits={"max_jobs": 2, "poll_s": 0.05}
+    )
+    session.join()
+    assert session.is_detachable and session.detach() == 4
+    order = run.submitted()
+    behind = {name: order[number - 2] if number >= 2 else "" for number, name in enumerate(order)}
+    assert run.backend.lanes == behind and run.backend.orders["c"] == "a"
+
+
+def test_array_left_to_the_scheduler_has_all_lanes(run: JobRun) -> None:
+    """What comes behind waits for the whole array, whose tasks may end in any order."""
+    run.backend.array_id = "7"
+    session = run.start(
+        *("x-1", "x-2", "x-3", "a"), sweep="x", detaches=True, limits={"max_jobs": 2}
+    )
+    session.join()
+    assert run.backend.named("array") == [("2", "x-1", "x-2", "x-3")]
+    assert run.backend.lanes["a"] == "7" and run.backend.lanes["x-1"] == ""
+
+
+def test_run_whose_watch_has_failed_is_not_detached(run: JobRun) -> None:
+    """Not every phase was submitted."""
+    run.backend.submit = lambda *_: 1 / 0  # type: ignore[assignment,method-assign]
+    session = run.start("a", detaches=True)
+    with pytest.raises(WatchFailed):
+        session.join()
+    assert not session.is_detachable
