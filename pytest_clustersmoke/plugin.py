@@ -68,6 +68,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="maximum number of jobs at a time (default: `limits.max_jobs` of the cluster)",
     )
     group.addoption(
+        "--cluster-wait",
+        type=_parse_wait,
+        metavar="SECONDS",
+        help="how long a job may wait in the queue (default: `limits.queue_wait_s` of the cluster); "
+        "0: one scheduling cycle of 60 s, or not at all if Slurm expects a later start",
+    )
+    group.addoption(
         "--cluster-here",
         action="store_true",
         help="run phases as steps of the Slurm allocation in which pytest runs; submit no jobs",
@@ -144,6 +151,15 @@ def _parse_count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
+
+
+def _parse_wait(text: str) -> float:
+    import argparse
+    import re
+
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, 0 or more, got {text!r}")
+    return float(text)
 
 
 def _parse_steps(text: str) -> tuple[int, int]:

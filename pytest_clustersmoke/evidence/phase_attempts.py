@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..text import sanitize_line, shorten
+from ..text import sanitize_line
 from .finding import Finding
 from .run_directory import PhaseDir, read_json, write_json
 from .telemetry import parse_finite, parse_rows, parse_text, parse_texts, to_json_value
 
 NODE_FAILED, PREEMPTED = "cluster_failed", "preempted"
 RETRIED = (NODE_FAILED, PREEMPTED)  # the outcomes after which a phase may be tried again
-MOST_NODES = 4  # named in a line
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,6 @@ class PhaseAttempt:
             parse_finite(record.get("run_s")),
             tuple(map(Finding.from_record, parse_rows(record.get("findings")))),
         )
-
-    def __str__(self) -> str:
-        """The attempt in a few words, for people."""
-        where = f" on {shorten(list(self.nodes), MOST_NODES)}" if self.nodes else ""
-        job = f" (job {self.job_id}{where})" if self.job_id else ""
-        return f"attempt {self.number}{job}: {self.outcome.replace('_', ' ')}: {self.reason}"
 
 
 def read_attempt(directory: PhaseDir) -> PhaseAttempt | None:

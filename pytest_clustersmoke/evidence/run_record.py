@@ -274,6 +274,21 @@ class RemarkRecord(RecordModel):
     text: str
 
 
+class AttemptRecord(RecordModel):
+    """One job of a phase that was tried again, by its own outcome."""
+
+    attempt: int = Field(description="its number, from 1")
+    outcome: Outcome
+    reason: str = Field(description="why the outcome is this one")
+    job_id: str = Field(description="the scheduler's; empty if nothing was submitted")
+    nodes: list[str] = Field(description="the scheduler's names of the nodes that it had")
+    failed_nodes: list[str] = Field(description="those that failed, which later jobs did not get")
+    submitted: float | None = Field(description="Unix s")
+    ended: float | None = Field(description="Unix s")
+    queue_s: float | None
+    run_s: float | None
+
+
 class PhaseRecord(RecordModel):
     """One phase: its job, what it measured, and its criteria."""
 
@@ -284,6 +299,14 @@ class PhaseRecord(RecordModel):
     fault: str = Field(
         default="", description="the staged fault, if any: then nothing here is about the cluster"
     )
+    attempts: list[AttemptRecord] = Field(
+        default=[],
+        description="its jobs in order if it was tried again; all else is the last's",
+    )
+    requeues: int = Field(
+        default=0, description="how often its job was requeued and went on from what it had saved"
+    )
+    suspended_s: float = Field(default=0.0, description="how long its job was suspended")
     scheduler_state: str
     scheduler_nodes: str
     estimated_start: float | None = Field(description="the scheduler's estimate, Unix s")

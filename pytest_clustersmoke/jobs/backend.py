@@ -21,6 +21,7 @@ __all__ = [
     "Backend",
     "JobEnder",
     "JobState",
+    "QueueBackend",
     "Refused",
     "RunBackend",
     "SchedulerSilent",
@@ -133,6 +134,15 @@ class ArrayBackend(Protocol):
     def submit_array(self, jobs: Sequence[Submission], at_once: int, after: str = "") -> list[str]:
         """Start a job for each of these phases, which differ in names and arguments only, at most
         `at_once` of them at a time; return their ids. Raises Refused and Unanswered."""
+
+
+@runtime_checkable
+class QueueBackend(Protocol):
+    """A backend whose jobs wait in a queue."""
+
+    def cancel_pending(self, job_id: str) -> bool:
+        """Cancel a job if it has not started, which the scheduler decides; return whether it
+        accepted the request."""
 
 
 @runtime_checkable

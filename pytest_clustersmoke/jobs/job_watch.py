@@ -8,6 +8,7 @@ frequent again.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,13 @@ from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
 from ..evidence.run_directory import RESTART, PhaseDir
-from ..evidence.scheduler_record import NODE_FAILED, JobState, SchedulerRecord, SlurmMessage
+from ..evidence.scheduler_record import (
+    NODE_FAILED,
+    JobState,
+    SchedulerRecord,
+    SlurmMessage,
+    show_time,
+)
 from ..evidence.telemetry import Events, parse_text, read_events
 from ..node.abort_flag import visible
 from .backend import COMMENT_BEGINS, Backend, JobEnder, Submission
@@ -44,6 +51,8 @@ NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
 STRANGER = "Slurm shows another job under this id"
 SILENT = "the scheduler does not answer"
+# In which a scheduler has considered every job that waits (Slurm's sched_interval).
+CYCLE_S = 60.0
 # Why a job is pending that waits for others: too many tasks of its array run, or its lane is busy.
 TURNS = ("JobArrayTaskLimit", "Dependency")
 MAX_LINES = 100_000  # of each of the job's own logs; ranks do not write there
@@ -68,6 +77,16 @@ def _changed_at(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+@dataclass
+class WaitEnd:
+    """The end of a job's wait in the queue: why, since when (monotonic seconds), and when the
+    scheduler was last asked to cancel the job if it had not started."""
+
+    reason: str
+    since: float
+    asked_at: float = -math.inf
 
 
 @dataclass
@@ -102,6 +121,7 @@ class WatchedJob:
     complete_since: float | None = None
     requeued_since: float | None = None
     results: dict[int, NodeResult] = field(default_factory=dict)
+    wait_end: WaitEnd | None = None
     failed_first: bool | None = None  # whether it had failed when this run ended it
     state_before_end: JobState | None = None
 
@@ -184,6 +204,31 @@ class WatchedJob:
         name, comment = self.words
         is_named = not (name and state.name) or state.name == name
         return is_named and (comment in state.comment or COMMENT_BEGINS not in state.comment)
+
+    def check_wait(self, limit_s: float | None, estimate: float | None) -> WaitEnd | None:
+        """The end of the job's wait in the queue, which may last so long; without a limit, or once
+        the job has started, None. A limit of 0 is one cycle of the scheduler, or no wait at all
+        where it expects a later start; `estimate`: what it expected before the job was submitted,
+        in Unix seconds."""
+        if self.running or limit_s is None:
+            self.wait_end = None
+        elif self.wait_end is None and (reason := self._end_wait(limit_s, estimate)):
+            self.wait_end = WaitEnd(f"queue: {reason}", time.monotonic())
+        return self.wait_end
+
+    def _end_wait(self, limit_s: float, estimate: float | None) -> str:
+        """Why the job should wait no longer; empty if it may."""
+        waited_s, state = time.monotonic() - self.submitted_at, self.state
+        is_pending = state is not None and state.kind == "pending" and not self.waits_for_turn
+        start = (state.expected_start if state else None) or estimate
+        why = f" ({state.reason})" if state and state.reason else ""
+        expects = f"; the scheduler expects it to start at {show_time(start)}" if start else ""
+        if waited_s > (limit_s or CYCLE_S):
+            return f"the job did not start within {limit_s or CYCLE_S:g} s{why}{expects}"
+        left_s = CYCLE_S - waited_s
+        if not limit_s and is_pending and start is not None and start - time.time() > left_s:
+            return f"the job cannot start within {CYCLE_S:g} s{why}{expects}"
+        return ""
 
     def cancel(self, ender: JobEnder) -> None:
         """Cancel the job, unless its id is another job's now."""

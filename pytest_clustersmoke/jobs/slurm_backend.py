@@ -84,6 +84,9 @@ class SlurmBackend:
         jobs = list(job_ids)
         return not jobs or self._client.cancel(*jobs)
 
+    def cancel_pending(self, job_id: str) -> bool:
+        return self._client.cancel("--state=PENDING", job_id)
+
     def start_now(self, job_id: str) -> None:
         self._client.start_now(job_id)
 

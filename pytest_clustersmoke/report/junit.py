@@ -54,7 +54,8 @@ def _as_element(property: Property) -> Element:
 
 def _phase_properties(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> Iterator[Property]:
     """job_id, nodes, outcome (of its job), phase_verdict (of all its criteria), queue_s, run_s,
-    each metric by its name, versions, transport.
+    each metric by its name, versions, transport; of a phase that was tried again, each job by its
+    number, as `attempt.1.outcome`.
 
     An unknown time is empty; an unknown metric or version is left out.
     """
@@ -67,6 +68,15 @@ def _phase_properties(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> I
     yield from sorted((name, metric.value) for name, metric in phase.metrics.items())
     yield from phase.versions.items()
     yield "transport", sanitize_line(phase.transport)
+    for attempt in phase.attempts:
+        name = f"attempt.{attempt.attempt}"
+        yield f"{name}.outcome", attempt.outcome
+        yield f"{name}.reason", sanitize_line(attempt.reason)
+        yield f"{name}.job_id", sanitize_line(attempt.job_id)
+        yield f"{name}.nodes", sanitize_line(",".join(attempt.nodes))
+        yield f"{name}.failed_nodes", sanitize_line(",".join(attempt.failed_nodes))
+        yield f"{name}.queue_s", "" if attempt.queue_s is None else attempt.queue_s
+        yield f"{name}.run_s", "" if attempt.run_s is None else attempt.run_s
 
 
 def _run_properties(record: RunRecord, target: Path) -> Iterator[Property]:

@@ -32,7 +32,7 @@ from .page_view import (
     tone,
     utc,
 )
-from .phase_table import describe_proofs, percent, traced_steps
+from .phase_table import describe_attempt, describe_proofs, percent, traced_steps
 
 HERE = Path(__file__).parent / "html"
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "topology.js", "page.js")
@@ -104,6 +104,7 @@ def _environment() -> jinja2.Environment:
         "spread": spread_cells,
         "percent": percent,
         "traced": traced_steps,
+        "attempt": describe_attempt,
         "proofs": describe_proofs,
     }
     return made

@@ -53,6 +53,7 @@ class PhaseSection:
     record: PhaseRecord
     anchor: str
     folder: str  # of its evidence, relative to the page
+    job: str  # the folder of its last job, relative to that; empty if there was one alone
     verdict: PhaseVerdict
     usual: str  # its rate against its past runs
     open: bool  # whether there is something to look at
@@ -171,6 +172,7 @@ def _phase(
         record=record,
         anchor=anchors[record.phase],
         folder=f"phases/{quote(record.phase, safe='')}/",
+        job=f"attempt-{record.attempts[-1].attempt}/" if record.attempts else "",
         verdict=judge_phase(record, missing),
         usual=compare_with_usual(record),
         open=record.phase in places or record.outcome != "passed",

@@ -11,18 +11,20 @@ from ..evidence.finding import add_place
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.run_counts import MissingRecord
 from ..evidence.run_record import (
+    AttemptRecord,
     MetricRecord,
     PhaseRecord,
     ProvenStepsRecord,
     RunRecord,
     TraceRecord,
 )
-from ..text import format_seconds, plural, ranges
+from ..text import format_seconds, plural, ranges, shorten
 
 COLUMNS = (
     *("phase", "verdict", "nodes", "queue s", "run s", "steps/s", "rate", "against usual", "GiB"),
     *("transport", "reference"),
 )
+MOST_NODES = 4  # named in a line
 NUMBERS = {"queue s", "run s", "steps/s", "rate", "against usual", "GiB"}
 # The rate of a phase is the last of these that it measured.
 RATES = {
@@ -59,6 +61,10 @@ def judge_phase(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> PhaseVe
     if lacks:
         kinds = ", ".join(filter(None, lacks))
         return PhaseVerdict(f"not measured ({kinds})" if kinds else "not measured", "warn")
+    if phase.attempts:
+        lost_node = any(attempt.outcome != "preempted" for attempt in phase.attempts[:-1])
+        words = f"passed on attempt {phase.attempts[-1].attempt}"
+        return PhaseVerdict(words, "warn" if lost_node else "good")
     return PhaseVerdict(words, "good")
 
 
@@ -70,6 +76,13 @@ def explain_failures(record: RunRecord) -> Iterator[str]:
             continue
         cause = _job_cause(phase) if phase.outcome != "passed" else _first_failure(phase)
         yield f"{phase.phase}: {verdict.words}: {cause}"
+
+
+def describe_attempt(attempt: AttemptRecord) -> str:
+    """A job of a phase that was tried again, in words."""
+    nodes = f" on {shorten(attempt.nodes, MOST_NODES)}" if attempt.nodes else ""
+    job = f" (job {attempt.job_id}{nodes})" if attempt.job_id else ""
+    return f"attempt {attempt.attempt}{job}: {attempt.outcome.replace('_', ' ')}: {attempt.reason}"
 
 
 def describe_trace(trace: TraceRecord) -> str:

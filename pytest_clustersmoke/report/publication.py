@@ -112,7 +112,9 @@ def publish(
     remarks += try_history(lambda: store_run(record, report_dir, not unread))
     for phase in record.phases:
         if phase.outcome == "passed":
-            shutil.rmtree(run.phase(phase.phase).output, ignore_errors=True)
+            directory = run.phase(phase.phase)
+            for job in (directory, *directory.jobs()):
+                shutil.rmtree(job.output, ignore_errors=True)
     copier.copy_journal()  # last: a report with a journal is complete
     if latest:
         try:

@@ -21,6 +21,7 @@ from ..criteria.past_annotation import annotate
 from ..criteria.past_criterion import read_judgement
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.history_database import HistoryUnusable
+from ..evidence.phase_attempts import read_attempts
 from ..evidence.phase_result import PhaseResult, collect_phase, with_bounds
 from ..evidence.run_counts import RunTally
 from ..evidence.run_directory import RunDir
@@ -34,6 +35,7 @@ from ..evidence.run_record import (
     RunRecord,
 )
 from ..evidence.telemetry import read_events
+from ..jobs.outcome import Judgement, judge_attempts
 from ..preflight.observed_variables import remark_on_job
 from ..text import sanitize_line
 from .acknowledgements import Acknowledgements
@@ -222,13 +224,21 @@ def describe_phase(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
 
 
 def _describe_job(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
-    """The fields of result.json; without one, what the journal says about the submission."""
+    """The fields of result.json; without one, what the journal says about the submission, and how
+    the jobs before it ended."""
     job = {key: value for key, value in result.job.items() if key != "schema"}
-    if not job:
-        journal = read_events(run.directory.journal)
-        sent = [event for event in journal.named("submitted") if event.get("phase") == result.name]
-        job = {"reason": NEVER_ENDED, "job_id": str(sent[-1].get("job_id")) if sent else ""}
-    return job
+    if job:
+        return job
+    journal = read_events(run.directory.journal)
+    sent = [event for event in journal.named("submitted") if event.get("phase") == result.name]
+    before = read_attempts(run.directory.phase(result.name))
+    judgement, findings = judge_attempts(before, Judgement("lost", NEVER_ENDED), [])
+    return {
+        "reason": judgement.reason,
+        "job_id": str(sent[-1].get("job_id")) if sent else "",
+        "findings": [finding.as_dict() for finding in findings],
+        **({"attempts": [attempt.as_record() for attempt in before]} if before else {}),
+    }
 
 
 def _marks(result: PhaseResult) -> list[str]:

@@ -14,11 +14,13 @@ from ..config.cluster_file import load_cluster_file
 from ..config.profile import Profile
 from ..criteria.past_annotation import annotate
 from ..evidence.locks import seize_run
+from ..evidence.phase_attempts import read_attempts
 from ..evidence.phase_result import OUTCOMES
 from ..evidence.run_counts import CriterionRecord, KnownRecord, RunTally
 from ..evidence.run_directory import RUN_ID, RunDir, read_json
 from ..evidence.run_record import RunRecord
 from ..evidence.telemetry import Events, EventWriter, read_events
+from ..jobs.outcome import Judgement, judge_attempts
 from ..text import UsageProblems
 from .publication import GIVEN_UP, mark_unreportable, publish
 from .record_builder import FinishedRun, make_record, try_history
@@ -111,10 +113,13 @@ def _count_journal(run: RunDir, about: Mapping[str, Any]) -> RunTally:
     tally.counts.require = sorted(map(str, about.get("require", ())))
     tally.counts.selection = str(about.get("selection", ""))
     for name in about.get("phases_chosen", ()):
-        outcome = (read_json(run.phase(str(name)).result) or {}).get("outcome")
+        directory = run.phase(str(name))
+        outcome = (read_json(directory.result) or {}).get("outcome")
         phase = tally.phase(str(name))
         if outcome in OUTCOMES:
             phase.end(outcome)
+        elif before := read_attempts(directory):  # a node that failed stays one
+            phase.outcome = judge_attempts(before, Judgement("lost", ""), [])[0].outcome
     journal = read_events(run.journal)
     for event in journal.named("judged"):
         judged = tally.phases.get(str(event.get("phase")))

@@ -12,6 +12,7 @@ from ..text import WARNING, Problem, format_seconds, sanitize_line, sanitize_lin
 from .phase_table import (
     COLUMNS,
     NUMBERS,
+    describe_attempt,
     describe_proofs,
     describe_trace,
     explain_failures,
@@ -24,6 +25,7 @@ GATE_COLUMNS = ("fault", "staged in", "red", "finding", "on", "seconds", "gate")
 TONES = {"good": "", "bad": "red", "warn": "yellow"}
 COLOURS = {FIT: "green", PROVEN: "green", UNFIT: "red", NOT_PROVEN: "red"}
 MAX_WARNINGS = MAX_TRACES = MAX_PROOFS = 10
+MAX_ATTEMPTS = 20
 IN_REPORT = " in report.json"
 
 
@@ -51,6 +53,7 @@ def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
     for line, phase in zip(rows, record.phases, strict=True):
         yield line, TONES[judge_phase(phase, record.missing).tone]
     yield from ((line, "") for line in record.absent_phases)
+    yield from ((line, "yellow") for line in _attempts(record.phases))
     yield from ((line, "") for line in _proofs(record.phases))
     yield from ((line, "") for line in _traces(record.phases))
     yield from ((f"known: {known_words(known)}", "yellow") for known in record.known)
@@ -90,6 +93,13 @@ def _aligned(rows: list[Sequence[str]], numbers: Iterable[str] = ()) -> Iterator
         cells = zip(head, row, widths, strict=True)
         line = [c.rjust(width) if name in numbers else c.ljust(width) for name, c, width in cells]
         yield "  ".join(line).rstrip()
+
+
+def _attempts(phases: Iterable[PhaseRecord]) -> list[str]:
+    lines = [
+        f"{phase.phase}: {describe_attempt(each)}" for phase in phases for each in phase.attempts
+    ]
+    return shorten_lines(lines, MAX_ATTEMPTS, IN_REPORT)
 
 
 def _proofs(phases: Iterable[PhaseRecord]) -> list[str]:

@@ -123,7 +123,8 @@ def _make_verdict(
     return RunVerdict(
         name=name,
         exit_status=record.counts.exit_status if _ended_early(record) else EXIT_STATUSES[name],
-        sentence=f"{name}{scope}: {count}{why}{_describe_unproven(record)}",
+        sentence=f"{name}{scope}: {count}{why}{_describe_retried(record)}"
+        f"{_describe_unproven(record)}",
         scope=selection or (f"{reported} of {every} criteria" if reported < every else ""),
         failed=[],
         missing=[],
@@ -146,6 +147,17 @@ def _describe_end(record: RunRecord, unjudged: list[str]) -> str:
     if _ended_early(record):
         return f"pytest ended early with exit status {record.counts.exit_status}"
     return f"no result for {', '.join(unjudged)}" if unjudged else ""
+
+
+def _describe_retried(record: RunRecord) -> str:
+    """Which phases passed only because they were tried again, for the end of the sentence."""
+    words = []
+    for phase in record.phases:
+        before = phase.attempts[:-1] if phase.outcome == "passed" else []
+        failed = [node for attempt in before for node in attempt.failed_nodes]
+        why = f"after a failure of {shorten(failed, MAX_NAMES)}" if failed else "after a preemption"
+        words += [f"{phase.phase} {why}"] if before else []
+    return f"; passed on a later attempt: {', '.join(words)}" if words else ""
 
 
 def _describe_unproven(record: RunRecord) -> str:

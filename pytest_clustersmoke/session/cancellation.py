@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.run_journal import FencedJournal
-from ..jobs.backend import Backend, Submission
+from ..jobs.backend import Backend, QueueBackend, Submission
 from ..jobs.job_watch import WatchedJob
 from .live.board import TICK_S
 
@@ -53,6 +53,17 @@ class Cancellation:
         """Cancel these jobs, as a backend does. Raises Superseded."""
         self._fence.check()
         return self._backend.cancel(job_ids)
+
+    def end_wait(self, job: WatchedJob) -> None:
+        """Take a job out of the queue unless it starts just now; the watch sees which. Raises
+        Superseded."""
+        self._fence.check()
+        if not job.is_ours:
+            return
+        if isinstance(self._backend, QueueBackend):
+            self._backend.cancel_pending(job.job_id)
+        else:
+            self._backend.cancel([job.job_id])
 
     def end_jobs(self) -> None:
         """End the jobs that were not ended yet, with one call."""

@@ -90,6 +90,10 @@ def write_result(
     state = job.state if job else None
     found = [name_archived(each, directory, profile.file) for each in findings]
     restarts = result.directory.attempt // RESTART
+    paused_s = max(
+        (node.paused_s for attempt in (*result.earlier, result) for node in attempt.nodes),
+        default=0.0,
+    )
     values = {
         "schema": 1,
         "phase": directory.name,
@@ -98,6 +102,7 @@ def write_result(
         "reason": judgement.reason,
         **marks,
         **({"requeues": restarts} if restarts else {}),
+        **({"suspended_s": paused_s} if paused_s else {}),
         "scheduler_state": state.raw if state else "",
         "scheduler_nodes": state.nodes if state else "",
         **job_times(result, state, submitted),

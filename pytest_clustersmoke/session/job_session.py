@@ -24,7 +24,7 @@ from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RERUN, RunDir
 from ..evidence.run_journal import FencedJournal, read_journal
 from ..jobs.backend import Backend, Submission, prepare_jobs
-from ..jobs.job_watch import Poller, WatchedJob, watch_job
+from ..jobs.job_watch import Poller, WaitEnd, WatchedJob, watch_job
 from ..jobs.outcome import Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
 from .cancellation import Cancellation
@@ -37,6 +37,8 @@ from .submitter import Submitter, fault_mark
 
 __all__ = ["JobSession", "Progress", "WatchFailed"]
 
+# A job that has waited for long enough is cancelled every so often, and given up after so long.
+WAIT_ASK_S, WAIT_CONFIRM_S = 5.0, 60.0
 CLOSE_S = 2.7  # and about a second to write the report and leave
 
 
@@ -232,7 +234,8 @@ class JobSession:
             if job.after and not self._may_start(job):
                 continue
             if job.is_over():
-                self._settle(job)
+                end = None if job.running else job.wait_end
+                self._settle(job, Judgement("never_ran", end.reason) if end else None)
                 poller.poll_soon()  # it leaves its nodes to another
                 continue
             if job.was_requeued:
@@ -240,15 +243,29 @@ class JobSession:
                 self.journal.note("requeued", phase=job.phase, job_id=job.job_id)
                 self.fence.check()
                 self._backend.start_now(job.job_id)
-            limit = self.profile.limits.queue_wait_s
-            if not job.running and limit and time.monotonic() - job.submitted_at > limit:
-                reason = f"queue: the job did not start within {limit:g} s"
-                self._settle(job, Judgement("never_ran", reason))
+            estimate = self.submitter.starts.get(job.phase)
+            if end := job.check_wait(self.profile.limits.queue_wait_s, estimate):
+                self._end_wait(job, end)
             elif job.is_straggling():
                 job.cancel(self._ending)
                 self._settle(job)
             else:
                 self.board.update(job)
+
+    def _end_wait(self, job: WatchedJob, end: WaitEnd) -> None:
+        """Cancel a job that has waited for long enough. It is over once the scheduler shows that,
+        and runs on if it has started; where neither is shown, it is given up."""
+        now = time.monotonic()
+        if now - end.since > WAIT_CONFIRM_S:
+            self.fence.check()
+            with contextlib.suppress(OSError):  # it is cancelled as well
+                withdraw(job.directory, job.token, end.reason)
+            job.cancel(self._ending)
+            reason = f"{end.reason}; the scheduler has not confirmed that it is cancelled"
+            self._settle(job, Judgement("never_ran", reason))
+        elif now - end.asked_at > WAIT_ASK_S:
+            end.asked_at = now
+            self._ending.end_wait(job)
 
     def _may_start(self, job: WatchedJob) -> bool:
         """Whether the phase that this job waits for in the queue has passed. If it ended in another
@@ -294,7 +311,7 @@ class JobSession:
         mark = {"attempt": ended.number, "outcome": ended.outcome}
         self.journal.note("retry", phase=job.phase, job_id=job.job_id, **mark)
         self.submitter.try_again(job.phase)
-        self.board.post(job.phase, f"{ended}; trying again")
+        self.board.post(job.phase, f"attempt {ended.number} {ended.outcome}: {ended.reason}")
         return True
 
     def _finish(

@@ -147,10 +147,11 @@ def test_names_of_a_runs_files_stand_in_one_module() -> None:
 
 def paths_of(phase: PhaseDir) -> list[Path]:
     """Every path of an attempt that a property or a method with a rank gives."""
-    names = [name for name, value in vars(PhaseDir).items() if isinstance(value, property)]
+    properties = {name for name, value in vars(PhaseDir).items() if isinstance(value, property)}
+    names = sorted(properties - {"phase"})  # that directory itself
     paths = [path for name in names if isinstance(path := getattr(phase, name), Path)]
     methods = {name: method for name, method in vars(PhaseDir).items() if callable(method)}
-    other = {"attempts", "restarted", "rank_log", "find_rank_logs"}
+    other = {"attempts", "restarted", "jobs", "job", "rank_log", "find_rank_logs"}
     return paths + [m(phase, 0) for n, m in methods.items() if n[0] != "_" and n not in other]
 
 
@@ -167,9 +168,26 @@ def test_later_attempt_shares_only_what_belongs_to_the_job() -> None:
     first, later = PhaseDir(Path("/run/phases/p")), PhaseDir(Path("/run/phases/p"), 1)
     shared = {path.name for path in {*paths_of(first)} & {*paths_of(later)}}
     job = {"seen", "spec.json", "preflight.txt", "batch.sh", "submitit", "array", "setup_failed"}
-    job |= {"result.json", "withdrawn.0", "0.pkl"}
+    job |= {"result.json", "attempt.json", "withdrawn.0", "0.pkl"}
     job |= {"past.json", "output", "started_again", "scheduler.jsonl", "stop.0.0"}
     assert shared == job
+
+
+def test_jobs_of_a_retried_phase_share_its_results_alone(tmp_path: Path) -> None:
+    """Claim, token, events and all else lie in the directory of each job."""
+    phase = PhaseDir(tmp_path / "run" / "phases" / "p")
+    first, second = phase.job(1), phase.job(2)
+    assert {path.name for path in {*paths_of(first)} & {*paths_of(second)}} == {
+        "result.json",
+        "past.json",
+    }
+    assert (first.name, first.number, first.run.root) == ("p", 1, tmp_path / "run")
+    assert phase.jobs() == [] and phase.last_job == phase
+    for number in (10, 2):
+        phase.job(number).root.mkdir(parents=True)
+    assert phase.jobs() == [phase.job(2), phase.job(10)]
+    assert phase.last_job == phase.newest == phase.job(10)
+    assert second.last_job == second
 
 
 def make_fifo(path: Path) -> None:

@@ -37,10 +37,10 @@ def store_run(record: RunRecord, report_dir: Path, judged: bool = True) -> None:
 
 
 def is_good(phase: PhaseRecord, run: RunRecord) -> bool:
-    """Whether later runs may be judged against this one: it passed, all its criteria reported,
-    everything required was measured, no criterion failed (not even a waived one), no metric misses
-    its reference or is worse than the past (even where that only warns), and the run's record is
-    complete."""
+    """Whether later runs may be judged against this one: it passed undisturbed, all its criteria
+    reported, everything required was measured, no criterion failed (not even a waived one), no
+    metric misses its reference or is worse than the past (even where that only warns), and the
+    run's record is complete."""
     bad = any(criterion.result in ("failed", "known") for criterion in phase.criteria.values())
     worse = any(map(_is_regression, phase.metrics.values()))
     incomplete = run.partial or any(
@@ -48,7 +48,13 @@ def is_good(phase: PhaseRecord, run: RunRecord) -> bool:
         for missing in run.missing
     )
     whole = phase.all_criteria and not incomplete
-    return phase.outcome == "passed" and whole and not (bad or phase.known or worse)
+    passed = phase.outcome == "passed" and _is_undisturbed(phase)
+    return passed and whole and not (bad or phase.known or worse)
+
+
+def _is_undisturbed(phase: PhaseRecord) -> bool:
+    """Whether its job was neither suspended nor requeued, so that its times mean something."""
+    return not (phase.requeues or phase.suspended_s) and phase.outcome != "preempted"
 
 
 def _is_regression(metric: MetricRecord) -> bool:
@@ -121,9 +127,11 @@ def _insert_phase(
     }
     number = insert(connection, "phases", row)
     connection.execute("DELETE FROM metrics WHERE phase = ?", (number,))
-    rows = [_metric_row(number, name, metric) for name, metric in phase.metrics.items()]
+    metrics = phase.metrics if _is_undisturbed(phase) else {}
+    rows = [_metric_row(number, name, metric) for name, metric in metrics.items()]
     connection.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
-    steps = {rank.gpu: float(rank.own_step_s) for rank in phase.ranks if rank.own_step_s}
+    ranks = phase.ranks if _is_undisturbed(phase) else []
+    steps = {rank.gpu: float(rank.own_step_s) for rank in ranks if rank.own_step_s}
     insert_gpu_steps(connection, number, steps)
     prune_gpus(connection, number)
 
