@@ -71,8 +71,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cluster-wait",
         type=_parse_wait,
         metavar="SECONDS",
-        help="how long a job may wait in the queue (default: `limits.queue_wait_s` of the cluster); "
-        "0: one scheduling cycle of 60 s, or not at all if Slurm expects a later start",
+        help="how long a job may wait in the queue (default: `limits.queue_wait_s` of the "
+        "cluster); 0: one scheduling cycle of 60 s, or not at all if Slurm expects a later start",
     )
     group.addoption(
         "--cluster-here",

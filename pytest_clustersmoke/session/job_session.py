@@ -246,6 +246,7 @@ class JobSession:
             estimate = self.submitter.starts.get(job.phase)
             if end := job.check_wait(self.profile.limits.queue_wait_s, estimate):
                 self._end_wait(job, end)
+                poller.poll_soon()
             elif job.is_straggling():
                 job.cancel(self._ending)
                 self._settle(job)

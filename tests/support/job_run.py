@@ -105,7 +105,7 @@ class JobRun:
 
     def passes(self, name: str, nodes: int = 1) -> None:
         """Write the files of a job that passes."""
-        directory = self.run.phase(name)
+        directory = self.run.phase(name).last_job
         for node in range(nodes):
             directory.claim.touch()
             writer = EventWriter(directory.rank_events(node))
@@ -118,7 +118,7 @@ class JobRun:
 
     def fails(self, name: str) -> None:
         """Write the files of a job whose node fails."""
-        directory = self.run.phase(name)
+        directory = self.run.phase(name).last_job
         directory.claim.touch()
         failure = {"ok": False, "node": "n0", "reason": "node", "why": "it is broken"}
         write_json(directory.node_result(0), failure)
