@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import pytest
 from ..config.marker import Needs, PhaseMarker
 from ..config.phase import Phase, resolve_all
 from ..config.profile import Profile
+from ..evidence.metric import RESULT, Unmeasured
 from ..evidence.phase_result import collect_phase
 from ..evidence.run_directory import RunDir, read_json, write_json
 from ..text import Problem
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 INPUT = "clustersmoke"
+STARTED = "started.json"
+RESULTS = "results"  # those that the shared directory did not take
 
 
 class XdistController:
@@ -45,6 +48,7 @@ class XdistController:
 
     def __init__(self, suite: Suite) -> None:
         self._suite = suite
+        suite.on_unwritten = self._answer
         # Local, since the shared directory may be unusable, which is reported later.
         self._exchange = Path(tempfile.mkdtemp(prefix="clustersmoke-xdist-"))
         self._submitted = False
@@ -92,6 +96,15 @@ class XdistController:
         if chosen and not collection.plans_only:
             self._start(chosen)
 
+    def _answer(self, result: PhaseResult) -> None:
+        """Hand workers a result that the shared directory did not take. Where this disk is full,
+        too, they end: none must wait for ever."""
+        try:
+            write_json(self._exchange / RESULTS / f"{result.name}.json", dict(result.job))
+        except OSError:
+            with contextlib.suppress(OSError):
+                (self._exchange / STARTED).unlink(missing_ok=True)
+
     def _start(self, phases: list[Phase]) -> None:
         suite = self._suite
         suite.start(phases)
@@ -99,7 +112,7 @@ class XdistController:
         dsession = suite.config.pluginmanager.get_plugin("dsession")
         if not show_in_queue(dsession, suite.watching, suite.view.show_all):
             suite.terminal.say("  progress not shown: this pytest-xdist has no event queue")
-        write_json(self._exchange / "started.json", {"root": str(suite.run.root)})
+        write_json(self._exchange / STARTED, {"root": str(suite.run.root)})
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> Iterator[None]:
@@ -118,6 +131,7 @@ class WorkerSuite:
         handed = config.workerinput[INPUT]  # type: ignore[attr-defined]
         self._worker = config.workerinput["workerid"]  # type: ignore[attr-defined]
         self._exchange, self._parent = Path(handed["exchange"]), int(handed["controller"])
+        self._run: RunDir | None = None
         self._problems: list[Problem] = []
         self.collection = PhaseCollection(config, profile, handed["run_id"])
         self.views = PhaseViews(self.collection, self.collection.name_of, self._make_view)
@@ -157,17 +171,24 @@ class WorkerSuite:
 
     def _run_again(self, phase: str, number: int) -> PhaseResult:
         """The result of a rerun, which the controller submits as soon as it sees the request."""
-        run = RunDir(Path((read_json(self._exchange / "started.json") or {})["root"]))
+        run = RunDir(Path((read_json(self._exchange / STARTED) or {})["root"]))
         return self._wait(run.request_rerun(phase, number))
 
     def _wait(self, name: str) -> PhaseResult:
-        """The result of a phase, once the controller has written it."""
+        """The result of a phase, once the controller has written it. Raises Unmeasured if it
+        cannot."""
         while True:
-            started = read_json(self._exchange / "started.json")
-            if started is not None:
-                phase = RunDir(Path(started["root"])).phase(name)
-                if phase.result.exists():
+            started = read_json(self._exchange / STARTED)
+            self._run = RunDir(Path(started["root"])) if started is not None else self._run
+            if self._run is not None:
+                phase = self._run.phase(name)
+                if phase.result.is_file():
                     return collect_phase(phase)
+                if (job := read_json(self._exchange / RESULTS / f"{name}.json")) is not None:
+                    return replace(collect_phase(phase), job=job)
+                if started is None:
+                    why = f"the controller has no room to hand over the result of {name}"
+                    raise Unmeasured(RESULT, why)
             if (self._exchange / "over.json").exists() or os.getppid() != self._parent:
                 pytest.exit("the controller has ended the run")
             time.sleep(POLL_S)

@@ -104,3 +104,27 @@ def test_interruption_leaves_nothing(
 
 # The limit of 5 s is for an idle machine; the tests share theirs.
 LOADED = 4
+
+
+@pytest.mark.parametrize("also_here", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_worker_gets_a_result_that_a_full_disk_did_not_take(suite: Suite, also_here: bool) -> None:
+    """By the controller's own disk. If that is full, too, nothing is judged: no worker waits for a
+    file that will never be there."""
+    suite.phase()
+    suite.path.joinpath("conftest.py").write_text(
+        "import errno\n"
+        "from pytest_clustersmoke.session import job_end, xdist_suites\n"
+        "def refuse(path, *rest): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "job_end.write_json, write = refuse, xdist_suites.write_json\n"
+        "def hand_over(path, value):\n"
+        f"    (refuse if {also_here} and path.parent.name == 'results' else write)(path, value)\n"
+        "xdist_suites.write_json = hand_over\n"
+    )
+    outcome = suite.run_apart("-n", "2")
+    if also_here:
+        assert outcome.ret == 6, outcome.output
+        job = outcome.phase("small")["criteria"]["job"]
+        assert "no room to hand over the result of small" in job["text"], job
+    else:
+        assert outcome.ret == 0, outcome.output
+    assert suite.record()["phases"][0]["outcome"] == "passed"
