@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+from ..config.hostlist import expand_hostlist
 from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
@@ -102,7 +103,7 @@ class WatchedJob:
     after: str = ""  # the phase that it waits for in the queue
     words: tuple[str, str] = ("", "")  # its name and comment in the scheduler's queue
     token: str = ""
-    allocated: str = ""  # the nodes that the scheduler last showed for it
+    allocated: str = ""  # the nodes that the scheduler showed for it
     timeout_s: float = 0.0
     stage_limits_s: Mapping[str, float] = field(default_factory=dict)
     resumes: bool = False  # its ranks may stop, and go on in another attempt
@@ -188,7 +189,8 @@ class WatchedJob:
             if now - self.requeued_since < RESULT_GRACE_S:
                 return
         self.state, self.state_at, self.unknown_since = state, now, None
-        self.allocated = state.nodes or self.allocated
+        # Of a job that is completing the scheduler lists the nodes that are not done yet.
+        self.allocated = max(self.allocated, state.nodes, key=lambda n: len(expand_hostlist(n)))
         if self.waits_for_turn:
             self.submitted_at = now  # the queue's limit counts from its turn
         if asked:

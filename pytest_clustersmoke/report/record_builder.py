@@ -21,7 +21,7 @@ from ..criteria.past_annotation import annotate
 from ..criteria.past_criterion import read_judgement
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.history_database import HistoryUnusable
-from ..evidence.phase_attempts import read_attempts
+from ..evidence.phase_attempts import PhaseAttempt, read_attempts
 from ..evidence.phase_result import PhaseResult, collect_phase, with_bounds
 from ..evidence.run_counts import RunTally
 from ..evidence.run_directory import RunDir
@@ -233,11 +233,13 @@ def _describe_job(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
     sent = [event for event in journal.named("submitted") if event.get("phase") == result.name]
     before = read_attempts(run.directory.phase(result.name))
     judgement, findings = judge_attempts(before, Judgement("lost", NEVER_ENDED), [])
+    job_id = str(sent[-1].get("job_id")) if sent else ""
+    attempts = [*before, PhaseAttempt(before[-1].number + 1, "lost", NEVER_ENDED)] if before else []
     return {
         "reason": judgement.reason,
-        "job_id": str(sent[-1].get("job_id")) if sent else "",
+        "job_id": job_id,
         "findings": [finding.as_dict() for finding in findings],
-        **({"attempts": [attempt.as_record() for attempt in before]} if before else {}),
+        **({"attempts": [attempt.as_record() for attempt in attempts]} if attempts else {}),
     }
 
 

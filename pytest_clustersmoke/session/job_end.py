@@ -66,7 +66,7 @@ def describe_end(
         judgement.reason,
         job.job_id,
         tuple(expand_hostlist(job.allocated)) or tuple(node.name for node in result.nodes),
-        find_failed_nodes(job.allocated, findings) if failed else (),
+        find_failed_nodes(job.allocated, job.nodes, findings) if failed else (),
         submitted,
         times["ended"],
         times["queue_s"],

@@ -25,6 +25,7 @@ from ..evidence.run_directory import RERUN, PhaseDir, RunDir
 from ..evidence.run_journal import JournalledJob, RunJournal
 from ..jobs.outcome import Judgement, judge_attempts
 
+BY_SCHEDULER = ("node-down", "prolog-failed")  # findings with the scheduler's names of nodes
 NODE = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}", re.ASCII)  # what may stand in an sbatch option
 
 
@@ -105,9 +106,13 @@ class PhaseLedger:
         return {name: self.judge(name, lost, [])[0].outcome for name in left if self._ended[name]}
 
 
-def find_failed_nodes(allocated: str, findings: Iterable[Finding]) -> tuple[str, ...]:
-    """The nodes that failed of those that a job had, by the findings; all if these name none."""
-    named = [host for finding in findings for host in finding.hosts]
-    held = [node for node in expand_hostlist(allocated) if NODE.fullmatch(node)]
-    failed = tuple(node for node in held if node in named)
-    return failed or tuple(held) or tuple(dict.fromkeys(filter(NODE.fullmatch, named)))
+def find_failed_nodes(allocated: str, nodes: int, findings: Iterable[Finding]) -> tuple[str, ...]:
+    """Those that failed of the `nodes` nodes of a job, by what the scheduler said; all of them if
+    it named none. `allocated` may lack some."""
+    found = [host for each in findings if each.id in BY_SCHEDULER for host in each.hosts]
+    named, held = (
+        tuple(filter(NODE.fullmatch, names)) for names in (found, expand_hostlist(allocated))
+    )
+    if len(held) < nodes:
+        return tuple(dict.fromkeys(named)) or held
+    return tuple(node for node in held if node in named) or held

@@ -40,7 +40,9 @@ def limits(retries: int = 1, **more: Any) -> dict[str, Any]:
     return {"poll_s": 0.05, "retries": retries, **more}
 
 
-def lose_node(run: JobRun, name: str, node: str = "n1", nodes: str = "n[1-2]") -> None:
+def lose_node(
+    run: JobRun, name: str, node: str = "n1", nodes: str = "n[1-2]", completing: str = ""
+) -> None:
     """Let the job of a phase lose a node, once it was seen on its nodes."""
     polls = len(run.backend.named("states"))
     run.backend.jobs[name] = JobState("running", "RUNNING", nodes=nodes)
@@ -49,7 +51,7 @@ def lose_node(run: JobRun, name: str, node: str = "n1", nodes: str = "n[1-2]") -
     job = ScheduledJob(state="NODE_FAIL", nodes=nodes, text="JobState=NODE_FAIL")
     run.backend.records[name] = SchedulerRecord(job, (status,))
     run.run.phase(name).last_job.claim.touch()
-    run.backend.jobs[name] = JobState("ended", "NODE_FAIL", nodes=nodes)
+    run.backend.jobs[name] = JobState("ended", "NODE_FAIL", nodes=completing or nodes)
 
 
 def preempt(run: JobRun, name: str) -> None:
@@ -371,6 +373,7 @@ def test_judgement_of_several_attempts(
         ("n[1-3]", ("n2",), ("n2",)),
         ("n[1-3]", (), ("n1", "n2", "n3")),
         ("n[1-3]", ("host-of-n2.example.org",), ("n1", "n2", "n3")),
+        ("n[1,3]", ("n2",), ("n2",)),  # seen only when it was completing
         ("", ("n2",), ("n2",)),
         ("", ("n2 --wrap=evil",), ()),
     ],
@@ -380,7 +383,19 @@ def test_nodes_that_are_left_out_have_the_schedulers_names(
 ) -> None:
     """All nodes of the job are, unless the failed one is known among them."""
     finding = Finding("node-down", "a node went down", "look", hosts=hosts)
-    assert find_failed_nodes(allocated, [finding]) == failed
+    assert find_failed_nodes(allocated, 3, [finding]) == failed
+
+
+def test_job_that_completes_is_known_by_all_of_its_nodes(run: JobRun) -> None:
+    """The node that failed is the first that Slurm lists no more."""
+    session = run.start("a", nodes=2, limits=limits())
+    until(lambda: run.submitted() == ["a"])
+    lose_node(run, "a", completing="n2")
+    until(lambda: run.submitted() == ["a", "a"])
+    assert run.backend.avoided["a"] == ("n1",)
+    run.passes("a", nodes=2)
+    session.wait("a", ignore)
+    assert run.result("a")["attempts"][0]["nodes"] == ["n1", "n2"]
 
 
 def test_record_of_an_attempt_is_read_as_it_was_written(tmp_path: Path) -> None:

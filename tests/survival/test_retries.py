@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 from collections.abc import Iterator
 
@@ -34,20 +35,20 @@ def retried(lab_suite: Suite) -> Suite:
     return lab_suite
 
 
-def add_phase(suite: Suite, name: str = "small", **marker: object) -> None:
+def add_phase(suite: Suite, nodes: int = 1) -> None:
     script = suite.path / "first_waits.py"
     script.write_text(PROGRAM)
-    suite.phase(name, script=str(script), **marker)
+    suite.phase("small", script=str(script), nodes=nodes)
 
 
-def first_job(suite: Suite, running: RunningPytest, name: str = "small") -> tuple[str, str]:
+def first_job(suite: Suite, running: RunningPytest) -> tuple[str, str]:
     """The id of the phase's first job and the name of its node, once its rank trains."""
-    directory = suite.run_dir().phase(name).job(1)
+    directory = suite.run_dir().phase("small").job(1)
 
     def find_step() -> bool:
         return read_events(directory.rank_events(0)).last("step") is not None
 
-    running.wait_for(f"a step of {name}", find_step)
+    running.wait_for("a step", find_step)
     claim = read_events(directory.node_events(0)).last("claim") or {}
     node = str(claim["node"])
     return str(claim["job_id"]), node
@@ -183,8 +184,11 @@ def test_reaped_run_is_reported_with_the_node_that_failed(retried: Suite) -> Non
     assert after.ret == 0, after.output
     report = retried.reports / run.run_id / "report.json"
     wait_for("the report of the reaped run", report.exists)
-    text = report.read_text()
-    assert '"verdict": "UNFIT"' in text and f'"failed_nodes": [\n     "{node}"' in text
+    record = json.loads(report.read_text())
+    (phase,) = record["phases"]
+    assert (record["verdict"], phase["outcome"]) == ("UNFIT", "cluster_failed")
+    ended = [(attempt["outcome"], attempt["failed_nodes"]) for attempt in phase["attempts"]]
+    assert ended == [("cluster_failed", [node]), ("lost", [])]
 
 
 def test_job_that_slurm_expects_to_start_later_is_not_waited_for(lab_suite: Suite) -> None:
