@@ -119,7 +119,10 @@ class LocalBackend:
         gpus = self._free_gpus()
         self._jobs[job_id] = _Job(found, directory, world_size, time.time(), gpus)
 
-    def jobs_of_run(self, run: RunDir) -> list[str]:
+    def jobs_of_runs(self, runs: Sequence[RunDir]) -> dict[str, list[str]]:
+        return {run.run_id: self._find_running(run) for run in runs}
+
+    def _find_running(self, run: RunDir) -> list[str]:
         left = []
         for path in sorted(run.root.glob("phases/*/spec.json")):
             directory, spec = PhaseDir(path.parent), read_json(path) or {}
@@ -143,7 +146,9 @@ class LocalBackend:
         return []
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
-        return {job_id: self._state(self._jobs[job_id]) for job_id in job_ids}
+        return {
+            job_id: self._state(self._jobs[job_id]) for job_id in job_ids if job_id in self._jobs
+        }
 
     def _state(self, job: _Job) -> JobState:
         codes = [node.process.poll() for node in job.nodes]

@@ -22,7 +22,10 @@ from ..report.run_archive import name_archived
 
 
 def judge_end(
-    job: WatchedJob, backend: Backend | None, cancelled: Judgement | None, ender: JobEnder
+    job: WatchedJob,
+    backend: Backend | None,
+    cancelled: Judgement | None,
+    ender: JobEnder | None = None,
 ) -> tuple[PhaseResult, Judgement, list[Finding]]:
     """Read the evidence of a job that is over, and judge it. `backend`: to be asked for details;
     `cancelled`: the judgement if this run ended the job; `ender`: what ends one that still holds
@@ -33,7 +36,7 @@ def judge_end(
             with contextlib.suppress(OSError):
                 attempt.node_environment(node).unlink(missing_ok=True)
     result = job.save_details(backend, result)
-    if backend is not None and job.holds_nodes:
+    if backend is not None and ender is not None and job.holds_nodes:
         job.cancel(ender)  # after its details, which would show the cancellation
     judgement = judge_job(result, job.last_state(), cancelled)
     findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)

@@ -213,12 +213,9 @@ class Suite:
 
     def _recover(self) -> None:
         """Report earlier runs whose controller was killed, unless they can still be attached."""
-        from ..report.recovery import recover
-        from .dead_runs import describe_dead_runs
+        from .dead_runs import report_dead_runs
 
-        environ, _ = self.collection.scheduler_environ()
-        alive = describe_dead_runs(self.profile, environ)
-        for line in (*alive.values(), *recover(self.collection.report_dir, os.environ, alive)):
+        for line in report_dead_runs(self.collection.report_dir, os.environ, self.profile):
             self.terminal.say(line)
 
     def describe_request(self) -> dict[str, Any]:

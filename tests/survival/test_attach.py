@@ -81,7 +81,7 @@ def test_unknown_run_is_refused(suite: Suite) -> None:
     (line,) = suite.refused("--cluster-attach", "20260101-000000-abcdef")
     assert line.startswith("--cluster-attach: there is no run 20260101-000000-abcdef below")
     (line,) = suite.refused("--cluster-attach", "latest")
-    assert line.startswith("--cluster-attach: there is no run latest below")
+    assert line.startswith("--cluster-attach: there is no run of one without a report below")
 
 
 def test_detached_run_needs_a_scheduler(suite: Suite) -> None:
