@@ -20,6 +20,7 @@ from ..jobs.outcome import Judgement
 from ..report.recovery import recover
 from ..report.run_archive import ABANDONED_S
 from ..text import UsageProblems, plural, shorten
+from .cancellation import Leftover
 
 REAP, ATTACH = "--cluster-reap", "--cluster-attach"
 MOST_JOBS = 4  # named in a line
@@ -63,6 +64,18 @@ def report_dead_runs(
     if profile is not None:
         yield from schedulers.describe(profile)
     yield from recover(report_dir, environ, schedulers.settle)
+
+
+def describe_leftover(
+    left: Leftover, profile: Profile, run_id: str, about: Mapping[str, Any]
+) -> str:
+    """A line on what may be left of a run that ends, and on what to do about it."""
+    named = [*left.jobs, *(f"that of phase {name}" for name in left.phases)]
+    word = "job" if len(named) == 1 else "jobs"
+    todo = f"--cluster {profile.name} {REAP} {run_id} ends what is left"
+    if find_blind_spot(about, profile):
+        todo = "look for them, and end them"
+    return f"not confirmed that these have ended: {word} {', '.join(named)}; {todo}"
 
 
 class Schedulers:

@@ -26,7 +26,7 @@ from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswere
 from ..jobs.job_watch import Poller, WatchedJob, watch_job
 from ..jobs.outcome import Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
-from .cancellation import Cancellation
+from .cancellation import Cancellation, Leftover
 from .earlier_jobs import sort_jobs
 from .job_end import judge_end, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
@@ -34,8 +34,6 @@ from .lost_answers import LostAnswer, LostAnswers
 from .phase_queue import Lanes, PhaseQueue, count_started
 
 __all__ = ["JobSession", "Progress", "WatchFailed"]
-
-CLOSE_S = 2.7  # and about a second to write the report and leave
 
 
 class JobSession:
@@ -65,7 +63,7 @@ class JobSession:
         self.board = Board(self.phases)
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
         self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
-        self._left_to_scheduler = False
+        self._left_to_scheduler = self._left_behind = False
         self.fence = ControllerFence(run)
         # After the fence: an earlier controller that still lives writes no further line.
         self._earlier = read_journal(run) if attaches else None
@@ -77,6 +75,7 @@ class JobSession:
         )
 
     def start(self) -> None:
+        self._ending.start()
         self._thread.start()
 
     def join(self) -> None:
@@ -98,26 +97,36 @@ class JobSession:
         """End every job. Returns at once, so that a signal handler may call it."""
         self._ending.ask()
 
-    def close(self, why: str = "") -> list[str]:
-        """Cancel what is left, since the run ended: `why`. Waits a bounded time for the scheduler.
+    def hurry(self) -> None:
+        """Let `close` wait for no scheduler, now or later. For signal handlers, too."""
+        self._ending.hurry()
 
-        Returns the phases whose submission the scheduler did not answer: their jobs may still
-        appear in its queue.
-        """
+    def close(self, why: str = "") -> Leftover:
+        """Cancel what is left, since the run ended: `why`. Waits a bounded time for the scheduler.
+        Returns what may still run; only without that is the run closed."""
         self._ending.explain(why)
-        if self._thread.is_alive():
-            self._thread.join(timeout=CLOSE_S)
-        if not self._thread.is_alive():
-            self._backend.close()
-            with contextlib.suppress(OSError):  # a full disk must not hide the verdict
+        self._ending.wait(self._thread)
+        submitting: Sequence[Submission] = ()
+        with contextlib.suppress(OSError):  # a full disk must not hide the verdict
+            if self._thread.is_alive():
+                self._left_behind = True
+                submitting = self._ending.withdraw_submission()
+                self._settle_rest(submitting)
+            else:
+                self._backend.close()
+        self._ending.stop()
+        still = [job.job_id for job in self._watched.values() if self._ending.may_run(job)]
+        jobs = dict.fromkeys([*self._ending.unconfirmed, *still])
+        left = Leftover(tuple(jobs), tuple(job.phase.name for job in submitting))
+        if not left:
+            with contextlib.suppress(OSError):
                 self.journal.write("closed")
-            return []
-        return self._ending.call_last()
+        return left
 
     @property
     def is_detachable(self) -> bool:
         """Whether all phases were submitted, to be left to the scheduler."""
-        return self._left_to_scheduler and not self._stop.is_set()
+        return self._left_to_scheduler and not self._ending.is_asked
 
     def detach(self) -> int:
         """Leave the jobs to the scheduler; return how many there are. Raises OSError."""
@@ -287,16 +296,16 @@ class JobSession:
             else:
                 waited_s = self._lost.patience_s
                 reason = f"no job was found within {waited_s:g} s after this: {lost.why}"
-                self._drop(lost, Judgement("never_ran", reason))
+                self._ending.end_named(lost.jobs)
+                self._drop(lost.jobs, Judgement("never_ran", reason))
 
     def _withdraw(self, lost: LostAnswer) -> list[str]:
         self.fence.check()
         return lost.give_up()
 
-    def _drop(self, lost: LostAnswer, judgement: Judgement) -> None:
+    def _drop(self, jobs: Sequence[Submission], judgement: Judgement) -> None:
         """Finish jobs that were given up, whose ids are unknown."""
-        self._ending.end_named(lost.jobs)
-        for job in lost.jobs:
+        for job in jobs:
             finding = diagnose.explain_lost_answer(judgement, job.directory.batch_script)
             self._finish(job.phase.name, judgement, None, "", [finding])
 
@@ -358,9 +367,9 @@ class JobSession:
         )
 
     def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
-        if job.may_run and job.job_id not in self._ending.ended_ids and not job.has_succeeded():
-            job.cancel(self._ending)
         backend = None if self._stop.is_set() else self._backend
+        if backend is not None and job.may_run and not job.has_succeeded():
+            job.cancel(self._ending)
         result, judgement, findings = judge_end(job, backend, cancelled, self._ending)
         self._finish(job.phase, judgement, job.state, job.job_id, findings, result)
 
@@ -373,6 +382,8 @@ class JobSession:
         findings: list[Finding],
         result: PhaseResult | None = None,
     ) -> None:
+        if self._left_behind and threading.current_thread() is self._thread:
+            raise WatchFailed("the run has ended without its watch, which waited for the scheduler")
         self.fence.check()
         self._watched.pop(name, None)
         self.results[name] = write_result(
@@ -399,16 +410,29 @@ class JobSession:
         jobs = list(self._watched.values())
         self._ending.end_jobs()
         self._ending.confirm(jobs)
-        for job in jobs:
+        for lost in self._lost.waiting:
+            self._withdraw(lost)
+            self._ending.end_named(lost.jobs)
+        self._settle_rest()
+
+    def _settle_rest(self, submitting: Sequence[Submission] = ()) -> None:
+        """Write the result of each phase that has none, without the scheduler; `submitting`: the
+        jobs of a submission that it does not answer."""
+        for job in list(self._watched.values()):
             left = job.state.left if job.state else ""
+            if self._ending.may_run(job):
+                left = f"not confirmed that job {job.job_id} has ended"
             reason = f"{self._ending.why}{f'; {left}' if left else ''}"
             interrupted = Judgement("cancelled", reason)
             self._settle(job, None if job.failed_first else interrupted)
+        if submitting:
+            why = f"{self._ending.why} before the scheduler answered the submission"
+            self._drop(submitting, Judgement("cancelled", why))
         while self._lost.waiting:
             lost = self._lost.waiting.pop()
+            lost.give_up()
             why = f"{self._ending.why} before the job was found: {lost.why}"
-            self._withdraw(lost)
-            self._drop(lost, Judgement("cancelled", why))
+            self._drop(lost.jobs, Judgement("cancelled", why))
         while self._queue.waiting:
             phase = self._queue.waiting.pop(0)
             judgement = Judgement("cancelled", f"{self._ending.why} before it was submitted")

@@ -70,7 +70,7 @@ class Suite:
         self.terminal = PytestTerminal(config)
         self._finished: FinishedRun | None = None
         self._controller: ControllerLock | None = None
-        self._interrupts = Interrupts(self._cancel)
+        self._interrupts = Interrupts(self._cancel, self._hurry)
         # junit.xml goes to the run's report directory, unless the user asked for another place.
         asked = getattr(config.option, "xmlpath", None)
         self._has_own_junit = not asked and not self.collection.plans_only
@@ -239,6 +239,10 @@ class Suite:
         if self.session is not None:
             self.session.cancel()
 
+    def _hurry(self) -> None:
+        if self.session is not None:
+            self.session.hurry()
+
     def name_of(self, item: pytest.Item) -> str:
         """The phase whose result an item judges."""
         return self.collection.name_of(item)
@@ -381,12 +385,13 @@ class Suite:
         assert self.session is not None and self.view is not None and self.run is not None
         ended = session.shouldfail or session.shouldstop or f"exit status {exitstatus}"
         early = "" if self.tally.interrupted else f"pytest ended ({ended})"
-        for name in self.session.close(early):
-            self.collection.absences.append(
-                f"{name}: the scheduler did not answer the submission; check the queue for its job"
-            )
+        left = self.session.close(early)
         with contextlib.suppress(OSError):  # the terminal is gone
             self.view.close()
+        if left:
+            from .dead_runs import describe_leftover
+
+            self.remarks.append(describe_leftover(left, self.profile, self.run_id, self.about))
         for name, judgement in self.session.outcomes.items():
             if name in self.tally.phases:  # not a rerun
                 self.tally.phases[name].end(judgement.outcome)
