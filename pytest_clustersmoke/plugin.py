@@ -202,6 +202,9 @@ def pytest_configure(config: pytest.Config) -> None:
     ]
     if without_cluster:
         raise pytest.UsageError(f"{without_cluster[0]} needs --cluster NAME")
+    if config.getoption("--cluster-attach") == "" or "" in config.getoption("--cluster-reap"):
+        option = "--cluster-attach" if not config.getoption("--cluster-reap") else "--cluster-reap"
+        raise pytest.UsageError(f"{option}: the id of the run is empty")
     if config.getoption("--cluster-takeover") and not config.getoption("--cluster-attach"):
         raise pytest.UsageError("--cluster-takeover needs --cluster-attach RUN_ID")
     for option in ("--cluster-trace-steps", "--cluster-trace-ranks"):

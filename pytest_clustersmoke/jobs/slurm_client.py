@@ -209,10 +209,10 @@ class SlurmClient:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
 
-    def cancel(self, *jobs: str) -> bool:
+    def cancel(self, *jobs: str, timeout_s: float | None = None) -> bool:
         """Cancel jobs; return whether Slurm accepted that."""
         try:
-            return self.run("scancel", *jobs).returncode == 0
+            return self.run("scancel", *jobs, timeout_s=timeout_s).returncode == 0
         except (OSError, subprocess.TimeoutExpired):
             return False
 
@@ -276,9 +276,10 @@ class SlurmClient:
             return Allocation(job, JobState("unknown", ""))
         return slurm_jobs.parse_allocation(shown)
 
-    def steps(self, job: str) -> list[JobStep]:
+    def steps(self, job: str, timeout_s: float | None = None) -> list[JobStep]:
         fields = ("-o", slurm_jobs.STEP_FIELDS)
-        return slurm_jobs.parse_steps(self.ask("squeue", "-h", "-s", "-j", job, *fields))
+        words = ("squeue", "-h", "-s", "-j", job, *fields)
+        return slurm_jobs.parse_steps(self.ask(*words, timeout_s=timeout_s))
 
     # Details about a job that ended.
 

@@ -20,9 +20,10 @@ from ..evidence.run_journal import is_closed, read_journal
 from ..evidence.run_ownership import find_run, list_runs
 from ..evidence.telemetry import parse_text, parse_texts, to_json_value
 from ..jobs.backend import make_spec
-from ..text import Problem, UsageProblems, shorten
+from ..text import Problem, UsageProblems, plural, shorten
 from .dead_runs import find_blind_spot, find_controller
 from .items import phase_class
+from .job_session import JobSession
 
 OPTION, TAKEOVER, DETACH = "--cluster-attach", "--cluster-takeover", "--cluster-detach"
 LATEST = "latest"
@@ -92,8 +93,9 @@ def read_options(config: pytest.Config, profile: Profile) -> Attachment | None:
     if not (word or detaches):
         return None
     own = OPTION if word else DETACH
-    others = ("--cluster-dry-run", "--cluster-prove", "--cluster-here", DETACH if word else "")
-    if clash := [option for option in others if option and config.getoption(option)]:
+    others = ["--cluster-dry-run", "--cluster-prove", "--cluster-here"]
+    others += [DETACH] if word else ["--cluster-exclusive"]  # nobody would hold its lock
+    if clash := [option for option in others if config.getoption(option)]:
         raise _refuse(f"{own} and {clash[0]} exclude each other", "one of them")
     if getattr(config.option, "tx", None):
         raise _refuse(f"{own} does not work with pytest-xdist", "a run in one process", "omit -n")
@@ -132,6 +134,14 @@ def find_attachment(profile: Profile, word: str, takes_over: bool) -> Attachment
         )
         raise _refuse(what, "a run whose controller has ended", todo)
     return Attachment(run, about)
+
+
+def detach(session: JobSession) -> str:
+    """Leave the jobs of a session to the scheduler; return a line that says so."""
+    try:
+        return f"detached: {plural(session.detach(), 'job')}, nothing judged"
+    except OSError as error:  # a full disk, or a process that has taken the run over
+        return f"nothing judged, and the journal does not say that the jobs are left ({error})"
 
 
 def describe_resolved(profile: Profile, phases: Iterable[Phase]) -> dict[str, Any]:

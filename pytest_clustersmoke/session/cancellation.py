@@ -21,7 +21,7 @@ CLOSE_S = 2.7
 # For a scheduler that does not answer scancel; the command goes on without us.
 SILENT_S = 1.6
 # After a second signal: in this time scancel has started, and it goes on without us.
-HURRY_S = 0.8
+HURRY_S = 1.0
 CANCEL_CONFIRM_S = 2.0
 LAST_CALL_S = 0.3
 WAIT_S = 0.05

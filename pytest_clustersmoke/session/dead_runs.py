@@ -91,27 +91,26 @@ class Schedulers:
         """A line on each dead run of the profile that can be attached."""
         backend = self._backend(profile)
         runs = [
-            (run, journal)
+            run
             for run in list_dead_runs(profile)
             if not find_blind_spot(read_json(run.run) or {}, profile)
-            and ((journal := read_journal(run)).left or journal.unanswered or journal.detached)
         ]
         if backend is None or not runs:
             return
         try:
-            left = backend.jobs_of_runs([run for run, _ in runs])
+            left = backend.jobs_of_runs(runs)
         except SchedulerSilent as silence:
             self._silent[profile.name] = str(silence)
-            names = shorten([run.run_id for run, _ in runs], MOST_JOBS)
+            names = shorten([run.run_id for run in runs], MOST_JOBS)
             yield f"not known whether jobs are left of {names}: {silence}"
             return
-        for run, journal in runs:
+        for run in runs:
             jobs = self._left[profile.name, run.run_id] = left[run.run_id]
             todo = f"{ATTACH} {run.run_id} judges it, {REAP} {run.run_id} ends it"
             if jobs:
                 listed = f"{plural(len(jobs), 'job')} left ({shorten(jobs, MOST_JOBS)})"
                 yield f"run {run.run_id} has {listed}, and no process: {todo}"
-            elif journal.detached:
+            elif read_journal(run).detached:
                 yield f"run {run.run_id} is detached, and its jobs have ended: {todo}"
 
     def settle(self, run: RunDir, about: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import Finding
-from ..evidence.locks import ControllerFence
+from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RERUN, RunDir, create_phase
 from ..evidence.run_journal import FencedJournal, read_journal
@@ -122,6 +122,15 @@ class JobSession:
             with contextlib.suppress(OSError):
                 self.journal.write("closed")
         return left
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another process has the run now, and writes its report."""
+        try:
+            self.fence.check()
+        except Superseded:
+            return True
+        return False
 
     @property
     def is_detachable(self) -> bool:

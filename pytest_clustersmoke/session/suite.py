@@ -23,7 +23,7 @@ from ..config.marker import PhaseMarker
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.run_counts import RunTally
-from ..text import Problem, UsageProblems, plural
+from ..text import Problem, UsageProblems
 from .collection import PhaseCollection
 from .interrupts import Interrupts
 from .items import Mistakes, PhaseClass, phase_classes
@@ -317,7 +317,7 @@ class Suite:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        if self.session is None or self._is_superseded(self.session):
+        if self.session is None or self.session.is_superseded:
             self._drop_junit()  # nothing ran, so there is no run to report
             self._refuse_other_success(session, int(exitstatus))
             return (yield)
@@ -340,31 +340,17 @@ class Suite:
             self._interrupts.release()
         return None
 
-    def _is_superseded(self, session: JobSession) -> bool:
-        """Whether another process has the run now, and writes its report."""
-        from ..evidence.locks import Superseded
-
-        try:
-            session.fence.check()
-        except Superseded:
-            return True
-        return False
-
     def _end_detached(self, session: pytest.Session) -> Iterator[None]:
         """End without a verdict and without touching the jobs."""
         from ..report.verdict import EXIT_INCONCLUSIVE
+        from .attachment import detach
 
         assert self.session is not None and self._controller is not None and self.view is not None
-        try:
-            jobs = plural(self.session.detach(), "job")
-            line = f"detached: {jobs}, nothing judged; {self._attach_line()}"
-        except OSError as error:  # a full disk, or a process that has taken the run over
-            line = f"nothing judged, and the journal does not say so ({error}); "
-            line += self._attach_line()
+        line = detach(self.session)
         self._drop_junit()
         with contextlib.suppress(OSError):  # the terminal is gone
             self.view.close()
-        self.terminal.say(line)
+        self.terminal.say(f"{line}; {self._attach_line()}")
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = EXIT_INCONCLUSIVE
         try:
@@ -447,7 +433,11 @@ class Suite:
         from ..report.publication import finish
 
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        assert self._finished is not None
+        assert self._finished is not None and self.session is not None
+        if self.session.is_superseded:
+            self.terminal.say("another process has taken this run over, and reports it")
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
+            return
         written = finish(self._finished, reporter, latest=self.latest, remarks=self.remarks)
         if not written and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
