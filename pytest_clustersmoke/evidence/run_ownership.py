@@ -40,6 +40,8 @@ def list_runs(shared_dir: Path) -> Iterator[RunDir]:
 
 def find_run(shared_dir: Path, word: str) -> tuple[RunDir | None, str]:
     """The run of this id below a shared directory; None, and why, if this user has none."""
+    if not word:
+        return None, "the id of the run is empty"
     root = shared_dir / word
     if not RUN_ID.fullmatch(word) or not root.is_dir():
         return None, f"there is no run {word} below {shared_dir}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..evidence.telemetry import parse_text, parse_texts, to_json_value
 from ..jobs.backend import make_spec
 from ..text import Problem, UsageProblems, plural, shorten
 from .dead_runs import find_blind_spot, find_controller
-from .items import phase_class
+from .items import PhaseClass, phase_class
 from .job_session import JobSession
 
 OPTION, TAKEOVER, DETACH = "--cluster-attach", "--cluster-takeover", "--cluster-detach"
@@ -46,11 +46,13 @@ class Attachment:
         return parse_texts(self.about.get("phases_chosen"))
 
     def keep_chosen(
-        self, config: pytest.Config, items: list[pytest.Item], name_of: Callable[[pytest.Item], str]
+        self, config: pytest.Config, items: list[pytest.Item], names: Mapping[PhaseClass, str]
     ) -> None:
-        """Deselect the phases that the run did not choose."""
-        phases = {item: name_of(item) for item in items if phase_class(item) is not None}
-        gone = [item for item, name in phases.items() if name not in self.chosen]
+        """Deselect the phases that the run did not choose. Those whose markers have mistakes have
+        no name, and are refused later."""
+        phases = {item: phase_class(item) for item in items}
+        chosen = {None, *(cls for cls, name in names.items() if name in self.chosen)}
+        gone = [item for item, cls in phases.items() if cls in names and cls not in chosen]
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if item not in gone]
 

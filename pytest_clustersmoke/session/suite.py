@@ -91,7 +91,7 @@ class Suite:
         """Raise UsageError with all problems of the selected phases."""
         changes: list[Problem] = []
         if self.attachment is not None:
-            self.attachment.keep_chosen(self.config, items, self.name_of)
+            self.attachment.keep_chosen(self.config, items, self.collection.names)
             phases = self.collection.phases_of(phase_classes(items))
             changes = [*self.attachment.find_changes(self.profile, phases)]
         problems = [*changes, *self.collection.check_selection(items)]
