@@ -218,6 +218,8 @@ def pytest_configure(config: pytest.Config) -> None:
     ]
     if without_cluster:
         raise pytest.UsageError(f"{without_cluster[0]} needs --cluster NAME")
+    if config.getoption("--cluster-attach") == "":
+        raise pytest.UsageError("--cluster-attach: the id of the run is empty")
     if config.getoption("--cluster-takeover") and not config.getoption("--cluster-attach"):
         raise pytest.UsageError("--cluster-takeover needs --cluster-attach RUN_ID")
     for option in ("--cluster-trace-steps", "--cluster-trace-ranks"):
@@ -239,6 +241,17 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
         return reap_runs(config, config.getoption("--cluster-reap"))
     return None
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the directories of runs: pytest follows links, and those of an array lead back."""
+    if not collection_path.name[:8].isdigit():
+        return None
+    from .evidence.run_directory import RUN_ID
+
+    name = collection_path.name
+    is_run = RUN_ID.fullmatch(name) and collection_path.joinpath("run.json").is_file()
+    return True if is_run else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -339,3 +339,22 @@ def test_criteria_may_be_parametrised_and_use_other_fixtures(suite: Suite) -> No
     """
     )
     suite.run().assert_outcomes(passed=3)
+
+
+def test_directories_of_runs_are_not_collected(suite: Suite) -> None:
+    """pytest follows links, and those of a job array lead back into their own directory: without
+    this, one pytest over the directory above took two minutes."""
+    suite.phase()
+    for parent in (suite.shared, suite.reports):
+        root = parent / "20261101-020000-abcdef"
+        array = root / "phases" / "a" / "array"
+        array.mkdir(parents=True)
+        (root / "run.json").write_text("{}")
+        for number in range(4):
+            (array / str(number)).symlink_to("..")
+        (root / "phases" / "a" / "test_copied.py").write_text("def test_never(): pass\n")
+    other = suite.path / "20261101-notes"
+    other.mkdir()
+    (other / "test_other.py").write_text("def test_other(): pass\n")
+    collected = suite.run("--collect-only", "-q", cluster="").stdout.str()
+    assert "test_other" in collected and "test_copied" not in collected

@@ -34,9 +34,9 @@ def add_report_dir(parser: argparse.ArgumentParser) -> None:
 def open_history(report_dir: Path) -> Iterator[Connection]:
     """Open the history. First report runs whose controller was killed, so that they are in it.
     Raises UsageProblems if there is no readable history."""
-    from ..report.recovery import recover
+    from ..session.dead_runs import report_dead_runs
 
-    for line in recover(report_dir, os.environ):
+    for line in report_dead_runs(report_dir, os.environ):
         print(sanitize_line(line), file=sys.stderr)
     try:
         with open_for_reading(report_dir) as connection:

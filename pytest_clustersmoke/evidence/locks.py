@@ -22,6 +22,7 @@ from filelock import BaseFileLock
 from ..config.profile import Profile
 from ..text import Problem, UsageProblems, sanitize_line
 from .run_directory import RunDir, create_once, list_directory, read_json, write_json
+from .telemetry import parse_rows
 
 OPTION = "--cluster-exclusive"
 CLUSTER_MODE, RUN_MODE = 0o666, 0o600  # every user who can reach a cluster's directory can lock it
@@ -140,13 +141,13 @@ class ControllerLock:
     def attach(self) -> None:
         """Note in run.json that this process controls the run from now on."""
         own = {"host": socket.gethostname(), "pid": os.getpid()}
-        before = [mark for mark in self.about.get("attached", ()) if isinstance(mark, dict)]
+        before = parse_rows(self.about.get("attached"))
         self.about |= {**own, "attached": [*before, {**own, "time": time.time()}]}
 
     def announce(self, asked: Mapping[str, Any], report: Path) -> None:
         """Write the selection into run.json, here and in the report's directory, where it leads to
         the evidence if no report follows. Raises OSError if it cannot be written."""
-        self.about.update(asked, locks=self._locks)
+        self.about.update(asked, locks=self._locks, report=str(report))
         write_json(self._run.run, self.about)
         report.mkdir(parents=True, exist_ok=True)
         write_json(RunDir(report).run, {**self.about, "evidence": str(self._run.root)}, 0o644)

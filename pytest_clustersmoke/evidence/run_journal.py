@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .locks import HEARTBEAT_S, ControllerFence, Superseded, send_heartbeat
 from .run_counts import CriterionRecord
 from .run_directory import RunDir
-from .telemetry import Events, EventWriter, parse_int, parse_text, read_events
+from .telemetry import (
+    Events,
+    EventWriter,
+    open_regular,
+    parse_event,
+    parse_int,
+    parse_text,
+    read_events,
+)
 
 
 class FencedJournal(EventWriter):
@@ -59,6 +68,10 @@ class FencedJournal(EventWriter):
             self.write("failed", test=test)
 
 
+# Has the last line that says who controls the run: after `closed` comes nothing.
+TAIL_BYTES = 4096
+
+
 @dataclass(frozen=True)
 class JournalledJob:
     """A phase's last submission: its token, when it was intended (Unix seconds), and its job's id,
@@ -98,7 +111,11 @@ class RunJournal:
 
 def read_journal(run: RunDir) -> RunJournal:
     """Read the journal, and see which phases have a result, which comes before its line there."""
-    events = read_events(run.journal)
+    return parse_journal(run, read_events(run.journal))
+
+
+def parse_journal(run: RunDir, events: Events) -> RunJournal:
+    """The jobs that the events of a journal name."""
     jobs: dict[str, JournalledJob] = {}
     for event in events.records:
         phase = parse_text(event.get("phase")) or ""
@@ -119,11 +136,23 @@ def read_journal(run: RunDir) -> RunJournal:
     for phase, job in jobs.items():
         if run.phase(phase).result.exists():
             jobs[phase] = replace(job, has_ended=True)
-    return RunJournal(events, jobs, *_find_end(events))
+    return RunJournal(events, jobs, *_find_end(events.records))
 
 
-def _find_end(events: Events) -> tuple[bool, bool]:
+def is_closed(run: RunDir) -> bool:
+    """Whether the last controller of a run ended in order. Reads the end of the journal only: there
+    may be many runs."""
+    try:
+        with open_regular(run.journal) as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - TAIL_BYTES))
+            lines = stream.read(TAIL_BYTES).splitlines()
+    except OSError:
+        return False
+    return _find_end([event for line in lines if (event := parse_event(line))])[1]
+
+
+def _find_end(records: Sequence[Mapping[str, Any]]) -> tuple[bool, bool]:
     """Whether the last controller left its jobs to the scheduler, and whether it ended in order."""
-    names: Iterable[str] = (record["event"] for record in reversed(events.records))
+    names: Iterable[str] = (record["event"] for record in reversed(records))
     last = next((name for name in names if name in ("detached", "attached", "closed")), "")
     return last == "detached", last == "closed"

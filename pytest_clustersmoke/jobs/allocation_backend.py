@@ -42,6 +42,8 @@ STEP_OPTIONS = {
 }
 CONTAINER = "container"  # all of Slurm's and pyxis' options with this start
 CANCEL_GRACE_S, POLL_S = 1.5, 0.05
+# Slurm has this long for each answer when steps are ended; then their sruns are, which end them.
+SILENT_S = 0.7
 MAX_LOG = 2**16
 # Outside of an allocation, and until the nodes are chosen, a dry run shows these.
 JOB_VARIABLE, NODES_VARIABLE = "$SLURM_JOB_ID", "$NODES"
@@ -166,12 +168,14 @@ class AllocationBackend:
         """Signal these steps, and those that their launchers started under the same name."""
         names = {step.name for step in steps if step.runs()}
         try:
-            listed = self._client.steps(self._job_id)
+            listed = self._client.steps(self._job_id, SILENT_S)
         except SlurmUnavailable:
             listed = []
         found = [step for step in listed if step.name in names]
         if found:
-            self._client.cancel(*options, *(step.step_id for step in found))
+            ids = [step.step_id for step in found]
+            if not self._client.cancel(*options, *ids, timeout_s=SILENT_S):
+                found = []
         for step in steps:  # its step is not created yet, or Slurm does not answer
             if step.process is not None and step.name not in {other.name for other in found}:
                 step.process.terminate()

@@ -165,9 +165,12 @@ class JobEnder(Protocol):
 class RunBackend(Protocol):
     """A backend whose jobs any process can find and end."""
 
-    def jobs_of_run(self, run: RunDir) -> list[str]:
-        """The ids of the run's jobs that have not ended, whoever submitted them. Raises
-        SchedulerSilent."""
+    def jobs_of_runs(self, runs: Sequence[RunDir]) -> dict[str, list[str]]:
+        """By run id: the ids of the jobs of this user's runs that have not ended, whoever submitted
+        them. Asks once for all. Raises SchedulerSilent."""
+
+    def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+        """As of any backend, once `jobs_of_runs` was called."""
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
         """As of any backend."""

@@ -19,16 +19,18 @@ import psutil
 
 from ..config.phase import Phase
 from ..config.profile import Profile
+from ..evidence.job_results import read_claim
 from ..evidence.process_start import identity
 from ..evidence.run_directory import PhaseDir, RunDir, read_json, write_atomically, write_json
 from ..evidence.scheduler_record import JobState
-from ..evidence.telemetry import parse_finite, parse_int, read_events
-from ..node import abort_flag, process_tree
+from ..evidence.telemetry import parse_finite, parse_int, parse_text, read_events
+from ..node import abort_flag, node_job, process_tree
 from . import batch_script
 from .backend import Refused, Submission
 from .slurm_client import clean_environ, run_command
 
 CANCEL_GRACE_S = 1.5
+TOKEN_VARIABLE = "CLUSTERSMOKE_TOKEN"  # the submission of a process
 KILLED_GRACE_S = 1.0  # from TERM to KILL, for what a killed launcher left
 
 
@@ -59,6 +61,7 @@ class _Job:
     submitted: float
     gpus: list[str]
     cancelled: bool = False
+    why: str = ""  # if it was cancelled for a reason of its own
 
     @property
     def node_ranks(self) -> range:
@@ -95,6 +98,7 @@ class LocalBackend:
                 environ = self._environ | {
                     "CUDA_VISIBLE_DEVICES": _node_devices(phase, node_rank, job.gpus),
                     **batch_script.node_variables(phase, node_rank, f"local{node_rank}"),
+                    TOKEN_VARIABLE: submission.token,
                 }
                 process = _start_node(submission, environ)
                 node = _Node(process, process_tree.started_at(process.pid))
@@ -107,45 +111,61 @@ class LocalBackend:
         return job_id
 
     def adopt(self, job: Submission, job_id: str) -> None:
-        self._adopt(job.directory, job.phase.nodes.value, job.phase.world_size, job_id)
+        sizes = (job.phase.nodes.value, job.phase.world_size)
+        self._adopt(job.directory, *sizes, job_id, job.token)
 
-    def _adopt(self, directory: PhaseDir, nodes: int, world_size: int, job_id: str) -> None:
-        """Find the virtual nodes of a job by what was written of their processes."""
+    def _adopt(
+        self, directory: PhaseDir, nodes: int, world_size: int, job_id: str, token: str
+    ) -> None:
+        """Find the virtual nodes of a job by what was written of their processes, or by the token
+        in their environment: the controller may have been killed before it wrote that."""
         found = []
         for rank in range(nodes):
             record = read_json(directory.node_process(rank)) or {}
             pid, started = parse_int(record.get("pid")), parse_finite(record.get("started"))
+            if not record and token:
+                pid, started = _find_by_token(token, rank)
             process = _AdoptedProcess(pid or 0, started or 0.0, directory.node_result(rank))
             found.append(_Node(process, (pid and started) or 0.0))
         gpus = self._free_gpus()
         self._jobs[job_id] = _Job(found, directory, world_size, time.time(), gpus)
 
-    def jobs_of_run(self, run: RunDir) -> list[str]:
+    def jobs_of_runs(self, runs: Sequence[RunDir]) -> dict[str, list[str]]:
+        return {run.run_id: self._find_running(run) for run in runs}
+
+    def _find_running(self, run: RunDir) -> list[str]:
         left = []
         for phase in sorted(run.root.glob("phases/*")):
             directory = run.phase(phase.name).last_job
             spec = read_json(directory.spec) or {}
             nodes, per_node = parse_int(spec.get("nodes")), parse_int(spec.get("ranks_per_node"))
             job_id = f"local-{run.run_id}-{phase.name}"
-            self._adopt(directory, nodes or 0, (nodes or 0) * (per_node or 0), job_id)
+            token = parse_text(spec.get("token")) or ""
+            self._adopt(directory, nodes or 0, (nodes or 0) * (per_node or 0), job_id, token)
             if self._jobs[job_id].running() or _find_left(self._jobs[job_id]):
                 left.append(job_id)
         return left
 
     def find_submitted(self, jobs: Sequence[Submission]) -> list[str]:
-        """The job's id if all its virtual nodes were started; otherwise those that were are ended,
-        and the job counts as not submitted."""
+        """The job's id if all its virtual nodes were started. Otherwise those that were are ended,
+        and the job counts as not submitted, unless it has claimed the phase, which runs once."""
         (job,) = jobs
         job_id = _job_id(job)
         self.adopt(job, job_id)
         if all(node.started for node in self._jobs[job_id].nodes):
             return [job_id]
         self.cancel([job_id])
+        claim = read_claim(job.directory)
+        if claim is not None and claim.token == job.token:
+            self._jobs[job_id].why = "its controller was killed before it had started every node"
+            return [job_id]
         del self._jobs[job_id]
         return []
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
-        return {job_id: self._state(self._jobs[job_id]) for job_id in job_ids}
+        return {
+            job_id: self._state(self._jobs[job_id]) for job_id in job_ids if job_id in self._jobs
+        }
 
     def _state(self, job: _Job) -> JobState:
         codes = [node.process.poll() for node in job.nodes]
@@ -159,7 +179,7 @@ class LocalBackend:
             # A launcher that was killed, perhaps while it held the ranks for the dumps.
             process_tree.end(_find_left(job), KILLED_GRACE_S)
         raw = "COMPLETED" if not any(codes) else "CANCELLED" if job.cancelled else "FAILED"
-        return JobState("ended", raw, "", names, at, at)
+        return JobState("ended", raw, job.why, names, at, at)
 
     def details(self, job_id: str, state: JobState, nodes: str) -> None:
         return None  # no scheduler is involved
@@ -203,6 +223,22 @@ class LocalBackend:
             for gpu in job.gpus[: job.world_size]
         }
         return [gpu for gpu in self._gpus if gpu not in busy]
+
+
+def _find_by_token(token: str, node_rank: int) -> tuple[int, float]:
+    """The process of a virtual node, and when it started: the first of those with this token and
+    node in their environment, which the others have from it. Zeros if there is none."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ() if process.uids().real == os.getuid() else {}
+        except (psutil.Error, OSError, ValueError):
+            continue
+        node = environ.get(node_job.RANK_VARIABLE)
+        if (environ.get(TOKEN_VARIABLE), node) == (token, str(node_rank)):
+            found.append((process_tree.started_at(process.pid), process.pid))
+    started, pid = min(found, default=(0.0, 0))
+    return pid, started
 
 
 def _job_id(job: Submission) -> str:

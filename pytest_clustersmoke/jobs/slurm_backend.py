@@ -61,11 +61,16 @@ class SlurmBackend:
     def adopt(self, job: Submission, job_id: str) -> None:
         """Nothing to do: Slurm knows the job."""
 
-    def jobs_of_run(self, run: RunDir) -> list[str]:
+    def jobs_of_runs(self, runs: Sequence[RunDir]) -> dict[str, list[str]]:
         try:
-            return self._client.list_jobs(f"{COMMENT_BEGINS}{run.run_id} ")
+            comments = self._client.list_jobs(COMMENT_BEGINS)
         except SlurmUnavailable as error:
             raise SchedulerSilent(str(error)) from None
+        begins = {run.run_id: f"{COMMENT_BEGINS}{run.run_id} " for run in runs}
+        return {
+            run_id: [job_id for job_id, comment in comments.items() if words in comment]
+            for run_id, words in begins.items()
+        }
 
     def find_submitted(self, jobs: Sequence[Submission]) -> list[str] | None:
         try:

@@ -194,13 +194,14 @@ class SlurmClient:
         found = {cells[0] for _, cells in slurm_records.rows(text, 2) if comment in cells[1]}
         return found.pop() if len(found) == 1 else ""
 
-    def list_jobs(self, comment: str) -> list[str]:
-        """The ids of this user's jobs that have not ended and whose comment has these words. Raises
-        SlurmUnavailable."""
+    def list_jobs(self, words: str) -> dict[str, str]:
+        """By id, the comments of this user's jobs that have not ended, of those whose comment has
+        these words. Raises SlurmUnavailable."""
         # -r: a line for each task of an array
-        text = self.ask("squeue", "-h", "-a", "-r", "-u", str(os.getuid()), "-o", "%i|%k")
+        own = ("-u", str(os.getuid()), "-o", "%i|%k")
+        text = self.ask("squeue", "-h", "-a", "-r", *own, timeout_s=DETAILS_TIMEOUT_S)
         rows = slurm_records.rows(text, 2)
-        return [cells[0] for _, cells in rows if comment in cells[1]]
+        return {cells[0]: cells[1] for _, cells in rows if words in cells[1]}
 
     def start_now(self, job_id: str) -> None:
         """Let a requeued job start as soon as there is room: Slurm holds it for two minutes. If it
@@ -208,10 +209,10 @@ class SlurmClient:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
 
-    def cancel(self, *jobs: str) -> bool:
+    def cancel(self, *jobs: str, timeout_s: float | None = None) -> bool:
         """Cancel jobs; return whether Slurm accepted that."""
         try:
-            return self.run("scancel", *jobs).returncode == 0
+            return self.run("scancel", *jobs, timeout_s=timeout_s).returncode == 0
         except (OSError, subprocess.TimeoutExpired):
             return False
 
@@ -275,9 +276,10 @@ class SlurmClient:
             return Allocation(job, JobState("unknown", ""))
         return slurm_jobs.parse_allocation(shown)
 
-    def steps(self, job: str) -> list[JobStep]:
+    def steps(self, job: str, timeout_s: float | None = None) -> list[JobStep]:
         fields = ("-o", slurm_jobs.STEP_FIELDS)
-        return slurm_jobs.parse_steps(self.ask("squeue", "-h", "-s", "-j", job, *fields))
+        words = ("squeue", "-h", "-s", "-j", job, *fields)
+        return slurm_jobs.parse_steps(self.ask(*words, timeout_s=timeout_s))
 
     # Details about a job that ended.
 

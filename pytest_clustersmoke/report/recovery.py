@@ -1,12 +1,12 @@
-"""Runs whose controller was killed: the next command that finds one writes its report.
+"""Runs whose controller was killed: the next command that finds one writes its report, once its
+jobs have ended.
 
-The journal has the results so far; the run directory has the evidence of the jobs. The jobs may
-still be running: nothing cancelled them.
+The journal has the results so far; the run directory has the evidence of the jobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,21 @@ from ..text import UsageProblems
 from .publication import GIVEN_UP, mark_unreportable, publish
 from .record_builder import FinishedRun, make_record, try_history
 
+Settle = Callable[[RunDir, Mapping[str, Any]], bool]
 RESULTS = ("passed", "failed", "skipped", "known")
 
 
-def recover(report_dir: Path, environ: Mapping[str, str], alive: Container[str] = ()) -> list[str]:
+def recover(report_dir: Path, environ: Mapping[str, str], settle: Settle) -> list[str]:
     """Report every run of this directory whose report is missing or incomplete and whose controller
-    is dead, except those that are `alive` by their jobs; returns a line on each."""
+    is dead; returns a line on each. `settle(run, about)` sees to its jobs, and returns whether none
+    of them may run any more."""
     lines = []
     for target, run, about in _unreported(report_dir):
-        if run.run_id in alive:
-            continue
         with seize_run(run) as dead:
             if dead:
                 try:
-                    lines += _report(target, run, about, environ)
+                    if settle(run, about):
+                        lines += _report(target, run, about, environ)
                 except OSError as error:
                     lines.append(f"run {target.name}: its report cannot be written now: {error}")
                 except Exception as error:  # mark it: every later command would fail on it again

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..evidence.finding import Evidence, Finding, first_around, read_around
 from ..evidence.run_directory import RUN_ID, PhaseDir, RunDir
+from ..evidence.run_journal import is_closed
 from ..evidence.run_record import PhaseRecord
 from ..evidence.telemetry import read_events
 from ..text import plural
@@ -185,6 +186,6 @@ def _began(run: Path) -> float | None:
     old = time.time() - touched > ABANDONED_S
     journal = read_events(RunDir(run).journal)
     if journal.records:
-        over = journal.last("closed") is not None or old
+        over = is_closed(RunDir(run)) or old  # one that was closed may have been attached again
         return float(journal.records[0]["time"]) if over else None
     return touched if old and RunDir(run).run.is_file() else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,16 @@ import pytest
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.locks import TAKEOVER_SILENCE_S, find_holder
-from ..evidence.run_directory import RUN_ID, RunDir, read_json
-from ..evidence.run_journal import read_journal
-from ..evidence.telemetry import to_json_value
+from ..evidence.locks import TAKEOVER_SILENCE_S
+from ..evidence.run_directory import RunDir, read_json
+from ..evidence.run_journal import is_closed, read_journal
+from ..evidence.run_ownership import find_run, list_runs
+from ..evidence.telemetry import parse_text, parse_texts, to_json_value
 from ..jobs.backend import make_spec
-from ..text import Problem, UsageProblems, shorten
-from .items import phase_class
+from ..text import Problem, UsageProblems, plural, shorten
+from .dead_runs import find_blind_spot, find_controller
+from .items import PhaseClass, phase_class
+from .job_session import JobSession
 
 OPTION, TAKEOVER, DETACH = "--cluster-attach", "--cluster-takeover", "--cluster-detach"
 LATEST = "latest"
@@ -41,14 +43,16 @@ class Attachment:
     @property
     def chosen(self) -> list[str]:
         """The phases that the run chose."""
-        return [str(name) for name in self.about.get("phases_chosen", ())]
+        return parse_texts(self.about.get("phases_chosen"))
 
     def keep_chosen(
-        self, config: pytest.Config, items: list[pytest.Item], name_of: Callable[[pytest.Item], str]
+        self, config: pytest.Config, items: list[pytest.Item], names: Mapping[PhaseClass, str]
     ) -> None:
-        """Deselect the phases that the run did not choose."""
-        phases = {item: name_of(item) for item in items if phase_class(item) is not None}
-        gone = [item for item, name in phases.items() if name not in self.chosen]
+        """Deselect the phases that the run did not choose. Those whose markers have mistakes have
+        no name, and are refused later."""
+        phases = {item: phase_class(item) for item in items}
+        chosen = {None, *(cls for cls, name in names.items() if name in self.chosen)}
+        gone = [item for item, cls in phases.items() if cls in names and cls not in chosen]
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if item not in gone]
 
@@ -57,8 +61,8 @@ class Attachment:
         today's criteria would judge."""
         run_id = self.run.run_id
         todo = f"restore it, or end that run's jobs (--cluster-reap {run_id}) and begin anew"
-        began = self.about.get("resolved", {})
-        if changed := _differences(began.get("profile", {}), _digest_profile(profile)):
+        began = _mapping(self.about.get("resolved"))
+        if changed := _differences(_mapping(began.get("profile")), _digest_profile(profile)):
             listed = shorten(changed, MOST_CHANGES)
             what = f"the profile has changed since run {run_id} began: {listed}"
             yield Problem(what, str(profile.file), "the same profile", todo)
@@ -68,7 +72,7 @@ class Attachment:
                 what = f"run {run_id} chose phase {name}, which is not selected today"
                 yield Problem(what, OPTION, "the options and files of that run", todo)
         for phase in by_name.values():
-            if changed := self._find_changed(phase, profile, began.get("phases", {})):
+            if changed := self._find_changed(phase, profile, _mapping(began.get("phases"))):
                 listed = shorten(changed, MOST_CHANGES)
                 what = f"phase {phase.name} has changed since run {run_id} began: {listed}"
                 yield Problem(what, phase.where, "the same phase", todo)
@@ -76,10 +80,8 @@ class Attachment:
     def _find_changed(
         self, phase: Phase, profile: Profile, sources: Mapping[str, Any]
     ) -> list[str]:
-        directory = self.run.phase(phase.name)
-        # A later job of the phase may leave nodes out.
-        directory = next(iter(directory.jobs()), directory)
-        changed = _differences(sources.get(phase.name, {}), _digest_sources(phase))
+        directory = self.run.phase(phase.name).last_job
+        changed = _differences(_mapping(sources.get(phase.name)), _digest_sources(phase))
         if (spec := read_json(directory.spec)) is not None:
             today = json.loads(json.dumps(to_json_value(make_spec(phase, profile, directory))))
             keys = {*spec, *today} - NOT_COMPARED
@@ -93,8 +95,9 @@ def read_options(config: pytest.Config, profile: Profile) -> Attachment | None:
     if not (word or detaches):
         return None
     own = OPTION if word else DETACH
-    others = ("--cluster-dry-run", "--cluster-prove", "--cluster-here", DETACH if word else "")
-    if clash := [option for option in others if option and config.getoption(option)]:
+    others = ["--cluster-dry-run", "--cluster-prove", "--cluster-here"]
+    others += [DETACH] if word else ["--cluster-exclusive"]  # nobody would hold its lock
+    if clash := [option for option in others if config.getoption(option)]:
         raise _refuse(f"{own} and {clash[0]} exclude each other", "one of them")
     if getattr(config.option, "tx", None):
         raise _refuse(f"{own} does not work with pytest-xdist", "a run in one process", "omit -n")
@@ -109,24 +112,23 @@ def read_options(config: pytest.Config, profile: Profile) -> Attachment | None:
 
 def find_attachment(profile: Profile, word: str, takes_over: bool) -> Attachment:
     """The run that `word` names: its id, or `latest`. Raises UsageProblems."""
-    run = _find_latest(profile) if word == LATEST else RunDir(profile.shared_dir / word)
-    about = read_json(run.run) if run is not None and RUN_ID.fullmatch(run.run_id) else None
+    run, why = _find_latest(profile) if word == LATEST else find_run(profile.shared_dir, word)
+    about = read_json(run.run) if run is not None else None
     if run is None or about is None or about.get("run_id") != run.run_id:
-        what = f"there is no run {word} below {profile.shared_dir}"
+        what = why or f"there is no run {word} below {profile.shared_dir}"
         raise _refuse(what, f"the id of a run of {profile.name}, or `{LATEST}`")
     if about.get("cluster") != profile.name:
         what = f"run {run.run_id} is one of cluster {about.get('cluster')}, not of {profile.name}"
         raise _refuse(what, f"a run of {profile.name}")
-    if about.get("here") or profile.backend == "ssh":
-        kind = "steps of an allocation" if about.get("here") else "hosts reached over ssh"
-        what = f"run {run.run_id} runs on {kind}, which only the process that began it can watch"
-        raise _refuse(what, "a run of Slurm jobs, or of this machine")
-    if profile.backend == "local" and about.get("host") != socket.gethostname():
-        what = f"run {run.run_id} runs on {about.get('host')} itself"
-        raise _refuse(what, "this command on that machine")
-    journal = read_journal(run)
-    released = (journal.detached or journal.closed) and not find_holder(run, 0.0)
-    if not takes_over and not released and (holder := find_holder(run, TAKEOVER_SILENCE_S)):
+    if "proof" in about:
+        what = f"run {run.run_id} is one of --cluster-prove, which proved nothing unless it ended"
+        raise _refuse(what, "a run of phases", "prove the gates again")
+    if blind := find_blind_spot(about, profile):
+        what = f"run {run.run_id} {blind}"
+        todo = "this command on that machine" if profile.backend == "local" else ""
+        raise _refuse(what, "a run of Slurm jobs, or of this machine", todo)
+    holder = find_controller(run, read_journal(run), TAKEOVER_SILENCE_S)
+    if holder and not takes_over:
         what = f"run {run.run_id} is controlled by {holder}"
         todo = (
             f"wait until that ends (from another host, {TAKEOVER_SILENCE_S:.0f} s after its last "
@@ -136,20 +138,35 @@ def find_attachment(profile: Profile, word: str, takes_over: bool) -> Attachment
     return Attachment(run, about)
 
 
+def detach(session: JobSession) -> str:
+    """Leave the jobs of a session to the scheduler; return a line that says so."""
+    try:
+        return f"detached: {plural(session.detach(), 'job')}, nothing judged"
+    except OSError as error:  # a full disk, or a process that has taken the run over
+        return f"nothing judged, and the journal does not say that the jobs are left ({error})"
+
+
 def describe_resolved(profile: Profile, phases: Iterable[Phase]) -> dict[str, Any]:
     """What a run began with, for run.json."""
     sources = {phase.name: _digest_sources(phase) for phase in phases}
     return {"profile": _digest_profile(profile), "phases": sources}
 
 
-def _find_latest(profile: Profile) -> RunDir | None:
-    try:
-        names = sorted(path.name for path in profile.shared_dir.iterdir())
-    except OSError:
-        return None
-    runs = (RunDir(profile.shared_dir / name) for name in reversed(names) if RUN_ID.fullmatch(name))
-    own = (run for run in runs if (read_json(run.run) or {}).get("cluster") == profile.name)
-    return next(own, None)
+def _find_latest(profile: Profile) -> tuple[RunDir | None, str]:
+    """The newest run of the cluster that has not ended with a report, and why there is none."""
+    for run in reversed([*list_runs(profile.shared_dir)]):
+        about = read_json(run.run) or {}
+        if about.get("cluster") != profile.name or "proof" in about:
+            continue
+        report = parse_text(about.get("report")) or ""
+        if not (is_closed(run) and read_json(Path(report, "report.json"))):
+            return run, ""
+    return None, f"there is no run of {profile.name} without a report below {profile.shared_dir}"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """The mapping in a field of run.json; empty for anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def _refuse(what: str, expected: str, todo: str = "") -> UsageProblems:

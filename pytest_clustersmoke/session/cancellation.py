@@ -6,16 +6,37 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
 
 from ..evidence.locks import ControllerFence, Superseded
+from ..evidence.run_directory import write_atomically
 from ..evidence.run_journal import FencedJournal
 from ..jobs.backend import Backend, QueueBackend, Submission
 from ..jobs.job_watch import WatchedJob
 from .live.board import TICK_S
 
+# How long the end of a run waits for its jobs; about a second more writes the report.
+CLOSE_S = 2.7
+# For a scheduler that does not answer scancel; the command goes on without us.
+SILENT_S = 1.6
+# After a second signal: in this time scancel has started, and it goes on without us.
+HURRY_S = 1.0
 CANCEL_CONFIRM_S = 2.0
-# How long `close` waits for a scheduler that has not answered; its command goes on without us.
 LAST_CALL_S = 0.3
+WAIT_S = 0.05
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What may still run, or appear in the queue, when a run has ended: jobs by their ids, and
+    phases whose submission the scheduler did not answer."""
+
+    jobs: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.phases)
 
 
 class Cancellation:
@@ -33,21 +54,57 @@ class Cancellation:
         self.asked, self.why = threading.Event(), "the run was interrupted"
         self.submitting: Sequence[Submission] = ()
         self.ended_ids: set[str] = set()
+        self.unconfirmed: list[str] = []
         self._ending = threading.Lock()
+        # A signal handler may write these: it takes no lock that the main thread may hold.
+        self._is_asked = self._is_hurried = False
+        self._requests: SimpleQueue[bool] = SimpleQueue()
+        self._called_at: float | None = None
+        self._has_returned = False
+
+    def start(self) -> None:
+        """Start the thread that serves requests: the watch thread may wait for a slow scheduler."""
+        _run_in_thread(self._serve)
+
+    def stop(self) -> None:
+        self._requests.put(False)
 
     def ask(self) -> None:
-        """End every job. Returns at once, so that a signal handler may call it.
+        """End every job. Returns at once, so that a signal handler may call it."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._requests.put(True)
 
-        It uses another thread, since the watch thread may be waiting for a slow scheduler.
-        """
-        if not self.asked.is_set():
-            self.asked.set()
-            _run_in_thread(self.end_quietly)
+    def hurry(self) -> None:
+        """Wait for nothing more than that the command has started which ends the jobs."""
+        self._is_hurried = True
+
+    @property
+    def is_asked(self) -> bool:
+        return self._is_asked or self.asked.is_set()
 
     def explain(self, why: str) -> None:
         """Note that the run ended, and why, unless it was to end already."""
-        self.why = why if why and not self.asked.is_set() else self.why
+        self.why = why if why and not self.is_asked else self.why
         self.asked.set()
+
+    def wait(self, watch: threading.Thread) -> None:
+        """Have every job ended, and wait for the watch, but not for a scheduler that is silent."""
+        begun = time.monotonic()
+        if watch.is_alive():
+            self.ask()
+        while watch.is_alive():
+            waited_s = time.monotonic() - begun
+            has_scheduler = self._backend.ranks_at_once is None
+            is_silent = has_scheduler and not self._has_returned and waited_s > SILENT_S
+            if waited_s > CLOSE_S or is_silent or (self._is_hurried and self._has_called()):
+                return
+            watch.join(timeout=WAIT_S)
+
+    def _has_called(self) -> bool:
+        """Whether the command that ends the jobs has started."""
+        called = self._called_at
+        return self._has_returned or (called is not None and time.monotonic() - called > HURRY_S)
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
         """Cancel these jobs, as a backend does. Raises Superseded."""
@@ -70,12 +127,16 @@ class Cancellation:
         with self._ending:
             watched = {job.job_id: job for job in list(self._watched.values()) if job.is_ours}
             jobs = watched.keys() - self.ended_ids
-            self._fence.check()
-            for job_id in jobs:
-                watched[job_id].expect_end()
-            if jobs and self._backend.cancel(sorted(jobs)):
-                self.ended_ids |= jobs
-                self._journal.write("cancelled", jobs=sorted(jobs))
+            try:
+                self._fence.check()
+                for job_id in jobs:
+                    watched[job_id].expect_end()
+                self._called_at = self._called_at or time.monotonic()
+                if jobs and self._backend.cancel(sorted(jobs)):
+                    self.ended_ids |= jobs
+                    self._journal.write("cancelled", jobs=sorted(jobs))
+            finally:
+                self._has_returned = True
 
     def end_named(self, jobs: Sequence[Submission]) -> None:
         """Cancel jobs by their name, unless another controller may have submitted them again."""
@@ -102,17 +163,30 @@ class Cancellation:
             self.end_jobs()  # again, if the scheduler did not accept it
             time.sleep(TICK_S)
 
-    def call_last(self) -> list[str]:
-        """Ask once more, briefly, while the watch waits for a scheduler that does not answer.
+    def may_run(self, job: WatchedJob) -> bool:
+        """Whether a job may run although it was to be ended: the scheduler has neither agreed nor
+        said that it has ended. Such a job is remembered."""
+        is_over = job.check_files() or job.has_left_queue
+        if is_over or not job.is_ours or job.job_id in self.ended_ids:
+            return False
+        self.unconfirmed.append(job.job_id)
+        return True
 
-        Returns the phases whose submission it did not answer.
-        """
-        _run_in_thread(self.end_quietly).join(timeout=LAST_CALL_S)
+    def withdraw_submission(self) -> Sequence[Submission]:
+        """Give up the submission that the scheduler does not answer: its jobs end before they claim
+        anything, and their name is cancelled. Returns them. Raises OSError."""
         jobs = self.submitting
-        if not jobs:
-            return []
-        _run_in_thread(lambda: self.end_named(jobs)).join(timeout=LAST_CALL_S)
-        return [job.phase.name for job in jobs]
+        if jobs:
+            self._fence.check()
+            for job in jobs:
+                write_atomically(job.directory.withdrawn(job.token), f"{self.why}\n")
+            _run_in_thread(lambda: self.end_named(jobs)).join(timeout=LAST_CALL_S)
+        return jobs
+
+    def _serve(self) -> None:
+        while self._requests.get():
+            self.asked.set()
+            self.end_quietly()
 
 
 def _run_in_thread(call: Callable[[], object]) -> threading.Thread:

@@ -1,123 +1,195 @@
-"""Runs whose controller has ended: the jobs that they left, and their end (`--cluster-reap`)."""
+"""Runs whose controller has ended: the jobs that they left, and their reports once none is left."""
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
+from ..config.cluster_file import load_cluster_file
 from ..config.profile import Profile
 from ..evidence.locks import MAX_SILENCE_S, ControllerFence, find_holder
-from ..evidence.run_directory import RUN_ID, RunDir, read_json
-from ..evidence.run_journal import FencedJournal, read_journal
+from ..evidence.run_directory import RunDir, read_json
+from ..evidence.run_journal import FencedJournal, RunJournal, is_closed, read_journal
+from ..evidence.run_ownership import find_stranger, list_runs
+from ..evidence.telemetry import parse_text, parse_texts
 from ..jobs.backend import RunBackend, SchedulerSilent, make_backend
-from ..text import Problem, UsageProblems, plural, shorten
+from ..jobs.outcome import Judgement
+from ..report.recovery import recover
+from ..report.run_archive import ABANDONED_S
+from ..text import UsageProblems, plural, shorten
+from .cancellation import Leftover
 
-OPTION, ALL = "--cluster-reap", "all"
-CONFIRM_S, POLL_S = 30.0, 0.5
+REAP, ATTACH = "--cluster-reap", "--cluster-attach"
 MOST_JOBS = 4  # named in a line
 
 
 def list_dead_runs(profile: Profile) -> Iterator[RunDir]:
-    """The runs of this cluster that were not closed and that no process controls, oldest first."""
-    try:
-        names = sorted(path.name for path in profile.shared_dir.iterdir())
-    except OSError:
-        return
-    for run in (RunDir(profile.shared_dir / name) for name in names if RUN_ID.fullmatch(name)):
-        about = read_json(run.run) or {}
-        if about.get("cluster") != profile.name or read_journal(run).closed:
+    """This user's runs of this cluster that were not closed and that no process controls, oldest
+    first."""
+    for run in list_runs(profile.shared_dir):
+        if is_closed(run) or (read_json(run.run) or {}).get("cluster") != profile.name:
             continue
-        if not find_holder(run, MAX_SILENCE_S):
+        if not find_controller(run, read_journal(run), MAX_SILENCE_S):
             yield run
 
 
-def describe_dead_runs(profile: Profile, environ: Mapping[str, str]) -> dict[str, str]:
-    """By run id: a line on each dead run that can be attached, with what to do about it. Other dead
-    runs have no jobs left."""
-    lines = {}
-    for run in list_dead_runs(profile):
-        jobs = _list_jobs(profile, environ, run)
-        todo = f"--cluster-attach {run.run_id} judges it, {OPTION} {run.run_id} ends it"
-        if jobs:
-            listed = f"{plural(len(jobs), 'job')} left ({shorten(jobs, MOST_JOBS)})"
-            lines[run.run_id] = f"run {run.run_id} has {listed}, and no process: {todo}"
-        elif read_journal(run).detached:
-            lines[run.run_id] = f"run {run.run_id} is detached, and its jobs have ended: {todo}"
-    return lines
+def find_controller(run: RunDir, journal: RunJournal, silence_s: float) -> str:
+    """Who controls a run, as find_holder says; a run that was left in order needs no silence."""
+    if journal.detached or journal.closed:
+        return find_holder(run, 0.0)
+    return find_holder(run, silence_s)
 
 
-def reap(
-    profile: Profile, environ: Mapping[str, str], words: Sequence[str], say: Callable[[str], object]
-) -> int:
-    """End what is left of these runs; return 0 once that is confirmed, otherwise 1. Raises
-    UsageProblems."""
-    backend = make_backend(profile, environ)
-    if not isinstance(backend, RunBackend):
-        what = f"jobs of {profile.name} cannot be ended by another process"
-        expected = "a cluster with Slurm, or this machine"
-        raise UsageProblems([Problem(what, OPTION, expected, "log in on the hosts and end them")])
-    runs = _choose_runs(profile, words)
-    if not runs:
-        say(f"no run of {profile.name} has ended without its process")
-    return max([_reap_run(run, backend, say) for run in runs], default=0)
+def find_blind_spot(about: Mapping[str, Any], profile: Profile) -> str:
+    """Why this process cannot see the jobs of a run, as `runs on login2 itself`; empty if it
+    can."""
+    if about.get("here"):
+        return "runs on steps of an allocation, which only the process that began it can watch"
+    if profile.backend == "ssh":
+        return "runs on hosts reached over ssh, which only the process that began it can watch"
+    if profile.backend == "local" and about.get("host") != socket.gethostname():
+        return f"runs on {about.get('host')} itself"
+    return ""
 
 
-def _choose_runs(profile: Profile, words: Sequence[str]) -> list[RunDir]:
-    if ALL in words:
-        return list(list_dead_runs(profile))
-    runs = [RunDir(profile.shared_dir / word) for word in dict.fromkeys(words)]
-    problems = []
-    for run in runs:
-        about = read_json(run.run) if RUN_ID.fullmatch(run.run_id) else None
-        if about is None or about.get("cluster") != profile.name:
-            what = f"there is no run {run.run_id} of {profile.name} below {profile.shared_dir}"
-            problems.append(Problem(what, OPTION, f"the id of a run, or `{ALL}`"))
-        elif holder := find_holder(run, MAX_SILENCE_S):
-            what = f"run {run.run_id} is controlled by {holder}"
-            problems.append(
-                Problem(what, OPTION, "a run whose process has ended", "end that first")
-            )
-    if problems:
-        raise UsageProblems(problems)
-    return runs
+def report_dead_runs(
+    report_dir: Path, environ: Mapping[str, str], profile: Profile | None = None
+) -> Iterator[str]:
+    """Report the dead runs of this directory of which nothing runs any more. Yields a line on each,
+    and first on those of `profile` that can be attached, with what to do about them."""
+    schedulers = Schedulers(environ)
+    if profile is not None:
+        yield from schedulers.describe(profile)
+    yield from recover(report_dir, environ, schedulers.settle)
 
 
-def _reap_run(run: RunDir, backend: RunBackend, say: Callable[[str], object]) -> int:
+def describe_leftover(
+    left: Leftover, profile: Profile, run_id: str, about: Mapping[str, Any]
+) -> str:
+    """A line on what may be left of a run that ends, and on what to do about it."""
+    named = [*left.jobs, *(f"that of phase {name}" for name in left.phases)]
+    word = "job" if len(named) == 1 else "jobs"
+    todo = f"--cluster {profile.name} {REAP} {run_id} ends what is left"
+    if find_blind_spot(about, profile):
+        todo = "look for them, and end them"
+    return f"not confirmed that these have ended: {word} {', '.join(named)}; {todo}"
+
+
+class Schedulers:
+    """What the schedulers say of dead runs; each is asked once, for all runs."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._backends: dict[str, RunBackend | None] = {}
+        self._left: dict[tuple[str, str], list[str]] = {}
+        self._silent: dict[str, str] = {}
+
+    def describe(self, profile: Profile) -> Iterator[str]:
+        """A line on each dead run of the profile that can be attached."""
+        backend = self._backend(profile)
+        runs = [
+            run
+            for run in list_dead_runs(profile)
+            if not find_blind_spot(read_json(run.run) or {}, profile)
+        ]
+        if backend is None or not runs:
+            return
+        try:
+            left = backend.jobs_of_runs(runs)
+        except SchedulerSilent as silence:
+            self._silent[profile.name] = str(silence)
+            names = shorten([run.run_id for run in runs], MOST_JOBS)
+            yield f"not known whether jobs are left of {names}: {silence}"
+            return
+        for run in runs:
+            jobs = self._left[profile.name, run.run_id] = left[run.run_id]
+            todo = f"{ATTACH} {run.run_id} judges it, {REAP} {run.run_id} ends it"
+            if jobs:
+                listed = f"{plural(len(jobs), 'job')} left ({shorten(jobs, MOST_JOBS)})"
+                yield f"run {run.run_id} has {listed}, and no process: {todo}"
+            elif read_journal(run).detached:
+                yield f"run {run.run_id} is detached, and its jobs have ended: {todo}"
+
+    def settle(self, run: RunDir, about: Mapping[str, Any]) -> bool:
+        """Whether a dead run can be reported, since nothing of it runs any more; then each of its
+        jobs has a result. Raises OSError."""
+        journal, profile = read_journal(run), _load_profile(about, self._environ)
+        if find_stranger(run.root) or journal.detached:
+            return False
+        are_over = not (journal.left or journal.unanswered)
+        if profile is None:
+            return are_over or is_abandoned(run)
+        if are_over or find_blind_spot(about, profile):
+            return _settle_jobs(run, about, profile, None)
+        backend = self._backend(profile)
+        jobs = None if backend is None else self._ask(profile, backend, run)
+        if backend is None or jobs is None:
+            return is_abandoned(run)
+        return not jobs and _settle_jobs(run, about, profile, backend)
+
+    def _backend(self, profile: Profile) -> RunBackend | None:
+        """The profile's backend; None if it cannot be asked about the jobs of other processes."""
+        from .collection import scheduler_environ
+
+        if profile.name not in self._backends:
+            environ, problems = scheduler_environ(profile, self._environ)
+            backend = make_backend(profile, environ)
+            usable = isinstance(backend, RunBackend) and not problems
+            self._backends[profile.name] = backend if usable else None  # type: ignore[assignment]
+        return self._backends[profile.name]
+
+    def _ask(self, profile: Profile, backend: RunBackend, run: RunDir) -> list[str] | None:
+        """The run's jobs that have not ended; None if the scheduler does not answer."""
+        key = (profile.name, run.run_id)
+        if key not in self._left and profile.name not in self._silent:
+            try:
+                self._left[key] = backend.jobs_of_runs([run])[run.run_id]
+            except SchedulerSilent as silence:
+                self._silent[profile.name] = str(silence)
+        return self._left.get(key)
+
+
+def is_abandoned(run: RunDir) -> bool:
+    """Whether a run is so old that nothing of it can run any more, whatever its scheduler says."""
+    try:
+        return time.time() - run.run.stat().st_mtime > ABANDONED_S
+    except OSError:
+        return False
+
+
+def _settle_jobs(
+    run: RunDir, about: Mapping[str, Any], profile: Profile, backend: RunBackend | None
+) -> bool:
+    """Judge the jobs of a dead run; return whether all of them have ended. Without a backend, their
+    own results are all that is known."""
+    from .unwatched_jobs import UnwatchedJobs
+
     fence = ControllerFence(run)
     journal = FencedJournal(run, fence)
-    deadline, ended = time.monotonic() + CONFIRM_S, set[str]()
-    left: list[str] = []
-    while time.monotonic() < deadline:
-        try:
-            left = backend.jobs_of_run(run)
-        except SchedulerSilent as silence:
-            say(f"run {run.run_id}: {silence}")
-            return 1
-        if not left:
-            break
-        if new := [job for job in left if job not in ended]:
-            fence.check()
-            if backend.cancel(new):
-                ended |= {*new}
-                journal.write("cancelled", jobs=new, reaped=True)
-        time.sleep(POLL_S)
-    if left:
-        say(f"run {run.run_id}: not confirmed that {shorten(left, MOST_JOBS)} ended; ask again")
-        return 1
-    journal.write("closed", reaped=True)
-    journal.close()
-    ends = f"ended {plural(len(ended), 'job')}" if ended else "no job was left"
-    say(f"run {run.run_id}: {ends}")
-    return 0
-
-
-def _list_jobs(profile: Profile, environ: Mapping[str, str], run: RunDir) -> list[str]:
-    """The run's jobs; empty as well if that is not known."""
-    journal = read_journal(run)
-    backend = make_backend(profile, environ)
-    if not (journal.left or journal.unanswered) or not isinstance(backend, RunBackend):
-        return []
     try:
-        return backend.jobs_of_run(run)
-    except SchedulerSilent:
-        return []
+        jobs = UnwatchedJobs(run, read_journal(run), backend)
+        jobs.withdraw()
+        if jobs.ask() != [] and not is_abandoned(run):
+            return False
+        jobs.judge(profile, journal, {})
+        why = "the run's process was killed before it submitted the phase"
+        phases = parse_texts(about.get("phases_chosen"))
+        jobs.judge_others(phases, profile, Judgement("never_ran", why))
+    finally:
+        journal.close()
+    return True
+
+
+def _load_profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | None:
+    """The current profile of a run's cluster; None if it is gone, or has another backend."""
+    config, cluster = parse_text(about.get("config")), parse_text(about.get("cluster"))
+    if not config or not cluster:
+        return None
+    try:
+        profile = load_cluster_file(Path(config), environ).profile(cluster)
+    except (KeyError, OSError, UsageProblems):
+        return None
+    return profile if profile.backend == about.get("backend") else None

@@ -15,13 +15,14 @@ LET_PASS = 3
 
 class Interrupts:
     """Between `catch` and `release`, the first of SIGNALS calls `cancel` and raises
-    KeyboardInterrupt. Later ones are ignored, since from then on the run ends in bounded time.
+    KeyboardInterrupt. Later ones call `hurry` and raise nothing: the run ends in bounded time.
 
     After `ending` only the report is left to write: the first LET_PASS signals do not interrupt it.
     """
 
-    def __init__(self, cancel: Callable[[], None]) -> None:
-        self._cancel = cancel
+    def __init__(self, cancel: Callable[[], None], hurry: Callable[[], None]) -> None:
+        self._cancel, self._hurry = cancel, hurry
+        self._has_raised = False
         self._handlers: dict[int, Any] = {}
         self._let_pass = 0
 
@@ -41,10 +42,12 @@ class Interrupts:
         self._handlers.clear()
 
     def _handle(self, number: int, frame: Any) -> None:
+        if self._has_raised:
+            self._hurry()
+            return
         self._cancel()
         if self._let_pass:
             self._let_pass -= 1
             return
-        for signum in self._handlers:
-            signal.signal(signum, signal.SIG_IGN)
+        self._has_raised = True
         raise KeyboardInterrupt

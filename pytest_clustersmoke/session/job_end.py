@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import diagnose
@@ -18,13 +18,16 @@ from ..evidence.run_directory import RESTART, PhaseDir, write_json
 from ..evidence.telemetry import to_json_value
 from ..jobs.backend import Backend, JobEnder
 from ..jobs.job_watch import WatchedJob
-from ..jobs.outcome import Judgement, job_times, judge_job
+from ..jobs.outcome import Judgement, job_times, judge_attempts, judge_job
 from ..report.run_archive import name_archived
 from .phase_ledger import find_failed_nodes
 
 
 def judge_end(
-    job: WatchedJob, backend: Backend | None, cancelled: Judgement | None, ender: JobEnder
+    job: WatchedJob,
+    backend: Backend | None,
+    cancelled: Judgement | None,
+    ender: JobEnder | None = None,
 ) -> tuple[PhaseResult, Judgement, list[Finding]]:
     """Read the evidence of a job that is over, and judge it. `backend`: to be asked for details;
     `cancelled`: the judgement if this run ended the job; `ender`: what ends one that still holds
@@ -35,7 +38,7 @@ def judge_end(
             with contextlib.suppress(OSError):
                 attempt.node_environment(node).unlink(missing_ok=True)
     result = job.save_details(backend, result)
-    if backend is not None and job.holds_nodes:
+    if backend is not None and ender is not None and job.holds_nodes:
         job.cancel(ender)  # after its details, which would show the cancellation
     judgement = judge_job(result, job.last_state(), cancelled)
     findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
@@ -45,18 +48,15 @@ def judge_end(
 
 
 def describe_end(
-    job: WatchedJob | None,
+    job: WatchedJob,
     judgement: Judgement,
     findings: Sequence[Finding],
     result: PhaseResult,
     submitted: float | None,
     profile: Profile,
-    number: int = 0,
 ) -> PhaseAttempt:
-    """How a job of a phase ended, for the record of the phase's attempts; without a job, that the
-    attempt of this number had none. `submitted`: when, in Unix seconds."""
-    if job is None:
-        return PhaseAttempt(number, judgement.outcome, judgement.reason)
+    """How a job of a phase ended, for the record of the phase's attempts. `submitted`: when, in
+    Unix seconds."""
     directory = PhaseDir(job.directory.phase)
     times = job_times(result, job.state, submitted)
     failed = judgement.outcome == NODE_FAILED
@@ -75,19 +75,31 @@ def describe_end(
     )
 
 
+@dataclass(frozen=True)
+class WrittenResult:
+    """A phase's evidence with its result, its judgement, and why the disk did not take it."""
+
+    result: PhaseResult
+    judgement: Judgement
+    error: OSError | None = None
+
+
 def write_result(
     directory: PhaseDir,
     profile: Profile,
-    result: PhaseResult,
-    judgement: Judgement,
+    result: PhaseResult | None,
+    last: Judgement,
     job: WatchedJob | None,
     findings: Sequence[Finding],
     submitted: float | None,
     marks: Mapping[str, Any],
-) -> tuple[PhaseResult, OSError | None]:
-    """Write the phase's result, and return its evidence with it; with the error, if the disk did
-    not take it. `marks` are further fields; `result`: the evidence of the last job."""
-    state = job.state if job else None
+    before: Sequence[PhaseAttempt] = (),
+) -> WrittenResult:
+    """Write the phase's result, by the judgement of its last job and by those `before`. `marks` are
+    further fields; `result`: the evidence of the last job, if it was read already."""
+    result, state = result or collect_phase(directory), job.state if job else None
+    attempts = _list_attempts(before, job, last, result, submitted, profile)
+    judgement, findings = judge_attempts(before, last, findings, profile.limits.retried == "pass")
     found = [name_archived(each, directory, profile.file) for each in findings]
     restarts = result.directory.attempt // RESTART
     paused_s = max(
@@ -101,6 +113,7 @@ def write_result(
         "outcome": judgement.outcome,
         "reason": judgement.reason,
         **marks,
+        **({"attempts": [attempt.as_record() for attempt in attempts]} if attempts else {}),
         **({"requeues": restarts} if restarts else {}),
         **({"suspended_s": paused_s} if paused_s else {}),
         "scheduler_state": state.raw if state else "",
@@ -108,9 +121,26 @@ def write_result(
         **job_times(result, state, submitted),
         "findings": [finding.as_dict() for finding in found],
     }
-    record, unwritten = to_json_value(values), None
+    record = to_json_value(values)
+    written = WrittenResult(replace(result, job=record), judgement)
     try:
         write_json(directory.result, record)
     except OSError as error:
-        unwritten = error
-    return replace(result, job=record), unwritten
+        return replace(written, error=error)
+    return written
+
+
+def _list_attempts(
+    before: Sequence[PhaseAttempt],
+    job: WatchedJob | None,
+    last: Judgement,
+    result: PhaseResult,
+    submitted: float | None,
+    profile: Profile,
+) -> list[PhaseAttempt]:
+    """All jobs of a phase that was tried again; none if it was not."""
+    if not before:
+        return []
+    if job is None:
+        return [*before, PhaseAttempt(before[-1].number + 1, last.outcome, last.reason)]
+    return [*before, describe_end(job, last, (), result, submitted, profile)]

@@ -12,13 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import Finding
-from ..evidence.locks import ControllerFence
+from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.phase_attempts import PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RERUN, RunDir
@@ -27,7 +26,7 @@ from ..jobs.backend import Backend, Submission, prepare_jobs
 from ..jobs.job_watch import Poller, WaitEnd, WatchedJob, watch_job
 from ..jobs.outcome import Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
-from .cancellation import Cancellation
+from .cancellation import Cancellation, Leftover
 from .earlier_jobs import sort_jobs
 from .job_end import describe_end, judge_end, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
@@ -39,7 +38,6 @@ __all__ = ["JobSession", "Progress", "WatchFailed"]
 
 # A job that has waited for long enough is cancelled every so often, and given up after so long.
 WAIT_ASK_S, WAIT_CONFIRM_S = 5.0, 60.0
-CLOSE_S = 2.7  # and about a second to write the report and leave
 
 
 class JobSession:
@@ -67,7 +65,7 @@ class JobSession:
         # Called with a phase's result that the run's directory did not take.
         self.on_unwritten: Callable[[PhaseResult], object] = lambda result: None
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
-        self._left_to_scheduler = False
+        self._left_to_scheduler = self._left_behind = False
         self.fence = ControllerFence(run)
         # After the fence: an earlier controller that still lives writes no further line.
         self._earlier = read_journal(run) if attaches else None
@@ -94,6 +92,7 @@ class JobSession:
         )
 
     def start(self) -> None:
+        self._ending.start()
         self._thread.start()
 
     def join(self) -> None:
@@ -115,26 +114,45 @@ class JobSession:
         """End every job. Returns at once, so that a signal handler may call it."""
         self._ending.ask()
 
-    def close(self, why: str = "") -> list[str]:
-        """Cancel what is left, since the run ended: `why`. Waits a bounded time for the scheduler.
+    def hurry(self) -> None:
+        """Let `close` wait for no scheduler, now or later. For signal handlers, too."""
+        self._ending.hurry()
 
-        Returns the phases whose submission the scheduler did not answer: their jobs may still
-        appear in its queue.
-        """
+    def close(self, why: str = "") -> Leftover:
+        """Cancel what is left, since the run ended: `why`. Waits a bounded time for the scheduler.
+        Returns what may still run; only without that is the run closed."""
         self._ending.explain(why)
-        if self._thread.is_alive():
-            self._thread.join(timeout=CLOSE_S)
-        if not self._thread.is_alive():
-            self._backend.close()
-            with contextlib.suppress(OSError):  # a full disk must not hide the verdict
+        self._ending.wait(self._thread)
+        submitting: Sequence[Submission] = ()
+        with contextlib.suppress(OSError):  # a full disk must not hide the verdict
+            if self._thread.is_alive():
+                self._left_behind = True
+                submitting = self._ending.withdraw_submission()
+                self._settle_rest(submitting)
+            else:
+                self._backend.close()
+        self._ending.stop()
+        still = [job.job_id for job in self._watched.values() if self._ending.may_run(job)]
+        jobs = dict.fromkeys([*self._ending.unconfirmed, *still])
+        left = Leftover(tuple(jobs), tuple(job.phase.name for job in submitting))
+        if not left:
+            with contextlib.suppress(OSError):
                 self.journal.write("closed")
-            return []
-        return self._ending.call_last()
+        return left
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another process has the run now, and writes its report."""
+        try:
+            self.fence.check()
+        except Superseded:
+            return True
+        return False
 
     @property
     def is_detachable(self) -> bool:
         """Whether all phases were submitted, to be left to the scheduler."""
-        return self._left_to_scheduler and not self._stop.is_set()
+        return self._left_to_scheduler and not self._ending.is_asked
 
     def detach(self) -> int:
         """Leave the jobs to the scheduler; return how many there are. Raises OSError."""
@@ -288,9 +306,9 @@ class JobSession:
         self._finish(job.phase, Judgement("never_ran", finding.cause), [finding], job)
 
     def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
-        if job.may_run and job.job_id not in self._ending.ended_ids and not job.has_succeeded():
-            job.cancel(self._ending)
         backend = None if self._stop.is_set() else self._backend
+        if backend is not None and job.may_run and not job.has_succeeded():
+            job.cancel(self._ending)
         result, judgement, findings = judge_end(job, backend, cancelled, self._ending)
         if not self._stop.is_set():
             submitted = self.submitter.submitted.get(job.phase)
@@ -324,45 +342,49 @@ class JobSession:
         result: PhaseResult | None = None,
     ) -> None:
         """Write the phase's result, by the judgement of its last job and by those before."""
+        if self._left_behind and threading.current_thread() is self._thread:
+            raise WatchFailed("the run has ended without its watch, which waited for the scheduler")
         self.fence.check()
         self._watched.pop(name, None)
-        submitted = self.submitter.submitted.get(name)
-        result = result or collect_phase(self.run.phase(name))
-        judgement, findings = self.ledger.judge(name, last, findings)
         marks = {
             **fault_mark(self.phases[name]),
             "estimated_start": self.submitter.starts.get(name),
-            **self._list_attempts(name, job, last, result),
         }
-        self.results[name], unwritten = write_result(
-            self.run.phase(name), self.profile, result, judgement, job, findings, submitted, marks
+        written = write_result(
+            self.run.phase(name),
+            self.profile,
+            result,
+            last,
+            job,
+            findings,
+            self.submitter.submitted.get(name),
+            marks,
+            self.ledger.ended(name),
         )
-        if unwritten is not None:
-            self.board.post(name, f"its result cannot be written: {unwritten}")
-            self.on_unwritten(self.results[name])
-        job_id = job.job_id if job else ""
-        self.journal.note("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
-        self.board.finish(name, judgement, self.results[name].run_s)
-
-    def _list_attempts(
-        self, name: str, job: WatchedJob | None, last: Judgement, result: PhaseResult
-    ) -> dict[str, Any]:
-        """The phase's jobs, if there were several."""
-        before = self.ledger.ended(name)
-        if not before:
-            return {}
-        submitted = self.submitter.submitted.get(name) if job else None
-        own = describe_end(job, last, (), result, submitted, self.profile, before[-1].number + 1)
-        return {"attempts": [attempt.as_record() for attempt in (*before, own)]}
+        self.results[name] = written.result
+        if written.error is not None:
+            self.board.post(name, f"its result cannot be written: {written.error}")
+            self.on_unwritten(written.result)
+        job_id, outcome = job.job_id if job else "", written.judgement.outcome
+        self.journal.note("ended", phase=name, job_id=job_id, outcome=outcome)
+        self.board.finish(name, written.judgement, written.result.run_s)
 
     def _cancel_all(self) -> None:
         """End every job with one call, and wait a while for the scheduler to confirm each."""
         jobs = list(self._watched.values())
         self._ending.end_jobs()
         self._ending.confirm(jobs)
-        for job in jobs:
+        self.submitter.end_searches()
+        self._settle_rest()
+
+    def _settle_rest(self, submitting: Sequence[Submission] = ()) -> None:
+        """Write the result of each phase that has none, without the scheduler; `submitting`: the
+        jobs of a submission that it does not answer."""
+        for job in list(self._watched.values()):
             left = job.state.left if job.state else ""
+            if self._ending.may_run(job):
+                left = f"not confirmed that job {job.job_id} has ended"
             reason = f"{self._ending.why}{f'; {left}' if left else ''}"
             interrupted = Judgement("cancelled", reason)
             self._settle(job, None if job.failed_first else interrupted)
-        self.submitter.cancel_all(self._ending.why)
+        self.submitter.settle_rest(self._ending.why, submitting)

@@ -43,17 +43,8 @@ class PhaseLedger:
             if job is not None and not job.number:
                 continue
             found = read_attempts(self._run.phase(name), job.number if job else None)
-            ending = None if job is None else self._find_ending(job)
+            ending = None if job is None else read_ending(self._run.phase(name), job)
             self._ended[name] = [*found, *([ending] if ending else [])]
-
-    def _find_ending(self, job: JournalledJob) -> PhaseAttempt | None:
-        """How the phase's last job ended, by its record or, if that cannot be read, the journal."""
-        if ending := read_attempt(self._run.phase(job.phase).job(job.number)):
-            return ending
-        if not job.outcome:
-            return None
-        reason = f"the journal has only that it ended so ({job.outcome})"
-        return PhaseAttempt(job.number, job.outcome, reason, job.job_id)
 
     def ended(self, name: str) -> Sequence[PhaseAttempt]:
         """The phase's jobs that ended and that another follows, or is to follow."""
@@ -92,18 +83,25 @@ class PhaseLedger:
         """Take the phase's last job out: no other follows it."""
         return self._ended[name].pop()
 
-    def judge(
-        self, name: str, last: Judgement, findings: Sequence[Finding]
-    ) -> tuple[Judgement, list[Finding]]:
-        """Judge the phase by its last job and by those before."""
-        passes = self._limits.retried == "pass"
-        return judge_attempts(self.ended(name), last, findings, passes)
-
     def unfinished(self, finished: Iterable[str]) -> dict[str, str]:
         """The outcome of each phase that has ended attempts and is not among the finished ones."""
         left = self._ended.keys() - {*finished}
         lost = Judgement("lost", "the run ended before its last job did")
-        return {name: self.judge(name, lost, [])[0].outcome for name in left if self._ended[name]}
+        judged = {name: judge_attempts(self._ended[name], lost, []) for name in left}
+        return {name: judgement.outcome for name, (judgement, _) in judged.items()}
+
+
+def read_ending(phase: PhaseDir, job: JournalledJob) -> PhaseAttempt | None:
+    """How the phase's last job ended, if another is to follow it: by its record or, if that cannot
+    be read, by the journal."""
+    if not job.number:
+        return None
+    if ending := read_attempt(phase.job(job.number)):
+        return ending
+    if not job.outcome:
+        return None
+    reason = f"the journal has only that it ended so ({job.outcome})"
+    return PhaseAttempt(job.number, job.outcome, reason, job.job_id)
 
 
 def find_failed_nodes(allocated: str, nodes: int, findings: Iterable[Finding]) -> tuple[str, ...]:

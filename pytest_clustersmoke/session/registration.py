@@ -41,7 +41,7 @@ def print_clusters(config: pytest.Config) -> int:
 
 def reap_runs(config: pytest.Config, words: Sequence[str]) -> int:
     """End what is left of these runs, say what was done, and return the exit status."""
-    from .dead_runs import reap
+    from .reaper import reap
 
     name = config.getoption("--cluster") or config.getini("cluster")
     try:

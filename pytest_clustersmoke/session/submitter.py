@@ -219,7 +219,8 @@ class Submitter:
             else:
                 waited_s = self._lost.patience_s
                 reason = f"no job was found within {waited_s:g} s after this: {lost.why}"
-                self._drop(lost, Judgement("never_ran", reason))
+                self._ending.end_named(lost.jobs)
+                self._drop(lost.jobs, Judgement("never_ran", reason))
 
     def try_again(self, name: str) -> None:
         """Submit another job for a phase whose last one the cluster took away."""
@@ -266,22 +267,31 @@ class Submitter:
         self._fence.check()
         return lost.give_up()
 
-    def cancel_all(self, why: str) -> None:
-        """Finish the phases whose job is not known to exist, since the run ends: `why`."""
+    def end_searches(self) -> None:
+        """Give up the jobs whose ids are not known, and cancel them by their names."""
+        for lost in self._lost.waiting:
+            self._give_up(lost)
+            self._ending.end_named(lost.jobs)
+
+    def settle_rest(self, why: str, submitting: Sequence[Submission]) -> None:
+        """Finish the phases whose job is not known to exist, since the run ends: `why`.
+        `submitting`: the jobs of a submission that the scheduler does not answer."""
+        if submitting:
+            reason = f"{why} before the scheduler answered the submission"
+            self._drop(submitting, Judgement("cancelled", reason))
         while self._lost.waiting:
             lost = self._lost.waiting.pop()
-            self._give_up(lost)
+            lost.give_up()
             judgement = Judgement("cancelled", f"{why} before the job was found: {lost.why}")
-            self._drop(lost, judgement)
+            self._drop(lost.jobs, judgement)
         while self.queue.waiting:
             phase = self.queue.waiting.pop(0)
             judgement = Judgement("cancelled", f"{why} before it was submitted")
             self._finish(phase.name, judgement, [])
 
-    def _drop(self, lost: LostAnswer, judgement: Judgement) -> None:
+    def _drop(self, jobs: Sequence[Submission], judgement: Judgement) -> None:
         """Finish jobs that were given up, whose ids are unknown."""
-        self._ending.end_named(lost.jobs)
-        for job in lost.jobs:
+        for job in jobs:
             finding = diagnose.explain_lost_answer(judgement, job.directory.batch_script)
             self._finish(job.phase.name, judgement, [finding])
 

@@ -23,7 +23,7 @@ from ..config.marker import PhaseMarker
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.run_counts import RunTally
-from ..text import Problem, UsageProblems, plural
+from ..text import Problem, UsageProblems
 from .collection import PhaseCollection
 from .interrupts import Interrupts
 from .items import Mistakes, PhaseClass, phase_classes
@@ -72,7 +72,7 @@ class Suite:
         self.terminal = PytestTerminal(config)
         self._finished: FinishedRun | None = None
         self._controller: ControllerLock | None = None
-        self._interrupts = Interrupts(self._cancel)
+        self._interrupts = Interrupts(self._cancel, self._hurry)
         # junit.xml goes to the run's report directory, unless the user asked for another place.
         asked = getattr(config.option, "xmlpath", None)
         self._has_own_junit = not asked and not self.collection.plans_only
@@ -93,7 +93,7 @@ class Suite:
         """Raise UsageError with all problems of the selected phases."""
         changes: list[Problem] = []
         if self.attachment is not None:
-            self.attachment.keep_chosen(self.config, items, self.name_of)
+            self.attachment.keep_chosen(self.config, items, self.collection.names)
             phases = self.collection.phases_of(phase_classes(items))
             changes = [*self.attachment.find_changes(self.profile, phases)]
         problems = [*changes, *self.collection.check_selection(items)]
@@ -216,12 +216,9 @@ class Suite:
 
     def _recover(self) -> None:
         """Report earlier runs whose controller was killed, unless they can still be attached."""
-        from ..report.recovery import recover
-        from .dead_runs import describe_dead_runs
+        from .dead_runs import report_dead_runs
 
-        environ, _ = self.collection.scheduler_environ()
-        alive = describe_dead_runs(self.profile, environ)
-        for line in (*alive.values(), *recover(self.collection.report_dir, os.environ, alive)):
+        for line in report_dead_runs(self.collection.report_dir, os.environ, self.profile):
             self.terminal.say(line)
 
     def describe_request(self) -> dict[str, Any]:
@@ -244,6 +241,10 @@ class Suite:
     def _cancel(self) -> None:
         if self.session is not None:
             self.session.cancel()
+
+    def _hurry(self) -> None:
+        if self.session is not None:
+            self.session.hurry()
 
     def name_of(self, item: pytest.Item) -> str:
         """The phase whose result an item judges."""
@@ -319,7 +320,7 @@ class Suite:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        if self.session is None or self._is_superseded(self.session):
+        if self.session is None or self.session.is_superseded:
             self._drop_junit()  # nothing ran, so there is no run to report
             self._refuse_other_success(session, int(exitstatus))
             return (yield)
@@ -342,31 +343,17 @@ class Suite:
             self._interrupts.release()
         return None
 
-    def _is_superseded(self, session: JobSession) -> bool:
-        """Whether another process has the run now, and writes its report."""
-        from ..evidence.locks import Superseded
-
-        try:
-            session.fence.check()
-        except Superseded:
-            return True
-        return False
-
     def _end_detached(self, session: pytest.Session) -> Iterator[None]:
         """End without a verdict and without touching the jobs."""
         from ..report.verdict import EXIT_INCONCLUSIVE
+        from .attachment import detach
 
         assert self.session is not None and self._controller is not None and self.view is not None
-        try:
-            jobs = plural(self.session.detach(), "job")
-            line = f"detached: {jobs}, nothing judged; {self._attach_line()}"
-        except OSError as error:  # a full disk, or a process that has taken the run over
-            line = f"nothing judged, and the journal does not say so ({error}); "
-            line += self._attach_line()
+        line = detach(self.session)
         self._drop_junit()
         with contextlib.suppress(OSError):  # the terminal is gone
             self.view.close()
-        self.terminal.say(line)
+        self.terminal.say(f"{line}; {self._attach_line()}")
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = EXIT_INCONCLUSIVE
         try:
@@ -387,12 +374,13 @@ class Suite:
         assert self.session is not None and self.view is not None and self.run is not None
         ended = session.shouldfail or session.shouldstop or f"exit status {exitstatus}"
         early = "" if self.tally.interrupted else f"pytest ended ({ended})"
-        for name in self.session.close(early):
-            self.collection.absences.append(
-                f"{name}: the scheduler did not answer the submission; check the queue for its job"
-            )
+        left = self.session.close(early)
         with contextlib.suppress(OSError):  # the terminal is gone
             self.view.close()
+        if left:
+            from .dead_runs import describe_leftover
+
+            self.remarks.append(describe_leftover(left, self.profile, self.run_id, self.about))
         for name, judgement in self.session.outcomes.items():
             if name in self.tally.phases:  # not a rerun
                 self.tally.phases[name].end(judgement.outcome)
@@ -450,7 +438,11 @@ class Suite:
         from ..report.publication import finish
 
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        assert self._finished is not None
+        assert self._finished is not None and self.session is not None
+        if self.session.is_superseded:
+            self.terminal.say("another process has taken this run over, and reports it")
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
+            return
         written = finish(self._finished, reporter, latest=self.latest, remarks=self.remarks)
         if not written and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,20 @@ def test_cancellation_ends_steps_and_never_the_allocation(phases: Phases) -> Non
     assert phases.calls("scancel") == ["scancel --signal=TERM 7.2", "scancel 7.2"]
     assert {phases.ended(job).raw for job in (first, second)} == {"CANCELLED"}
     assert len(phases.calls("srun")) == 1
+
+
+@pytest.mark.parametrize("command", ["squeue", "scancel"])
+def test_cancellation_waits_for_no_silent_slurm(phases: Phases, command: str) -> None:
+    """Whichever command hangs, the sruns are ended within the time that a run takes to end."""
+    job = phases.submit()
+    phases.state(job)
+    wait_for("srun", lambda: phases.calls("srun"))
+    phases.show(steps="7.2|n[1-2]|clustersmoke-run1-small\n")
+    phases.slurm.folder.joinpath(f"{command}.answer").write_text("exec sleep 30\n")
+    began = time.monotonic()
+    assert phases.backend.cancel([job])
+    assert time.monotonic() - began < 10
+    assert not phases.backend._steps[job].runs()
 
 
 def test_cancellation_needs_no_slurm(phases: Phases) -> None:

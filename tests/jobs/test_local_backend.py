@@ -1,17 +1,25 @@
-"""Jobs of this machine: which processes are ranks."""
+"""Jobs of this machine: which processes are their nodes and ranks."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
-from pytest_clustersmoke.jobs.local_backend import _find_left, _Job
+from pytest_clustersmoke.jobs.backend import Submission
+from pytest_clustersmoke.jobs.local_backend import TOKEN_VARIABLE, LocalBackend, _find_left, _Job
 from pytest_clustersmoke.node import process_tree
+from pytest_clustersmoke.node.node_job import RANK_VARIABLE
+from tests.support.evidence import make_phase, make_profile
+from tests.support.waiting import wait_for
 
 
 @pytest.mark.parametrize(
@@ -31,3 +39,50 @@ def test_rank_with_a_malformed_start_is_not_cancelled(
             writer.close()
         job = _Job(nodes=[], directory=directory, world_size=2, submitted=0.0, gpus=[])
         assert [process.pid for process in _find_left(job)] == [other.pid]
+
+
+@contextmanager
+def virtual_node(token: str, rank: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of a virtual node whose controller was killed before it wrote of it."""
+    environ = {**os.environ, TOKEN_VARIABLE: token, RANK_VARIABLE: str(rank)}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environ) as process:
+        wait_for("the program", lambda: psutil.Process(process.pid).name() == "cat")
+        yield process
+        process.kill()
+
+
+def submission(folder: Path, nodes: int = 1) -> tuple[LocalBackend, Submission]:
+    profile = make_profile(folder)
+    directory = RunDir(folder / "20261101-020000-abcdef").phase("small")
+    phase = make_phase(profile, nodes=nodes)
+    spec = {"nodes": nodes, "ranks_per_node": 1, "token": "t1"}
+    write_json(directory.spec, spec)
+    return LocalBackend(profile, os.environ), Submission(phase, directory, "t1")
+
+
+def test_node_of_which_nothing_was_written_is_found_by_its_token(tmp_path: Path) -> None:
+    """The controller was killed between the start of the process and the line about it. A process
+    of another submission, or of another node, is not taken for it."""
+    backend, job = submission(tmp_path)
+    with virtual_node("t2", 0), virtual_node("t1", 1), virtual_node("t1", 0) as node:
+        (job_id,) = backend.find_submitted([job])
+        assert backend.states([job_id])[job_id].kind == "running"
+        assert [each.process.pid for each in backend._jobs[job_id].nodes] == [node.pid]
+        assert backend.jobs_of_runs([job.directory.run]) == {job.directory.run.run_id: [job_id]}
+
+
+@pytest.mark.parametrize("has_claimed", [False, True])
+def test_job_of_which_some_nodes_were_started_is_ended(tmp_path: Path, has_claimed: bool) -> None:
+    """It counts as not submitted, and is started anew; but a phase that it has claimed has had its
+    one start."""
+    backend, job = submission(tmp_path, nodes=2)
+    if has_claimed:
+        write_json(job.directory.claim, {"token": "t1", "job_id": "small.0"})
+    with virtual_node("t1", 0) as node:
+        found = backend.find_submitted([job])
+        assert process_tree.find_process(node.pid) is None
+    assert found == (["local-20261101-020000-abcdef-small"] if has_claimed else [])
+    for state in backend.states(found).values():
+        assert state.raw == "CANCELLED"
+        assert state.reason == "its controller was killed before it had started every node"
+    assert backend.states(["local-20261101-020000-abcdef-other"]) == {}

@@ -184,7 +184,7 @@ def test_silence_about_one_job_hides_no_other(slurm: FakeSlurm, client: SlurmCli
 def test_jobs_of_a_run_are_listed_task_by_task(slurm: FakeSlurm, client: SlurmClient) -> None:
     """Those of an array that wait are one line of squeue otherwise, whose id is no job's."""
     slurm.answers("squeue", "7_0|clustersmoke run=r array\n7_1|clustersmoke run=r array\n8|x\n")
-    assert client.list_jobs("clustersmoke run=r ") == ["7_0", "7_1"]
+    assert [*client.list_jobs("clustersmoke run=r ")] == ["7_0", "7_1"]
     assert " -r " in slurm.calls()[-1]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
+from pytest_clustersmoke.node.process_tree import alive
 from tests.support.harness import Suite
+from tests.support.waiting import wait_for
 
 
 def killed(suite: Suite) -> str:
@@ -22,3 +25,11 @@ def killed(suite: Suite) -> str:
         running.wait(10)
     (run,) = suite.runs()
     return run.name
+
+
+def finish_job(suite: Suite, run: str) -> None:
+    """Let the job end that the killed run left."""
+    directory = RunDir(suite.shared / run).phase("second")
+    process = read_json(directory.node_process(0)) or {}
+    (suite.path / "go").touch()
+    wait_for("the end of the job", lambda: not alive(process["pid"], process["started"]))

@@ -15,7 +15,7 @@ from pytest_clustersmoke.evidence.run_record import RunRecord
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.report import recovery
 from pytest_clustersmoke.report.verdict import judge_record
-from tests.report.killed_run import killed
+from tests.report.killed_run import finish_job, killed
 from tests.support.harness import Suite
 
 
@@ -25,14 +25,15 @@ def report(suite: Suite, run: str) -> dict[str, Any]:
 
 
 def test_next_run_reports_a_killed_run(suite: Suite) -> None:
-    """Judged phases have results, the others are lost; the run is partial, and reported once."""
+    """Not while its job runs. A job that ended later has its own outcome, and criteria that were
+    not judged have none: the run is partial, and reported once."""
     run = killed(suite)
     assert not (suite.reports / run / "report.json").exists()
-    (suite.path / "go").touch()
+    assert f"run {run} has 1 job left (" in suite.run_apart("-k", "first").stdout.str()
+    assert not (suite.reports / run / "report.json").exists()
+    finish_job(suite, run)
     result = suite.run_apart("-k", "first")
-    result.stdout.fnmatch_lines(
-        [f"*run {run}: its controller was killed; job * was not cancelled*"]
-    )
+    result.stdout.fnmatch_lines([f"*run {run}: its controller was killed; its report is written*"])
     record = report(suite, run)
     assert record["verdict"] == "INCONCLUSIVE" and "its controller was killed" in record["partial"]
     judged = judge_record(RunRecord.model_validate(record))
@@ -41,7 +42,7 @@ def test_next_run_reports_a_killed_run(suite: Suite) -> None:
     assert first["outcome"] == "passed"
     assert first["criteria"]["test_all_done"] == {"result": "passed", "text": ""}
     assert first["metrics"]["steps_per_s"]["value"] > 0
-    assert second["outcome"] == "lost" and second["job_id"] and second["criteria"] == {}
+    assert second["outcome"] == "passed" and second["job_id"] and second["criteria"] == {}
     assert suite.report.resolve().name != run
     again = suite.run_apart("-k", "first")
     assert run not in again.stdout.str()
@@ -64,7 +65,7 @@ def history(suite: Suite) -> subprocess.CompletedProcess[str]:
 def test_history_command_reports_a_killed_run(suite: Suite) -> None:
     """`clustersmoke history` reports it on standard error, beside its table."""
     run = killed(suite)
-    (suite.path / "go").touch()
+    finish_job(suite, run)
     done = history(suite)
     assert f"run {run}: its controller was killed" in done.stderr
     assert "first" in done.stdout and report(suite, run)["interrupted"] is True
@@ -133,7 +134,7 @@ def test_unreportable_run_is_tried_once(suite: Suite) -> None:
     path = suite.shared / run / "run.json"
     about = json.loads(path.read_text())
     path.write_text(json.dumps({**about, "hardware": None, "begun": "now", "phases_chosen": 7}))
-    (suite.path / "go").touch()
+    finish_job(suite, run)
     first, second = suite.run_apart("-k", "first"), suite.run_apart("-k", "first")
     assert first.ret == second.ret == 0
     first.stdout.fnmatch_lines([f"*run {run}: its report cannot be created: TypeError*"])
@@ -145,7 +146,7 @@ def test_killed_run_with_a_failure_outside_the_phases_is_unfit(suite: Suite) -> 
     """The journal also has failures of tests outside the phases."""
     suite.path.joinpath("test_a.py").write_text("def test_other():\n    assert 0\n")
     run = killed(suite)
-    (suite.path / "go").touch()
+    finish_job(suite, run)
     suite.run_apart("-k", "first")
     assert report(suite, run)["verdict"] == "UNFIT"
 
@@ -158,7 +159,7 @@ def test_recovered_report_uses_the_cluster_references(suite: Suite) -> None:
     held = json.loads(text)
     held["clusters"]["one"]["references"] = {"first": {"steps_per_s": reference}}
     (suite.path / "cluster.yaml").write_text(json.dumps(held))
-    (suite.path / "go").touch()
+    finish_job(suite, run)
     history(suite)
     assert report(suite, run)["phases"][0]["metrics"]["steps_per_s"]["met"] is False
 

@@ -31,24 +31,24 @@ def restore_sighup() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_first_signal_cancels_and_interrupts(number: int) -> None:
-    """Later signals are ignored, and the old handlers are restored."""
-    calls: list[int] = []
+    """Later ones make haste and interrupt nothing, and the old handlers are restored."""
+    calls: list[str] = []
     before = signal.getsignal(number)
-    interrupts = Interrupts(lambda: calls.append(1))
+    interrupts = Interrupts(lambda: calls.append("cancel"), lambda: calls.append("hurry"))
     interrupts.catch()
     try:
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
-        os.kill(os.getpid(), number)
+            signal.raise_signal(number)
+        signal.raise_signal(number)
     finally:
         interrupts.release()
-    assert calls == [1] and signal.getsignal(number) is before
+    assert calls == ["cancel", "hurry"] and signal.getsignal(number) is before
 
 
 def test_lost_terminal_is_ignored_under_nohup() -> None:
     """An ignored SIGHUP stays ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    interrupts = Interrupts(lambda: pytest.fail("cancelled"))
+    interrupts = Interrupts(lambda: pytest.fail("cancelled"), lambda: None)
     try:
         interrupts.catch()
         os.kill(os.getpid(), signal.SIGHUP)
@@ -60,7 +60,7 @@ def test_lost_terminal_is_ignored_under_nohup() -> None:
 
 def test_first_signals_during_the_report_are_ignored() -> None:
     """Only one more signal ends the process without its report."""
-    interrupts = Interrupts(lambda: None)
+    interrupts = Interrupts(lambda: None, lambda: None)
     interrupts.catch()
     try:
         interrupts.ending()

@@ -22,7 +22,7 @@ from pytest_clustersmoke.node.abort_flag import NodeFailed, raise_flag
 from pytest_clustersmoke.node.node_job import run_node
 from pytest_clustersmoke.preflight.slurm_check import SlurmCheck
 from pytest_clustersmoke.session import cancellation, lost_answers, phase_queue
-from pytest_clustersmoke.session import job_session as module
+from pytest_clustersmoke.session.cancellation import Leftover
 from pytest_clustersmoke.session.job_session import JobSession, WatchFailed
 from pytest_clustersmoke.session.phase_queue import PhaseQueue
 from tests.fakes.slurm import FakeSlurm
@@ -359,7 +359,7 @@ def test_interruption_cancels_all_jobs_in_one_call(run: JobRun) -> None:
     until(lambda: len(run.submitted()) == 3)
     run.passes("a", nodes=2)
     session.wait("a", ignore)
-    until(lambda: len(run.submitted()) == 4)
+    until(lambda: ("submitted", "d") in run.events())
     session.cancel()
     session.close()
     assert run.backend.named("cancel") == [("b", "c", "d")]
@@ -371,7 +371,7 @@ def test_interruption_does_not_wait_for_a_slow_scheduler(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The jobs are cancelled while the watch thread waits for an answer."""
-    monkeypatch.setattr(module, "CLOSE_S", 0.2)
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.2)
     called, answer = threading.Event(), threading.Event()
 
     def slow(job_ids: object) -> dict[str, JobState]:
@@ -385,7 +385,7 @@ def test_interruption_does_not_wait_for_a_slow_scheduler(
     assert called.wait(WITHIN_S)
     session.cancel()
     until(lambda: run.backend.named("cancel"))
-    assert session.close() == [] and run.backend.named("cancel") == [("a",)]
+    assert not session.close() and run.backend.named("cancel") == [("a",)]
     answer.set()
 
 
@@ -393,7 +393,7 @@ def test_interruption_does_not_wait_for_a_slow_cancellation(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If scancel does not answer, the run ends in time; the command continues alone."""
-    monkeypatch.setattr(module, "CLOSE_S", 0.2)
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.2)
     called, answer = threading.Event(), threading.Event()
 
     def slow(job_ids: object) -> bool:
@@ -406,7 +406,7 @@ def test_interruption_does_not_wait_for_a_slow_cancellation(
     session.cancel()
     assert called.wait(WITHIN_S)
     began = time.monotonic()
-    assert session.close() == []
+    assert session.close() == Leftover(("a",))
     assert time.monotonic() - began < WITHIN_S / 2
     answer.set()
 
@@ -415,7 +415,7 @@ def test_unanswered_submission_is_cancelled_by_name(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interruption while sbatch hangs cancels the job by name, and returns the phase."""
-    monkeypatch.setattr(module, "CLOSE_S", 0.2)
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.2)
     called, answer = threading.Event(), threading.Event()
 
     def slow(job: Submission, after: str) -> str:
@@ -427,7 +427,7 @@ def test_unanswered_submission_is_cancelled_by_name(
     session = run.start("a")
     assert called.wait(WITHIN_S)
     session.cancel()
-    assert session.close() == ["a"]
+    assert session.close() == Leftover(phases=("a",))
     assert run.backend.named("cancel_named") == [("a",)]
     answer.set()
 
@@ -560,7 +560,7 @@ def test_interruption_ends_within_its_time_limit(
     session.cancel()
     assert time.monotonic() - begun < 0.1
     session.close()
-    assert time.monotonic() - begun < module.CLOSE_S + 1
+    assert time.monotonic() - begun < cancellation.CLOSE_S + 1
     assert run.result("a")["outcome"] == "cancelled"
 
 

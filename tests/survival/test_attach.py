@@ -81,7 +81,29 @@ def test_unknown_run_is_refused(suite: Suite) -> None:
     (line,) = suite.refused("--cluster-attach", "20260101-000000-abcdef")
     assert line.startswith("--cluster-attach: there is no run 20260101-000000-abcdef below")
     (line,) = suite.refused("--cluster-attach", "latest")
-    assert line.startswith("--cluster-attach: there is no run latest below")
+    assert line.startswith("--cluster-attach: there is no run of one without a report below")
+
+
+def test_empty_id_is_no_new_run(suite: Suite) -> None:
+    """An unset variable of a script."""
+    suite.phase("small")
+    (line,) = suite.refused("--cluster-attach", "")
+    assert line == "--cluster-attach: the id of the run is empty"
+    (line,) = suite.refused("--cluster-reap", "")
+    assert line.startswith("--cluster-reap: the id of the run is empty; expected")
+
+
+def test_mistake_in_a_marker_is_named_by_the_run_that_attaches(suite: Suite) -> None:
+    """As by any other run."""
+    test = suite.phase("small")
+    kill_at(suite, "submitted:1")
+    test.write_text(test.read_text().replace("phase('small', ", "phase('small', nodse=1, "))
+    test.write_text(test.read_text().replace('phase("small", ', 'phase("small", nodse=1, '))
+    outcome = attach(suite)
+    assert outcome.ret == pytest.ExitCode.USAGE_ERROR, outcome.output
+    assert "nodse" in outcome.stderr.str() and "Traceback" not in outcome.output
+    test.write_text(test.read_text().replace("nodse=1, ", ""))
+    check_whole(suite, attach(suite), "small")
 
 
 def test_detached_run_needs_a_scheduler(suite: Suite) -> None:

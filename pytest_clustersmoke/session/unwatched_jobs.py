@@ -1,0 +1,123 @@
+"""Jobs that ended while no process watched them: each has its own outcome, if that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..config.profile import Profile
+from ..evidence.job_results import read_claim
+from ..evidence.phase_attempts import read_attempts
+from ..evidence.run_directory import RunDir, read_json, write_atomically
+from ..evidence.run_journal import FencedJournal, JournalledJob, RunJournal
+from ..evidence.scheduler_record import JobState
+from ..evidence.telemetry import parse_finite, parse_int
+from ..jobs.backend import COMMENT_BEGINS, RunBackend
+from ..jobs.job_watch import WatchedJob
+from ..jobs.outcome import Judgement
+from .job_end import judge_end, write_result
+from .phase_ledger import read_ending
+
+
+class UnwatchedJobs:
+    """The jobs of a run whose controller has ended, as its journal has them: those that are not
+    known to have ended, and whose ids are known. Without a backend nobody knows more of them than
+    their own results say."""
+
+    def __init__(self, run: RunDir, journal: RunJournal, backend: RunBackend | None) -> None:
+        self._run, self._journal, self._backend = run, journal, backend
+        self.jobs = {
+            job.phase: watched
+            for job in (*journal.left, *journal.unanswered)
+            if (watched := _watch(run, job)) is not None
+        }
+
+    def withdraw(self) -> None:
+        """Give up the submissions that had no answer: a job of theirs that starts later ends at
+        once. Raises OSError."""
+        for job in self._journal.unanswered:
+            if job.token:
+                directory = self._run.phase(job.phase).job(job.number)
+                words = "the run's process had ended before it had an answer\n"
+                write_atomically(directory.withdrawn(job.token), words)
+
+    def expect_end(self) -> None:
+        """Note how each job is just before it is ended."""
+        for job in self.jobs.values():
+            job.expect_end()
+
+    def ask(self) -> list[str] | None:
+        """Ask the scheduler for the state of each; return those that have not ended, None if it
+        does not answer."""
+        ids = [job.job_id for job in self.jobs.values()]
+        states = self._backend.states(ids) if ids and self._backend is not None else {}
+        if self._backend is None:
+            states = dict.fromkeys(ids, JobState("unknown", ""))
+        if not all(job_id in states for job_id in ids):
+            return None
+        alive = []
+        for job in self.jobs.values():
+            job.record_state(self._keep_own(states[job.job_id]))
+            if job.ended_at is None and job.unknown_since is None:
+                alive.append(job.job_id)
+        return alive
+
+    def _keep_own(self, state: JobState) -> JobState:
+        """The state, unless the scheduler shows another job under this id."""
+        is_ours = not state.name or state.name.startswith(f"clustersmoke-{self._run.run_id}-")
+        return state if is_ours else JobState("unknown", "", state.reason)
+
+    def judge(
+        self, profile: Profile, journal: FencedJournal, ended: Mapping[str, Judgement]
+    ) -> None:
+        """Write the result of each job. `ended`: by id, the judgement of those that a command has
+        ended, which holds unless they had ended by themselves. Raises OSError."""
+        for name, job in self.jobs.items():
+            job.check_files()
+            cancelled = None if job.failed_first else ended.get(job.job_id)
+            result, judgement, findings = judge_end(job, None, cancelled)
+            known, directory = self._journal.jobs[name], self._run.phase(name)
+            if ending := read_ending(directory, known):  # no other followed it
+                judgement = Judgement(ending.outcome, ending.reason)
+                findings = [*ending.findings]
+            before = read_attempts(directory, known.number)
+            written = write_result(
+                directory, profile, result, judgement, job, findings, known.intended, {}, before
+            )
+            if written.error is not None:
+                raise written.error
+            outcome = written.judgement.outcome
+            journal.write("ended", phase=name, job_id=job.job_id, outcome=outcome)
+
+    def judge_others(self, phases: Sequence[str], profile: Profile, judgement: Judgement) -> None:
+        """Write a result for those of these phases that have none, because nothing of them was
+        ever submitted. Raises OSError."""
+        for name in phases:
+            directory = self._run.phase(name)
+            if name not in self._journal.jobs and not directory.result.exists():
+                before = read_attempts(directory)
+                written = write_result(
+                    directory, profile, None, judgement, None, [], None, {}, before
+                )
+                if written.error is not None:
+                    raise written.error
+
+
+def _watch(run: RunDir, job: JournalledJob) -> WatchedJob | None:
+    """The watch over a job, from what its controller wrote; None if its id is not known."""
+    directory = run.phase(job.phase).job(job.number)
+    claim, job_id = read_claim(directory), job.job_id
+    if not job_id and claim is not None and claim.token == job.token:
+        job_id = claim.job_id
+    if not job_id:
+        return None
+    spec = read_json(directory.spec) or {}
+    return WatchedJob(
+        job.phase,
+        job_id,
+        directory.newest,
+        parse_int(spec.get("nodes")) or 0,
+        submitted_at=0.0,
+        words=("", f"{COMMENT_BEGINS}{run.run_id} "),
+        timeout_s=parse_finite(spec.get("timeout_s")) or 0.0,
+        resumes=bool(spec.get("resume")),
+    )

@@ -1,0 +1,149 @@
+"""The end of a run whose scheduler does not answer, or does not agree."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from pytest_clustersmoke.evidence.scheduler_record import JobState
+from pytest_clustersmoke.jobs.backend import Submission
+from pytest_clustersmoke.session import cancellation
+from pytest_clustersmoke.session.cancellation import Leftover
+from tests.support.job_run import WITHIN_S, JobRun, until
+
+
+class SilentCommand:
+    """A command of the scheduler that does not answer before it is released."""
+
+    def __init__(self) -> None:
+        self.called, self.answer = threading.Event(), threading.Event()
+
+    def __call__(self, *_: object) -> bool:
+        self.called.set()
+        return self.answer.wait(WITHIN_S)
+
+
+@pytest.fixture
+def scancel(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> SilentCommand:
+    command = SilentCommand()
+    monkeypatch.setattr(run.backend, "cancel", command)
+    return command
+
+
+def has_closed(run: JobRun) -> bool:
+    return ("closed", None) in run.events()
+
+
+def test_run_ends_while_scancel_does_not_answer(
+    run: JobRun, scancel: SilentCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every phase has a result all the same; the job whose end nobody confirmed is named, and the
+    run is not closed, so that the next one looks for it."""
+    monkeypatch.setattr(cancellation, "SILENT_S", 0.2)
+    session = run.start("a", "b", limits={"max_jobs": 1, "poll_s": 0.05})
+    until(lambda: ("submitted", "a") in run.events())
+    session.cancel()
+    assert session.close() == Leftover(("a",)) and scancel.called.is_set()
+    assert (run.result("a")["outcome"], run.result("a")["reason"]) == (
+        "cancelled",
+        "the run was interrupted; not confirmed that job a has ended",
+    )
+    assert run.result("a")["job_id"] == "a"
+    assert run.result("b")["reason"] == "the run was interrupted before it was submitted"
+    assert session.results.keys() == {"a", "b"} and not has_closed(run)
+    scancel.answer.set()
+    until(lambda: not session._thread.is_alive())
+    ended = [phase for event, phase in run.events() if event == "ended"]
+    assert sorted(ended) == ["a", "b"]  # the watch that comes too late writes nothing
+
+
+def test_run_ends_while_squeue_does_not_answer(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """scancel was accepted: the job is not said to be left."""
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.3)
+    squeue = SilentCommand()
+    session = run.start("a")
+    until(lambda: ("submitted", "a") in run.events())
+    monkeypatch.setattr(run.backend, "states", squeue)
+    assert squeue.called.wait(WITHIN_S)
+    assert not session.close() and has_closed(run)
+    assert run.result("a")["reason"] == "the run was interrupted"
+    monkeypatch.undo()
+    squeue.answer.set()
+
+
+def test_job_that_slurm_did_not_agree_to_end_is_named(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """scancel fails at once, and the job runs on."""
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 0.1)
+    monkeypatch.setattr(run.backend, "cancel", lambda job_ids: False)
+    session = run.start("a", "b")
+    until(lambda: ("submitted", "b") in run.events())
+    run.backend.jobs["a"] = JobState("running", "RUNNING", nodes="n1")
+    run.backend.jobs["b"] = JobState("ended", "FAILED")
+    session.cancel()
+    assert session.close() == Leftover(("a",)) and not has_closed(run)
+    assert run.result("a")["reason"].endswith("not confirmed that job a has ended")
+
+
+def test_second_signal_leaves_as_soon_as_scancel_has_started(
+    run: JobRun, scancel: SilentCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before, and then without waiting for its answer."""
+    for name, seconds in (("SILENT_S", 20.0), ("CLOSE_S", 20.0), ("HURRY_S", 0.1)):
+        monkeypatch.setattr(cancellation, name, seconds)
+    session = run.start("a")
+    until(lambda: ("submitted", "a") in run.events())
+    left: list[Leftover] = []
+    closing = threading.Thread(target=lambda: left.append(session.close()))
+    with session._ending._ending:  # nothing gets as far as to call scancel
+        session.cancel()
+        session.hurry()
+        closing.start()
+        closing.join(0.3)
+        assert closing.is_alive() and not scancel.called.is_set()
+    began = time.monotonic()
+    closing.join(WITHIN_S)
+    assert scancel.called.is_set() and left == [Leftover(("a",))]
+    assert time.monotonic() - began < 10
+    scancel.answer.set()
+
+
+def test_signal_handler_waits_for_no_lock(run: JobRun) -> None:
+    """The main thread may hold any of them when the signal comes."""
+    session = run.start("a")
+    until(lambda: ("submitted", "a") in run.events())
+    ending = session._ending
+    with ending._ending, ending.asked._cond:  # type: ignore[attr-defined]
+        handler = threading.Thread(target=session.cancel)
+        handler.start()
+        handler.join(WITHIN_S)
+        assert not handler.is_alive()
+    until(lambda: run.backend.named("cancel") == [("a",)])
+
+
+def test_submission_on_its_way_is_withdrawn_by_an_interruption(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job may start later: it ends before it claims anything. The phase has a result."""
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.2)
+    sbatch = SilentCommand()
+
+    def submit(job: Submission, after: str) -> str:
+        sbatch()
+        return "a"
+
+    monkeypatch.setattr(run.backend, "submit", submit)
+    session = run.start("a")
+    assert sbatch.called.wait(WITHIN_S)
+    session.cancel()
+    assert session.close() == Leftover(phases=("a",)) and not has_closed(run)
+    assert list(run.run.phase("a").root.glob("withdrawn.*"))
+    assert run.result("a")["outcome"] == "cancelled"
+    assert run.result("a")["reason"].endswith("before the scheduler answered the submission")
+    assert run.backend.named("cancel_named") == [("a",)]
+    sbatch.answer.set()

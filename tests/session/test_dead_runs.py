@@ -1,0 +1,357 @@
+"""Runs without a process: what is left of them, who may touch them, and how they are reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.evidence.locks import ControllerFence, describe_run
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_json, write_json
+from pytest_clustersmoke.evidence.run_journal import read_journal
+from pytest_clustersmoke.evidence.run_ownership import list_runs
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.session import reaper
+from pytest_clustersmoke.session.attachment import find_attachment
+from pytest_clustersmoke.session.dead_runs import report_dead_runs
+from pytest_clustersmoke.session.reaper import reap
+from pytest_clustersmoke.session.unwatched_jobs import UnwatchedJobs
+from pytest_clustersmoke.text import UsageProblems
+from tests.fakes.slurm import FakeSlurm
+from tests.support.evidence import Evidence, make_profile
+
+RUN_ID = "20261101-020000-abcdef"
+
+
+class DeadRun:
+    """A run of phases on a fake Slurm, whose process was killed; its directories are made by
+    hand."""
+
+    def __init__(self, folder: Path, profile: Profile, run_id: str = RUN_ID, **about: Any) -> None:
+        self.run = RunDir(profile.shared_dir / run_id)
+        self.run.root.mkdir(parents=True, mode=0o700)
+        self.report = folder / "reports" / run_id
+        described = {**describe_run(profile, run_id), "config": str(folder / "cluster.yaml")}
+        values = {**described, "locks": True, "phases_chosen": ["a", "b", "c"], **about}
+        write_json(self.run.run, values)
+        write_json(RunDir(self.report).run, {**values, "evidence": str(self.run.root)})
+        self.journal = EventWriter(self.run.journal)
+
+    def submitted(self, phase: str, job_id: str = "") -> PhaseDir:
+        """Write what the controller does at a submission; without an id, it had no answer."""
+        directory = self.run.phase(phase)
+        spec = {"phase": phase, "nodes": 1, "ranks_per_node": 1, "args": {}, "token": f"t{phase}"}
+        write_json(directory.spec, spec)
+        self.journal.write("intent", phase=phase, token=f"t{phase}")
+        if job_id:
+            self.journal.write("submitted", phase=phase, job_id=job_id)
+        return directory
+
+    def passes(self, phase: str) -> None:
+        """Write the files of a job that passes."""
+        evidence = Evidence(self.run.root / "unused")
+        evidence.dir = self.run.phase(phase)
+        evidence.done()
+
+    def outcomes(self) -> dict[str, str]:
+        """The outcome of each phase that has a result."""
+        results = {name: read_json(self.run.phase(name).result) for name in "abc"}
+        return {name: result["outcome"] for name, result in results.items() if result}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    """A Slurm that has no jobs."""
+    fake = FakeSlurm(tmp_path)
+    fake.answers("scontrol", err="slurm_load_jobs error: Invalid job id specified", rc=1)
+    return fake
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    return make_profile(tmp_path, backend="slurm", phases=dict.fromkeys("abc"))
+
+
+@pytest.fixture
+def dead(tmp_path: Path, profile: Profile) -> DeadRun:
+    return DeadRun(tmp_path, profile)
+
+
+def has_jobs(slurm: FakeSlurm, *jobs: str, until_cancelled: bool = True) -> None:
+    """Let Slurm list these jobs of the run as running, until scancel was called."""
+    comment = f"clustersmoke run={RUN_ID} phase=x"
+    listed = "".join(f"{job}|{comment}\\n" for job in jobs)
+    states = "".join(
+        f"{job}|RUNNING|None|n1|N/A|N/A|clustersmoke-{RUN_ID}-x|{comment}\\n" for job in jobs
+    )
+    gone = 'grep -q "^scancel" "$FAKE_SLURM/calls" && exit 0\n' if until_cancelled else ""
+    slurm.folder.joinpath("squeue.answer").write_text(
+        f"{gone}case $* in *%i?%k*) printf '{listed}';; *) printf '{states}';; esac\n"
+    )
+
+
+def report(tmp_path: Path, slurm: FakeSlurm, profile: Profile | None = None) -> list[str]:
+    return list(report_dead_runs(tmp_path / "reports", slurm.environ, profile))
+
+
+def test_silent_slurm_keeps_a_dead_run_alive(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, tmp_path: Path
+) -> None:
+    """Its jobs may run: it is neither reported nor closed, and the user reads why."""
+    dead.submitted("a", "7")
+    slurm.answers("squeue", err="slurm_load_jobs error: Unable to contact slurm controller", rc=1)
+    (line,) = report(tmp_path, slurm, profile)
+    assert line.startswith(f"not known whether jobs are left of {RUN_ID}: `squeue ")
+    assert report(tmp_path, slurm) == []
+    assert not read_journal(dead.run).closed and dead.outcomes() == {}
+    assert not (dead.report / "report.json").exists()
+
+
+def test_silent_slurm_is_asked_once_for_all_dead_runs(
+    slurm: FakeSlurm, profile: Profile, tmp_path: Path
+) -> None:
+    """Each question may take seconds."""
+    for number in range(5):
+        DeadRun(tmp_path, profile, f"20261101-02000{number}-abcdef").submitted("a", "7")
+    slurm.answers("squeue", err="Unable to contact slurm controller", rc=1)
+    report(tmp_path, slurm, profile)
+    assert slurm.commands() == ["squeue"]
+
+
+def test_jobs_that_ended_later_keep_their_outcome(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """Results that came after the controller's death are read; a job without any is lost, and a
+    phase that was never submitted never ran."""
+    dead.submitted("a", "7")
+    dead.passes("a")
+    dead.submitted("b", "8")
+    (line,) = report(tmp_path, slurm)
+    assert line.startswith(f"run {RUN_ID}: its controller was killed; its report is written now")
+    assert dead.outcomes() == {"a": "passed", "b": "lost", "c": "never_ran"}
+    record = json.loads((dead.report / "report.json").read_text())
+    assert {phase["phase"]: phase["outcome"] for phase in record["phases"]} == dead.outcomes()
+    assert record["verdict"] == "INCONCLUSIVE" and read_journal(dead.run).closed
+
+
+def test_run_with_jobs_left_is_not_reported_by_any_command(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """Neither by `clustersmoke history` nor by a run of another profile."""
+    dead.submitted("a", "7")
+    has_jobs(slurm, "7")
+    other = make_profile(tmp_path / "shared", shared_dir=str(tmp_path / "elsewhere"))
+    assert report(tmp_path, slurm) == report(tmp_path, slurm, other) == []
+    assert not read_journal(dead.run).closed and dead.outcomes() == {}
+
+
+def test_job_whose_comment_a_site_replaced_is_left(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """The list of jobs by their comment lacks it, and its id is known."""
+    dead.submitted("a", "7")
+    state = f"7|RUNNING|None|n1|N/A|N/A|clustersmoke-{RUN_ID}-a|billed"
+    slurm.folder.joinpath("squeue.answer").write_text(
+        f"case $* in *%i?%k*) echo '7|billed';; *) echo '{state}';; esac\n"
+    )
+    assert report(tmp_path, slurm) == [] and dead.outcomes() == {}
+
+
+def test_detached_run_is_not_reported_before_it_is_attached(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, tmp_path: Path
+) -> None:
+    """Its jobs have ended, and its criteria are not judged yet."""
+    dead.submitted("a", "7")
+    dead.journal.write("detached")
+    (line,) = report(tmp_path, slurm, profile)
+    assert line.startswith(f"run {RUN_ID} is detached, and its jobs have ended")
+    assert report(tmp_path, slurm) == [] and not read_journal(dead.run).closed
+
+
+def test_submission_without_an_answer_is_withdrawn_before_the_report(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """Slurm may serve it yet: what starts then ends at once."""
+    directory = dead.submitted("a")
+    report(tmp_path, slurm)
+    assert directory.withdrawn("ta").exists() and read_journal(dead.run).closed
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_run_directory_that_others_can_open_is_nobodys_run(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, tmp_path: Path, mode: int
+) -> None:
+    """Others may have written what it says: it is not listed, attached, reaped or reported."""
+    dead.submitted("a", "7")
+    has_jobs(slurm, "7")
+    dead.run.root.chmod(mode)
+    assert list(list_runs(profile.shared_dir)) == [] and report(tmp_path, slurm, profile) == []
+    with pytest.raises(UsageProblems, match=f"not this user's alone: it is open .*{mode:o}"):
+        find_attachment(profile, RUN_ID, takes_over=True)
+    with pytest.raises(UsageProblems, match="not this user's alone"):
+        reap(profile, slurm.environ, [RUN_ID], print)
+    assert "scancel" not in slurm.commands()
+
+
+def test_run_directory_of_another_user_is_nobodys_run(
+    dead: DeadRun, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    assert list(list_runs(profile.shared_dir)) == []
+    with pytest.raises(UsageProblems, match="it belongs to user"):
+        find_attachment(profile, RUN_ID, takes_over=True)
+
+
+@pytest.mark.parametrize("word", [f"../shared/{RUN_ID}", f"x/../{RUN_ID}", f"./{RUN_ID}/", ".."])
+def test_path_is_no_run_id(dead: DeadRun, slurm: FakeSlurm, profile: Profile, word: str) -> None:
+    """It would lead to a directory that is not below the profile's own."""
+    with pytest.raises(UsageProblems, match="there is no run"):
+        find_attachment(profile, word, takes_over=True)
+    with pytest.raises(UsageProblems, match="there is no run"):
+        reap(profile, slurm.environ, [word], print)
+
+
+def test_link_to_a_run_is_no_run(dead: DeadRun, profile: Profile, tmp_path: Path) -> None:
+    """Whoever made it may point it elsewhere."""
+    other = "20261101-020000-000000"
+    (profile.shared_dir / other).symlink_to(dead.run.root)
+    assert [run.run_id for run in list_runs(profile.shared_dir)] == [RUN_ID]
+    with pytest.raises(UsageProblems, match="it is not a directory"):
+        find_attachment(profile, other, takes_over=True)
+
+
+def test_latest_is_the_newest_run_without_a_report(
+    dead: DeadRun, profile: Profile, tmp_path: Path
+) -> None:
+    """Neither a run that has ended and was reported, nor a proof."""
+    newer = DeadRun(
+        tmp_path, profile, "20261102-020000-abcdef", report=str(tmp_path / "reports" / "newer")
+    )
+    newer.journal.write("closed")
+    write_json(tmp_path / "reports" / "newer" / "report.json", {"run_id": newer.run.run_id})
+    DeadRun(tmp_path, profile, "20261103-020000-abcdef", proof={})
+    assert find_attachment(profile, "latest", takes_over=False).run == dead.run
+
+
+@pytest.mark.parametrize(
+    "about", [{"phases_chosen": 7, "resolved": 7, "attached": 7}, {"resolved": {"profile": []}}]
+)
+def test_strange_values_in_run_json_are_no_traceback(
+    tmp_path: Path, profile: Profile, about: dict[str, Any]
+) -> None:
+    """A run.json that was edited, or of another version."""
+    DeadRun(tmp_path, profile, **about)
+    attachment = find_attachment(profile, RUN_ID, takes_over=False)
+    assert list(attachment.find_changes(profile, [])) or attachment.chosen == []
+
+
+# --cluster-reap
+
+
+def test_reaped_jobs_keep_their_outcome_and_the_others_are_cancelled(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that had passed has passed; what ran is cancelled by one scancel; a phase that was
+    never submitted is cancelled, too."""
+    monkeypatch.setattr(reaper, "POLL_S", 0.01)
+    dead.submitted("a", "7")
+    dead.passes("a")
+    dead.submitted("b", "8")
+    has_jobs(slurm, "8")
+    said: list[object] = []
+    assert reap(profile, slurm.environ, [RUN_ID], said.append) == 0
+    assert said == [f"run {RUN_ID}: ended 1 job"]
+    assert [call for call in slurm.calls() if call.startswith("scancel")] == ["scancel 8"]
+    assert dead.outcomes() == {"a": "passed", "b": "cancelled", "c": "cancelled"}
+    assert read_journal(dead.run).closed
+
+
+def test_reaped_job_that_had_failed_is_not_called_cancelled(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its abort flag was up before: the reap ended what a failure had left."""
+    monkeypatch.setattr(reaper, "POLL_S", 0.01)
+    directory = dead.submitted("a", "7")
+    directory.claim.touch()
+    why = {"reason": "hang", "why": "no progress in `train` for 60 s"}
+    write_json(directory.abort, {"node_rank": 0, "node": "n1", "time": 1.0, **why})
+    write_json(directory.node_result(0), {"ok": False, "node": "n1", **why})
+    has_jobs(slurm, "7")
+    assert reap(profile, slurm.environ, [RUN_ID], print) == 0
+    assert dead.outcomes()["a"] == "failed"
+
+
+def test_reap_withdraws_submissions_without_an_answer(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile
+) -> None:
+    """They may reach Slurm after it was asked."""
+    directory = dead.submitted("a")
+    assert reap(profile, slurm.environ, ["all"], print) == 0
+    assert directory.withdrawn("ta").exists()
+
+
+def test_reap_that_slurm_does_not_confirm_leaves_the_run_open(
+    dead: DeadRun,
+    slurm: FakeSlurm,
+    profile: Profile,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """scancel fails, and the job runs on: it is named, and the status is 1."""
+    for name in ("CONFIRM_S", "POLL_S"):
+        monkeypatch.setattr(reaper, name, 0.05)
+    dead.submitted("a", "7")
+    has_jobs(slurm, "7", until_cancelled=False)
+    slurm.answers("scancel", err="Kill job error", rc=1)
+    assert reap(profile, slurm.environ, [RUN_ID], print) == 1
+    assert f"run {RUN_ID}: not confirmed that 7 ended; ask again" in capsys.readouterr().out
+    assert not read_journal(dead.run).closed and dead.outcomes() == {}
+
+
+def test_reap_of_a_run_that_was_taken_over_meanwhile_ends_nothing(
+    dead: DeadRun,
+    slurm: FakeSlurm,
+    profile: Profile,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line says so, and no traceback."""
+    dead.submitted("a", "7")
+    has_jobs(slurm, "7")
+    expect_end = UnwatchedJobs.expect_end
+
+    def supersede(jobs: UnwatchedJobs) -> None:
+        ControllerFence(dead.run)
+        expect_end(jobs)
+
+    monkeypatch.setattr(UnwatchedJobs, "expect_end", supersede)
+    assert reap(profile, slurm.environ, [RUN_ID], print) == 1
+    assert "has taken this run over" in capsys.readouterr().out
+    assert "scancel" not in slurm.commands()
+
+
+@pytest.mark.parametrize(
+    ("backend", "about", "why"),
+    [
+        ("slurm", {"here": True}, "runs on steps of an allocation"),
+        ("local", {"host": "another"}, "runs on another itself"),
+    ],
+)
+def test_run_whose_jobs_cannot_be_seen_is_not_reaped(
+    tmp_path: Path,
+    slurm: FakeSlurm,
+    backend: str,
+    about: dict[str, Any],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody could confirm that they ended."""
+    profile = make_profile(tmp_path, backend=backend)
+    dead = DeadRun(tmp_path, profile, **about)
+    dead.submitted("a", "7")
+    with pytest.raises(UsageProblems, match=why):
+        reap(profile, slurm.environ, [RUN_ID], print)
+    assert not read_journal(dead.run).closed
