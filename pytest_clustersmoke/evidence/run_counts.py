@@ -15,6 +15,9 @@ from pydantic.json_schema import SkipJsonSchema
 JOB = "job"  # the name under which a job is listed among the criteria of its phase
 
 Result = Literal["passed", "failed", "skipped", "known"]
+Outcome = Literal[
+    "passed", "failed", "cluster_failed", "never_ran", "preempted", "cancelled", "lost"
+]
 # The status of a gate. Wrong: something failed, but not what must, or for another reason.
 PROVEN_GATE, GREEN_GATE = "proven", "stayed green"
 WRONG_GATE, UNSTAGED_GATE = "not as it must be", "not staged"
@@ -65,6 +68,21 @@ class CriterionRecord(RecordModel):
         if judged:
             made.judged = judged.split(",")
         return made
+
+
+class AttemptRecord(RecordModel):
+    """One job of a phase that was tried again, by its own outcome."""
+
+    attempt: int = Field(description="its number, from 1")
+    outcome: Outcome
+    reason: str = Field(description="why the outcome is this one")
+    job_id: str = Field(description="the scheduler's; empty if nothing was submitted")
+    nodes: list[str] = Field(description="the scheduler's names of the nodes that it had")
+    failed_nodes: list[str] = Field(description="those that failed, which later jobs did not get")
+    submitted: float | None = Field(description="Unix s")
+    ended: float | None = Field(description="Unix s")
+    queue_s: float | None
+    run_s: float | None
 
 
 class MissingRecord(RecordModel):

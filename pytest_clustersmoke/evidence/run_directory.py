@@ -1,4 +1,4 @@
-"""Every file name of a run, and the ways in which files are written.
+"""Every file name of a run.
 
 <shared_dir>/<run_id>/               0700, owned by this user, or refused
     run.json, controller.lock        the request; a lock held while the controller lives
@@ -42,22 +42,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
-import secrets
 import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..text import Problem, UsageProblems
-from .telemetry import open_regular
+from .whole_files import create_once as create_once
+from .whole_files import list_directory as list_directory
+from .whole_files import read_json as read_json
+from .whole_files import write_atomically as write_atomically
+from .whole_files import write_json as write_json
 
-MAX_JSON_BYTES = 64 * 2**20
 RESTART = 10  # the attempts of a job that was requeued once begin with 10, twice with 20
 ATTEMPT_VARIABLE = "CLUSTERSMOKE_ATTEMPT"
 ATTEMPT = re.compile(r"[1-9]\d{0,2}")
@@ -65,66 +64,6 @@ JOB_ATTEMPT = re.compile(r"attempt-([1-9]\d{0,2})")  # the directory of one of a
 MAX_RERUNS = 3  # of a phase in one run
 RERUN = re.compile(rf"(.+)\.confirm([1-{MAX_RERUNS}])")  # no phase has a word after a dot
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
-
-
-def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a whole file or none, with its final permissions."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
-    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode)
-
-
-def create_once(path: Path, value: Any) -> bool:
-    """Write a JSON file that others may be creating, too; return whether this call created it.
-    Raises OSError if it cannot be written whole; it may exist even then, if a file could be
-    created."""
-    text = json.dumps(value) + "\n"
-    draft = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
-    try:
-        draft.write_text(text)
-        os.link(draft, path)  # atomic, and fails if the file exists
-    except FileExistsError:  # on NFS perhaps our own link, whose reply was lost
-        return path.samefile(draft)
-    except OSError:  # no hard links on this file system, or a full disk
-        try:
-            with path.open("x") as stream:
-                stream.write(text)
-        except FileExistsError:
-            return draft.exists() and path.samefile(draft)
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-    return True
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if it cannot be read, or is too large to be one of ours."""
-    try:
-        with open_regular(path, MAX_JSON_BYTES) as stream:
-            value = json.loads(stream.read())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def list_directory(directory: Path) -> bool:
-    """Whether a directory can be listed. Listing makes NFS forget which files were missing."""
-    try:
-        next(directory.iterdir(), None)
-    except OSError:
-        return False
-    return True
 
 
 def job_name(spec: Mapping[str, Any]) -> str:

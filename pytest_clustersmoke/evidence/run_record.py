@@ -16,9 +16,11 @@ from typing_extensions import NotRequired, TypedDict  # pydantic wants these bel
 from .run_counts import (
     GREEN_GATE,
     PROVEN_GATE,
+    AttemptRecord,
     CriterionRecord,
     KnownRecord,
     MissingRecord,
+    Outcome,
     PhaseCounts,
     RecordModel,
     RunCounts,
@@ -27,9 +29,6 @@ from .telemetry import to_json_value
 
 SCHEMA = 1
 
-Outcome = Literal[
-    "passed", "failed", "cluster_failed", "never_ran", "preempted", "cancelled", "lost"
-]
 # A non-finite number is its name.
 Number = Annotated[float | Literal["nan", "inf", "-inf"], BeforeValidator(to_json_value)]
 
@@ -272,21 +271,6 @@ class RemarkRecord(RecordModel):
     severity: str = Field(description="failure, warning or note")
     source: str = Field(description="where it was set, as file:line or in words")
     text: str
-
-
-class AttemptRecord(RecordModel):
-    """One job of a phase that was tried again, by its own outcome."""
-
-    attempt: int = Field(description="its number, from 1")
-    outcome: Outcome
-    reason: str = Field(description="why the outcome is this one")
-    job_id: str = Field(description="the scheduler's; empty if nothing was submitted")
-    nodes: list[str] = Field(description="the scheduler's names of the nodes that it had")
-    failed_nodes: list[str] = Field(description="those that failed, which later jobs did not get")
-    submitted: float | None = Field(description="Unix s")
-    ended: float | None = Field(description="Unix s")
-    queue_s: float | None
-    run_s: float | None
 
 
 class PhaseRecord(RecordModel):

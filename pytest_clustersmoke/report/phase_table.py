@@ -9,9 +9,8 @@ from typing import Literal
 from ..config.metrics import show
 from ..evidence.finding import add_place
 from ..evidence.job_results import NOT_MEASURED
-from ..evidence.run_counts import MissingRecord
+from ..evidence.run_counts import AttemptRecord, MissingRecord
 from ..evidence.run_record import (
-    AttemptRecord,
     MetricRecord,
     PhaseRecord,
     ProvenStepsRecord,
