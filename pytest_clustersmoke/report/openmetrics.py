@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, get_args
 
 from ..config.metrics import METRICS
-from ..evidence.run_counts import Result
-from ..evidence.run_record import Outcome, PhaseRecord, RunRecord
+from ..evidence.run_counts import Outcome, Result
+from ..evidence.run_record import PhaseRecord, RunRecord
 from ..text import sanitize_line
 from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
 
