@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pytest_clustersmoke.evidence.telemetry import read_events
@@ -64,4 +66,10 @@ def test_jobs_of_a_dead_run_are_named_and_ended(lab_suite: Suite) -> None:
     assert jobs_in_queue(lab_suite) == []
     assert read_events(dead / "journal.jsonl").last("closed") is not None
     again = lab_suite.run_apart("--cluster-reap", "all")
-    assert again.ret == 0 and "no run of one has ended without its process" in again.output
+    assert again.ret == 0 and "one has no run without a process" in again.output
+    reported = lab_suite.run_apart()
+    assert f"run {dead.name}: its controller was killed, and --cluster-reap ended its jobs" in (
+        reported.output
+    )
+    record = json.loads((lab_suite.reports / dead.name / "report.json").read_text())
+    assert [phase["outcome"] for phase in record["phases"]] == ["cancelled"]
