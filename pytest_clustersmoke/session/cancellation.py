@@ -103,8 +103,8 @@ class Cancellation:
             watch.join(timeout=WAIT_S)
 
     def _has_called(self) -> bool:
-        """Whether the command that ends the jobs has started."""
-        called = self._called_at
+        """Whether the command that ends the jobs has started, and goes on without this process."""
+        called = self._called_at if self._backend.chains else None
         return self._has_returned or (called is not None and time.monotonic() - called > HURRY_S)
 
     def cancel(self, job_ids: Iterable[str]) -> bool:

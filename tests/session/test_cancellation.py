@@ -97,6 +97,7 @@ def test_second_signal_leaves_as_soon_as_scancel_has_started(
     """Not before, and then without waiting for its answer."""
     for name, seconds in (("SILENT_S", 20.0), ("CLOSE_S", 20.0), ("HURRY_S", 0.1)):
         monkeypatch.setattr(cancellation, name, seconds)
+    run.backend.chains = True
     session = run.start("a")
     until(lambda: ("submitted", "a") in run.events())
     left: list[Leftover] = []
