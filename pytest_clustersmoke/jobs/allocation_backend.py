@@ -41,7 +41,7 @@ STEP_OPTIONS = {
     *("profile", "propagate", "threads_per_core"),
 }
 CONTAINER = "container"  # all of Slurm's and pyxis' options with this start
-CANCEL_GRACE_S, POLL_S = 1.5, 0.05
+CANCEL_GRACE_S, KILLED_WITHIN_S, POLL_S = 1.5, 0.5, 0.05
 # Slurm has this long for each answer when steps are ended; then their sruns are, which end them.
 SILENT_S = 0.7
 MAX_LOG = 2**16
@@ -142,15 +142,14 @@ class AllocationBackend:
                 step.cancelled = True
         if any(step.runs() for step in steps):
             self._signal(steps, "--signal=TERM")
-            deadline = time.monotonic() + CANCEL_GRACE_S
-            while time.monotonic() < deadline and any(step.runs() for step in steps):
-                time.sleep(POLL_S)
+            _wait_for_end(steps, CANCEL_GRACE_S)
         if any(step.runs() for step in steps):
             self._signal(steps)
             for step in steps:
                 if step.process is not None and step.runs():
                     step.process.terminate()  # srun then ends its step by force
-        return True
+            _wait_for_end(steps, KILLED_WITHIN_S)
+        return not any(step.runs() for step in steps)
 
     def start_now(self, job_id: str) -> None:
         """Nothing to do: a step is never requeued."""
@@ -305,6 +304,12 @@ class AllocationBackend:
         when = "" if nodes else f" {NODES_VARIABLE}: nodes that are free when the phase starts."
         comments = [f"Run once on each node by the following command.{when}", line]
         return batch_script.make_script(job, self._profile, comments, "slurm")
+
+
+def _wait_for_end(steps: Iterable[_Step], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline and any(step.runs() for step in steps):
+        time.sleep(POLL_S)
 
 
 def _log(directory: PhaseDir, job_id: str, kind: str) -> Path:

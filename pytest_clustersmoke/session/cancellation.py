@@ -95,15 +95,16 @@ class Cancellation:
             self.ask()
         while watch.is_alive():
             waited_s = time.monotonic() - begun
-            has_scheduler = self._backend.ranks_at_once is None
-            is_silent = has_scheduler and not self._has_returned and waited_s > SILENT_S
+            # Other backends wait in `cancel` for what they end.
+            has_queue = self._backend.chains
+            is_silent = has_queue and not self._has_returned and waited_s > SILENT_S
             if waited_s > CLOSE_S or is_silent or (self._is_hurried and self._has_called()):
                 return
             watch.join(timeout=WAIT_S)
 
     def _has_called(self) -> bool:
-        """Whether the command that ends the jobs has started."""
-        called = self._called_at
+        """Whether the command that ends the jobs has started, and goes on without this process."""
+        called = self._called_at if self._backend.chains else None
         return self._has_returned or (called is not None and time.monotonic() - called > HURRY_S)
 
     def cancel(self, job_ids: Iterable[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from ..config.cluster_file import load_cluster_file
 from ..config.profile import Profile
-from ..evidence.locks import MAX_SILENCE_S, ControllerFence, find_holder
+from ..evidence.locks import MAX_SILENCE_S, ControllerFence, find_holder, seize_run
 from ..evidence.run_directory import RunDir, read_json
 from ..evidence.run_journal import FencedJournal, RunJournal, is_closed, read_journal
 from ..evidence.run_ownership import find_stranger, list_runs
@@ -112,6 +113,8 @@ class Schedulers:
                 yield f"run {run.run_id} has {listed}, and no process: {todo}"
             elif read_journal(run).detached:
                 yield f"run {run.run_id} is detached, and its jobs have ended: {todo}"
+            else:
+                _close_judged(run)
 
     def settle(self, run: RunDir, about: Mapping[str, Any]) -> bool:
         """Whether a dead run can be reported, since nothing of it runs any more; then each of its
@@ -150,6 +153,17 @@ class Schedulers:
             except SchedulerSilent as silence:
                 self._silent[profile.name] = str(silence)
         return self._left.get(key)
+
+
+def _close_judged(run: RunDir) -> None:
+    """Close a run of which nothing runs any more, if each of its jobs has a result: its controller
+    did not, because the scheduler had not confirmed that they ended."""
+    with seize_run(run) as dead, contextlib.suppress(OSError):
+        journal = read_journal(run)
+        if dead and not (journal.left or journal.unanswered) and journal.jobs:
+            writer = FencedJournal(run, ControllerFence(run))
+            writer.write("closed", confirmed=True)
+            writer.close()
 
 
 def is_abandoned(run: RunDir) -> bool:

@@ -230,6 +230,7 @@ class JobSession:
         """Ask the scheduler about all phases; finish those that it would not run."""
         if self._check is None:
             return
+        self.fence.check()  # the check writes batch scripts
         self.board.set_waiting_reason("preflight")
         checked = self._check(list(self.submitter.queue.waiting), self.run)
         self.board.set_waiting_reason("")

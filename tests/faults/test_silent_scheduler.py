@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import psutil
 import pytest
 
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.lab import Lab
 from tests.support.harness import IDLE, Suite
+from tests.support.labs import stopped_controller
 
 pytestmark = pytest.mark.lab
-
-
-@contextmanager
-def stopped_controller(lab: Lab) -> Iterator[None]:
-    """Stop slurmctld, and let it go on at the end."""
-    (controller,) = [
-        process
-        for process in psutil.process_iter(["name", "cmdline"])
-        # psutil gives None for a process that ended meanwhile
-        if (process.info["name"] or "").startswith("slurmctld")
-        and str(lab.slurm_conf) in (process.info["cmdline"] or ())
-    ]
-    controller.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        controller.send_signal(signal.SIGCONT)
 
 
 def test_job_of_a_controller_that_hangs_is_found_and_runs_once(

@@ -250,6 +250,17 @@ def test_suspension_before_a_resume_is_reported(
     assert ("suspended for 7 s" in judged.reason) is (outcome == "preempted")
 
 
+def test_job_that_stopped_to_be_resumed_and_was_then_cancelled_has_not_failed(
+    tmp_path: Path,
+) -> None:
+    """The run ended it between two attempts."""
+    evidence = Evidence(tmp_path).started().each("done")
+    evidence.node(0, ok=True, stopped=True)
+    interrupted = Judgement("cancelled", "the run was interrupted")
+    assert judge_job(evidence.result(), ended("CANCELLED"), interrupted) == interrupted
+    assert judge_job(evidence.result(), ended("COMPLETED")).outcome == "failed"
+
+
 @pytest.mark.parametrize(
     ("ids", "outcome"),
     [

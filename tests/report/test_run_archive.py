@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.evidence.run_directory import PhaseDir
-from pytest_clustersmoke.report.run_archive import _is_evidence
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.report.run_archive import _is_evidence, prune_runs
 from pytest_clustersmoke.report.terminal import write_summary
 from pytest_clustersmoke.text import sanitize_lines
 from tests.support import records
@@ -303,3 +304,16 @@ def test_misspelt_phase_of_a_profile_is_named_with_a_near_match(suite: Suite) ->
     assert plan.ret == 0 and words in plan.stdout.str() and suite.runs() == []
     result = suite.run()
     assert result.ret == 6 and words in result.stdout.str()
+
+
+def test_run_that_was_attached_again_is_not_pruned(tmp_path: Path) -> None:
+    """It had been closed once, and its jobs run."""
+    ends = (["closed", "attached", "submitted"], ["closed"], ["closed"])
+    runs = [RunDir(tmp_path / f"20261101-02000{number}-abcdef") for number in range(3)]
+    for run, events in zip(runs, ends, strict=True):
+        journal = EventWriter(run.journal)
+        for event in ("intent", *events):
+            journal.write(event)
+        journal.close()
+    prune_runs(tmp_path, 1)
+    assert {path.name for path in tmp_path.iterdir()} == {runs[0].run_id, runs[2].run_id}

@@ -42,6 +42,7 @@ def test_run_ends_while_scancel_does_not_answer(
     """Every phase has a result all the same; the job whose end nobody confirmed is named, and the
     run is not closed, so that the next one looks for it."""
     monkeypatch.setattr(cancellation, "SILENT_S", 0.2)
+    run.backend.chains = True
     session = run.start("a", "b", limits={"max_jobs": 1, "poll_s": 0.05})
     until(lambda: ("submitted", "a") in run.events())
     session.cancel()
@@ -96,6 +97,7 @@ def test_second_signal_leaves_as_soon_as_scancel_has_started(
     """Not before, and then without waiting for its answer."""
     for name, seconds in (("SILENT_S", 20.0), ("CLOSE_S", 20.0), ("HURRY_S", 0.1)):
         monkeypatch.setattr(cancellation, name, seconds)
+    run.backend.chains = True
     session = run.start("a")
     until(lambda: ("submitted", "a") in run.events())
     left: list[Leftover] = []

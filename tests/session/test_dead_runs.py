@@ -171,6 +171,25 @@ def test_detached_run_is_not_reported_before_it_is_attached(
     assert report(tmp_path, slurm) == [] and not read_journal(dead.run).closed
 
 
+def test_run_that_ended_while_slurm_was_silent_is_named_until_its_job_has_ended(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, tmp_path: Path
+) -> None:
+    """Its phase has a result, and its job may run: it was not closed. Then it is, and Slurm is not
+    asked about it again."""
+    directory = dead.submitted("a", "7")
+    write_json(directory.result, {"outcome": "cancelled"})
+    write_json(dead.report / "report.json", {"run_id": RUN_ID})
+    dead.journal.write("ended", phase="a", job_id="7", outcome="cancelled")
+    EventWriter(RunDir(dead.report).journal).close()
+    has_jobs(slurm, "7")
+    (line,) = report(tmp_path, slurm, profile)
+    assert line.startswith(f"run {RUN_ID} has 1 job left (7), and no process")
+    slurm.folder.joinpath("squeue.answer").write_text("")
+    assert report(tmp_path, slurm, profile) == [] and read_journal(dead.run).closed
+    asked = len(slurm.calls())
+    assert report(tmp_path, slurm, profile) == [] and len(slurm.calls()) == asked
+
+
 def test_submission_without_an_answer_is_withdrawn_before_the_report(
     dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
 ) -> None:

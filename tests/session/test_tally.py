@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_counts import RunTally
+from pytest_clustersmoke.session.tally import MARKS, count_report
 from tests.support.harness import Suite, lines_with
 
 CLAIMS = """\
@@ -190,3 +192,21 @@ def test_setup_plan_submits_nothing(suite: Suite) -> None:
     suite.phase()
     suite.run_apart("--setup-plan")
     assert not suite.runs()
+
+
+def test_test_that_is_run_again_has_not_passed() -> None:
+    """pytest-rerunfailures reports a failure that it will repeat as `rerun`: if the run is killed
+    then, nothing says that the criterion held."""
+    report = pytest.TestReport(
+        nodeid="test_x.py::TestSmall::test_loss",
+        location=("test_x.py", 1, "test_loss"),
+        keywords={},
+        outcome="rerun",  # type: ignore[arg-type]
+        longrepr="assert 0",
+        when="call",
+    )
+    setattr(report, MARKS, {"phase": "small"})
+    tally = RunTally()
+    assert count_report(tally, report) is None and tally.phases["small"].criteria == {}
+    report.outcome = "passed"
+    assert count_report(tally, report) == ("small", "test_loss")

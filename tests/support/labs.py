@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pytest_clustersmoke import lab
@@ -38,3 +40,20 @@ def visible_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
     yield folder
     shutil.rmtree(folder)
+
+
+@contextmanager
+def stopped_controller(running: lab.Lab) -> Iterator[None]:
+    """Stop slurmctld, and let it go on at the end."""
+    (controller,) = [
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        # psutil gives None for a process that ended meanwhile
+        if (process.info["name"] or "").startswith("slurmctld")
+        and str(running.slurm_conf) in (process.info["cmdline"] or ())
+    ]
+    controller.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        controller.send_signal(signal.SIGCONT)

@@ -36,9 +36,11 @@ def test_running_job_is_awaited_by_the_run_that_attaches(suite: Suite) -> None:
     """Nothing is started a second time, and the header says that the run was attached."""
     suite.phase("small", script=str(IDLE), args={"seconds": 3})
     kill_at(suite, "submitted:1")
+    script = suite.run_dir().phase("small").batch_script
+    written = script.stat().st_mtime_ns
     outcome = attach(suite)
     check_whole(suite, outcome, "small")
-    assert " (attached)" in outcome.output
+    assert " (attached)" in outcome.output and script.stat().st_mtime_ns == written
     assert [event["phase"] for event in outcome.events("submitted")] == ["small"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pytest_clustersmoke.evidence.telemetry import read_events
@@ -37,7 +39,38 @@ def test_detached_run_is_kept_in_order_by_slurm_and_judged_later(lab_suite: Suit
     check_whole(lab_suite, outcome, "small", "second")
 
 
-@pytest.mark.parametrize("event", [pytest.param("intent:1", marks=pytest.mark.slow), "submitted:2"])
+@pytest.mark.slow
+def test_detached_array_is_kept_in_order_by_slurm_and_judged_later(lab_suite: Suite) -> None:
+    """At most `max_jobs` of its tasks run at a time, and a phase that asks for more waits for the
+    whole array."""
+    lab_suite.profile["limits"] |= {"max_jobs": 2}
+    names = [f"p{number}" for number in range(4)]
+    for name in names:
+        lab_suite.phase(name, script=str(IDLE), args={"seconds": 2})
+    lab_suite.profile["phases"].pop("small")  # the harness lists one
+    lab_suite.phase("wide", script=str(IDLE), nodes=2, args={"seconds": 1})
+    detached = lab_suite.run_apart("--cluster-detach")
+    assert detached.ret == 6 and "detached: 5 jobs" in detached.output, detached.output
+    run = lab_suite.run_dir()
+    array = next(
+        event["job_id"].partition("_")[0]
+        for event in read_events(run.journal).named("submitted")
+        if event["phase"] == "p0"
+    )
+    assert "#SBATCH --array=0-3%2\n" in run.phase("p0").batch_script.read_text()
+    wide = run.phase("wide").batch_script.read_text()
+    assert f"#SBATCH --dependency=afterany:{array}\n" in wide
+    wait_for("the last job", lambda: not jobs_in_queue(lab_suite), patience_s=60)
+    check_whole(lab_suite, attach(lab_suite), *names, "wide")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "submitted:2",
+        *(pytest.param(e, marks=pytest.mark.slow) for e in ("intent:1", "ended:1", "judged:2")),
+    ],
+)
 def test_run_on_slurm_goes_on_after_its_controller_was_killed(lab_suite: Suite, event: str) -> None:
     """Jobs that Slurm has are taken up by their name, comment and token; no other is submitted."""
     lab_suite.phase("small", script=str(IDLE), args={"seconds": 2})
@@ -64,4 +97,10 @@ def test_jobs_of_a_dead_run_are_named_and_ended(lab_suite: Suite) -> None:
     assert jobs_in_queue(lab_suite) == []
     assert read_events(dead / "journal.jsonl").last("closed") is not None
     again = lab_suite.run_apart("--cluster-reap", "all")
-    assert again.ret == 0 and "no run of one has ended without its process" in again.output
+    assert again.ret == 0 and "one has no run without a process" in again.output
+    reported = lab_suite.run_apart()
+    assert f"run {dead.name}: its controller was killed, and --cluster-reap ended its jobs" in (
+        reported.output
+    )
+    record = json.loads((lab_suite.reports / dead.name / "report.json").read_text())
+    assert [phase["outcome"] for phase in record["phases"]] == ["cancelled"]

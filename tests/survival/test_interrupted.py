@@ -1,0 +1,94 @@
+"""Ctrl-C on a Slurm that does not answer, and with many jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke import lab
+from pytest_clustersmoke.evidence.telemetry import read_events
+from tests.support.harness import IDLE, RunningPytest, Suite
+from tests.support.labs import stopped_controller
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.lab
+LONG = {"seconds": 600}
+# From the signal to the end of pytest, on a machine that does nothing else.
+GONE_WITHIN_S = 2.5
+
+
+def load_factor() -> float:
+    """How much longer everything takes on a machine with more work than cores."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def end_within(running: RunningPytest, seconds: float, signals: int = 1) -> float:
+    """Interrupt pytest so often; it must end in this time. Returns how long it took."""
+    sent = time.monotonic()
+    for _ in range(signals):
+        running.interrupt(signal.SIGINT)
+        time.sleep(0.1)  # two signals at once are one
+    running.process.wait(60)
+    took_s = time.monotonic() - sent
+    print(f"pytest gone after {took_s:.2f} s, load {os.getloadavg()[0]:.1f}")
+    assert took_s < seconds * load_factor(), running.output()
+    return took_s
+
+
+def jobs_in_queue(suite: Suite) -> list[str]:
+    return suite.slurm("squeue", "-h", "-r", "-o", "%i").split()
+
+
+@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_interrupted_run_leaves_a_silent_slurm_and_names_its_jobs(
+    lab_suite: Suite, own_lab: lab.Lab, signals: int
+) -> None:
+    """With the line that ends them, which does so once Slurm answers; nothing is said to have
+    ended that may run."""
+    lab_suite.phase("small", script=str(IDLE), args=LONG)
+    lab_suite.phase("second", script=str(IDLE), args=LONG)
+    with lab_suite.started() as running:
+        for name in ("small", "second"):
+            running.wait_for_ranks(name)
+        with stopped_controller(own_lab):
+            end_within(running, GONE_WITHIN_S, signals)
+        outcome = running.wait()
+    assert outcome.ret == pytest.ExitCode.INTERRUPTED, outcome.output
+    jobs = [event["job_id"] for event in outcome.events("submitted")]
+    run_id = outcome.record()["run_id"]
+    todo = f"--cluster one --cluster-reap {run_id} ends what is left"
+    assert f"not confirmed that these have ended: jobs {', '.join(sorted(jobs))}; {todo}" in (
+        outcome.output
+    )
+    for phase in outcome.record()["phases"]:
+        assert phase["outcome"] == "cancelled" and phase["job_id"] in jobs
+        assert "not confirmed that job" in phase["reason"]
+    assert not outcome.events("closed")
+    reaped = lab_suite.run_apart("--cluster-reap", run_id)
+    assert reaped.ret == 0, reaped.output
+    assert jobs_in_queue(lab_suite) == []
+    assert read_events(lab_suite.run_dir().journal).last("closed")
+
+
+@pytest.mark.slow
+def test_interrupted_run_of_a_hundred_jobs_ends_them_with_one_scancel(
+    lab_suite: Suite, tmp_path: Path
+) -> None:
+    """All are gone from the queue, and pytest is back, in the time that one job takes."""
+    lab_suite.profile["limits"] |= {"max_jobs": 100}
+    for number in range(100):
+        lab_suite.phase(f"p{number:03d}", script=str(IDLE), args=LONG, file=f"test_{number}.py")
+    with lab_suite.started() as running:
+        running.wait_for("a hundred jobs", lambda: len(jobs_in_queue(lab_suite)) == 100)
+        first = list(lab_suite.shared.glob("*/phases/*/ranks/*.jsonl"))
+        wait_for("a rank", lambda: first or list(lab_suite.shared.glob("*/phases/*/ranks/*.jsonl")))
+        end_within(running, GONE_WITHIN_S)
+        left = jobs_in_queue(lab_suite)
+        outcome = running.wait()
+    assert outcome.ret == pytest.ExitCode.INTERRUPTED, outcome.output
+    assert left == [] and len(outcome.events("cancelled")) == 1
+    assert {phase["outcome"] for phase in outcome.record()["phases"]} == {"cancelled"}
