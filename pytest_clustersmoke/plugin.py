@@ -24,6 +24,7 @@ from .session.selection import ItemSelection
 if TYPE_CHECKING:
     from .criteria.phase_criteria import PhaseView
 
+UNSET: tuple[object, ...] = (None, False, [])  # options that were not given
 LIFETIME_OPTIONS = ("--cluster-detach", "--cluster-attach", "--cluster-reap")
 MAX_TRACED_STEPS = 50  # a step of the tiny LoRA model takes 1.1 MB before compression
 
@@ -153,13 +154,13 @@ def _parse_count(text: str) -> int:
     return int(text)
 
 
-def _parse_wait(text: str) -> float:
+def _parse_wait(text: str) -> str:
     import argparse
     import re
 
     if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"expected a number of seconds, 0 or more, got {text!r}")
-    return float(text)
+    return text
 
 
 def _parse_steps(text: str) -> tuple[int, int]:
@@ -209,12 +210,13 @@ def pytest_configure(config: pytest.Config) -> None:
             "--cluster-set",
             "--cluster-trace",
             "--cluster-max-jobs",
+            "--cluster-wait",
             "--cluster-prove",
             "--cluster-exclusive",
             "--cluster-here",
             *LIFETIME_OPTIONS,
         )
-        if config.getoption(option) and not name
+        if not name and config.getoption(option) not in UNSET
     ]
     if without_cluster:
         raise pytest.UsageError(f"{without_cluster[0]} needs --cluster NAME")

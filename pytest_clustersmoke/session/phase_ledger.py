@@ -23,7 +23,6 @@ from ..evidence.phase_attempts import (
 )
 from ..evidence.run_directory import RERUN, PhaseDir, RunDir
 from ..evidence.run_journal import JournalledJob, RunJournal
-from ..jobs.outcome import Judgement, judge_attempts
 
 BY_SCHEDULER = ("node-down", "prolog-failed")  # findings with the scheduler's names of nodes
 NODE = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}", re.ASCII)  # what may stand in an sbatch option
@@ -82,13 +81,6 @@ class PhaseLedger:
     def drop_last(self, name: str) -> PhaseAttempt:
         """Take the phase's last job out: no other follows it."""
         return self._ended[name].pop()
-
-    def unfinished(self, finished: Iterable[str]) -> dict[str, str]:
-        """The outcome of each phase that has ended attempts and is not among the finished ones."""
-        left = self._ended.keys() - {*finished}
-        lost = Judgement("lost", "the run ended before its last job did")
-        judged = {name: judge_attempts(self._ended[name], lost, []) for name in left}
-        return {name: judgement.outcome for name, (judgement, _) in judged.items()}
 
 
 def read_ending(phase: PhaseDir, job: JournalledJob) -> PhaseAttempt | None:

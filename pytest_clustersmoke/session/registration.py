@@ -72,9 +72,11 @@ def register_suite(config: pytest.Config, name: str) -> None:
             raise pytest.UsageError(str(error)) from None
         config.pluginmanager.register(UnusableSuite(error.problems), SUITE)
         return
-    options = {"max_jobs": "--cluster-max-jobs", "queue_wait_s": "--cluster-wait"}
-    chosen = {key: config.getoption(option) for key, option in options.items()}
-    chosen = {key: value for key, value in chosen.items() if value is not None}
+    chosen: dict[str, float] = {}
+    if jobs := config.getoption("--cluster-max-jobs"):
+        chosen["max_jobs"] = jobs
+    if wait := config.getoption("--cluster-wait"):
+        chosen["queue_wait_s"] = float(wait)
     limits = profile.limits.model_copy(update=chosen)
     profile = profile.model_copy(update={"limits": limits})
     if config.getoption("--cluster-prove"):

@@ -66,8 +66,7 @@ class Suite:
         self.remarks: list[str] = []  # on writing the report
         self.run: RunDir | None = None
         self.session: JobSession | None = None
-        # Called with a result that the shared directory did not take, for xdist's workers.
-        self.on_unwritten: Callable[[PhaseResult], object] = lambda result: None
+        self.on_unwritten: Callable[[PhaseResult], object] = lambda result: None  # as JobSession's
         self.view: LiveView | None = None
         self.terminal = PytestTerminal(config)
         self._finished: FinishedRun | None = None
@@ -183,8 +182,7 @@ class Suite:
             self._announce(start.run, phases)
         except OSError as error:
             raise pytest.UsageError(f"nothing is submitted: {error}") from None
-        self.session = session
-        session.on_unwritten = self.on_unwritten
+        self.session, session.on_unwritten = session, self.on_unwritten
         self.view = LiveView(
             f"cluster {self.profile.name}", self.session.board, start.run, self.terminal
         )
@@ -384,8 +382,6 @@ class Suite:
         for name, judgement in self.session.outcomes.items():
             if name in self.tally.phases:  # not a rerun
                 self.tally.phases[name].end(judgement.outcome)
-        for name, outcome in self.session.ledger.unfinished(self.session.outcomes).items():
-            self.tally.phase(name).outcome = outcome  # a node that failed stays one
         self.tally.counts.exit_status = exitstatus
         self._finished = self._gather_run()
         session.exitstatus = self._finished.verdict.exit_status

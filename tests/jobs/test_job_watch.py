@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -461,3 +462,53 @@ def test_straggling_job_is_detected(tmp_path: Path, clock: Clock) -> None:
     assert not job.is_straggling()
     clock.now += job_watch.STRAGGLER_S + 1
     assert job.is_straggling()
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "waited_s", "start_s", "reason"),
+    [
+        (None, 9999, None, ""),
+        (30, 29, 9999, ""),
+        (30, 31, None, "the job did not start within 30 s (Priority)"),
+        (0, 59, 0.5, ""),
+        (0, 61, None, "the job did not start within 60 s (Priority)"),
+        (0, 1, 3600, "the job cannot start within 60 s (Priority); the scheduler expects it"),
+    ],
+)
+def test_job_waits_in_the_queue_for_as_long_as_it_may(
+    tmp_path: Path,
+    clock: Clock,
+    limit_s: float | None,
+    waited_s: float,
+    start_s: float | None,
+    reason: str,
+) -> None:
+    """A limit of 0 is one cycle of the scheduler, or no wait where that expects a later start."""
+    job = watched(Evidence(tmp_path))
+    start = None if start_s is None else time.time() + start_s
+    job.record_state(JobState("pending", "PENDING", "Priority", expected_start=start))
+    clock.now += waited_s
+    end = job.check_wait(limit_s, None)
+    assert (end is None) is (reason == "")
+    assert end is None or f"queue: {reason}" in end.reason
+
+
+def test_estimate_of_the_preflight_counts_once_the_scheduler_shows_the_job(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """And its own later one, if it has any; a job that has started waits no more."""
+    job, later = watched(Evidence(tmp_path)), time.time() + 3600
+    assert job.check_wait(0, later) is None
+    job.record_state(JobState("pending", "PENDING", "Resources"))
+    assert job.check_wait(0, later) is not None
+    job.record_state(JobState("running", "RUNNING"))
+    assert job.check_wait(0, later) is None
+
+
+def test_task_that_waits_for_its_turn_does_not_wait_in_the_queue(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Whatever the scheduler expects: other jobs of the run come first."""
+    job, later = watched(Evidence(tmp_path)), time.time() + 3600
+    job.record_state(JobState("pending", "PENDING", job_watch.TURNS[0], expected_start=later))
+    assert job.check_wait(0, None) is None

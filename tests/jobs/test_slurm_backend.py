@@ -401,3 +401,30 @@ def test_one_scancel_for_all_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm_backend.cancel([])
     slurm_backend.cancel(["7", "8"])
     assert slurm.calls() == ["scancel 7 8"]
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [(None, "n1,n2"), ("n[7-9]", "'n[7-9],n1,n2'"), ("FILE", "n5,n6,n1,n2")]
+)
+def test_nodes_that_failed_are_left_out_beside_the_profiles_own(
+    tmp_path: Path, own: str | None, expected: str
+) -> None:
+    """Which may be a list, or a file of names (`man sbatch`)."""
+    listed = tmp_path / "nodes.txt"
+    listed.write_text("n5\nn6\n")
+    slurm = {} if own is None else {"exclude": own.replace("FILE", str(listed))}
+    profile = make_profile(tmp_path, backend="slurm", slurm=slurm)
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    job = Submission(make_phase(profile), directory, avoid=("n1", "n2"))
+    assert f"#SBATCH --exclude={expected}" in SlurmBackend(profile, {}).script(job).splitlines()
+    listed.unlink()
+    if own == "FILE":
+        with pytest.raises(Refused, match="cannot be read"):
+            SlurmBackend(profile, {}).script(job)
+
+
+def test_job_that_waited_for_too_long_is_cancelled_only_while_it_waits(slurm: FakeSlurm) -> None:
+    """Slurm decides whether it has started."""
+    profile = make_profile(slurm.folder, backend="slurm")
+    assert SlurmBackend(profile, slurm.environ).cancel_pending("7")
+    assert slurm.calls() == ["scancel --state=PENDING 7"]

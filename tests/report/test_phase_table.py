@@ -13,6 +13,21 @@ from tests.report.page_samples import page
 from tests.support import records
 from tests.support.harness import Suite
 
+TWICE = [
+    {
+        "attempt": number,
+        "outcome": outcome,
+        "reason": "",
+        "job_id": str(number),
+        "nodes": ["n1"],
+        "failed_nodes": [],
+        "submitted": None,
+        "ended": None,
+        "queue_s": None,
+        "run_s": None,
+    }
+    for number, outcome in ((1, "cluster_failed"), (2, "passed"))
+]
 KNOWN = {"what": "w", "reason": "fan", "until": "2099-01-01", "where": "cluster.yaml:1"}
 BAD = {"test_rate": {"result": "failed", "text": "9.5 is below 10\nby far"}}
 PAST = {
@@ -50,6 +65,7 @@ def printed(record: records.Record) -> list[str]:
         ({"outcome": "cluster_failed"}, "cluster failed"),
         ({"outcome": "failed", "known": KNOWN}, "failed, known"),
         ({"outcome": "never_ran"}, "not measured (never ran)"),
+        ({"attempts": TWICE}, "passed on attempt 2"),
     ],
 )
 def test_phase_has_one_verdict_in_all_views(changes: dict[str, Any], words: str) -> None:

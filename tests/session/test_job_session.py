@@ -21,7 +21,7 @@ from pytest_clustersmoke.jobs.slurm_backend import SlurmBackend
 from pytest_clustersmoke.node.abort_flag import NodeFailed, raise_flag
 from pytest_clustersmoke.node.node_job import run_node
 from pytest_clustersmoke.preflight.slurm_check import SlurmCheck
-from pytest_clustersmoke.session import cancellation, lost_answers, phase_queue
+from pytest_clustersmoke.session import cancellation, job_session, lost_answers, phase_queue
 from pytest_clustersmoke.session.cancellation import Leftover
 from pytest_clustersmoke.session.job_session import JobSession, WatchFailed
 from pytest_clustersmoke.session.phase_queue import PhaseQueue
@@ -752,3 +752,43 @@ def test_scheduler_hardly_notices_twenty_phases(run: JobRun, nodes: int) -> None
     assert sum("--test-only" in call for call in calls) == 1
     assert len(calls) - polls < 10 + submissions
     assert polls <= seconds / poll_s + 1
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_job_that_starts_while_its_wait_ends_runs_on(run: JobRun, starts: bool) -> None:
+    """One that does not is cancelled, and its phase ends once the scheduler shows that."""
+    asked: list[str] = []
+
+    def cancel_pending(job_id: str) -> bool:
+        asked.append(job_id)
+        if starts:
+            run.backend.jobs[job_id] = JobState("running", "RUNNING", nodes="n1")
+        return True
+
+    run.backend.cancel_pending = cancel_pending  # type: ignore[attr-defined]
+    session = run.start("a", limits={"queue_wait_s": 0.2, "poll_s": 0.05})
+    until(lambda: asked)
+    polls = len(run.backend.named("states"))
+    until(lambda: len(run.backend.named("states")) > polls + 3)
+    assert session.outcomes == {}
+    if starts:
+        run.passes("a")
+    else:
+        run.backend.jobs["a"] = JobState("ended", "CANCELLED")
+    session.wait("a", ignore)
+    assert session.outcomes["a"].outcome == ("passed" if starts else "never_ran")
+    assert run.backend.named("cancel") == []
+
+
+def test_cancellation_that_is_never_confirmed_is_said(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is given up: should it start, it ends at once."""
+    monkeypatch.setattr(job_session, "WAIT_CONFIRM_S", 0.2)
+    run.backend.cancel_pending = lambda job_id: False  # type: ignore[attr-defined]
+    run.backend.on_cancel = JobState("pending", "PENDING")
+    session = run.start("a", limits={"queue_wait_s": 0.1, "poll_s": 0.05})
+    session.wait("a", ignore)
+    assert "has not confirmed that it is cancelled" in run.result("a")["reason"]
+    directory = run.run.phase("a")
+    assert directory.withdrawn((read_json(directory.spec) or {})["token"]).exists()

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.phase_attempts import PhaseAttempt, read_attempts
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_json
+from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
 from pytest_clustersmoke.evidence.scheduler_record import (
     JobState,
     NodeStatus,
@@ -20,7 +20,7 @@ from pytest_clustersmoke.evidence.scheduler_record import (
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.outcome import Judgement, judge_attempts
-from pytest_clustersmoke.session import phase_ledger
+from pytest_clustersmoke.session.live.board import WatchFailed
 from pytest_clustersmoke.session.phase_ledger import find_failed_nodes
 from tests.support.job_run import JobRun, ignore, until
 
@@ -408,5 +408,14 @@ def test_record_of_an_attempt_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_attempts(phase, before=1) == []
 
 
-def test_a_phase_of_a_run_without_retries_is_no_attempt(tmp_path: Path) -> None:
-    assert PhaseDir(tmp_path).number == 0 and phase_ledger.NODE.fullmatch("n1.example.org")
+def test_controller_that_was_superseded_tries_nothing_again(run: JobRun) -> None:
+    """The run has another controller, which sees to the phase."""
+    session = run.start("a", limits=limits())
+    until(lambda: run.submitted() == ["a"])
+    run.run.controller(2).write_text("{}")
+    run.run.phase("a").last_job.claim.touch()
+    run.backend.jobs["a"] = JobState("ended", "NODE_FAIL", nodes="n1")
+    with pytest.raises(WatchFailed, match="has taken this run over"):
+        session.wait("a", ignore)
+    assert run.submitted() == ["a"] and _events(run, "retry") == []
+    assert run.run.phase("a").jobs() == [run.run.phase("a").job(1)]

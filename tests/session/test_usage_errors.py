@@ -445,6 +445,7 @@ def test_setting_is_checked_like_cluster_yaml(suite: Suite, setting: str, words:
         ("--cluster-dry-run",),
         ("--cluster-set", "small.nodes=2"),
         ("--cluster-max-jobs", "2"),
+        ("--cluster-wait", "0"),
         ("--cluster-trace", "small"),
         ("--cluster-here",),
     ],
@@ -455,6 +456,14 @@ def test_options_that_need_a_cluster_are_refused_without_one(
     """The error names the option."""
     suite.phase()
     assert suite.refused(*words, cluster="") == [f"{words[0]} needs --cluster NAME"]
+
+
+@pytest.mark.parametrize("value", ["-1", "soon", "1e3", "inf", ""])
+def test_wait_in_the_queue_must_be_a_number_of_seconds(suite: Suite, value: str) -> None:
+    """The error says what --cluster-wait accepts."""
+    result = suite.run(f"--cluster-wait={value}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"expected a number of seconds, 0 or more, got '{value}'" in result.stderr.str()
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "1.5"])

@@ -188,7 +188,7 @@ def test_reaped_run_is_reported_with_the_node_that_failed(retried: Suite) -> Non
     (phase,) = record["phases"]
     assert (record["verdict"], phase["outcome"]) == ("UNFIT", "cluster_failed")
     ended = [(attempt["outcome"], attempt["failed_nodes"]) for attempt in phase["attempts"]]
-    assert ended == [("cluster_failed", [node]), ("lost", [])]
+    assert ended == [("cluster_failed", [node]), ("cancelled", [])]
 
 
 def test_job_that_slurm_expects_to_start_later_is_not_waited_for(lab_suite: Suite) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
 from pytest_clustersmoke.evidence.history.history_query import count_phase_runs, read_runs
-from tests.evidence.history.made import FORK, in_process, nights, of_night, pragma, stored
+from tests.evidence.history.made import FORK, in_process, night, nights, of_night, pragma, stored
 from tests.support.records import annotate, phase, store_run
 
 WRITERS, EACH = 6, 8
@@ -175,3 +175,23 @@ def test_database_that_stays_locked_is_reported(
         with pytest.raises(HistoryUnusable, match=r"be written .database is locked.; nothing was"):
             nights(tmp_path, 1, first=1)
         assert len(stored(tmp_path)) == 1  # readers do not wait for it
+
+
+@pytest.mark.parametrize(
+    ("changes", "values"),
+    [
+        ({}, 1),
+        ({"requeues": 1}, 0),
+        ({"suspended_s": 12.0}, 0),
+        ({"outcome": "preempted"}, 0),
+    ],
+)
+def test_measurements_of_a_job_that_was_disturbed_are_not_stored(
+    tmp_path: Path, changes: dict[str, Any], values: int
+) -> None:
+    """It was suspended or requeued, so its times are not those of the cluster."""
+    store_run(night(1, **changes), tmp_path)
+    with database.open_for_reading(tmp_path) as connection:
+        assert connection is not None
+        assert connection.execute("SELECT count(*) FROM metrics").fetchone()[0] == values
+        assert connection.execute("SELECT good FROM phases").fetchone()[0] == values
