@@ -335,7 +335,10 @@ class WatchedJob:
         record = replace(details or SchedulerRecord(), messages=read_messages(self.directory))
         if record == SchedulerRecord():
             return result
-        record.write(self.directory.scheduler)
+        try:
+            record.write(self.directory.scheduler)
+        except OSError:  # a full disk: what was said counts nevertheless
+            return replace(result, scheduler=record)
         return add_scheduler_record(result)
 
     @property

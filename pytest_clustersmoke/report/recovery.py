@@ -139,7 +139,8 @@ def _describe_end(journal: Events, tally: RunTally) -> str:
         return "its controller was killed, and --cluster-reap ended its jobs"
     if closed is not None and not closed.get("recovered"):
         return "its report could not be written at its end"
-    ended = {event.get("job_id") for event in journal.named("ended")}  # also of reruns
+    over = (*journal.named("ended"), *journal.named("retry"))  # also of reruns
+    ended = {event.get("job_id") for event in over}
     left = [
         str(event["job_id"])
         for event in journal.named("submitted")

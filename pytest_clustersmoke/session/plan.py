@@ -18,6 +18,7 @@ from ..node.launch_environment import defaults, launcher_environment
 from ..node.launchers import describe
 from ..preflight.variable_remarks import remark_on_plan
 from ..text import Problem, shorten
+from .phase_ledger import PhaseLedger
 
 MOST_HOSTS = 4
 
@@ -33,6 +34,7 @@ def print_plan(
     stdout, after the reasons why a real run would be refused. `here`: as steps of an allocation."""
     backend = make_backend(profile, os.environ, here and profile.backend == "slurm")
     run = RunDir(profile.shared_dir / run_id)
+    ledger = PhaseLedger(run, profile.limits, backend.avoids)
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # paths and arguments may hold any character
@@ -43,7 +45,7 @@ def print_plan(
         )
     out.writelines(f"a run would be refused: {problem}\n" for problem in refused)
     for phase in phases:
-        directory = run.phase(phase.name)
+        directory = ledger.directory(phase)
         out.write(f"\n=== {phase.name} ({phase.where})\n")
         out.write(f"--- batch script\n{backend.script(Submission(phase, directory))}\n")
         for title, lines in (

@@ -512,3 +512,20 @@ def test_task_that_waits_for_its_turn_does_not_wait_in_the_queue(
     job, later = watched(Evidence(tmp_path)), time.time() + 3600
     job.record_state(JobState("pending", "PENDING", job_watch.TURNS[0], expected_start=later))
     assert job.check_wait(0, None) is None
+
+
+def test_full_disk_costs_no_word_of_the_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its details decide the outcome, also where they cannot be kept."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("no space left")
+
+    evidence, backend = Evidence(tmp_path), FakeBackend()
+    job = watched(evidence)
+    job.record_state(JobState("ended", "NODE_FAIL", "NodeDown", "n0"))
+    backend.records["small"] = SchedulerRecord(ScheduledJob(state="NODE_FAIL", text="x"))
+    monkeypatch.setattr(SchedulerRecord, "write", refuse)
+    result = job.save_details(backend, evidence.result())
+    assert result.scheduler.job.state == "NODE_FAIL"

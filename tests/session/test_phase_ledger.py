@@ -275,6 +275,23 @@ def test_attached_run_goes_on_with_the_attempt_where_it_stood(
     assert session.outcomes["a"].outcome == "cluster_failed"
 
 
+def test_attached_run_that_may_not_retry_any_more_ends_the_phase(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the job that failed, since the profile has changed its mind."""
+    first = run.start("a", limits=limits())
+    until(lambda: run.submitted() == ["a"])
+    monkeypatch.setattr(first.submitter, "submit_next", lambda outcomes: False)
+    lose_node(run, "a")
+    until(lambda: _events(run, "retry"))
+    fewer = run.profile.limits.model_copy(update={"retries": 0})
+    run.profile = run.profile.model_copy(update={"limits": fewer})
+    session = run.attach()
+    session.wait("a", ignore)
+    assert run.submitted() == [] and run.result("a")["outcome"] == "cluster_failed"
+    assert run.result("a")["findings"][0]["hosts"] == ["n1"]
+
+
 def test_damaged_record_of_an_attempt_does_not_start_the_phase_anew(run: JobRun) -> None:
     """The journal says that the first job ended; without it, it is watched again."""
     run.start("a", limits=limits())

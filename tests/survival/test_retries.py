@@ -18,12 +18,12 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.lab
 
-# Waits to be struck in its first job, and ends soon in any other.
+# Waits to be struck in its first job, and ends soon in any other, unless it is to wait in all.
 PROGRAM = f"""
 import os, runpy, sys
 
-is_first = os.environ["CLUSTERSMOKE_PHASE_DIR"].endswith("/attempt-1")
-sys.argv[1:] = ["--seconds", "600" if is_first else "0.2"]
+waits = os.environ["CLUSTERSMOKE_PHASE_DIR"].endswith("/attempt-1") or "--wait" in sys.argv
+sys.argv[1:] = ["--seconds", "600" if waits else "0.2"]
 runpy.run_path({str(IDLE)!r}, run_name="__main__")
 """
 
@@ -35,10 +35,10 @@ def retried(lab_suite: Suite) -> Suite:
     return lab_suite
 
 
-def add_phase(suite: Suite, nodes: int = 1) -> None:
+def add_phase(suite: Suite, nodes: int = 1, waits: bool = False) -> None:
     script = suite.path / "first_waits.py"
     script.write_text(PROGRAM)
-    suite.phase("small", script=str(script), nodes=nodes)
+    suite.phase("small", script=str(script), nodes=nodes, args={"wait": waits})
 
 
 def first_job(suite: Suite, running: RunningPytest) -> tuple[str, str]:
@@ -167,11 +167,12 @@ def claims(phase: PhaseDir) -> list[int]:
 
 
 @pytest.mark.slow
-def test_reaped_run_is_reported_with_the_node_that_failed(retried: Suite) -> None:
+@pytest.mark.parametrize("event", ["retry:1", "submitted:2"])
+def test_reaped_run_is_reported_with_the_node_that_failed(retried: Suite, event: str) -> None:
     """The next run reports it: its retry was ended, and the node had failed nevertheless."""
-    add_phase(retried)
+    add_phase(retried, waits=True)
     (retried.path / "conftest.py").write_text(KILLER)
-    with retried.started(KILL_AT="submitted:2") as running:
+    with retried.started(KILL_AT=event) as running:
         _, node = first_job(retried, running)
         with node_down(retried, node):
             assert running.process.wait(60) == -signal.SIGKILL, running.output()
@@ -187,8 +188,9 @@ def test_reaped_run_is_reported_with_the_node_that_failed(retried: Suite) -> Non
     record = json.loads(report.read_text())
     (phase,) = record["phases"]
     assert (record["verdict"], phase["outcome"]) == ("UNFIT", "cluster_failed")
-    ended = [(attempt["outcome"], attempt["failed_nodes"]) for attempt in phase["attempts"]]
-    assert ended == [("cluster_failed", [node]), ("cancelled", [])]
+    assert phase["findings"][0]["hosts"] == [node]
+    ended = [attempt["outcome"] for attempt in phase.get("attempts", ())]
+    assert ended == ([] if event == "retry:1" else ["cluster_failed", "cancelled"])
 
 
 def test_job_that_slurm_expects_to_start_later_is_not_waited_for(lab_suite: Suite) -> None:
