@@ -29,12 +29,11 @@ from ..text import sanitize_line
 from .openmetrics import render_metrics
 from .page import page
 from .record_builder import MAX_REMARK, FinishedRun, try_history
-from .run_archive import EvidenceCopier, point_link, prune_runs
+from .run_archive import GIVEN_UP, EvidenceCopier, point_link, prune_runs
 from .summary import add_step_summary
 from .terminal import write_summary
 
 MODE = 0o644  # a node exporter and readers of reports are other users
-GIVEN_UP = "report_failed.txt"
 
 
 def finish(

@@ -1,7 +1,8 @@
 """Runs whose controller was killed: the next command that finds one writes its report, once its
 jobs have ended.
 
-The journal has the results so far; the run directory has the evidence of the jobs.
+The journal has the results so far; the run directory has the evidence of the jobs. What renders a
+report is loaded only where there is one to write: the commands on the history look here each time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 from ..config.cluster_file import load_cluster_file
 from ..config.profile import Profile
-from ..criteria.past_annotation import annotate
 from ..evidence.locks import seize_run
 from ..evidence.phase_attempts import read_attempts
 from ..evidence.phase_result import OUTCOMES
@@ -22,8 +22,7 @@ from ..evidence.run_record import RunRecord
 from ..evidence.telemetry import Events, EventWriter, read_events
 from ..jobs.outcome import Judgement, judge_attempts
 from ..text import UsageProblems
-from .publication import GIVEN_UP, mark_unreportable, publish
-from .record_builder import FinishedRun, make_record, try_history
+from .run_archive import GIVEN_UP
 
 Settle = Callable[[RunDir, Mapping[str, Any]], bool]
 RESULTS = ("passed", "failed", "skipped", "known")
@@ -42,7 +41,10 @@ def recover(report_dir: Path, environ: Mapping[str, str], settle: Settle) -> lis
                         lines += _report(target, run, about, environ)
                 except OSError as error:
                     lines.append(f"run {target.name}: its report cannot be written now: {error}")
-                except Exception as error:  # mark it: every later command would fail on it again
+                except Exception as error:
+                    from .publication import mark_unreportable
+
+                    # Otherwise every later command would fail on it again.
                     words = f"{type(error).__name__}: {error}"
                     mark_unreportable(target, words)
                     lines.append(f"run {target.name}: its report cannot be created: {words}")
@@ -52,6 +54,9 @@ def recover(report_dir: Path, environ: Mapping[str, str], settle: Settle) -> lis
 def _report(
     target: Path, run: RunDir, about: Mapping[str, Any], environ: Mapping[str, str]
 ) -> list[str]:
+    from .publication import publish
+    from .record_builder import FinishedRun, make_record
+
     written = read_json(target / "report.json")
     if written is not None and written.get("run_id") == target.name:
         return _complete(target, run, RunRecord.model_validate(written))
@@ -66,6 +71,10 @@ def _report(
 
 def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
     """Finish a report whose controller was killed after it had written report.json."""
+    from ..criteria.past_annotation import annotate
+    from .publication import mark_unreportable, publish
+    from .record_builder import try_history
+
     _close(run)
     unread = try_history(lambda: annotate(record, target.parent))
     remarks = publish(record, run, target.parent, {}, unread=unread)

@@ -30,6 +30,7 @@ EXCERPT = re.compile(r"(?P<file>.+)\.line-(?P<line>\d{1,15})\.txt")
 # Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.
 SKIPPED = {"output", "build"}
 TRACES = "traces"
+GIVEN_UP = "report_failed.txt"  # in the report of a run that cannot be reported
 # A run whose controller was killed never closes its journal; after a month it counts as over.
 ABANDONED_S = 30 * 24 * 3600
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_directory import read_json
 from tests.support.harness import IDLE, Suite
 from tests.support.killed import attach, check_whole, kill_at
+from tests.support.waiting import wait_for
 
 REFERENCE = {"value": 1.0, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
 
@@ -77,6 +79,21 @@ def test_run_whose_process_lives_is_attached_only_to_take_it_over(suite: Suite) 
     assert "has taken this run over; this one ends, and leaves its jobs" in stopped.output
 
 
+def test_jobs_of_a_dead_run_on_this_machine_are_ended(suite: Suite) -> None:
+    """Also a virtual node of which the controller wrote nothing before it was killed."""
+    suite.phase("small", script=str(IDLE), nodes=2, args={"seconds": 600})
+    kill_at(suite, "submitted:1")
+    run = suite.run_dir()
+    wait_for("the ranks", lambda: len([*run.root.glob("phases/*/ranks/*.jsonl")]) == 2)
+    run.phase("small").node_process(1).unlink()
+    reaped = suite.run_apart("--cluster-reap", run.run_id)
+    assert reaped.ret == 0 and f"run {run.run_id}: ended 1 job" in reaped.output, reaped.output
+    assert (read_json(run.phase("small").result) or {})["outcome"] == "cancelled"
+    suite.phase("small", script=str(IDLE), args={"seconds": 1})
+    reported = suite.run_apart().output
+    assert f"run {run.run_id}: its controller was killed, and --cluster-reap ended" in reported
+
+
 def test_unknown_run_is_refused(suite: Suite) -> None:
     """With the names that could have been meant."""
     suite.phase("small")
@@ -113,3 +130,5 @@ def test_detached_run_needs_a_scheduler(suite: Suite) -> None:
     suite.phase("small")
     (line,) = suite.refused("--cluster-detach")
     assert "--cluster-detach leaves jobs to Slurm, and one has none" in line
+    (line,) = suite.refused("--cluster-detach", "--cluster-exclusive")
+    assert "--cluster-detach and --cluster-exclusive exclude each other" in line
