@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ..evidence.finding import Finding
 from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult
+from ..evidence.scheduler_record import NODE_FAILED as NODE_MESSAGE
 from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, TASK_KILLED, JobState
 from ..evidence.staged_marks import find_unrequested_fault
 from ..text import WARNING
@@ -146,6 +147,9 @@ def _judge_requeue(
         return None
     if (state and state.kind == "held") or (not started and _prolog_failed(result)):
         return Judgement("cluster_failed", "the job could not be launched on its nodes", PROLOG)
+    if started and (result.scheduler.logged(NODE_MESSAGE) or _has_down_node(result)):
+        why = "a node failed, and the scheduler requeued the job"
+        return Judgement(NODE_FAILED, why, "NODE_FAIL")
     if not started or failure:
         return None
     preempted = any(entry.state == "PREEMPTED" for entry in result.scheduler.accounting)
@@ -154,6 +158,10 @@ def _judge_requeue(
         return Judgement("preempted", why, "PREEMPTED")
     why = "the scheduler requeued the job after it had started; a phase runs at most once"
     return Judgement("preempted", why, REQUEUED)
+
+
+def _has_down_node(result: PhaseResult) -> bool:
+    return any(node.down for node in result.scheduler.nodes)
 
 
 def _judge_scheduler_end(result: PhaseResult, state: JobState, started: bool) -> Judgement | None:

@@ -24,7 +24,7 @@ from ..evidence.run_directory import RERUN, RunDir
 from ..evidence.run_journal import FencedJournal, read_journal
 from ..jobs.backend import Backend, Submission, prepare_jobs
 from ..jobs.job_watch import Poller, WaitEnd, WatchedJob, watch_job
-from ..jobs.outcome import Judgement, judge_refusal
+from ..jobs.outcome import REQUEUED, Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
 from .cancellation import Cancellation, Leftover
 from .earlier_jobs import sort_jobs
@@ -311,7 +311,9 @@ class JobSession:
         if backend is not None and job.may_run and not job.has_succeeded():
             job.cancel(self._ending)
         result, judgement, findings = judge_end(job, backend, cancelled, self._ending)
-        if not self._stop.is_set():
+        # A requeue that a phase with `resume` did not ask for may hide a node that failed.
+        may_hide = job.resumes and judgement.ended_by == REQUEUED
+        if not self._stop.is_set() and not may_hide:
             submitted = self.submitter.submitted.get(job.phase)
             ended = describe_end(job, judgement, findings, result, submitted, self.profile)
             if self.ledger.can_retry(ended) and self._retry(job, ended):

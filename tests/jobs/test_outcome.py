@@ -11,7 +11,12 @@ import pytest
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.run_directory import create_phase, write_json
-from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
+from pytest_clustersmoke.evidence.scheduler_record import (
+    JobState,
+    NodeStatus,
+    ScheduledJob,
+    SchedulerRecord,
+)
 from pytest_clustersmoke.jobs.job_watch import read_messages
 from pytest_clustersmoke.jobs.outcome import (
     CLUSTER_STATES,
@@ -285,3 +290,20 @@ def test_end_of_the_users_allocation_is_no_failure(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path / "b").started().node(0, ok=False, reason="ranks", why="killed")
     cut = judge_job(evidence.result(), ended(OUT_OF_TIME, "too short"))
     assert cut == Judgement("cancelled", "too short", OUT_OF_TIME)
+
+
+@pytest.mark.parametrize("down", [True, False])
+def test_requeue_after_a_node_failed_is_a_failure_of_the_cluster(
+    down: bool, tmp_path: Path
+) -> None:
+    """Slurm requeues the job of a phase with `resume` by itself then; the other nodes may blame a
+    rank that lost its peers."""
+    evidence = Evidence(tmp_path, nodes=2)
+    evidence.dir.claim.touch()
+    evidence.node(0, ok=False, reason="rank_error", why="rank 0: connection reset")
+    state = "down*" if down else "idle"
+    node = NodeStatus("n1", state, down=down, text=f"n1 {state}")
+    SchedulerRecord(ScheduledJob(text="x"), (node,)).write(evidence.dir.scheduler)
+    judged = judge_job(evidence.result(), JobState("pending", "PENDING", "BeginTime"))
+    expected = ("cluster_failed", "NODE_FAIL") if down else ("failed", "")
+    assert (judged.outcome, judged.ended_by) == expected

@@ -35,10 +35,13 @@ def retried(lab_suite: Suite) -> Suite:
     return lab_suite
 
 
-def add_phase(suite: Suite, nodes: int = 1, waits: bool = False) -> None:
+def add_phase(
+    suite: Suite, nodes: int = 1, waits: bool = False, resume: bool = False, base: str = ""
+) -> None:
     script = suite.path / "first_waits.py"
     script.write_text(PROGRAM)
-    suite.phase("small", script=str(script), nodes=nodes, args={"wait": waits})
+    keys = {"nodes": nodes, "args": {"wait": waits}, "resume": resume}
+    suite.phase("small", base=base, script=str(script), **keys)
 
 
 def first_job(suite: Suite, running: RunningPytest) -> tuple[str, str]:
@@ -134,9 +137,13 @@ def test_preempted_phase_is_tried_again_and_passes(retried: Suite) -> None:
 
 
 @pytest.mark.slow
-def test_phase_that_needs_the_failed_node_says_that_it_gets_no_other(retried: Suite) -> None:
-    """Both nodes of the cluster are needed; the failure of the one remains the cause."""
-    add_phase(retried, nodes=2)
+@pytest.mark.parametrize("base", ["", "Resumed"])
+def test_phase_that_needs_the_failed_node_says_that_it_gets_no_other(
+    retried: Suite, base: str
+) -> None:
+    """Both nodes of the cluster are needed; the failure of the one remains the cause. So it does
+    where Slurm requeues the job, because the phase can be resumed."""
+    add_phase(retried, nodes=2, resume=bool(base), base=base)
     outcome, node = lose_node(retried)
     assert outcome.ret == 1, outcome.output
     assert attempts(outcome) == ["cluster_failed", "never_ran"]
