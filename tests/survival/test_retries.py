@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def add_phase(
 ) -> None:
     script = suite.path / "first_waits.py"
     script.write_text(PROGRAM)
-    keys = {"nodes": nodes, "args": {"wait": waits}, "resume": resume}
+    keys: dict[str, Any] = {"nodes": nodes, "args": {"wait": waits}, "resume": resume}
     suite.phase("small", base=base, script=str(script), **keys)
 
 
