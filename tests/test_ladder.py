@@ -97,6 +97,7 @@ def test_every_phase_passes_on_slurm(slurm_ladder: RunFiles) -> None:
     check_files(slurm_ladder)
     job_ids = [phase["job_id"] for phase in slurm_ladder.record()["phases"]]
     assert all(re.fullmatch(r"\d+(_\d+)?", job_id) for job_id in job_ids), job_ids
+    assert any("_" in job_id for job_id in job_ids)
 
 
 @pytest.mark.lab

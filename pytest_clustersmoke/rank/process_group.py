@@ -3,6 +3,7 @@ extensions."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import importlib.util
@@ -10,8 +11,10 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from .rank_environment import RankMisuse
 
@@ -43,6 +46,22 @@ def load_deepspeed_on_cpu() -> None:
     deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
     # It asks oneDNN, which wants AVX512-FP16; torch computes in fp16 on every CPU.
     get_accelerator().is_fp16_supported = lambda: True
+    _import_muon_uncompiled()
+
+
+def _import_muon_uncompiled() -> None:
+    """Import DeepSpeed's Muon before its engine does, which would load torch's compiler for it.
+
+    That takes every rank more than two seconds of CPU time, whichever optimizer it uses.
+    """
+    import torch
+
+    with contextlib.suppress(ImportError), mock.patch.object(torch, "compile", _leave_uncompiled):
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+
+
+def _leave_uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 def _deepspeed_version() -> tuple[int, ...]:

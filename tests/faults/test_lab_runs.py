@@ -103,6 +103,7 @@ def test_sweep_is_one_array_of_which_each_task_has_a_result(lab_suite: Suite) ->
     assert outcome.finding("swept-at_rank-0")["ranks"] == [0]
 
 
+@pytest.mark.slow_lab
 def test_phases_that_ask_for_the_same_are_one_array(lab_suite: Suite) -> None:
     """Each runs its own program and has a result of its own, and its own job fails alone; squeue
     finds the array by run and token."""

@@ -104,7 +104,7 @@ def test_train_mlp_trains_in_sync_on_two_ranks(torchrun: Callable[..., Run]) -> 
     ("script", "args", "ranks"),
     [
         pytest.param("train_mlp.py", MLP, 3, marks=pytest.mark.slow),
-        ("train_zero.py", (*SMALL, *ZERO), 2),
+        pytest.param("train_zero.py", (*SMALL, *ZERO), 2, marks=pytest.mark.slow),
     ],
 )
 def test_twin_gives_the_same_bits(

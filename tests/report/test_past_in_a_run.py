@@ -170,7 +170,8 @@ def test_all_views_agree_on_the_past(suite: Suite, workers: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize(
-    ("workers", "again", "status"), [((), 14.0, "not confirmed"), (("-n1",), 13.3, "fail")]
+    ("workers", "again", "status"),
+    [pytest.param((), 14.0, "not confirmed", marks=pytest.mark.slow), (("-n1",), 13.3, "fail")],
 )
 def test_lasting_loss_is_confirmed_by_reruns(
     suite: Suite, workers: tuple[str, ...], again: float, status: str

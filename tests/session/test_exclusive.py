@@ -53,7 +53,7 @@ def holder(suite: Suite, *words: str) -> Iterator[RunningPytest]:
             (suite.path / "go").touch()
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "1")])
+@pytest.mark.parametrize("words", [(), pytest.param(("-n", "1"), marks=pytest.mark.slow)])
 def test_second_run_is_refused_with_the_holder(suite: Suite, words: tuple[str, ...]) -> None:
     """Status 4, one line with run, time, pid, user and host. The first run continues, and frees
     the lock at its end. Under xdist only the controller takes it."""

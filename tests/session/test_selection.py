@@ -84,7 +84,7 @@ def test_verdict_names_the_selected_part(
     assert (suite.reports / "metrics-one.prom").exists() is (selection == "")
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.slow)])
 def test_run_stopped_at_a_failure_counts_its_criteria(
     suite: Suite, workers: tuple[str, ...]
 ) -> None:

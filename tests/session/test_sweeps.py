@@ -45,7 +45,14 @@ def test_point_can_be_selected_alone(words: tuple[str, ...], suite: Suite) -> No
     assert "1 of 2 phases passed" in outcome.record()["sentence"]
 
 
-@pytest.mark.parametrize("words", [("-k", "small"), ("test_small.py::TestSmall",), ("-n", "2")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-k", "small"),
+        pytest.param(("test_small.py::TestSmall",), marks=pytest.mark.slow),
+        ("-n", "2"),
+    ],
+)
 def test_name_of_the_phase_selects_all_points(words: tuple[str, ...], suite: Suite) -> None:
     """Also under pytest-xdist, whose controller collects nothing."""
     suite.phase(sweep=SWEEP)

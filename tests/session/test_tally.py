@@ -16,7 +16,11 @@ def test_plain(record_property):
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "workers",
+    [(), pytest.param(("-n", "1"), marks=pytest.mark.slow)],
+    ids=["alone", "xdist"],
+)
 def test_property_of_a_phase_makes_no_criterion(suite: Suite, workers: tuple[str, ...]) -> None:
     """Any test can write properties: this one fails the run and judges nothing."""
     suite.phase()

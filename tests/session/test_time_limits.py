@@ -39,7 +39,7 @@ def test_limit_for_tests_does_not_stop_the_wait_for_a_job(suite: Suite, words: l
     result.assert_outcomes(passed=2)
 
 
-@pytest.mark.parametrize("words", [[], ["-n", "2"]])
+@pytest.mark.parametrize("words", [[], pytest.param(["-n", "2"], marks=pytest.mark.slow)])
 def test_limit_of_a_phase_ends_the_wait_without_a_verdict(suite: Suite, words: list[str]) -> None:
     """The user's own mark counts: nothing was measured, nobody is blamed, no frames are shown."""
     add_slow_phase(suite)

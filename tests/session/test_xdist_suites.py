@@ -75,8 +75,10 @@ def test_selection_of_no_phase_submits_nothing_under_xdist(suite: Suite) -> None
     assert suite.runs() == [] and suite.published() == []
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "2")])
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("words", [pytest.param((), marks=pytest.mark.slow), ("-n", "2")])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_interruption_leaves_nothing(
     suite: Suite,
     leftovers: tuple[str, Callable[[], list[str]]],

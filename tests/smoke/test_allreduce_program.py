@@ -112,6 +112,7 @@ def test_missing_collective_is_left_out(tmp_path: Path) -> None:
     assert left_out["all_to_all"] == "Backend gloo does not support alltoall_base"
 
 
+@pytest.mark.slow
 def test_failing_collective_is_an_error(tmp_path: Path) -> None:
     """Any other error of a collective ends the program and is recorded."""
     outcome = run(tmp_path, "broken", program=BROKEN)

@@ -323,6 +323,7 @@ def test_missing_gradient_reduction_is_detected(tmp_path: Path) -> None:
         assert fact["fixed_loss_after"] < fact["fixed_loss_before"]
 
 
+@pytest.mark.slow
 def test_frozen_projection_is_detected(tmp_path: Path) -> None:
     """The criterion reads which adapters are trained. The slow rows of tests/faults/table stage it
     in a whole phase, as well as a trainable base weight and another precision."""

@@ -139,6 +139,7 @@ SETTINGS = (
         "configuration",
         finding="rank-error",
         signature="ddp_unfinished_reduction",
+        slow=True,
     ),
     _zero("no-optimizer", "ds_zero_requires_optimizer"),
     _zero("batch", "ds_batch_arithmetic"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -106,6 +107,7 @@ def main() -> None:
             fresh.load_checkpoint(str(rank.output_dir), load_optimizer_states=False)
             return state_of(fresh)
 
+        rank.fact(loaded_compiler="torch._inductor.compile_fx" in sys.modules)
         rank.save_checkpoint(lambda: engine.save_checkpoint(str(rank.output_dir)))
         rank.verify_reload(state_of(engine), reload_without_optimizer)
 
