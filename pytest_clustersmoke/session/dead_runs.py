@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ def report_dead_runs(
     if profile is not None:
         yield from schedulers.describe(profile)
     yield from recover(report_dir, environ, schedulers.settle)
+    for run_id, why in schedulers.unknown.items():
+        yield f"run {run_id} is not reported yet, since its jobs may run: {why}"
 
 
 def describe_leftover(
@@ -84,29 +86,22 @@ class Schedulers:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._backends: dict[str, RunBackend | None] = {}
-        self._left: dict[tuple[str, str], list[str]] = {}
+        self.unknown: dict[str, str] = {}  # by run id: why nobody knows whether jobs are left
+        self._named: set[str] = set()
+        self._backends: dict[str, RunBackend] = {}
+        self._left: dict[str, dict[str, list[str]]] = {}
         self._silent: dict[str, str] = {}
 
     def describe(self, profile: Profile) -> Iterator[str]:
         """A line on each dead run of the profile that can be attached."""
-        backend = self._backend(profile)
-        runs = [
-            run
-            for run in list_dead_runs(profile)
-            if not find_blind_spot(read_json(run.run) or {}, profile)
-        ]
-        if backend is None or not runs:
-            return
-        try:
-            left = backend.jobs_of_runs(runs)
-        except SchedulerSilent as silence:
-            self._silent[profile.name] = str(silence)
+        runs = _list_visible(profile)
+        self._named = {run.run_id for run in runs}
+        if runs and self._ask(profile, lambda: runs) is None:
             names = shorten([run.run_id for run in runs], MOST_JOBS)
-            yield f"not known whether jobs are left of {names}: {silence}"
+            yield f"not known whether jobs are left of {names}: {self._silent[_key(profile)]}"
             return
         for run in runs:
-            jobs = self._left[profile.name, run.run_id] = left[run.run_id]
+            jobs = self._left[_key(profile)][run.run_id]
             todo = f"{ATTACH} {run.run_id} judges it, {REAP} {run.run_id} ends it"
             if jobs:
                 listed = f"{plural(len(jobs), 'job')} left ({shorten(jobs, MOST_JOBS)})"
@@ -127,32 +122,47 @@ class Schedulers:
             return are_over or is_abandoned(run)
         if are_over or find_blind_spot(about, profile):
             return _settle_jobs(run, about, profile, None)
-        backend = self._backend(profile)
-        jobs = None if backend is None else self._ask(profile, backend, run)
-        if backend is None or jobs is None:
+        left = self._ask(profile, lambda: [*_list_visible(profile), run], run.run_id)
+        if left is None and run.run_id not in self._named:
+            self.unknown[run.run_id] = self._silent[_key(profile)]
+        if left is None:
             return is_abandoned(run)
-        return not jobs and _settle_jobs(run, about, profile, backend)
+        backend = self._backends[_key(profile)]
+        return not left[run.run_id] and _settle_jobs(run, about, profile, backend)
 
-    def _backend(self, profile: Profile) -> RunBackend | None:
-        """The profile's backend; None if it cannot be asked about the jobs of other processes."""
+    def _ask(
+        self, profile: Profile, find_runs: Callable[[], Sequence[RunDir]], run_id: str = ""
+    ) -> dict[str, list[str]] | None:
+        """By run id, the jobs of dead runs that have not ended, at least those of one run; None if
+        nobody says so. The profile's scheduler is asked about all of `find_runs` at once."""
         from .collection import scheduler_environ
 
-        if profile.name not in self._backends:
-            environ, problems = scheduler_environ(profile, self._environ)
-            backend = make_backend(profile, environ)
-            usable = isinstance(backend, RunBackend) and not problems
-            self._backends[profile.name] = backend if usable else None  # type: ignore[assignment]
-        return self._backends[profile.name]
+        key = _key(profile)
+        known = self._left.get(key)
+        if key in self._silent or (known is not None and (not run_id or run_id in known)):
+            return known
+        environ, problems = scheduler_environ(profile, self._environ)
+        backend = make_backend(profile, environ)
+        try:
+            if problems or not isinstance(backend, RunBackend):
+                raise SchedulerSilent("; ".join(map(str, problems)) or "it cannot be asked")
+            self._backends[key] = backend
+            self._left[key] = {**(known or {}), **backend.jobs_of_runs(find_runs())}
+        except SchedulerSilent as silence:
+            self._silent[key] = str(silence)
+            return None
+        return self._left[key]
 
-    def _ask(self, profile: Profile, backend: RunBackend, run: RunDir) -> list[str] | None:
-        """The run's jobs that have not ended; None if the scheduler does not answer."""
-        key = (profile.name, run.run_id)
-        if key not in self._left and profile.name not in self._silent:
-            try:
-                self._left[key] = backend.jobs_of_runs([run])[run.run_id]
-            except SchedulerSilent as silence:
-                self._silent[profile.name] = str(silence)
-        return self._left.get(key)
+
+def _key(profile: Profile) -> str:
+    """One cluster of one file."""
+    return f"{profile.file}:{profile.name}"
+
+
+def _list_visible(profile: Profile) -> list[RunDir]:
+    """The dead runs of the profile whose jobs can be seen from here."""
+    runs = list_dead_runs(profile)
+    return [run for run in runs if not find_blind_spot(read_json(run.run) or {}, profile)]
 
 
 def _close_judged(run: RunDir) -> None:

@@ -105,7 +105,8 @@ def test_silent_slurm_keeps_a_dead_run_alive(
     slurm.answers("squeue", err="slurm_load_jobs error: Unable to contact slurm controller", rc=1)
     (line,) = report(tmp_path, slurm, profile)
     assert line.startswith(f"not known whether jobs are left of {RUN_ID}: `squeue ")
-    assert report(tmp_path, slurm) == []
+    (line,) = report(tmp_path, slurm)  # of `clustersmoke history`
+    assert line.startswith(f"run {RUN_ID} is not reported yet, since its jobs may run: `squeue ")
     assert not read_journal(dead.run).closed and dead.outcomes() == {}
     assert not (dead.report / "report.json").exists()
 
@@ -119,6 +120,7 @@ def test_silent_slurm_is_asked_once_for_all_dead_runs(
     slurm.answers("squeue", err="Unable to contact slurm controller", rc=1)
     report(tmp_path, slurm, profile)
     assert slurm.commands() == ["squeue"]
+    assert len(report(tmp_path, slurm)) == 5 and slurm.commands() == ["squeue"] * 2
 
 
 def test_jobs_that_ended_later_keep_their_outcome(

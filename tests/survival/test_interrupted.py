@@ -90,5 +90,8 @@ def test_interrupted_run_of_a_hundred_jobs_ends_them_with_one_scancel(
         left = jobs_in_queue(lab_suite)
         outcome = running.wait()
     assert outcome.ret == pytest.ExitCode.INTERRUPTED, outcome.output
-    assert left == [] and len(outcome.events("cancelled")) == 1
+    (cancelled,) = outcome.events("cancelled")
+    (closed,) = outcome.events("closed")
+    print(f"scancel accepted, then closed after {closed['time'] - cancelled['time']:.2f} s")
+    assert left == []
     assert {phase["outcome"] for phase in outcome.record()["phases"]} == {"cancelled"}
