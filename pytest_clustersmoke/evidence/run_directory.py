@@ -400,7 +400,7 @@ def create_run(shared_dir: Path, run_id: str) -> RunDir:
     """
     root = shared_dir / run_id
     try:
-        shared_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        create_shared(shared_dir)
         root.mkdir(mode=0o700)
         root.chmod(0o700)  # whatever its parent hands down
         info = root.lstat()
@@ -419,6 +419,15 @@ def create_run(shared_dir: Path, run_id: str) -> RunDir:
         what = f"the run directory {root} is not a directory that this user alone can open"
         raise UsageProblems([Problem(what, "shared_dir")])
     return RunDir(root)
+
+
+def create_shared(directory: Path) -> None:
+    """Create the directory that runs share, for this user alone, with its parents, which others
+    must not be able to write, whatever the umask. Raises OSError."""
+    for parent in reversed(directory.parents):
+        if not parent.exists():
+            parent.mkdir(mode=0o775, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def create_phase(phase: PhaseDir, nodes: int) -> None:

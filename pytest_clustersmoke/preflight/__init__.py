@@ -40,6 +40,7 @@ from .access import (
     find_slurm_problems,
     find_unusable_paths,
     prepare_run,
+    remark_on_access,
 )
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "find_slurm_problems",
     "find_start_problems",
     "prepare_run",
+    "remark_on_access",
     "remark_on_variables",
 ]
 

@@ -165,7 +165,10 @@ class Suite:
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
         self.run = start.run
-        for line in preflight.remark_on_variables(self.profile, phases, os.environ):
+        for line in (
+            *preflight.remark_on_access(self.profile),
+            *preflight.remark_on_variables(self.profile, phases, os.environ),
+        ):
             self.terminal.say(line)
         self._announce(start.run, phases)
         journal = self.attachment.journal if self.attachment is not None else None

@@ -25,14 +25,17 @@ from pytest_clustersmoke.text import UsageProblems
 
 
 def test_a_run_is_private(tmp_path: Path) -> None:
-    """The run's directory has mode 0700 with any umask."""
-    old = os.umask(0)
-    try:
-        run = create_run(tmp_path / "a" / "b", "r")
-    finally:
-        os.umask(old)
-    assert run.root.stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    """The run's directory has mode 0700 with any umask, and others can never write its parents."""
+    for umask, parents in ((0o000, 0o775), (0o002, 0o775), (0o022, 0o755), (0o077, 0o700)):
+        shared = tmp_path / f"{umask:o}" / "a" / "b"
+        old = os.umask(umask)
+        try:
+            run = create_run(shared, "r")
+        finally:
+            os.umask(old)
+        assert run.root.stat().st_mode & 0o777 == 0o700
+        assert shared.stat().st_mode & 0o777 == 0o700
+        assert {path.stat().st_mode & 0o777 for path in shared.parents[:2]} == {parents}
 
 
 def test_the_run_of_a_phase_is_the_one_that_created_it(tmp_path: Path) -> None:
