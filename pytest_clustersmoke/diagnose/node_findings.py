@@ -25,7 +25,7 @@ from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.staged_marks import find_unrequested_fault
 from ..evidence.telemetry import parse_int, parse_ints
 from ..node import checks
-from ..node.job_entry import REFUSAL
+from ..node.job_entry import MISSING, REFUSAL
 from ..text import FAILURE, WARNING
 from .failure_evidence import FailureEvidence
 
@@ -87,16 +87,17 @@ def find_failed_setup(evidence: FailureEvidence) -> list[Finding]:
 
 
 def find_foreign_directory(evidence: FailureEvidence) -> list[Finding]:
-    """The run's directory on the node is not the one that the run created."""
-    for match, line in evidence.search_job_logs(REFUSED):
-        is_missing = "cannot be opened" in match[1]
-        fix = "mount `shared_dir` there, or bind it into the container, under the same path"
-        if not is_missing:
-            fix = (
-                "find out who replaced the run's directory: directories above it that others may "
-                "write should be sticky"
-            )
+    """The run's directory on the node is not the one that the run created, or is not there."""
+    step = evidence.directory.launcher_log(0)  # of srun, which starts the ranks of all nodes
+    for match, line in evidence.search_job_logs(REFUSED, also=[step]):
         cause = f"the job loaded nothing, because {match[1]}"
+        if match[1].endswith(MISSING):
+            fix = "mount `shared_dir` there, or bind it into the container, under the same path"
+            return [Finding("run-directory-missing", cause, fix, evidence=(line,))]
+        fix = (
+            "find out who replaced the run's directory: directories above it that others may "
+            "write should be sticky"
+        )
         return [Finding("run-directory-not-ours", cause, fix, evidence=(line,))]
     return []
 
