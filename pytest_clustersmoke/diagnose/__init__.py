@@ -19,6 +19,7 @@ signature_search.py    finds the signatures that signature_file.py reads, and un
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
@@ -38,6 +39,7 @@ from .node_findings import (
     find_missing_program,
     find_node_reasons,
     find_stray_fault,
+    find_unreadable_results,
     log_tail,
 )
 from .program_mistakes import find_refused_argument, find_unused_rank, find_wrong_world
@@ -126,7 +128,13 @@ def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     if killed:
         return killed
     findings = next((findings for judge in JUDGES if (findings := judge(evidence))), [])
+    findings = [*findings, *_besides(findings, find_unreadable_results(evidence))]
     return explain_findings(findings or [_outcome_finding(evidence, judgement)], evidence)
+
+
+def _besides(causes: list[Finding], more: list[Finding]) -> list[Finding]:
+    """Further findings, which are not the cause if one was found."""
+    return [replace(finding, primary=False) for finding in more] if causes else more
 
 
 def _outcome_finding(evidence: FailureEvidence, judgement: Judgement) -> Finding:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..evidence.finding import (
+    MAX_TEXT,
     Evidence,
     Finding,
     find_last_line,
@@ -21,9 +22,9 @@ from ..evidence.finding import (
 )
 from ..evidence.job_results import NodeResult
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_directory import PhaseDir, read_json
+from ..evidence.run_directory import MAX_NODE_BYTES, PhaseDir, explain_unreadable, read_json
 from ..evidence.staged_marks import find_unrequested_fault
-from ..evidence.telemetry import parse_int, parse_ints
+from ..evidence.telemetry import parse_int, parse_ints, read_start
 from ..node import checks
 from ..node.job_entry import MISSING, REFUSAL
 from ..text import FAILURE, WARNING
@@ -73,9 +74,11 @@ def find_stray_fault(evidence: FailureEvidence) -> list[Finding]:
 
 def find_failed_setup(evidence: FailureEvidence) -> list[Finding]:
     path = evidence.directory.setup_failed
-    if not path.exists():
+    try:
+        written = read_start(path, MAX_TEXT).decode(errors="replace")
+    except OSError:
         return []
-    status, _, line = path.read_text(errors="replace").strip().partition("\t")
+    status, _, line = written.strip().partition("\t")
     return [
         Finding(
             "setup-line-failed",
@@ -123,6 +126,27 @@ def find_missing_program(evidence: FailureEvidence) -> list[Finding]:
             )
         ]
     return []
+
+
+def find_unreadable_results(evidence: FailureEvidence) -> list[Finding]:
+    """Results of nodes that are there and cannot be read: the nodes count as if they had left
+    none."""
+    findings = []
+    for node in evidence.result.nodes:
+        path = evidence.directory.node_result(node.node_rank)
+        why = "" if node.result else explain_unreadable(path, MAX_NODE_BYTES)
+        if why:
+            findings.append(
+                Finding(
+                    "node-result-unreadable",
+                    f"{node.name}: its result {why}, so how its part of the job ended is unknown",
+                    "find out what wrote this file: a program of the job, or a file system that "
+                    "is full or broken",
+                    evidence=(Evidence(str(path), 1, why),),
+                    hosts=(node.name,),
+                )
+            )
+    return findings
 
 
 def find_foreign_events(evidence: FailureEvidence) -> list[Finding]:

@@ -21,7 +21,13 @@ from .finding import Finding
 from .job_results import NodeResult, RankResult, read_node_result
 from .metric import Metric, fail
 from .nccl.log_reader import NodeLogs, read_nodes
-from .run_directory import PhaseDir, job_name, read_json, refresh_directories
+from .run_directory import (
+    MAX_NODE_BYTES,
+    PhaseDir,
+    job_name,
+    read_json,
+    refresh_directories,
+)
 from .scheduler_record import SchedulerRecord, read_scheduler_record
 from .telemetry import (
     Events,
@@ -98,7 +104,7 @@ class PhaseResult:
     def outcome(self) -> str:
         return parse_text(self.job.get("outcome")) or "lost"
 
-    @property
+    @cached_property
     def on_gpus(self) -> bool:
         """Whether all ranks have a GPU."""
         return all(rank.device.startswith("cuda") for rank in self.ranks)
@@ -338,7 +344,8 @@ def _read_rank(
 
 def _read_node(directory: PhaseDir, node_rank: int, result: NodeResult | None) -> NodeResult:
     result = result or read_node_result(directory, node_rank)
-    return replace(result, facts=read_json(directory.node_facts(node_rank)) or {})
+    facts = read_json(directory.node_facts(node_rank), MAX_NODE_BYTES)
+    return replace(result, facts=facts or {})
 
 
 def add_scheduler_record(result: PhaseResult) -> PhaseResult:

@@ -52,10 +52,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..text import Problem, UsageProblems
-from .telemetry import open_regular
+from ..text import Problem, UsageProblems, format_bytes
+from .telemetry import open_regular, read_part
 
 MAX_JSON_BYTES = 64 * 2**20
+MAX_NODE_BYTES = 8 * 2**20  # what one node writes of itself is a few KiB
 RESTART = 10  # the attempts of a job that was requeued once begin with 10, twice with 20
 ATTEMPT_VARIABLE = "CLUSTERSMOKE_ATTEMPT"
 ATTEMPT = re.compile(r"[1-9]\d{0,2}")
@@ -105,14 +106,28 @@ def create_once(path: Path, value: Any) -> bool:
     return True
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
     """The JSON object in a file; None if it cannot be read, or is too large to be one of ours."""
     try:
-        with open_regular(path, MAX_JSON_BYTES) as stream:
-            value = json.loads(stream.read())
+        with open_regular(path, most_bytes) as stream:
+            value = json.loads(read_part(stream, most_bytes))
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def explain_unreadable(path: Path, most_bytes: int = MAX_JSON_BYTES) -> str:
+    """Why `read_json` finds nothing in a file that is there; empty if it does, or if there is no
+    file."""
+    try:
+        info = path.lstat()
+    except OSError:
+        return ""
+    if not stat.S_ISREG(info.st_mode):
+        return "is not a regular file"
+    if info.st_size > most_bytes:
+        return f"has {format_bytes(info.st_size)}, more than any that was ever written"
+    return "" if read_json(path, most_bytes) is not None else "is not a JSON object"
 
 
 def list_directory(directory: Path) -> bool:

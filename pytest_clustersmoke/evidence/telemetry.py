@@ -91,6 +91,19 @@ def open_regular(path: Path, most_bytes: float = math.inf) -> BinaryIO:
     raise OSError(errno.EINVAL, "not a regular file, or too large", str(path))
 
 
+def read_part(stream: BinaryIO, most_bytes: int) -> bytes:
+    """At most so many bytes of a file from here on. A read allocates what it is asked for, so it is
+    asked for no more than there is."""
+    left = os.fstat(stream.fileno()).st_size - stream.tell()
+    return stream.read(max(0, min(left, most_bytes)))
+
+
+def read_start(path: Path, most_bytes: int) -> bytes:
+    """At most so many bytes of a regular file, from its start. Raises OSError."""
+    with open_regular(path) as stream:
+        return read_part(stream, most_bytes)
+
+
 def read_events(path: Path, all_marks: bool = True) -> Events:
     """Read the events of a file, which may be missing, torn or of another kind.
 

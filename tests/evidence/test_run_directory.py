@@ -20,7 +20,7 @@ from pytest_clustersmoke.evidence.run_directory import (
     write_atomically,
     write_json,
 )
-from pytest_clustersmoke.evidence.telemetry import read_events
+from pytest_clustersmoke.evidence.telemetry import read_events, read_start
 from pytest_clustersmoke.text import UsageProblems
 
 
@@ -207,6 +207,18 @@ def test_what_is_no_record_counts_as_missing_at_once(
         assert read_json(path) is None
         assert read_events(path).records == []
         assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_small_file_takes_little_memory_whatever_the_limit(tmp_path: Path) -> None:
+    """A read allocates what it is asked for before it knows how much there is."""
+    write_json(tmp_path / "small.json", {"a": 1})
+    tracemalloc.start()
+    try:
+        assert read_json(tmp_path / "small.json", 64 * 2**20) == {"a": 1}
+        assert read_start(tmp_path / "small.json", 64 * 2**20).startswith(b"{")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
 
