@@ -27,6 +27,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.scheduler_record import TASK_KILLED
 from ..jobs.backend import Refused
 from ..jobs.outcome import NOT_STARTED, OUT_OF_TIME, Judgement, find_killed_launchers
+from ..text import FAILURE, WARNING
 from .failure_evidence import FailureEvidence
 from .hangs import find_hang, find_library_timeout, find_mismatch
 from .log_causes import explain_findings
@@ -101,6 +102,18 @@ def explain_lost_answer(judgement: Judgement, script: Path) -> Finding:
         "see whether slurmctld answers (`sinfo`), and run again once it does; if the job starts "
         "after all, it ends by itself",
         evidence=(Evidence(str(script), 1, judgement.reason[:MAX_TEXT]),),
+    )
+
+
+def explain_full_directory(directory: Path, lost: str, is_cause: bool = True) -> Finding:
+    """The finding for a shared directory without room: what of the phase was `lost` by it."""
+    return Finding(
+        "shared-directory-full",
+        f"the shared directory {directory} is full, so {lost}",
+        "make room there (`df -h`, `df -i`, quota), or state what phases write (`writes_gib`), and "
+        "run again",
+        primary=is_cause,
+        severity=FAILURE if is_cause else WARNING,
     )
 
 

@@ -41,6 +41,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -81,6 +82,11 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
 
 def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
     write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a write failed because the disk is full, or this user's quota is used up."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def create_once(path: Path, value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .locks import HEARTBEAT_S, ControllerFence, send_heartbeat
 from .run_counts import CriterionRecord
-from .run_directory import RunDir
+from .run_directory import RunDir, is_full
 from .telemetry import Events, EventWriter, parse_text, read_events
 
 
@@ -22,10 +22,18 @@ class FencedJournal(EventWriter):
         self._run, self._fence = run, fence
         self._judged: dict[tuple[str, str], str] = {}
         self._beaten = time.monotonic()
+        self.lost = 0  # lines that the disk had no room for
 
     def write(self, event: str, **fields: Any) -> None:
+        """Write a line. On a full disk it is lost; but for an `intent`, without which a job is not
+        submitted, that raises OSError."""
         self._fence.check()
-        super().write(event, **fields)
+        try:
+            super().write(event, **fields)
+        except OSError as error:
+            if event == "intent" or not is_full(error):
+                raise
+            self.lost += 1
 
     def beat(self) -> None:
         """Show other hosts, every few seconds, that the controller is alive. Raises Superseded."""

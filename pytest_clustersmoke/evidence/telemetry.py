@@ -44,14 +44,20 @@ class EventWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._common = common
+        self._is_torn = False
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write an event with the wall clock (`time`, Unix s) and the monotonic one (`mono`, s)."""
+        """Write an event with the wall clock (`time`, Unix s) and the monotonic one (`mono`, s).
+        Raises OSError; the line is lost then, and no other."""
         record = {"event": event, "time": time.time(), "mono": time.monotonic()}
         record.update(self._common)
         record.update(fields)
-        line = json.dumps(to_json_value(record), allow_nan=False, default=str) + "\n"
-        os.write(self._fd, line.encode())
+        text = json.dumps(to_json_value(record), allow_nan=False, default=str) + "\n"
+        line = ("\n" * self._is_torn + text).encode()
+        written = os.write(self._fd, line)
+        self._is_torn = written < len(line)
+        if self._is_torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         os.close(self._fd)

@@ -18,7 +18,7 @@ from pathlib import Path
 from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
-from ..evidence.run_directory import RESTART, PhaseDir
+from ..evidence.run_directory import RESTART, PhaseDir, is_full
 from ..evidence.scheduler_record import NODE_FAILED, JobState, SchedulerRecord, SlurmMessage
 from ..evidence.telemetry import Events, parse_text, read_events
 from ..node.abort_flag import visible
@@ -279,7 +279,12 @@ class WatchedJob:
         record = replace(details or SchedulerRecord(), messages=read_messages(self.directory))
         if record == SchedulerRecord():
             return result
-        record.write(self.directory.scheduler)
+        try:
+            record.write(self.directory.scheduler)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return replace(result, scheduler=record)
         return add_scheduler_record(result)
 
     @property

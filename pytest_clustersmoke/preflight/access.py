@@ -110,7 +110,7 @@ def prepare_run(
         raise UsageProblems(missing)
     run = attached or create_run(profile.shared_dir, run_id)
     if attached is None:
-        write_json(run.run, describe_run(profile, run_id))
+        _write_run(run, profile)
     backend = make_backend(profile, environ, here)
     if isinstance(backend, SshBackend):
         from .host_check import HostCheck
@@ -125,6 +125,16 @@ def prepare_run(
     from .slurm_check import SlurmCheck
 
     return Start(run, backend, SlurmCheck(profile, backend, environ))
+
+
+def _write_run(run: RunDir, profile: Profile) -> None:
+    """Write run.json. Raises UsageProblems."""
+    try:
+        write_json(run.run, describe_run(profile, run.run_id))
+    except OSError as error:
+        what = f"{run.run} cannot be written ({error.strerror or error})"
+        expected = "a directory with room for the files of a run"
+        raise UsageProblems([Problem(what, profile.where("shared_dir"), expected)]) from error
 
 
 def find_missing_commands(profile: Profile, environ: Mapping[str, str]) -> list[Problem]:

@@ -6,7 +6,7 @@ still be running: nothing cancelled them.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from ..criteria.past_annotation import annotate
 from ..evidence.locks import seize_run
 from ..evidence.phase_result import OUTCOMES
 from ..evidence.run_counts import CriterionRecord, KnownRecord, RunTally
-from ..evidence.run_directory import RUN_ID, RunDir, read_json
+from ..evidence.run_directory import RunDir, read_json
 from ..evidence.run_record import RunRecord
 from ..evidence.telemetry import Events, EventWriter, read_events
 from ..text import UsageProblems
-from .publication import GIVEN_UP, mark_unreportable, publish
+from .publication import publish
 from .record_builder import FinishedRun, make_record, try_history
+from .unreported_runs import find_unreported, is_whole, mark_unreportable
 
 RESULTS = ("passed", "failed", "skipped", "known")
 
@@ -30,7 +31,7 @@ def recover(report_dir: Path, environ: Mapping[str, str], alive: Container[str] 
     """Report every run of this directory whose report is missing or incomplete and whose controller
     is dead, except those that are `alive` by their jobs; returns a line on each."""
     lines = []
-    for target, run, about in _unreported(report_dir):
+    for target, run, about in find_unreported(report_dir):
         if run.run_id in alive:
             continue
         with seize_run(run) as dead:
@@ -66,15 +67,10 @@ def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
     _close(run)
     unread = try_history(lambda: annotate(record, target.parent))
     remarks = publish(record, run, target.parent, {}, unread=unread)
-    if not _is_whole(target):  # for example, its journal is too large: do not try again
+    if not is_whole(target):  # for example, its journal is too large: do not try again
         mark_unreportable(target, "the evidence cannot be copied")
     line = f"run {target.name}: killed before its report was complete; it is complete now: {target}"
     return [line, *remarks]
-
-
-def _is_whole(target: Path) -> bool:
-    """Whether a report is complete: the journal is copied last."""
-    return (target / "report.json").exists() and RunDir(target).journal.exists()
 
 
 def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | None:
@@ -83,25 +79,6 @@ def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | 
         return load_cluster_file(Path(about["config"]), environ).profile(about["cluster"])
     except (KeyError, OSError, UsageProblems):
         return None
-
-
-def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]]]:
-    """The runs with an incomplete report, with run directory and run.json. A killed proof proved
-    nothing: it must be run again."""
-    try:
-        names = sorted(path.name for path in report_dir.iterdir() if RUN_ID.fullmatch(path.name))
-    except OSError:
-        return
-    for name in names:
-        target = report_dir / name
-        if _is_whole(target) or (target / GIVEN_UP).exists():
-            continue
-        stub = read_json(RunDir(target).run) or {}
-        run = RunDir(Path(str(stub.get("evidence", ""))))
-        about = read_json(run.run)
-        is_same = about is not None and about.get("run_id") == name == run.run_id
-        if about is not None and is_same and "proof" not in about:
-            yield target, run, about
 
 
 def _count_journal(run: RunDir, about: Mapping[str, Any]) -> RunTally:

@@ -12,7 +12,7 @@ from ..config.profile import Profile
 from ..diagnose.node_findings import check_warnings
 from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult, collect_phase
-from ..evidence.run_directory import PhaseDir, write_json
+from ..evidence.run_directory import PhaseDir, is_full, write_json
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import to_json_value
 from ..jobs.backend import Backend
@@ -53,7 +53,8 @@ def write_result(
     marks: Mapping[str, Any],
 ) -> PhaseResult:
     """Write the phase's result, and return its evidence with it. `marks` are further fields;
-    `result`: the evidence, if it was read already. Raises OSError."""
+    `result`: the evidence, if it was read already. If there is no room for the file, this process
+    alone knows the result, with a finding. Raises OSError."""
     result = result or collect_phase(directory)
     found = [name_archived(each, directory, profile.file) for each in findings]
     values = {
@@ -69,5 +70,21 @@ def write_result(
         "findings": [finding.as_dict() for finding in found],
     }
     record = to_json_value(values)
-    write_json(directory.result, record)
+    try:
+        write_json(directory.result, record)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        record["findings"] = _add_lack_of_room(record["findings"], profile, judgement)
     return replace(result, job=record)
+
+
+def _add_lack_of_room(
+    findings: list[dict[str, Any]], profile: Profile, judgement: Judgement
+) -> list[dict[str, Any]]:
+    """The findings of a phase whose result has no room in the shared directory. Of one that passed
+    that is a warning: its evidence was read."""
+    lost = "the phase's result could not be written there"
+    is_cause = judgement.outcome != "passed"
+    full = diagnose.explain_full_directory(profile.shared_dir, lost, is_cause).as_dict()
+    return findings if full["id"] in {found["id"] for found in findings} else [full, *findings]

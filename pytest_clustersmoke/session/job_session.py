@@ -19,7 +19,7 @@ from ..config.profile import Profile
 from ..evidence.finding import Finding
 from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.phase_result import PhaseResult, collect_phase
-from ..evidence.run_directory import RERUN, RunDir, create_phase
+from ..evidence.run_directory import RERUN, RunDir, create_phase, is_full
 from ..evidence.run_journal import FencedJournal, RunJournal
 from ..evidence.scheduler_record import JobState
 from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswered, prepare_jobs
@@ -204,7 +204,12 @@ class JobSession:
         if self._check is None:
             return
         self.board.set_waiting_reason("preflight")
-        checked = self._check(list(self._queue.waiting), self.run)
+        try:
+            checked = self._check(list(self._queue.waiting), self.run)
+        except OSError as error:
+            phases, self._queue.waiting = self._queue.waiting, []
+            self._refuse_without_room(phases, error)
+            return
         self.board.set_waiting_reason("")
         self._starts = checked.starts
         for line in checked.lines:
@@ -222,8 +227,22 @@ class JobSession:
             phases = self._queue.take(self._watched, self.outcomes, self._lost.count())
             if not phases:
                 return
-            self._submit(phases)
+            try:
+                self._submit(phases)
+            except OSError as error:
+                self._refuse_without_room(phases, error)
             poller.poll_soon()
+
+    def _refuse_without_room(self, phases: Iterable[Phase], error: OSError) -> None:
+        """Finish phases whose files have no room in the shared directory; raise another error."""
+        if not is_full(error):
+            raise error
+        self._submitting = ()
+        for phase in phases:
+            finding = diagnose.explain_full_directory(
+                self.profile.shared_dir, "the phase was not submitted"
+            )
+            self._finish(phase.name, Judgement("never_ran", finding.cause), None, "", [finding])
 
     def _submit(self, phases: Sequence[Phase]) -> None:
         """Submit one phase, or several that differ in names and arguments as one array."""

@@ -381,6 +381,11 @@ class Suite:
             self.collection.absences.append(
                 f"{name}: the scheduler did not answer the submission; check the queue for its job"
             )
+        if lost := self.session.journal.lost:
+            self.remarks.append(
+                f"{plural(lost, 'line')} of the journal could not be written: the disk of "
+                f"{self.run.root} is full"
+            )
         with contextlib.suppress(OSError):  # the terminal is gone
             self.view.close()
         for name, judgement in self.session.outcomes.items():
