@@ -21,7 +21,7 @@ from ..evidence.run_directory import RUN_ID, PhaseDir, RunDir
 from ..evidence.run_record import PhaseRecord
 from ..evidence.telemetry import read_events
 from ..text import plural
-from .settings_excerpt import write_excerpt
+from .settings_excerpt import hide_variables, write_excerpt
 
 MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # one file, and all files
 EXCERPT_LINES, MAX_LINE = 200, 4000
@@ -122,7 +122,10 @@ class EvidenceCopier:
                 if self._has_room(source):
                     copied = self._target / source.relative_to(self._run.root)
                     copied.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(source, copied)
+                    if (text := hide_variables(source)) is not None:
+                        copied.write_text(text)
+                    else:
+                        shutil.copyfile(source, copied)
 
     @contextlib.contextmanager
     def _counting_errors(self) -> Iterator[None]:
