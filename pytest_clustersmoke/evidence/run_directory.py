@@ -470,10 +470,18 @@ def refresh_directories(phase: PhaseDir, nodes: int) -> None:
 
 
 def check_path(path: Path, where: str, todo: str) -> list[Problem]:
-    """Problems with characters that sbatch would misread: `%` starts one of its patterns, and a
-    newline ends a line of the script."""
-    names = {"%": "a `%`", "\n": "a newline", "\r": "a carriage return"}
-    bad = [name for char, name in names.items() if char in str(path)]
+    """Problems with characters that sbatch would misread: `%` starts one of its patterns, `\\` ends
+    them, and a newline ends a line of the script."""
+    names = {
+        "%": "a `%`",
+        "\\": "a backslash",
+        "\n": "a newline",
+        "\r": "a carriage return",
+        "control": "a control character",
+    }
+    found = {"control" if char < " " and char not in names else char for char in str(path)}
+    found |= {"control"} & {"control" for char in str(path) if char == "\x7f"}
+    bad = [name for char, name in names.items() if char in found]
     if not bad:
         return []
     what = f"the path {str(path)!r} contains {' and '.join(bad)}, which sbatch would misread"

@@ -109,6 +109,9 @@ def test_invalid_json_object_is_none(tmp_path: Path, content: bytes) -> None:
         ("/a\nb", "a newline"),
         ("/a\rb", "a carriage return"),
         ("/%\n", "a `%` and a newline"),
+        ("/a\\b", "a backslash"),
+        ("/a\tb", "a control character"),
+        ("/a\x7f", "a control character"),
     ],
 )
 def test_paths_that_sbatch_would_misread(path: str, bad: str) -> None:
