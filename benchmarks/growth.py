@@ -283,6 +283,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, help="measure this size alone, in this process")
     parser.add_argument("--make", nargs=2, metavar=("DIR", "RUNS"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if unknown := set(asked.what) - {*SIZES}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; expected {', '.join(SIZES)}")
     if asked.make:
         make_history(Path(asked.make[0]), int(asked.make[1]))
         return

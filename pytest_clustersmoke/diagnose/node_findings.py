@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from ..evidence.file_problems import MAX_NODE_BYTES, explain_unreadable
 from ..evidence.finding import (
     MAX_TEXT,
     Evidence,
@@ -22,7 +23,7 @@ from ..evidence.finding import (
 )
 from ..evidence.job_results import NodeResult
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_directory import MAX_NODE_BYTES, PhaseDir, explain_unreadable, read_json
+from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.staged_marks import find_unrequested_fault
 from ..evidence.telemetry import parse_int, parse_ints, read_start
 from ..node import checks

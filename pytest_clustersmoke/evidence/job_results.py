@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from ..text import plural
-from .run_directory import MAX_NODE_BYTES, PhaseDir, list_directory, read_json
+from .file_problems import MAX_NODE_BYTES
+from .run_directory import PhaseDir, list_directory, read_json
 from .telemetry import (
     MARK_EVERY_S,
     Events,

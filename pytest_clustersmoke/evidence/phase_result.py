@@ -17,17 +17,12 @@ from ..config.hostlist import expand_hostlist
 from ..config.marker import numbers_by_node
 from ..config.metrics import METRICS
 from .event_origin import Launch, keep_own_events
+from .file_problems import MAX_NODE_BYTES
 from .finding import Finding
 from .job_results import NodeResult, RankResult, read_node_result
 from .metric import Metric, fail
 from .nccl.log_reader import NodeLogs, read_nodes
-from .run_directory import (
-    MAX_NODE_BYTES,
-    PhaseDir,
-    job_name,
-    read_json,
-    refresh_directories,
-)
+from .run_directory import PhaseDir, job_name, read_json, refresh_directories
 from .scheduler_record import SchedulerRecord, read_scheduler_record
 from .telemetry import (
     Events,

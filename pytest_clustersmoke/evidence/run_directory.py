@@ -41,7 +41,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -53,11 +52,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..text import Problem, UsageProblems, format_bytes
+from ..text import Problem, UsageProblems
 from .telemetry import open_regular, read_part
 
 MAX_JSON_BYTES = 64 * 2**20
-MAX_NODE_BYTES = 8 * 2**20  # what one node writes of itself is a few KiB
 RESTART = 10  # the attempts of a job that was requeued once begin with 10, twice with 20
 ATTEMPT_VARIABLE = "CLUSTERSMOKE_ATTEMPT"
 ATTEMPT = re.compile(r"[1-9]\d{0,2}")
@@ -82,11 +80,6 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
 
 def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
     write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode)
-
-
-def is_full(error: OSError) -> bool:
-    """Whether a write failed because the disk is full, or this user's quota is used up."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def create_once(path: Path, value: Any) -> bool:
@@ -120,20 +113,6 @@ def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | 
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def explain_unreadable(path: Path, most_bytes: int = MAX_JSON_BYTES) -> str:
-    """Why `read_json` finds nothing in a file that is there; empty if it does, or if there is no
-    file."""
-    try:
-        info = path.lstat()
-    except OSError:
-        return ""
-    if not stat.S_ISREG(info.st_mode):
-        return "is not a regular file"
-    if info.st_size > most_bytes:
-        return f"has {format_bytes(info.st_size)}, more than any that was ever written"
-    return "" if read_json(path, most_bytes) is not None else "is not a JSON object"
 
 
 def list_directory(directory: Path) -> bool:
@@ -467,22 +446,3 @@ def refresh_directories(phase: PhaseDir, nodes: int) -> None:
     remembered as missing."""
     for directory in (phase.start, phase.rank_events(0).parent, *map(phase.node, range(nodes))):
         list_directory(directory)
-
-
-def check_path(path: Path, where: str, todo: str) -> list[Problem]:
-    """Problems with characters that sbatch would misread: `%` starts one of its patterns, `\\` ends
-    them, and a newline ends a line of the script."""
-    names = {
-        "%": "a `%`",
-        "\\": "a backslash",
-        "\n": "a newline",
-        "\r": "a carriage return",
-        "control": "a control character",
-    }
-    found = {"control" if char < " " and char not in names else char for char in str(path)}
-    found |= {"control"} & {"control" for char in str(path) if char == "\x7f"}
-    bad = [name for char, name in names.items() if char in found]
-    if not bad:
-        return []
-    what = f"the path {str(path)!r} contains {' and '.join(bad)}, which sbatch would misread"
-    return [Problem(what, where, "a path without it", todo)]

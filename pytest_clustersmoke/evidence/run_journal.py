@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..text import plural
+from .file_problems import is_full
 from .locks import HEARTBEAT_S, ControllerFence, send_heartbeat
 from .run_counts import CriterionRecord
-from .run_directory import RunDir, is_full
+from .run_directory import RunDir
 from .telemetry import Events, EventWriter, parse_text, read_events
 
 
@@ -22,7 +24,7 @@ class FencedJournal(EventWriter):
         self._run, self._fence = run, fence
         self._judged: dict[tuple[str, str], str] = {}
         self._beaten = time.monotonic()
-        self.lost = 0  # lines that the disk had no room for
+        self.lost = 0  # lines for which the disk had no room
 
     def write(self, event: str, **fields: Any) -> None:
         """Write a line. On a full disk it is lost; but for an `intent`, without which a job is not
@@ -34,6 +36,11 @@ class FencedJournal(EventWriter):
             if event == "intent" or not is_full(error):
                 raise
             self.lost += 1
+
+    def describe_lost(self) -> list[str]:
+        """A line on what could not be written, if something was."""
+        words = f"could not be written: the disk of {self._run.root} is full"
+        return [f"{plural(self.lost, 'line')} of the journal {words}"] if self.lost else []
 
     def beat(self) -> None:
         """Show other hosts, every few seconds, that the controller is alive. Raises Superseded."""

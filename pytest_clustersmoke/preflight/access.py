@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..config.phase import Phase
 from ..config.profile import Profile
+from ..evidence.file_problems import check_path
 from ..evidence.finding import Finding
 from ..evidence.locks import describe_run
-from ..evidence.run_directory import RunDir, check_path, create_run, write_json
+from ..evidence.run_directory import RunDir, create_run, write_json
 from ..jobs.backend import Backend
 from ..text import FAILURE, WARNING, Problem, UsageProblems
 from .mounts import exists

@@ -10,9 +10,10 @@ from typing import Any
 from .. import diagnose
 from ..config.profile import Profile
 from ..diagnose.node_findings import check_warnings
+from ..evidence.file_problems import is_full
 from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult, collect_phase
-from ..evidence.run_directory import PhaseDir, is_full, write_json
+from ..evidence.run_directory import PhaseDir, write_json
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import to_json_value
 from ..jobs.backend import Backend

@@ -16,10 +16,11 @@ from dataclasses import replace
 from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
+from ..evidence.file_problems import is_full
 from ..evidence.finding import Finding
 from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.phase_result import PhaseResult, collect_phase
-from ..evidence.run_directory import RERUN, RunDir, create_phase, is_full
+from ..evidence.run_directory import RERUN, RunDir, create_phase
 from ..evidence.run_journal import FencedJournal, RunJournal
 from ..evidence.scheduler_record import JobState
 from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswered, prepare_jobs
@@ -237,11 +238,9 @@ class JobSession:
         """Finish phases whose files have no room in the shared directory; raise another error."""
         if not is_full(error):
             raise error
-        self._submitting = ()
+        self._submitting, lost = (), "the phase was not submitted"
+        finding = diagnose.explain_full_directory(self.profile.shared_dir, lost)
         for phase in phases:
-            finding = diagnose.explain_full_directory(
-                self.profile.shared_dir, "the phase was not submitted"
-            )
             self._finish(phase.name, Judgement("never_ran", finding.cause), None, "", [finding])
 
     def _submit(self, phases: Sequence[Phase]) -> None:

@@ -165,10 +165,7 @@ class Suite:
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
         self.run = start.run
-        for line in (
-            *preflight.remark_on_access(self.profile),
-            *preflight.remark_on_variables(self.profile, phases, os.environ),
-        ):
+        for line in preflight.remark_on_start(self.profile, phases, os.environ):
             self.terminal.say(line)
         self._announce(start.run, phases)
         journal = self.attachment.journal if self.attachment is not None else None
@@ -381,11 +378,7 @@ class Suite:
             self.collection.absences.append(
                 f"{name}: the scheduler did not answer the submission; check the queue for its job"
             )
-        if lost := self.session.journal.lost:
-            self.remarks.append(
-                f"{plural(lost, 'line')} of the journal could not be written: the disk of "
-                f"{self.run.root} is full"
-            )
+        self.remarks += self.session.journal.describe_lost()
         with contextlib.suppress(OSError):  # the terminal is gone
             self.view.close()
         for name, judgement in self.session.outcomes.items():

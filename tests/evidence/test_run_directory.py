@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.evidence import run_directory
+from pytest_clustersmoke.evidence.file_problems import check_path
 from pytest_clustersmoke.evidence.run_directory import (
     PhaseDir,
-    check_path,
     create_once,
     create_run,
     read_json,
