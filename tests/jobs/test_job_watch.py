@@ -151,9 +151,9 @@ def test_results_of_nodes_are_read_once(
     assert job.is_over() and job.has_succeeded()
     reads: list[Path] = []
 
-    def read(path: Path) -> dict[str, Any] | None:
+    def read(path: Path, *limit: int) -> dict[str, Any] | None:
         reads.append(path)
-        return read_json(path)
+        return read_json(path, *limit)
 
     monkeypatch.setattr(job_results, "read_json", read)
     monkeypatch.setattr(phase_result, "read_json", read)
