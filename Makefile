@@ -10,7 +10,8 @@
 # make bench        overhead of a phase, calls of the scheduler (also ReFrame's, installed with pip
 #                   into a temporary environment), speed of reading NCCL's logs, cost of a proof,
 #                   how often a rank that computes wrongly is named, which slow ranks would be,
-#                   false alarms and power of the history check (simulated)
+#                   false alarms and power of the history check (simulated), how time and memory
+#                   grow with ranks, phases and past runs
 # make faults       stages every fault and writes the results to docs/reference/staged-faults.md
 # make soak         on the lab, all phases 20 times, and eight ranks of which one is slow; on this
 #                   machine, ten jobs for each way in which a rank computes wrongly; goes on where
@@ -125,6 +126,7 @@ bench: slurm
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python -m benchmarks.scheduler_calls
 	$(BIN)/python benchmarks/drift.py --short
+	$(BIN)/python -m benchmarks.growth
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 \
 	  benchmarks/proof_cost.py --blocks 40
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 -m benchmarks.corruption

@@ -101,3 +101,16 @@ def test_collection_on_a_cluster_loads_nothing_heavy() -> None:
 def test_collection_without_a_cluster_loads_nothing_late() -> None:
     """Without --cluster not even YAML and pydantic are loaded."""
     assert not loaded("smoke_tests") & (HEAVY | LATE)
+
+
+def test_commands_on_the_history_load_no_renderer(tmp_path: Path) -> None:
+    """Unless there is a report to write: the renderer takes as long to load as all else does."""
+    code = (
+        "import sys; from pytest_clustersmoke.cli import main; "
+        "status = main(['history', '--report-dir', sys.argv[1]]); "
+        "print(status, sorted({'jinja2', 'pydantic', 'prometheus_client'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=REPOSITORY
+    )
+    assert done.stdout == "2 []\n", done.stderr

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from ..evidence.history.history_database import NAME, HistoryUnusable, open_for_reading
 from ..evidence.history.history_query import PastRun, PhaseCount, count_phase_runs, read_runs
+from ..report.unreported_runs import has_unreported
 from ..text import Problem, UsageProblems, near, sanitize_line, shorten
 
 LATEST, PREVIOUS = "latest", "previous"
@@ -34,10 +35,11 @@ def add_report_dir(parser: argparse.ArgumentParser) -> None:
 def open_history(report_dir: Path) -> Iterator[Connection]:
     """Open the history. First report runs whose controller was killed, so that they are in it.
     Raises UsageProblems if there is no readable history."""
-    from ..session.dead_runs import report_dead_runs
+    if has_unreported(report_dir):
+        from ..session.dead_runs import report_dead_runs
 
-    for line in report_dead_runs(report_dir, os.environ):
-        print(sanitize_line(line), file=sys.stderr)
+        for line in report_dead_runs(report_dir, os.environ):
+            print(sanitize_line(line), file=sys.stderr)
     try:
         with open_for_reading(report_dir) as connection:
             if connection is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -99,14 +100,20 @@ def _judge_by_spread(
 
 def judge_by_factor(times: Mapping[int, float], factor: float) -> PeerVerdict:
     """Judge ranks by a fixed factor over the median of the others: for CPUs and for few peers."""
+    ordered = sorted(times.values())
     slow = [
-        rank
-        for rank, own_s in times.items()
-        if own_s > factor * statistics.median(t for other, t in times.items() if other != rank)
+        rank for rank, own_s in times.items() if own_s > factor * _median_without(ordered, own_s)
     ]
     usual_s = statistics.median(own_s for rank, own_s in times.items() if rank not in slow)
     named = tuple(sorted(slow, key=lambda rank: -times[rank]))
     return PeerVerdict(named, usual_s, factor - 1, factor)
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of sorted values without one of them."""
+    at, count = bisect_left(ordered, value), len(ordered) - 1
+    low, high = ((count - 1) // 2, count // 2)
+    return (ordered[low + (low >= at)] + ordered[high + (high >= at)]) / 2
 
 
 def _quantile(peers: int, number: int, freedom: int) -> float:

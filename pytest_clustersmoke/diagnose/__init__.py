@@ -20,6 +20,7 @@ signature_search.py    finds the signatures that signature_file.py reads, and un
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
@@ -27,6 +28,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.scheduler_record import TASK_KILLED
 from ..jobs.backend import Refused
 from ..jobs.outcome import NOT_STARTED, OUT_OF_TIME, Judgement, find_killed_launchers
+from ..text import FAILURE, WARNING
 from .failure_evidence import FailureEvidence
 from .hangs import find_hang, find_library_timeout, find_mismatch
 from .log_causes import explain_findings
@@ -39,6 +41,7 @@ from .node_findings import (
     find_missing_program,
     find_node_reasons,
     find_stray_fault,
+    find_unreadable_results,
     log_tail,
 )
 from .program_mistakes import find_refused_argument, find_unused_rank, find_wrong_world
@@ -97,15 +100,6 @@ def explain_refusal(refusal: Refused, script: Path, avoid: Sequence[str] = ()) -
     )
 
 
-def explain_unwritten(error: OSError, run: Path) -> Finding:
-    """The finding for a job that was not submitted because its files cannot be written."""
-    return Finding(
-        "submission-unwritten",
-        f"the files of the job cannot be written below {run}: {error.strerror or error}",
-        "make room on the file system of shared_dir (`df`, `quota`), and run again",
-    )
-
-
 def explain_lost_answer(judgement: Judgement, script: Path) -> Finding:
     """The finding for a job of which nobody knows whether the scheduler accepted it."""
     return Finding(
@@ -114,6 +108,18 @@ def explain_lost_answer(judgement: Judgement, script: Path) -> Finding:
         "see whether slurmctld answers (`sinfo`), and run again once it does; if the job starts "
         "after all, it ends by itself",
         evidence=(Evidence(str(script), 1, judgement.reason[:MAX_TEXT]),),
+    )
+
+
+def explain_full_directory(directory: Path, lost: str, is_cause: bool = True) -> Finding:
+    """The finding for a shared directory without room: what of the phase was `lost` by it."""
+    return Finding(
+        "shared-directory-full",
+        f"the shared directory {directory} is full, so {lost}",
+        "make room there (`df -h`, `df -i`, quota), or state what phases write (`writes_gib`), and "
+        "run again",
+        primary=is_cause,
+        severity=FAILURE if is_cause else WARNING,
     )
 
 
@@ -141,7 +147,13 @@ def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     if killed:
         return killed
     findings = next((findings for judge in JUDGES if (findings := judge(evidence))), [])
+    findings = [*findings, *_besides(findings, find_unreadable_results(evidence))]
     return explain_findings(findings or [_outcome_finding(evidence, judgement)], evidence)
+
+
+def _besides(causes: list[Finding], more: list[Finding]) -> list[Finding]:
+    """Further findings, which are not the cause if one was found."""
+    return [replace(finding, primary=False) for finding in more] if causes else more
 
 
 def _outcome_finding(evidence: FailureEvidence, judgement: Judgement) -> Finding:

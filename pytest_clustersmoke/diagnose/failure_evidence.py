@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ..config.marker import numbers_by_node
@@ -89,9 +90,12 @@ class FailureEvidence:
         done = [rank.rank for rank in self.result.ranks if rank.done]
         return frozenset(rank for rank in done if rank not in ended or ended[rank].code == 0)
 
-    def search_job_logs(self, *words: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Evidence]]:
-        """The first lines of the job's own logs that match one of these patterns."""
-        for path in list_job_logs(self.directory):
+    def search_job_logs(
+        self, *words: re.Pattern[str], also: Iterable[Path] = ()
+    ) -> Iterator[tuple[re.Match[str], Evidence]]:
+        """The first lines of the job's own logs, and of others, that match one of these
+        patterns."""
+        for path in (*list_job_logs(self.directory), *also):
             for number, line in read_head(path):
                 match = next((hit for pattern in words if (hit := pattern.search(line))), None)
                 if match:

@@ -27,6 +27,7 @@ from typing import Any
 
 from ..evidence.finding import MAX_TEXT, Evidence
 from ..evidence.run_directory import PhaseDir
+from ..evidence.telemetry import read_start
 from .rank_positions import LIBRARY
 
 # 2,000 calls with 20 frames each are 5 MB.
@@ -130,8 +131,7 @@ def read_flight_record(directory: PhaseDir, rank: int) -> FlightRecord | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as stream:
-            text = stream.read(MAX_BYTES + 1)
+        text = read_start(path, MAX_BYTES + 1)
         value = json.loads(text) if len(text) <= MAX_BYTES else None
     except (OSError, ValueError, RecursionError):
         return {}

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from ..evidence.finding import Evidence, Finding, count_lines_before, find_last_line, list_job_logs
 from ..evidence.job_results import RankResult
 from ..evidence.nccl.log_reader import Unreadable
+from ..evidence.telemetry import open_regular
 from ..text import sanitize_lines
 from .failure_evidence import FailureEvidence
 from .signature_file import shipped_signatures
@@ -33,6 +34,7 @@ EXPLAINED = {
     "torchrun-failed",
     "node-failed",
     "launcher-failed",
+    "node-result-unreadable",
     "job-failed",
     "job-lost",
 }
@@ -227,7 +229,7 @@ def _search_files(search: SignatureSearch, files: Iterable[tuple[Path, str, int 
 def _parts(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """A log and the number of its first line; for a huge log its beginning and its end, where
     failures are found."""
-    with path.open("rb") as stream:
+    with contextlib.suppress(OSError), open_regular(path) as stream:
         if stream.seek(0, os.SEEK_END) <= MAX_LOG_BYTES:
             stream.seek(0)
             yield stream, 1

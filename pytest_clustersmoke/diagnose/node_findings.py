@@ -13,7 +13,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from ..evidence.file_problems import MAX_NODE_BYTES, explain_unreadable
 from ..evidence.finding import (
+    MAX_TEXT,
     Evidence,
     Finding,
     find_last_line,
@@ -23,9 +25,9 @@ from ..evidence.job_results import NodeResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.staged_marks import find_unrequested_fault
-from ..evidence.telemetry import parse_int, parse_ints
+from ..evidence.telemetry import parse_int, parse_ints, read_start
 from ..node import checks
-from ..node.job_entry import REFUSAL
+from ..node.job_entry import MISSING, REFUSAL
 from ..text import FAILURE, WARNING
 from .failure_evidence import FailureEvidence
 
@@ -73,9 +75,11 @@ def find_stray_fault(evidence: FailureEvidence) -> list[Finding]:
 
 def find_failed_setup(evidence: FailureEvidence) -> list[Finding]:
     path = evidence.directory.setup_failed
-    if not path.exists():
+    try:
+        written = read_start(path, MAX_TEXT).decode(errors="replace")
+    except OSError:
         return []
-    status, _, line = path.read_text(errors="replace").strip().partition("\t")
+    status, _, line = written.strip().partition("\t")
     return [
         Finding(
             "setup-line-failed",
@@ -87,16 +91,17 @@ def find_failed_setup(evidence: FailureEvidence) -> list[Finding]:
 
 
 def find_foreign_directory(evidence: FailureEvidence) -> list[Finding]:
-    """The run's directory on the node is not the one that the run created."""
-    for match, line in evidence.search_job_logs(REFUSED):
-        is_missing = "cannot be opened" in match[1]
-        fix = "mount `shared_dir` there, or bind it into the container, under the same path"
-        if not is_missing:
-            fix = (
-                "find out who replaced the run's directory: directories above it that others may "
-                "write should be sticky"
-            )
+    """The run's directory on the node is not the one that the run created, or is not there."""
+    step = evidence.directory.launcher_log(0)  # of srun, which starts the ranks of all nodes
+    for match, line in evidence.search_job_logs(REFUSED, also=[step]):
         cause = f"the job loaded nothing, because {match[1]}"
+        if match[1].endswith(MISSING):
+            fix = "mount `shared_dir` there, or bind it into the container, under the same path"
+            return [Finding("run-directory-missing", cause, fix, evidence=(line,))]
+        fix = (
+            "find out who replaced the run's directory: directories above it that others may "
+            "write should be sticky"
+        )
         return [Finding("run-directory-not-ours", cause, fix, evidence=(line,))]
     return []
 
@@ -122,6 +127,27 @@ def find_missing_program(evidence: FailureEvidence) -> list[Finding]:
             )
         ]
     return []
+
+
+def find_unreadable_results(evidence: FailureEvidence) -> list[Finding]:
+    """Results of nodes that are there and cannot be read: the nodes count as if they had left
+    none."""
+    findings = []
+    for node in evidence.result.nodes:
+        path = evidence.directory.node_result(node.node_rank)
+        why = "" if node.result else explain_unreadable(path, MAX_NODE_BYTES)
+        if why:
+            findings.append(
+                Finding(
+                    "node-result-unreadable",
+                    f"{node.name}: its result {why}, so how its part of the job ended is unknown",
+                    "find out what wrote this file: a program of the job, or a file system that "
+                    "is full or broken",
+                    evidence=(Evidence(str(path), 1, why),),
+                    hosts=(node.name,),
+                )
+            )
+    return findings
 
 
 def find_foreign_events(evidence: FailureEvidence) -> list[Finding]:

@@ -18,6 +18,7 @@ from ..evidence.finding import MAX_TEXT, Evidence
 from ..evidence.job_results import RankResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir
+from ..evidence.telemetry import read_start
 from ..text import ranges
 
 MAX_BYTES = 4 * 2**20
@@ -171,8 +172,7 @@ def _read_py_spy(path: Path) -> Stack | None:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        with path.open("rb") as stream:
-            text = stream.read(MAX_BYTES).decode(errors="replace")
+        text = read_start(path, MAX_BYTES).decode(errors="replace")
     except OSError:
         return
     yield from enumerate(text.split("\n"), 1)

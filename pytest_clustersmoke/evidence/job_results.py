@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ..text import plural
+from .file_problems import MAX_NODE_BYTES
 from .run_directory import PhaseDir, list_directory, read_json
 from .telemetry import (
     MARK_EVERY_S,
@@ -121,7 +122,8 @@ class NodeResult:
 def read_node_result(directory: PhaseDir, node_rank: int) -> NodeResult:
     """How a node's part of the job ended, without its facts; `result` is empty if it reported
     nothing yet."""
-    return NodeResult(node_rank, {}, read_json(directory.node_result(node_rank)) or {})
+    written = read_json(directory.node_result(node_rank), MAX_NODE_BYTES)
+    return NodeResult(node_rank, {}, written or {})
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class StartClaim:
 
 def read_claim(directory: PhaseDir) -> StartClaim | None:
     """The claim of an attempt; None while there is none, or it is not whole."""
-    record = read_json(directory.claim) if list_directory(directory.start) else None
+    record = read_json(directory.claim, MAX_NODE_BYTES) if list_directory(directory.start) else None
     return None if record is None else StartClaim.from_record(record)
 
 

@@ -21,7 +21,7 @@ from filelock import BaseFileLock
 
 from ..config.profile import Profile
 from ..text import Problem, UsageProblems, sanitize_line
-from .run_directory import RunDir, create_once, list_directory, read_json, write_json
+from .run_directory import RunDir, create_once, create_shared, list_directory, read_json, write_json
 from .telemetry import parse_rows
 
 OPTION = "--cluster-exclusive"
@@ -55,7 +55,7 @@ def lock_cluster(shared_dir: Path, cluster: str, run_id: str) -> BaseFileLock:
         on_acquired=partial(_write_holder, run_id),
     )
     try:
-        shared_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        create_shared(shared_dir)
         lock.acquire(blocking=False)
     except Timeout:
         raise _in_use_problem(path, cluster) from None

@@ -17,6 +17,7 @@ from ..config.hostlist import expand_hostlist
 from ..config.marker import numbers_by_node
 from ..config.metrics import METRICS
 from .event_origin import Launch, keep_own_events
+from .file_problems import MAX_NODE_BYTES
 from .finding import Finding
 from .job_results import NodeResult, RankResult, read_node_result
 from .metric import Metric, fail
@@ -98,7 +99,7 @@ class PhaseResult:
     def outcome(self) -> str:
         return parse_text(self.job.get("outcome")) or "lost"
 
-    @property
+    @cached_property
     def on_gpus(self) -> bool:
         """Whether all ranks have a GPU."""
         return all(rank.device.startswith("cuda") for rank in self.ranks)
@@ -338,7 +339,8 @@ def _read_rank(
 
 def _read_node(directory: PhaseDir, node_rank: int, result: NodeResult | None) -> NodeResult:
     result = result or read_node_result(directory, node_rank)
-    return replace(result, facts=read_json(directory.node_facts(node_rank)) or {})
+    facts = read_json(directory.node_facts(node_rank), MAX_NODE_BYTES)
+    return replace(result, facts=facts or {})
 
 
 def add_scheduler_record(result: PhaseResult) -> PhaseResult:

@@ -386,7 +386,7 @@ def create_run(shared_dir: Path, run_id: str) -> RunDir:
     """
     root = shared_dir / run_id
     try:
-        shared_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        create_shared(shared_dir)
         root.mkdir(mode=0o700)
         root.chmod(0o700)  # whatever its parent hands down
         info = root.lstat()
@@ -407,6 +407,15 @@ def create_run(shared_dir: Path, run_id: str) -> RunDir:
     return RunDir(root)
 
 
+def create_shared(directory: Path) -> None:
+    """Create the directory that runs share, for this user alone, with its parents, which others
+    must not be able to write, whatever the umask. Raises OSError."""
+    for parent in reversed(directory.parents):
+        if not parent.exists():
+            parent.mkdir(mode=0o775, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+
+
 def create_phase(phase: PhaseDir, nodes: int) -> None:
     """Create the directories that a job on this many nodes writes into. Raises OSError.
 
@@ -423,14 +432,3 @@ def refresh_directories(phase: PhaseDir, nodes: int) -> None:
     remembered as missing."""
     for directory in (phase.start, phase.rank_events(0).parent, *map(phase.node, range(nodes))):
         list_directory(directory)
-
-
-def check_path(path: Path, where: str, todo: str) -> list[Problem]:
-    """Problems with characters that sbatch would misread: `%` starts one of its patterns, and a
-    newline ends a line of the script."""
-    names = {"%": "a `%`", "\n": "a newline", "\r": "a carriage return"}
-    bad = [name for char, name in names.items() if char in str(path)]
-    if not bad:
-        return []
-    what = f"the path {str(path)!r} contains {' and '.join(bad)}, which sbatch would misread"
-    return [Problem(what, where, "a path without it", todo)]

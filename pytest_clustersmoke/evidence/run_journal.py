@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .locks import HEARTBEAT_S, ControllerFence, Superseded, send_heartbeat
+from ..text import plural
+from .file_problems import is_full
+from .locks import HEARTBEAT_S, ControllerFence, send_heartbeat
 from .run_counts import CriterionRecord
 from .run_directory import RunDir
 from .telemetry import (
@@ -31,19 +33,23 @@ class FencedJournal(EventWriter):
         self._run, self._fence = run, fence
         self._judged: dict[tuple[str, str], str] = {}
         self._beaten = time.monotonic()
+        self.lost = 0  # lines for which the disk had no room
 
     def write(self, event: str, **fields: Any) -> None:
+        """Write a line. On a full disk it is lost; but for an `intent`, without which a job is not
+        submitted, that raises OSError."""
         self._fence.check()
-        super().write(event, **fields)
-
-    def note(self, event: str, **fields: Any) -> None:
-        """Write a line that a full disk may cost: what it says is known from elsewhere, too."""
         try:
-            self.write(event, **fields)
-        except Superseded:
-            raise
-        except OSError:
-            pass
+            super().write(event, **fields)
+        except OSError as error:
+            if event == "intent" or not is_full(error):
+                raise
+            self.lost += 1
+
+    def describe_lost(self) -> list[str]:
+        """A line on what could not be written, if something was."""
+        words = f"could not be written: the disk of {self._run.root} is full"
+        return [f"{plural(self.lost, 'line')} of the journal {words}"] if self.lost else []
 
     def beat(self) -> None:
         """Show other hosts, every few seconds, that the controller is alive. Raises Superseded."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from .finding import MAX_TEXT, Evidence
 from .run_directory import write_atomically
-from .telemetry import open_regular, parse_finite
+from .telemetry import parse_finite, read_start
 
 SCHEMA = 2
 MAX_BYTES = 8 * 2**20
@@ -195,8 +195,7 @@ class SchedulerRecord:
 def read_scheduler_record(path: Path) -> SchedulerRecord:
     """The record in a file; an empty one if it is missing or has another schema."""
     try:
-        with open_regular(path) as stream:
-            lines = stream.read(MAX_BYTES).split(b"\n")
+        lines = read_start(path, MAX_BYTES).split(b"\n")
     except OSError:
         return SchedulerRecord(path=path)
     if _parse_object(lines[0]).get("schema") != SCHEMA:

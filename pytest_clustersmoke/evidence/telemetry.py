@@ -44,14 +44,20 @@ class EventWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._common = common
+        self._is_torn = False
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write an event with the wall clock (`time`, Unix s) and the monotonic one (`mono`, s)."""
+        """Write an event with the wall clock (`time`, Unix s) and the monotonic one (`mono`, s).
+        Raises OSError; the line is lost then, and no other."""
         record = {"event": event, "time": time.time(), "mono": time.monotonic()}
         record.update(self._common)
         record.update(fields)
-        line = json.dumps(to_json_value(record), allow_nan=False, default=str) + "\n"
-        os.write(self._fd, line.encode())
+        text = json.dumps(to_json_value(record), allow_nan=False, default=str) + "\n"
+        line = ("\n" * self._is_torn + text).encode()
+        written = os.write(self._fd, line)
+        self._is_torn = written < len(line)
+        if self._is_torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         os.close(self._fd)
@@ -89,6 +95,19 @@ def open_regular(path: Path, most_bytes: float = math.inf) -> BinaryIO:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file, or too large", str(path))
+
+
+def read_part(stream: BinaryIO, most_bytes: int) -> bytes:
+    """At most so many bytes of a file from here on. A read allocates what it is asked for, so it is
+    asked for no more than there is."""
+    left = os.fstat(stream.fileno()).st_size - stream.tell()
+    return stream.read(max(0, min(left, most_bytes)))
+
+
+def read_start(path: Path, most_bytes: int) -> bytes:
+    """At most so many bytes of a regular file, from its start. Raises OSError."""
+    with open_regular(path) as stream:
+        return read_part(stream, most_bytes)
 
 
 def read_events(path: Path, all_marks: bool = True) -> Events:

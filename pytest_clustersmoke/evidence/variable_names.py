@@ -21,7 +21,15 @@ MAX_VARIABLES = 500
 # Values are stored and shown up to this many characters.
 MAX_KEPT, MAX_SHOWN = 1000, 60
 # GLOO_ is also the prefix of a gateway, whose users keep licence keys and client secrets there.
-SECRET = re.compile(r"(?:^|_)(?:KEY|SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:_|$)")
+SECRET = re.compile(
+    r"(?:^|_)(?:API)?(?:KEYS?|SECRETS?|TOKENS?|PASS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH)"
+    r"(?:_|$)"
+)
+# Values that are secrets whatever their name: tokens of well-known services, and an URL's password.
+SECRET_VALUE = re.compile(
+    r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|xox[abp]-|sk-|AKIA|eyJ[\w-]+\.)[\w.-]{8,}|"
+    r"://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
 HIDDEN = "(hidden)"
 
 # Names that nothing reads, with what to use instead. No NCCL from 2.3.5 to 2.30.7 has the
@@ -152,13 +160,15 @@ def filter_variables(environ: Mapping[str, object]) -> dict[str, str]:
     for name in names[:MAX_VARIABLES]:
         value = environ[name]
         if isinstance(value, str):
-            variables[name] = HIDDEN if _may_be_secret(name) else value[:MAX_KEPT]
+            variables[name] = HIDDEN if may_be_secret(name, value) else value[:MAX_KEPT]
     return variables
 
 
-def _may_be_secret(name: str) -> bool:
+def may_be_secret(name: str, value: str) -> bool:
+    """Whether a variable's name or value looks like that of a secret."""
     known = name in nccl_names() or name in torch_names()
-    return not known and SECRET.search(name.upper()) is not None
+    is_named = not known and SECRET.search(name.upper()) is not None
+    return is_named or SECRET_VALUE.search(value) is not None
 
 
 def show_value(value: str) -> str:

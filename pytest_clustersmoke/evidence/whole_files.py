@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .telemetry import open_regular
+from .telemetry import open_regular, read_part
 
 MAX_JSON_BYTES = 64 * 2**20
 
@@ -56,11 +56,11 @@ def create_once(path: Path, value: Any) -> bool:
     return True
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
     """The JSON object in a file; None if it cannot be read, or is too large to be one of ours."""
     try:
-        with open_regular(path, MAX_JSON_BYTES) as stream:
-            value = json.loads(stream.read())
+        with open_regular(path, most_bytes) as stream:
+            value = json.loads(read_part(stream, most_bytes))
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -18,13 +18,19 @@ from ..evidence.run_directory import PhaseDir, read_json
 from ..node import job_entry, node_job
 from .backend import Backend, Submission
 
-# Runs a script by a descriptor of the run's directory, as `node.job_entry` reads its files.
-GUARD = (
-    'exec 9< "$1" && [ -O /proc/self/fd/9/ ] && case $(stat -Lc %a /proc/self/fd/9) in '
+# A function of the shell that opens the run's directory as descriptor 9, by which its files are
+# read then, as `node.job_entry` does. On one line, since comments of scripts show it.
+OPEN_RUN = (
+    f'open_run() {{ why="{job_entry.MISSING}"; [ -e "$1" ] || [ -L "$1" ] && '
+    """why="is not a directory of this user's alone" && """
+    '[ -d "$1" ] && [ -r "$1" ] && exec 9< "$1" && [ -O /proc/self/fd/9/ ] && '
     # 2700: a directory in one that hands its group down
-    '700|?700) exec bash "/proc/self/fd/9/$2";; esac; '
-    f'echo "{job_entry.REFUSAL}$1 is not a directory of this user\'s alone" >&2; exit 1'
+    "case $(stat -Lc %a /proc/self/fd/9) in 700|?700) ;; *) false;; esac && "
+    # A link leads to a directory of another name.
+    'case $(readlink /proc/self/fd/9) in */"${1##*/}") return;; esac; '
+    f'echo "{job_entry.REFUSAL}$1 $why" >&2; exit 1; }}'
 )
+GUARD = f'{OPEN_RUN}; open_run "$1" && exec bash "/proc/self/fd/9/$2"'
 
 
 def make_script(

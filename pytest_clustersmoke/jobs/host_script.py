@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..evidence.run_directory import PhaseDir
+from .batch_script import OPEN_RUN
 
 JOB_VARIABLE = "CLUSTERSMOKE_HOST_JOB"
 KILL_AFTER_S = 60  # from TERM to KILL, at the time limit
@@ -43,15 +44,16 @@ kill_marked() {
     echo "left $1 $pid $(state_of "$pid") $(tr '\0' ' ' < "/proc/$pid/cmdline" | head -c 80)"
   done
 }
-start() { # process submitit-folder time-limit tag log command
+start() { # run, process and submitit-folder below it, time-limit tag log command
   umask 077
-  process=$1 logs=$2 limit=$3 tag=$4 log=$5
-  shift 5
+  open_run "$1"
+  process=/proc/self/fd/9/$2 logs=/proc/self/fd/9/$3 limit=$4 tag=$5 log=$6
+  shift 6
   if mkdir "$(dirname "$process")" 2>/dev/null; then
     cd "$logs" || exit
     export CLUSTERSMOKE_HOST_JOB="$tag"
     setsid timeout --foreground -k 60 "$limit" "$@" \
-      < /dev/null >> "$logs/${log}_0_log.out" 2>> "$logs/${log}_0_log.err" &
+      < /dev/null >> "${log}_0_log.out" 2>> "${log}_0_log.err" 9<&- &
     pid=$!
     echo "$pid $(start_of "$pid") $boot" > "$process.new"
     mv "$process.new" "$process"
@@ -143,8 +145,10 @@ def start_call(
 ) -> str:
     """Start the node, unless that was done before; `started TAG PID START BOOT`. `log`: the start
     of the names of its logs."""
+    run = directory.run.root
     files = (directory.node_process(node_rank), directory.submitit)
-    return _call("start", *files, f"{limit_s:.0f}", tag, log, *command)
+    below = (file.relative_to(run) for file in files)
+    return _call("start", run, *below, f"{limit_s:.0f}", tag, log, *command)
 
 
 def look_call(directory: PhaseDir, node_rank: int, tag: str, process: HostProcess) -> str:
@@ -161,7 +165,7 @@ def cancel_call(grace_s: float, tag: str, process: HostProcess | None) -> str:
 
 
 def make_script(calls: list[str]) -> str:
-    return "\n".join([FUNCTIONS, *calls])
+    return "\n".join([OPEN_RUN, FUNCTIONS, *calls])
 
 
 def parse_answers(lines: list[str]) -> list[HostAnswer]:

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..config.hostlist import expand_hostlist
+from ..evidence.file_problems import is_full
 from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
@@ -337,7 +338,9 @@ class WatchedJob:
             return result
         try:
             record.write(self.directory.scheduler)
-        except OSError:  # a full disk: what was said counts nevertheless
+        except OSError as error:
+            if not is_full(error):
+                raise
             return replace(result, scheduler=record)
         return add_scheduler_record(result)
 

@@ -188,7 +188,7 @@ class SshBackend:
         phase, script = job.phase, job.directory.batch_script
         comments = [
             f"Run over ssh on {phase.nodes.value} hosts that are free when it starts, each in a",
-            "session of its own, by the following command.",
+            "session of its own, by the following command, from a directory that was checked.",
             f"SUBMITIT_EXECUTOR=local SUBMITIT_LOCAL_JOB_ID={phase.name}.$NODE_RANK \\",
             f"  setsid timeout --foreground -k {host_script.KILL_AFTER_S} "
             f"{self._limit_s(phase):.0f} bash {script.name}",

@@ -11,8 +11,8 @@ must belong to this user and be closed to others, and the call is read through t
 
 from __future__ import annotations
 
-import contextlib
 import os
+import secrets
 import stat
 import sys
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from ..evidence.run_directory import PhaseDir
 
 # Before the reason why a job loads nothing, in its log; diagnosis looks for it.
 REFUSAL = "clustersmoke refuses to load this job: "
+MISSING = "is not visible on this node"  # the run's directory, in that reason
 
 
 class NotOurs(Exception):
@@ -34,7 +35,8 @@ def open_run(root: Path) -> Path:
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
-        raise NotOurs(f"{root} cannot be opened as a directory ({error.strerror})") from error
+        why = f"cannot be opened as a directory ({error.strerror})"
+        raise NotOurs(f"{root} {why if os.path.lexists(root) else MISSING}") from error
     info = os.fstat(descriptor)
     if info.st_uid != os.getuid():
         raise NotOurs(f"{root} belongs to user {info.st_uid}, and this job to {os.getuid()}")
@@ -54,9 +56,18 @@ def main(arguments: Sequence[str]) -> None:
 
     os.environ["SUBMITIT_FOLDER"] = str(folder)
     # submitit looks for the call under the job's id, which nobody knew when it was written.
-    with contextlib.suppress(FileExistsError):
-        JobEnvironment().paths.submitted_pickle.symlink_to(f"{token}.pkl")
+    _point_to_call(JobEnvironment().paths.submitted_pickle, f"{token}.pkl")
     process_job(folder)
+
+
+def _point_to_call(link: Path, call: str) -> None:
+    """Have the job's id lead to the call of its own submission, also where an earlier job had the
+    same id. Every node of the job does so."""
+    if link.is_symlink() and str(link.readlink()) == call:
+        return
+    draft = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
+    draft.symlink_to(call)
+    draft.replace(link)
 
 
 if __name__ == "__main__":

@@ -211,6 +211,8 @@ class SrunStep:
         return ["srun", *([f"--nodelist={nodes}"] if nodes else [])]
 
     def arguments(self, launch: NodeLaunch) -> list[str]:
+        run = launch.directory.run.root
+        place = launch.directory.root.relative_to(run)
         return [
             "--overlap",
             f"--nodes={launch.nodes}",
@@ -226,7 +228,7 @@ class SrunStep:
             "--export=ALL",
             # The signal to stop is for the nodes, and would end a Python that is only starting.
             *(("sh", "-c", 'trap "" USR1; exec "$@"', "sh") if launch.spec.get("resume") else ()),
-            *(sys.executable, "-m", STARTER, "--step", str(launch.directory.root)),
+            *(sys.executable, "-m", STARTER, "--step", str(run), str(place)),
         ]
 
     def prepare(self, launch: NodeLaunch, env: dict[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..evidence.job_results import NodeResult, read_claim, read_node_result
+from ..evidence.job_results import NodeResult, StartClaim, read_claim, read_node_result
 from ..evidence.run_directory import (
     PhaseDir,
     create_once,
@@ -33,6 +33,7 @@ COMMAND_S = 30.0
 REQUEUED_S = 60.0  # until Slurm ends this task
 POLL_S = 0.2
 CLAIM_POLL_S = 0.05
+ENDING = {signal.SIGTERM, signal.SIGINT}
 
 __all__ = ["NodeFailed", "NodeJob", "run_node"]
 
@@ -176,12 +177,14 @@ class _StopRequest:
 def _run_attempt(job: NodeJob) -> _Result:
     """Start the launcher once, and write this node's result."""
     deadline = time.monotonic() + job.init_limit_s
-    _claim(job, deadline)
+    was_ended = not _await_claim(job, deadline)
     rank, name = job.node_rank, job.node_name
     events = EventWriter(job.dir.node_events(rank), node_rank=rank, node=name)
     started, result = time.time(), _Result(job)
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        if was_ended:
+            raise Terminated
         events.write("claim", pid=os.getpid(), host=socket.gethostname(), job_id=_job_id())
         result.ended(_run_launcher(job, events, deadline))
     except Terminated:
@@ -194,7 +197,7 @@ def _run_attempt(job: NodeJob) -> _Result:
         result.ended({"ok": False, "reason": "launcher", "why": f"{type(error).__name__}: {error}"})
     finally:
         # Nothing may stop the result's writing. A signal that comes now reaches the next attempt.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         result.write(started, events)
     return result
 
@@ -288,6 +291,20 @@ def _reason(error: NodeFailed) -> dict[str, Any]:
     return {"reason": "node"}
 
 
+def _await_claim(job: NodeJob, deadline: float) -> bool:
+    """Claim the attempt; return False if the job was ended meanwhile, and no other start has it.
+    Raises NodeFailed as `_claim` does."""
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        _claim(job, deadline)
+    except Terminated:
+        _refuse_other_start(job, read_claim(job.dir))
+        return False
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    return True
+
+
 def _claim(job: NodeJob, deadline: float) -> None:
     """Claim the attempt for this start of the job; on the other nodes, wait for node 0 to do so.
     Where node 0 does not by the deadline, the meeting of the nodes says so.
@@ -296,11 +313,10 @@ def _claim(job: NodeJob, deadline: float) -> None:
     claim of its first start, and a phase runs at most once. So it does if the controller gave the
     submission up.
     """
-    start = f"{_job_id()}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if _in_slurm() else ""
     _refuse_withdrawn(job)
     if job.node_rank == 0:
         process = {"node": job.node_name, "host": socket.gethostname(), "pid": os.getpid()}
-        identity = {"token": job.token, "job_id": _task_id() or _job_id(), "start": start}
+        identity = {"token": job.token, "job_id": _task_id() or _job_id(), "start": _start()}
         if not create_once(job.dir.claim, {**identity, **process, "time": time.time()}):
             write_atomically(job.dir.started_again, f"{job.node_name} {_job_id()} {time.time()}\n")
             raise _already_started(job)
@@ -310,10 +326,20 @@ def _claim(job: NodeJob, deadline: float) -> None:
             return  # the meeting of the nodes says why
         time.sleep(pause_s)
         pause_s = min(1.0, pause_s * 1.2)
-    if claim is not None and (claim.token, claim.start) != (job.token, start):
-        raise _already_started(job)
     # Again: the controller looks for a claim after it gives the job up, and one of us sees it.
+    _refuse_other_start(job, claim)
+
+
+def _refuse_other_start(job: NodeJob, claim: StartClaim | None) -> None:
+    """Raise NodeFailed if the attempt is not this start's, and never will be."""
+    if claim is not None and (claim.token, claim.start) != (job.token, _start()):
+        raise _already_started(job)
     _refuse_withdrawn(job)
+
+
+def _start() -> str:
+    """What differs between the starts of a job that is requeued."""
+    return f"{_job_id()}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if _in_slurm() else ""
 
 
 def _already_started(job: NodeJob) -> NodeFailed:

@@ -14,6 +14,7 @@ from typing import Any
 from ..config.marker import numbers_by_node
 from ..evidence.event_origin import RankProcess
 from ..evidence.process_start import identity, read_namespaces
+from ..evidence.telemetry import MAX_LINE_BYTES, open_regular, read_part
 from . import process_tree
 from .agent import Agent
 from .node_job import NodeJob
@@ -99,13 +100,14 @@ class RankWatch:
 
     def _read(self, rank: _Rank) -> None:
         try:
-            with self._job.dir.rank_events(rank.rank).open("rb") as stream:
+            with open_regular(self._job.dir.rank_events(rank.rank)) as stream:
                 stream.seek(rank.offset)
-                fresh = stream.read()
+                fresh = read_part(stream, MAX_LINE_BYTES)
         except OSError:
             return
         rank.offset += len(fresh)
         *lines, rank.tail = (rank.tail + fresh).split(b"\n")
+        rank.tail = rank.tail[:MAX_LINE_BYTES]  # a longer line is not an event
         for line in lines:
             try:
                 record = json.loads(line)

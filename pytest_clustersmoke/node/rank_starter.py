@@ -1,12 +1,13 @@
 """Starts one rank, for launchers that give it no log of its own.
 
     python -m pytest_clustersmoke.node.rank_starter SCRIPT [ARGUMENT...]
-    python -m pytest_clustersmoke.node.rank_starter --step PHASE_DIR
+    python -m pytest_clustersmoke.node.rank_starter --step RUN_DIRECTORY PLACE
     python -m pytest_clustersmoke.node.rank_starter --guard LAUNCHER [ARGUMENT...]
 
 The first form becomes the rank: the launcher has set its variables. The second is a task of a step
-that srun started. It numbers the rank, and stays to record how the rank ended, which its node
-cannot see. The third ends what a launcher leaves behind.
+that srun started: it opens the run's directory as `job_entry` does, since the program and its
+environment are read there. It numbers the rank, and stays to record how the rank ended, which its
+node cannot see. The third ends what a launcher leaves behind.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..evidence.process_start import start_s
 from ..evidence.run_directory import PhaseDir, place_of_rank, read_json, write_json
 from . import process_tree
 from .abort_flag import visible
+from .job_entry import REFUSAL, NotOurs, open_run
 from .launch_environment import number_rank, restore_variables
 
 # The nodes are ready at the same time, but a shared directory may show a file later.
@@ -33,8 +35,8 @@ GRACE_S = 1.0  # from TERM to KILL
 def main(argv: list[str]) -> None:
     process_tree.ignore_stop_signal()
     match argv:
-        case ["--step", folder]:
-            sys.exit(run_task(place_of_rank(folder, os.environ)))
+        case ["--step", run, place]:
+            sys.exit(run_task(_open_phase(Path(run), place)))
         case ["--guard", *command]:
             sys.exit(run_guarded(command))
     directory = place_of_rank(os.environ["CLUSTERSMOKE_PHASE_DIR"], os.environ)
@@ -43,6 +45,14 @@ def main(argv: list[str]) -> None:
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
     restore_variables()
     os.execv(sys.executable, [sys.executable, "-u", *argv])
+
+
+def _open_phase(run: Path, place: str) -> PhaseDir:
+    """The phase's directory, by a descriptor of the run's."""
+    try:
+        return place_of_rank(str(open_run(run) / place), os.environ)
+    except NotOurs as error:
+        sys.exit(f"{REFUSAL}{error}")
 
 
 def run_guarded(command: list[str]) -> int:

@@ -40,6 +40,7 @@ from .access import (
     find_slurm_problems,
     find_unusable_paths,
     prepare_run,
+    remark_on_access,
 )
 
 __all__ = [
@@ -51,18 +52,20 @@ __all__ = [
     "find_slurm_problems",
     "find_start_problems",
     "prepare_run",
-    "remark_on_variables",
+    "remark_on_start",
 ]
 
 
-def remark_on_variables(
+def remark_on_start(
     profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]
 ) -> list[str]:
-    """Remarks about the variables that the nodes will see, each once for all phases."""
+    """Remarks about who can write above the shared directory, and about the variables that the
+    nodes will see, each once for all phases."""
     by_phase = {
         phase.name: variable_remarks.remark_on_plan(phase, profile, environ) for phase in phases
     }
-    return variable_remarks.format_remarks(variable_remarks.group_remarks(by_phase))
+    grouped = variable_remarks.group_remarks(by_phase)
+    return [*remark_on_access(profile), *variable_remarks.format_remarks(grouped)]
 
 
 def find_plan_problems(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:

@@ -6,18 +6,21 @@ Refusals are reported together with usage errors, so that users can fix both at 
 from __future__ import annotations
 
 import os
+import pwd
+import stat
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..config.phase import Phase
 from ..config.profile import Profile
+from ..evidence.file_problems import check_path
 from ..evidence.finding import Finding
 from ..evidence.locks import describe_run
-from ..evidence.run_directory import RunDir, check_path, create_run, write_json
+from ..evidence.run_directory import RunDir, create_run, write_json
 from ..jobs.backend import Backend
-from ..text import Problem, UsageProblems
+from ..text import FAILURE, WARNING, Problem, UsageProblems
 from .mounts import exists
 
 if TYPE_CHECKING:
@@ -78,9 +81,15 @@ def find_unusable_paths(
     problems = check_path(profile.shared_dir, where, "choose another")
     problems += _check_writable(profile.shared_dir, "the run directory", where)
     problems += _check_writable(report_dir, "the reports", "--cluster-report-dir")
+    problems += (each for each in _check_trust(profile) if each.severity != WARNING)
     for phase in phases:
         problems += check_path(phase.script, f"phase `{phase.name}`", "move the suite")
     return problems
+
+
+def remark_on_access(profile: Profile) -> list[str]:
+    """Remarks on directories above `shared_dir` in which a group can replace others' files."""
+    return [str(problem) for problem in _check_trust(profile) if problem.severity == WARNING]
 
 
 def prepare_run(
@@ -102,7 +111,7 @@ def prepare_run(
         raise UsageProblems(missing)
     run = attached or create_run(profile.shared_dir, run_id)
     if attached is None:
-        write_json(run.run, describe_run(profile, run_id))
+        _write_run(run, profile)
     backend = make_backend(profile, environ, here)
     if isinstance(backend, SshBackend):
         from .host_check import HostCheck
@@ -117,6 +126,16 @@ def prepare_run(
     from .slurm_check import SlurmCheck
 
     return Start(run, backend, SlurmCheck(profile, backend, environ))
+
+
+def _write_run(run: RunDir, profile: Profile) -> None:
+    """Write run.json. Raises UsageProblems."""
+    try:
+        write_json(run.run, describe_run(profile, run.run_id))
+    except OSError as error:
+        what = f"{run.run} cannot be written ({error.strerror or error})"
+        expected = "a directory with room for the files of a run"
+        raise UsageProblems([Problem(what, profile.where("shared_dir"), expected)]) from error
 
 
 def find_missing_commands(profile: Profile, environ: Mapping[str, str]) -> list[Problem]:
@@ -154,3 +173,58 @@ def _check_writable(directory: Path, role: str, where: str) -> list[Problem]:
             "a directory that this user can write",
         )
     ]
+
+
+def _check_trust(profile: Profile) -> Iterator[Problem]:
+    """Find directories in which other users could replace the run's directory, from which a job
+    loads its code: `shared_dir`, and those above it. Where only a group can do so above it, that is
+    a warning, since each job checks whose directory it opens."""
+    shared, where = profile.shared_dir, profile.where("shared_dir")
+    above = [*shared.parents, *Path(os.path.realpath(shared)).parents]
+    for folder in dict.fromkeys([shared, *above]):
+        info = folder.stat() if exists(folder) else None
+        why = _why_untrusted(info, is_above=folder != shared) if info else ""
+        if not info or not why:
+            continue
+        owner, mode = _name_user(info.st_uid), stat.S_IMODE(info.st_mode)
+        nodes = "hosts" if profile.backend == "ssh" else "nodes"
+        what = (
+            f"{folder} {why} (owner {owner}, mode {mode:04o}), and whoever can write there can "
+            f"replace the files that the {nodes} run"
+        )
+        expected, todo = "a directory that only this user or root can write, or a sticky one", ""
+        severity = WARNING if folder != shared and not mode & stat.S_IWOTH else FAILURE
+        if severity == FAILURE:
+            todo = _close_directory(folder, info)
+        yield Problem(what, where, expected, todo, severity=severity)
+
+
+def _why_untrusted(info: os.stat_result, is_above: bool) -> str:
+    """Why other users can replace what lies in a directory; empty if they cannot, as far as that
+    matters of one `is_above` the shared directory."""
+    if not is_above and info.st_uid not in (0, os.getuid()):
+        return "belongs to another user"
+    if info.st_mode & stat.S_ISVTX:
+        return ""
+    if info.st_mode & stat.S_IWOTH:
+        return "can be written by every user"
+    return "can be written by its group" if info.st_mode & stat.S_IWGRP else ""
+
+
+def _close_directory(folder: Path, info: os.stat_result) -> str:
+    """What to do about a directory that others can write."""
+    if info.st_uid == os.getuid():
+        return f"`chmod go-w {folder}`"
+    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+        return f"ask its owner for `chmod +t {folder}`, or choose another `shared_dir`"
+    own = folder / _name_user(os.getuid())
+    return (
+        f"make a directory of your own below it (`mkdir -m 700 {own}`) and set `shared_dir` to it"
+    )
+
+
+def _name_user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

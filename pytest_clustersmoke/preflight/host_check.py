@@ -16,8 +16,9 @@ from pathlib import Path
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.finding import Evidence, Finding
+from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.run_directory import PhaseDir, RunDir, write_atomically
+from ..evidence.telemetry import read_start
 from ..jobs import ssh_client
 from ..jobs.host_probe import (
     CLOCK_SCRIPT,
@@ -214,7 +215,7 @@ def _judge_files(folder: PhaseDir, token: Path, facts: HostFacts) -> Iterator[Fi
     why = ""
     if facts.sees != written.strip():
         why = f"it does not see {token}, which this machine wrote"
-    while not why and not (visible(seen) and seen.read_text(errors="replace") == written):
+    while not why and not (visible(seen) and _read(seen) == written):
         if time.monotonic() > deadline:
             why = f"this machine does not see {seen}, which the host wrote"
         time.sleep(POLL_S)
@@ -223,11 +224,19 @@ def _judge_files(folder: PhaseDir, token: Path, facts: HostFacts) -> Iterator[Fi
         yield Finding("shared-directory-not-seen", why, f"{fix}`shared_dir`")
 
 
+def _read(path: Path) -> str:
+    """The beginning of a file that a host wrote; empty if it cannot be read."""
+    try:
+        return read_start(path, MAX_TEXT).decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def _judge_python(folder: PhaseDir, facts: HostFacts) -> Iterator[Finding]:
     """Whether the nodes' Python starts there, and has this package."""
     own = metadata.version(OWN_PACKAGE)
     if visible(folder.setup_failed):
-        status, _, line = folder.setup_failed.read_text(errors="replace").strip().partition("\t")
+        status, _, line = _read(folder.setup_failed).strip().partition("\t")
         why = f"the setup line `{sanitize_line(line)}` failed with status {sanitize_line(status)}"
         yield Finding("setup-line-failed", why, "run the line in a fresh shell there")
     elif not facts.python:

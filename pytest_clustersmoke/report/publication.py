@@ -11,7 +11,6 @@ Each file is written whole or not at all. Whatever fails here, the run keeps its
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import traceback
@@ -29,11 +28,10 @@ from ..text import sanitize_line
 from .openmetrics import render_metrics
 from .page import page
 from .record_builder import MAX_REMARK, FinishedRun, try_history
-from .run_archive import GIVEN_UP, EvidenceCopier, point_link, prune_runs
+from .run_archive import EvidenceCopier, point_link, prune_runs
 from .summary import add_step_summary
 from .terminal import write_summary
-
-MODE = 0o644  # a node exporter and readers of reports are other users
+from .unreported_runs import MODE, mark_unreportable
 
 
 def finish(
@@ -76,12 +74,6 @@ def finish(
     if reporter is not None:
         write_summary(reporter, record, lines)
     return written
-
-
-def mark_unreportable(target: Path, words: str) -> None:
-    """Mark a run whose report cannot be created, so that no later command tries again."""
-    with contextlib.suppress(OSError):
-        write_atomically(target / GIVEN_UP, words + "\n", MODE)
 
 
 def publish(

@@ -7,7 +7,7 @@ report is loaded only where there is one to write: the commands on the history l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from ..evidence.locks import seize_run
 from ..evidence.phase_attempts import read_attempts
 from ..evidence.phase_result import OUTCOMES
 from ..evidence.run_counts import CriterionRecord, KnownRecord, RunTally
-from ..evidence.run_directory import RUN_ID, RunDir, read_json
+from ..evidence.run_directory import RunDir, read_json
 from ..evidence.run_record import RunRecord
 from ..evidence.telemetry import Events, EventWriter, read_events
 from ..jobs.outcome import Judgement, judge_attempts
 from ..text import UsageProblems
-from .run_archive import GIVEN_UP
+from .unreported_runs import find_unreported, is_whole, mark_unreportable
 
 Settle = Callable[[RunDir, Mapping[str, Any]], bool]
 RESULTS = ("passed", "failed", "skipped", "known")
@@ -33,7 +33,7 @@ def recover(report_dir: Path, environ: Mapping[str, str], settle: Settle) -> lis
     is dead; returns a line on each. `settle(run, about)` sees to its jobs, and returns whether none
     of them may run any more."""
     lines = []
-    for target, run, about in _unreported(report_dir):
+    for target, run, about in find_unreported(report_dir):
         with seize_run(run) as dead:
             if dead:
                 try:
@@ -42,8 +42,6 @@ def recover(report_dir: Path, environ: Mapping[str, str], settle: Settle) -> lis
                 except OSError as error:
                     lines.append(f"run {target.name}: its report cannot be written now: {error}")
                 except Exception as error:
-                    from .publication import mark_unreportable
-
                     # Otherwise every later command would fail on it again.
                     words = f"{type(error).__name__}: {error}"
                     mark_unreportable(target, words)
@@ -72,21 +70,16 @@ def _report(
 def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
     """Finish a report whose controller was killed after it had written report.json."""
     from ..criteria.past_annotation import annotate
-    from .publication import mark_unreportable, publish
+    from .publication import publish
     from .record_builder import try_history
 
     _close(run)
     unread = try_history(lambda: annotate(record, target.parent))
     remarks = publish(record, run, target.parent, {}, unread=unread)
-    if not _is_whole(target):  # for example, its journal is too large: do not try again
+    if not is_whole(target):  # for example, its journal is too large: do not try again
         mark_unreportable(target, "the evidence cannot be copied")
     line = f"run {target.name}: killed before its report was complete; it is complete now: {target}"
     return [line, *remarks]
-
-
-def _is_whole(target: Path) -> bool:
-    """Whether a report is complete: the journal is copied last."""
-    return (target / "report.json").exists() and RunDir(target).journal.exists()
 
 
 def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | None:
@@ -95,25 +88,6 @@ def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | 
         return load_cluster_file(Path(about["config"]), environ).profile(about["cluster"])
     except (KeyError, OSError, UsageProblems):
         return None
-
-
-def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]]]:
-    """The runs with an incomplete report, with run directory and run.json. A killed proof proved
-    nothing: it must be run again."""
-    try:
-        names = sorted(path.name for path in report_dir.iterdir() if RUN_ID.fullmatch(path.name))
-    except OSError:
-        return
-    for name in names:
-        target = report_dir / name
-        if _is_whole(target) or (target / GIVEN_UP).exists():
-            continue
-        stub = read_json(RunDir(target).run) or {}
-        run = RunDir(Path(str(stub.get("evidence", ""))))
-        about = read_json(run.run)
-        is_same = about is not None and about.get("run_id") == name == run.run_id
-        if about is not None and is_same and "proof" not in about:
-            yield target, run, about
 
 
 def _count_journal(run: RunDir, about: Mapping[str, Any]) -> RunTally:

@@ -22,7 +22,7 @@ from ..evidence.run_journal import is_closed
 from ..evidence.run_record import PhaseRecord
 from ..evidence.telemetry import read_events
 from ..text import plural
-from .settings_excerpt import write_excerpt
+from .settings_excerpt import hide_variables, write_excerpt
 
 MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # one file, and all files
 EXCERPT_LINES, MAX_LINE = 200, 4000
@@ -30,7 +30,6 @@ EXCERPT = re.compile(r"(?P<file>.+)\.line-(?P<line>\d{1,15})\.txt")
 # Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.
 SKIPPED = {"output", "build"}
 TRACES = "traces"
-GIVEN_UP = "report_failed.txt"  # in the report of a run that cannot be reported
 # A run whose controller was killed never closes its journal; after a month it counts as over.
 ABANDONED_S = 30 * 24 * 3600
 
@@ -124,7 +123,10 @@ class EvidenceCopier:
                 if self._has_room(source):
                     copied = self._target / source.relative_to(self._run.root)
                     copied.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(source, copied)
+                    if (text := hide_variables(source)) is not None:
+                        copied.write_text(text)
+                    else:
+                        shutil.copyfile(source, copied)
 
     @contextlib.contextmanager
     def _counting_errors(self) -> Iterator[None]:

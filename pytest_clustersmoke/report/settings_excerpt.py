@@ -1,19 +1,25 @@
-"""The lines of the user's cluster.yaml that a finding quotes, as the report keeps them.
+"""The user's settings as the report keeps them: the lines of cluster.yaml that a finding quotes,
+and the spec and the batch script of a job.
 
 The report outlives that file, and others read it. So it has the lines around, without comments and
 without what stands under `env` and `setup`, which may be secrets. Other files outside of a run are
-never copied: a job may have named them.
+never copied: a job may have named them. Variables that look like secrets stay in the run directory,
+where the job reads them and this user alone can.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..evidence.finding import Evidence, first_around
-from ..evidence.run_directory import write_atomically
+from ..evidence.run_directory import PhaseDir, read_json, write_atomically
+from ..evidence.variable_names import HIDDEN as HIDDEN_VALUE
+from ..evidence.variable_names import may_be_secret
 
 FOLDER = "settings"
 SECRETS = {"env", "setup"}
@@ -72,3 +78,29 @@ def _find_secrets(node: Any, is_secret: bool, seen: set[tuple[int, bool]]) -> It
 def _span(node: Any) -> range:
     """The lines of a scalar, from 0."""
     return range(node.start_mark.line, node.end_mark.line + (node.end_mark.column > 0))
+
+
+def hide_variables(source: Path) -> str | None:
+    """A job's spec or batch script without the variables that may be secrets; None of any other
+    file, and where there are none."""
+    phase = PhaseDir(source.parent)
+    if source not in (phase.spec, phase.batch_script):
+        return None
+    spec = read_json(phase.spec) or {}
+    variables = spec.get("env_set")
+    secrets = {
+        name: str(value)
+        for name, value in (variables.items() if isinstance(variables, dict) else ())
+        if may_be_secret(name, str(value))
+    }
+    if not secrets:
+        return None
+    if source == phase.spec:
+        hidden = {**spec, "env_set": {**spec["env_set"], **dict.fromkeys(secrets, HIDDEN_VALUE)}}
+        return json.dumps(hidden, indent=1) + "\n"
+    text = source.read_text(encoding="utf-8", errors="replace")
+    for name, value in secrets.items():
+        text = text.replace(
+            f"export {name}={shlex.quote(value)}", f"export {name}={shlex.quote(HIDDEN_VALUE)}"
+        )
+    return text

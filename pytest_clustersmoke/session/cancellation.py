@@ -135,7 +135,7 @@ class Cancellation:
                 self._called_at = self._called_at or time.monotonic()
                 if jobs and self._backend.cancel(sorted(jobs)):
                     self.ended_ids |= jobs
-                    self._journal.note("cancelled", jobs=sorted(jobs))
+                    self._journal.write("cancelled", jobs=sorted(jobs))
             finally:
                 self._has_returned = True
 

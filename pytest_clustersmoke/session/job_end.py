@@ -11,6 +11,7 @@ from .. import diagnose
 from ..config.hostlist import expand_hostlist
 from ..config.profile import Profile
 from ..diagnose.node_findings import check_warnings
+from ..evidence.file_problems import is_full
 from ..evidence.finding import Finding
 from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
@@ -126,8 +127,22 @@ def write_result(
     try:
         write_json(directory.result, record)
     except OSError as error:
-        return replace(written, error=error)
+        if not is_full(error):
+            raise
+        record["findings"] = _add_lack_of_room(record["findings"], profile, judgement)
+        return WrittenResult(replace(result, job=record), judgement, error)
     return written
+
+
+def _add_lack_of_room(
+    findings: list[dict[str, Any]], profile: Profile, judgement: Judgement
+) -> list[dict[str, Any]]:
+    """The findings of a phase whose result has no room in the shared directory. Of one that passed
+    that is a warning: its evidence was read."""
+    lost = "the phase's result could not be written there"
+    is_cause = judgement.outcome != "passed"
+    full = diagnose.explain_full_directory(profile.shared_dir, lost, is_cause).as_dict()
+    return findings if full["id"] in {found["id"] for found in findings} else [full, *findings]
 
 
 def _list_attempts(

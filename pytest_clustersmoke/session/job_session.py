@@ -232,7 +232,12 @@ class JobSession:
             return
         self.fence.check()  # the check writes batch scripts
         self.board.set_waiting_reason("preflight")
-        checked = self._check(list(self.submitter.queue.waiting), self.run)
+        try:
+            checked = self._check(list(self.submitter.queue.waiting), self.run)
+        except OSError as error:
+            phases, self.submitter.queue.waiting = self.submitter.queue.waiting, []
+            self.submitter.finish_unwritten(phases, error)
+            return
         self.board.set_waiting_reason("")
         self.submitter.starts = checked.starts
         for line in checked.lines:
@@ -243,7 +248,7 @@ class JobSession:
             waiting.remove(phase)
             with contextlib.suppress(OSError):  # a full disk: the result says what is known
                 prepare_jobs([phase], self.profile, [self.run.phase(phase.name)])
-            self.journal.note("refused", phase=phase.name, words=findings[0].cause)
+            self.journal.write("refused", phase=phase.name, words=findings[0].cause)
             self._finish(phase.name, judge_refusal(findings), findings)
 
     def _check_jobs(self, poller: Poller) -> None:
@@ -259,7 +264,7 @@ class JobSession:
                 continue
             if job.was_requeued:
                 job.was_requeued = False
-                self.journal.note("requeued", phase=job.phase, job_id=job.job_id)
+                self.journal.write("requeued", phase=job.phase, job_id=job.job_id)
                 self.fence.check()
                 self._backend.start_now(job.job_id)
             estimate = self.submitter.starts.get(job.phase)
@@ -331,7 +336,7 @@ class JobSession:
             self.board.post(job.phase, f"cannot be tried again: {error}")
             return False
         mark = {"attempt": ended.number, "outcome": ended.outcome}
-        self.journal.note("retry", phase=job.phase, job_id=job.job_id, **mark)
+        self.journal.write("retry", phase=job.phase, job_id=job.job_id, **mark)
         self.submitter.try_again(job.phase)
         self.board.post(job.phase, f"attempt {ended.number} {ended.outcome}: {ended.reason}")
         return True
@@ -369,7 +374,7 @@ class JobSession:
             self.board.post(name, f"its result cannot be written: {written.error}")
             self.on_unwritten(written.result)
         job_id, outcome = job.job_id if job else "", written.judgement.outcome
-        self.journal.note("ended", phase=name, job_id=job_id, outcome=outcome)
+        self.journal.write("ended", phase=name, job_id=job_id, outcome=outcome)
         self.board.finish(name, written.judgement, written.result.run_s)
 
     def _cancel_all(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ..config.phase import Phase
@@ -58,11 +59,9 @@ class PhaseQueue:
         # A phase that is tried again has a directory and a job of its own each time.
         self._makes_arrays = isinstance(backend, ArrayBackend) and not limits.retries
         self._shapes: dict[str, str] = {}
-        self.waiting = list(phases.values())
         # First, while an array can have all the room: nothing widens it later.
-        self.waiting = sorted(
-            self.waiting, key=lambda phase: len(self._find_alike(phase)) < LEAST_ARRAY
-        )
+        self._alike = Counter(filter(None, map(self._shape, phases.values())))
+        self.waiting = sorted(phases.values(), key=lambda phase: not self._may_share(phase))
         self._refused_since: float | None = None
         self._retry_at = 0.0
 
@@ -84,9 +83,11 @@ class PhaseQueue:
         phase = self._next_phase(watched, outcomes, unknown)
         if phase is None:
             return []
-        room = self._limits.max_jobs - count_started(watched) - unknown
-        phases = self._with_siblings(phase, room)
-        self.waiting = [other for other in self.waiting if other not in phases]
+        phases = self._with_siblings(phase, watched, unknown)
+        if len(phases) == 1:
+            self.waiting.remove(phase)
+        else:
+            self.drop({phase.name for phase in phases})
         return phases
 
     def put_back(self, phases: Sequence[Phase], refusal: Refused) -> str:
@@ -146,27 +147,38 @@ class PhaseQueue:
         busy = sum(self._phases[name].world_size for name in watched)
         return busy + phase.world_size <= capacity
 
-    def _with_siblings(self, phase: Phase, room: int) -> list[Phase]:
+    def _with_siblings(
+        self, phase: Phase, watched: Mapping[str, WatchedJob], unknown: int
+    ) -> list[Phase]:
         """The phases to be submitted with this one, as one array: the other points of its sweep, or
         those that are alike, if as many can run at a time as if each were a job of its own."""
         is_array = isinstance(self._backend, ArrayBackend) and not self._limits.retries
         if phase.base and is_array:
             return [other for other in self.waiting if other.base == phase.base]
+        if not self._may_share(phase):
+            return [phase]
+        room = self._limits.max_jobs - count_started(watched) - unknown
+        if room < min(LEAST_ARRAY, self._limits.max_jobs):
+            return [phase]
         alike = self._find_alike(phase)
         if len(alike) < LEAST_ARRAY or room < min(len(alike), self._limits.max_jobs):
             return [phase]
         return alike
 
+    def _may_share(self, phase: Phase) -> bool:
+        """Whether enough phases of the run for an array are like this one."""
+        return self._alike[self._shape(phase)] >= LEAST_ARRAY
+
     def _find_alike(self, phase: Phase) -> list[Phase]:
         """The waiting phases that can be tasks of one array with this one."""
-        shape = self._shape(phase) if self._makes_arrays else ""
+        shape = self._shape(phase)
         return [other for other in self.waiting if self._shape(other) == shape] if shape else []
 
     def _shape(self, phase: Phase) -> str:
         """What phases have in common whose jobs differ in their names and arguments only; empty if
         the phase needs a job of its own."""
         own = phase.base or phase.staged or phase.after.value or phase.resume.value
-        if own or phase.nodes.value > 1:
+        if own or phase.nodes.value > 1 or not self._makes_arrays:
             return ""
         if phase.name not in self._shapes:
             self._shapes[phase.name] = nameless_script(phase, self._backend)

@@ -60,8 +60,18 @@ def is_whole(config: pytest.Config) -> bool:
 
 def _describe_changes(config: pytest.Config) -> str:
     """What --cluster-set changed; empty if nothing."""
-    words = [sanitize_line(word) for word in config.getoption("--cluster-set", None) or ()]
-    return f"with --cluster-set {', '.join(words)}" if words else ""
+    words = map(_hide_secret, config.getoption("--cluster-set", None) or ())
+    changes = ", ".join(map(sanitize_line, words))
+    return f"with --cluster-set {changes}" if changes else ""
+
+
+def _hide_secret(word: str) -> str:
+    """PHASE.env.NAME=VALUE without a value that looks like a secret: reports show it."""
+    from ..evidence.variable_names import HIDDEN, may_be_secret
+
+    key, equals, value = word.partition("=")
+    _, _, name = key.partition(".env.")
+    return f"{key}{equals}{HIDDEN if name and may_be_secret(name, value) else value}"
 
 
 class ItemSelection:

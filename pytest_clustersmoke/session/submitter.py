@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
+from ..evidence.file_problems import is_full
 from ..evidence.finding import Finding
 from ..evidence.job_results import read_claim
 from ..evidence.locks import ControllerFence, Superseded
@@ -109,7 +110,7 @@ class Submitter:
         except Superseded:
             raise
         except OSError as error:
-            self._finish_unwritten(phases, error)
+            self.finish_unwritten(phases, error)
             return
         if judged is not None and not is_due:
             for phase in phases:
@@ -154,14 +155,17 @@ class Submitter:
         except OSError as error:  # the batch script cannot be written
             self._ending.submitting = ()
             self._ending.end_named(jobs)
-            self._finish_unwritten(phases, error)
+            self.finish_unwritten(phases, error)
         else:
             self._watch(jobs, job_ids, after)
 
-    def _finish_unwritten(self, phases: Sequence[Phase], error: OSError) -> None:
-        """Finish phases whose files cannot be written; the other phases may have room."""
+    def finish_unwritten(self, phases: Iterable[Phase], error: OSError) -> None:
+        """Finish phases whose files have no room in the shared directory; raise another error."""
+        if not is_full(error):
+            raise error
+        lost = "the phase was not submitted"
         for phase in phases:
-            finding = diagnose.explain_unwritten(error, self._run.root)
+            finding = diagnose.explain_full_directory(self._profile.shared_dir, lost)
             self._finish(phase.name, Judgement("never_ran", finding.cause), [finding])
 
     def _call_backend(self, jobs: Sequence[Submission], after: str) -> list[str]:
@@ -181,7 +185,7 @@ class Submitter:
             self._board.post("scheduler", words)
             return
         for job in jobs:
-            self._journal.note("refused", phase=job.phase.name, words=str(refusal))
+            self._journal.write("refused", phase=job.phase.name, words=str(refusal))
             finding = diagnose.explain_refusal(refusal, job.directory.batch_script, job.avoid)
             without = f" (without {', '.join(job.avoid)})" if job.avoid else ""
             reason = f"the scheduler refused the job{without}: {refusal}"
@@ -198,14 +202,14 @@ class Submitter:
             self._lanes.add(job_ids)
         for job, job_id in zip(jobs, job_ids, strict=True):
             name = job.phase.name
-            self._journal.note("submitted", phase=name, job_id=job_id)
+            self._journal.write("submitted", phase=name, job_id=job_id)
             start = self.starts.get(name)
             self._board.set_submitted(name, job_id, self.submitted[name], start)
 
     def _expect_answer(self, lost: LostAnswer) -> None:
         names = [job.phase.name for job in lost.jobs]
         self._lost.add(lost)
-        self._journal.note("unanswered", phases=names, words=lost.why)
+        self._journal.write("unanswered", phases=names, words=lost.why)
         words = f"no clear answer for {', '.join(names)}; looking for the job: {lost.why}"
         self._board.post("scheduler", words)
 

@@ -166,9 +166,8 @@ class Suite:
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
         self.run = start.run
-        for line in preflight.remark_on_variables(self.profile, phases, os.environ):
+        for line in preflight.remark_on_start(self.profile, phases, os.environ):
             self.terminal.say(line)
-        attaches = self.attachment is not None
         try:
             session = JobSession(
                 start.run,
@@ -176,7 +175,7 @@ class Suite:
                 phases,
                 start.backend,
                 start.check,
-                attaches,
+                self.attachment is not None,
                 self._detaches,
             )
             self._announce(start.run, phases)
@@ -373,6 +372,7 @@ class Suite:
         ended = session.shouldfail or session.shouldstop or f"exit status {exitstatus}"
         early = "" if self.tally.interrupted else f"pytest ended ({ended})"
         left = self.session.close(early)
+        self.remarks += self.session.journal.describe_lost()
         with contextlib.suppress(OSError):  # the terminal is gone
             self.view.close()
         if left:

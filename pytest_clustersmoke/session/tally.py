@@ -198,7 +198,7 @@ def count_report(tally: RunTally, report: pytest.TestReport) -> tuple[str, str] 
     marks = marks_of(report)
     if "phase" not in marks:
         if report.failed and str(report.when) == CRASHED:
-            tally.counts.crashed_tests.append(report.nodeid)
+            tally.counts.crashed_tests.append(sanitize_line(report.nodeid))
         else:
             count_other(tally, report)
         return None
@@ -219,8 +219,9 @@ def count_report(tally: RunTally, report: pytest.TestReport) -> tuple[str, str] 
 def count_other(tally: RunTally, report: pytest.TestReport | pytest.CollectReport) -> None:
     """Count a failure of what belongs to no phase: a test, its fixtures, or a file."""
     tally.counts.other_failures += report.failed
-    if report.failed and report.nodeid not in tally.counts.failed_tests:
-        tally.counts.failed_tests.append(sanitize_line(report.nodeid))
+    name = sanitize_line(report.nodeid)
+    if report.failed and name not in tally.counts.failed_tests:
+        tally.counts.failed_tests.append(name)
 
 
 def _find_result(

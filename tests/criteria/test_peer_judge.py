@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pytest_clustersmoke.criteria.peer_judge import (
@@ -78,3 +79,16 @@ def test_most_ranks_are_never_named(seconds: list[float]) -> None:
     """Whatever the times are: at most a quarter, or fewer than all where a factor decides."""
     slow = judge_peers(dict(enumerate(seconds))).slow
     assert len(slow) <= len(seconds) / 4 or len(slow) < len(seconds) <= 4
+
+
+@given(st.lists(st.floats(0.001, 1000.0), min_size=2, max_size=12), st.floats(1.0, 2.0))
+def test_rank_is_judged_by_the_median_of_the_others(seconds: list[float], factor: float) -> None:
+    """Whatever stands twice among them."""
+    times = dict(enumerate(seconds))
+    others = {
+        rank: statistics.median(value for other, value in times.items() if other != rank)
+        for rank in times
+    }
+    slow = {rank for rank, value in times.items() if value > factor * others[rank]}
+    assume(len(slow) < len(times))
+    assert set(judge_by_factor(times, factor).slow) == slow

@@ -14,7 +14,7 @@ from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs.backend import Refused
 from pytest_clustersmoke.jobs.outcome import Judgement
-from pytest_clustersmoke.node.job_entry import REFUSAL
+from pytest_clustersmoke.node.job_entry import MISSING, REFUSAL
 from tests.diagnose.logs import KILLED, TRACEBACK
 from tests.support.evidence import Evidence
 
@@ -48,6 +48,7 @@ def test_failed_setup_line(tmp_path: Path) -> None:
         ("batch.sh: line 9: python: command not found", "python-missing-on-node"),
         ("srun: /gone/bin/python3: No such file or directory", "python-missing-on-node"),
         (f"{REFUSAL}/shared/run1 belongs to user 7", "run-directory-not-ours"),
+        (f"{REFUSAL}/shared/run1 {MISSING}", "run-directory-missing"),
     ],
 )
 def test_job_that_never_came_to_its_launcher(tmp_path: Path, line: str, identity: str) -> None:
@@ -59,6 +60,18 @@ def test_job_that_never_came_to_its_launcher(tmp_path: Path, line: str, identity
     (finding,) = diagnosed(evidence)
     assert finding.id == identity
     assert (finding.evidence[0].file, finding.evidence[0].line) == (str(log), 2)
+
+
+def test_refusal_of_a_task_that_srun_started_is_found(tmp_path: Path) -> None:
+    """Its words are in the log of the launcher on node 0."""
+    evidence = Evidence(tmp_path, 2)
+    for node in range(2):
+        evidence.node(node, ok=False, reason="torchrun", why="srun exited with status 1")
+    log = evidence.dir.launcher_log(0)
+    log.write_text(f"{REFUSAL}/shared/run1 belongs to user 7\n")
+    (finding,) = diagnosed(evidence)
+    assert finding.id == "run-directory-not-ours"
+    assert finding.evidence[0].file == str(log)
 
 
 def test_error_of_a_rank(tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ pass."""
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
+import tracemalloc
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,9 @@ from pytest_clustersmoke.evidence.finding import (
     list_job_logs,
 )
 from pytest_clustersmoke.evidence.metric import fail
+from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import write_json
+from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs.outcome import Judgement, judge_job
 from pytest_clustersmoke.session.tally import job_failure_text
 from tests.support.evidence import Evidence
@@ -264,3 +269,76 @@ def test_logs_of_both_backends_are_the_jobs(tmp_path: Path) -> None:
 
 def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def make_sparse(path: Path) -> None:
+    with path.open("wb") as stream:
+        stream.truncate(10 * 2**30)
+
+
+UNREADABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "torn": (lambda path: path.write_text('{"ok": tr'), "is not a JSON object"),
+    "garbage": (lambda path: path.write_bytes(bytes(range(256)) * 64), "is not a JSON object"),
+    "list": (lambda path: path.write_text("[1]"), "is not a JSON object"),
+    "fifo": (os.mkfifo, "is not a regular file"),
+    "directory": (Path.mkdir, "is not a regular file"),
+    "zeros": (make_sparse, "has 10 GiB, more than any that was ever written"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_result_of_a_node_that_cannot_be_read_is_a_finding(tmp_path: Path, kind: str) -> None:
+    """It costs neither time nor memory, and the phase never passes, whatever its ranks said."""
+    make, why = UNREADABLE[kind]
+    evidence = Evidence(tmp_path, 2).done()
+    path = evidence.dir.node_result(1)
+    path.unlink()
+    make(path)
+    tracemalloc.start()
+    try:
+        result = collect_phase(evidence.dir)
+        judgement = judge_job(result, JobState("ended", "COMPLETED"))
+        (finding,) = diagnose(result, judgement)
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert judgement.outcome == "failed"
+    assert (finding.id, finding.hosts, finding.primary) == ("node-result-unreadable", ("n1",), True)
+    assert finding.cause.startswith(f"n1: its result {why}")
+    assert finding.evidence[0].file == str(path)
+
+
+def test_unreadable_result_stands_beside_another_cause(tmp_path: Path) -> None:
+    """The rank's error explains the failure; the file is mentioned."""
+    error = {"type": "ValueError", "message": "boom", "traceback": "tb"}
+    evidence = Evidence(tmp_path, 2).started().rank(0, ("error", error))
+    evidence.node(0, ok=False, reason="torchrun", why="it exited with status 1")
+    evidence.node(1, ok=False)
+    evidence.dir.node_result(1).write_bytes(bytes(4096))
+    result = collect_phase(evidence.dir)
+    found = diagnose(result, judge_job(result, JobState("ended", "FAILED")))
+    assert [(finding.id, finding.primary) for finding in found] == [
+        ("rank-error", True),
+        ("node-result-unreadable", False),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zeros"])
+def test_other_files_of_a_failed_job_cost_no_memory(tmp_path: Path, kind: str) -> None:
+    """Every file that a job can put in the place of its own is read as far as it may be long."""
+    make = UNREADABLE[kind][0]
+    evidence = Evidence(tmp_path).started()
+    places = evidence.dir
+    records = [places.setup_failed, places.abort, places.scheduler, places.node_events(0)]
+    records += [places.rank_stack(0), places.rank_flight_recorder(0), places.rank_py_spy(0)]
+    logs = [places.launcher_log(0), places.rank_log(0, 0, "err")]
+    for path in (*records, *(logs if kind == "fifo" else ())):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make(path)
+    tracemalloc.start()
+    try:
+        result = collect_phase(evidence.dir)
+        assert diagnose(result, judge_job(result, JobState("ended", "FAILED")))
+        assert tracemalloc.get_traced_memory()[1] < 400 * 2**20
+    finally:
+        tracemalloc.stop()

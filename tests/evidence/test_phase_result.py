@@ -15,6 +15,7 @@ from pytest_clustersmoke.evidence import phase_result, scheduler_record
 from pytest_clustersmoke.evidence.finding import Evidence as Line
 from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.fingerprint import fingerprint_of
+from pytest_clustersmoke.evidence.job_results import RankResult
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.evidence.scheduler_record import (
@@ -280,3 +281,22 @@ def test_scheduler_record_is_read_once(tmp_path: Path, monkeypatch: pytest.Monke
     diagnose(result, judgement)
     assert [node.name for node in result.nodes] == ["n0", "n1"]
     assert reads == [evidence.dir.scheduler]
+
+
+def test_ranks_are_asked_for_their_device_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Criteria ask for each rank whether all ranks have a GPU: so a phase of thousands of ranks
+    must not look at all of them each time."""
+    phase = Evidence(tmp_path, 4, 8).started().result()
+    asked, device = 0, vars(RankResult)["device"].fget
+    assert callable(device)
+
+    def count(rank: RankResult) -> str:
+        nonlocal asked
+        asked += 1
+        return str(device(rank))
+
+    monkeypatch.setattr(RankResult, "device", property(count))
+    assert [phase.on_gpus for _ in phase.ranks] == [False] * 32
+    assert 0 < asked <= 32

@@ -11,28 +11,31 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.evidence import run_directory
+from pytest_clustersmoke.evidence.file_problems import check_path
 from pytest_clustersmoke.evidence.run_directory import (
     PhaseDir,
-    check_path,
     create_once,
     create_run,
     read_json,
     write_atomically,
     write_json,
 )
-from pytest_clustersmoke.evidence.telemetry import read_events
+from pytest_clustersmoke.evidence.telemetry import read_events, read_start
 from pytest_clustersmoke.text import UsageProblems
 
 
 def test_a_run_is_private(tmp_path: Path) -> None:
-    """The run's directory has mode 0700 with any umask."""
-    old = os.umask(0)
-    try:
-        run = create_run(tmp_path / "a" / "b", "r")
-    finally:
-        os.umask(old)
-    assert run.root.stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    """The run's directory has mode 0700 with any umask, and others can never write its parents."""
+    for umask, parents in ((0o000, 0o775), (0o002, 0o775), (0o022, 0o755), (0o077, 0o700)):
+        shared = tmp_path / f"{umask:o}" / "a" / "b"
+        old = os.umask(umask)
+        try:
+            run = create_run(shared, "r")
+        finally:
+            os.umask(old)
+        assert run.root.stat().st_mode & 0o777 == 0o700
+        assert shared.stat().st_mode & 0o777 == 0o700
+        assert {path.stat().st_mode & 0o777 for path in shared.parents[:2]} == {parents}
 
 
 def test_the_run_of_a_phase_is_the_one_that_created_it(tmp_path: Path) -> None:
@@ -106,6 +109,9 @@ def test_invalid_json_object_is_none(tmp_path: Path, content: bytes) -> None:
         ("/a\nb", "a newline"),
         ("/a\rb", "a carriage return"),
         ("/%\n", "a `%` and a newline"),
+        ("/a\\b", "a backslash"),
+        ("/a\tb", "a control character"),
+        ("/a\x7f", "a control character"),
     ],
 )
 def test_paths_that_sbatch_would_misread(path: str, bad: str) -> None:
@@ -222,6 +228,18 @@ def test_what_is_no_record_counts_as_missing_at_once(
         assert read_json(path) is None
         assert read_events(path).records == []
         assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_small_file_takes_little_memory_whatever_the_limit(tmp_path: Path) -> None:
+    """A read allocates what it is asked for before it knows how much there is."""
+    write_json(tmp_path / "small.json", {"a": 1})
+    tracemalloc.start()
+    try:
+        assert read_json(tmp_path / "small.json", 64 * 2**20) == {"a": 1}
+        assert read_start(tmp_path / "small.json", 64 * 2**20).startswith(b"{")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
 

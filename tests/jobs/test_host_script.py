@@ -13,6 +13,7 @@ from pytest_clustersmoke.evidence.process_start import start_s
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase
 from pytest_clustersmoke.jobs import host_script
 from pytest_clustersmoke.jobs.host_script import HostAnswer, HostProcess, NodeTag
+from pytest_clustersmoke.node.job_entry import MISSING, REFUSAL
 from tests.support.waiting import wait_for
 
 # A job's processes are found by its tag, so each process that runs these tests has its own.
@@ -25,6 +26,7 @@ def phase(tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]) -> Pha
     """A phase whose node only waits, in a session of its own besides."""
     directory = PhaseDir(tmp_path / "run" / "phases" / "small")
     create_phase(directory, 1)
+    directory.run.root.chmod(0o700)
     directory.submitit.mkdir()
     lines = [f"export {leftovers[0]}=1", "setsid sleep 600 & echo $! > $0.child", "sleep 600"]
     directory.batch_script.write_text("\n".join(lines) + "\n")
@@ -150,12 +152,18 @@ def test_node_ends_at_its_time_limit(
     wait_for("the limit", lambda: look(phase, process) == host_script.GONE)
 
 
-def test_node_that_cannot_write_says_so(tmp_path: Path) -> None:
-    """Where the directory is missing, the answer names no process."""
-    script = start_call(PhaseDir(tmp_path / "none"))
-    done = subprocess.run(
-        ["sh", "-c", host_script.make_script([script])], capture_output=True, text=True
-    )
-    (answer,) = host_script.parse_answers(done.stdout.splitlines())
-    assert answer.process is None
-    assert "No such file or directory" in done.stderr
+@pytest.mark.parametrize("how", ["missing", "link", "open"])
+def test_node_is_not_started_in_a_directory_that_is_not_the_runs(phase: PhaseDir, how: str) -> None:
+    """No process is named, and nothing is written there."""
+    root = phase.run.root
+    moved = root.rename(root.with_name("moved"))
+    if how == "link":
+        root.symlink_to(moved)
+    elif how == "open":
+        moved.rename(root).chmod(0o777)
+    script = host_script.make_script([start_call(phase)])
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    assert host_script.parse_answers(done.stdout.splitlines()) == []
+    why = MISSING if how == "missing" else "is not a directory of this user's alone"
+    assert done.stderr == f"{REFUSAL}{root} {why}\n"
+    assert not list(root.rglob("start")) and not list(moved.rglob("start"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -152,9 +153,9 @@ def test_results_of_nodes_are_read_once(
     assert job.is_over() and job.has_succeeded()
     reads: list[Path] = []
 
-    def read(path: Path) -> dict[str, Any] | None:
+    def read(path: Path, *most_bytes: int) -> dict[str, Any] | None:
         reads.append(path)
-        return read_json(path)
+        return read_json(path, *most_bytes)
 
     monkeypatch.setattr(job_results, "read_json", read)
     monkeypatch.setattr(phase_result, "read_json", read)
@@ -520,7 +521,7 @@ def test_full_disk_costs_no_word_of_the_scheduler(
     """Its details decide the outcome, also where they cannot be kept."""
 
     def refuse(*_: object) -> None:
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     evidence, backend = Evidence(tmp_path), FakeBackend()
     job = watched(evidence)

@@ -15,7 +15,7 @@ from submitit.core.utils import DelayedSubmission
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, write_json
 from pytest_clustersmoke.jobs import batch_script
 from pytest_clustersmoke.jobs.backend import Submission, make_spec
-from pytest_clustersmoke.node.job_entry import REFUSAL, NotOurs, open_run
+from pytest_clustersmoke.node.job_entry import MISSING, REFUSAL, NotOurs, open_run
 from tests.support.evidence import make_phase, make_profile
 
 
@@ -46,7 +46,7 @@ def by_entry(job: Submission) -> list[str]:
 
 
 # Only root can give a directory to another user.
-HOWS = ["link", "open", *(["foreign"] if os.getuid() == 0 else [])]
+HOWS = ["link", "own link", "open", *(["foreign"] if os.getuid() == 0 else [])]
 WAYS = pytest.mark.parametrize("command", [by_entry, batch_script.guarded_command])
 
 
@@ -70,8 +70,8 @@ def test_directory_in_the_place_of_the_runs_is_not_loaded(
     """Its files are the same, and nothing of them runs."""
     root = job.directory.run.root
     moved = root.rename(root.with_name("moved"))
-    if how == "link":
-        moved.chmod(0o755)
+    if how.endswith("link"):  # to one that is open to others, or only has another name
+        moved.chmod(0o755 if how == "link" else 0o700)
         root.symlink_to(moved)
     else:
         moved.rename(root)
@@ -81,7 +81,32 @@ def test_directory_in_the_place_of_the_runs_is_not_loaded(
     done = run(job, command(job))
     assert done.returncode == 1
     assert done.stderr.startswith(REFUSAL)
+    assert MISSING not in done.stderr
     assert not (root / "ran").exists()
+
+
+@WAYS
+def test_directory_that_is_missing_is_told_from_one_that_was_replaced(
+    job: Submission, command: Callable[..., list[str]]
+) -> None:
+    root = job.directory.run.root
+    root.rename(root.with_name("moved"))
+    done = run(job, command(job))
+    assert (done.returncode, done.stderr) == (1, f"{REFUSAL}{root} {MISSING}\n")
+
+
+def test_call_of_the_own_token_wins_over_that_of_an_earlier_job_of_the_same_id(
+    job: Submission,
+) -> None:
+    """Slurm gives ids again after it has lost its state."""
+    folder = job.directory.submitit
+    DelayedSubmission((job.directory.run.root / "stale").touch).dump(folder / "t0.pkl")
+    (folder / "small.0_submitted.pkl").symlink_to("t0.pkl")
+    for _ in range(2):  # the second finds the link of the first
+        done = run(job, by_entry(job))
+        assert done.returncode == 0, done.stderr
+    assert (job.directory.run.root / "ran").exists()
+    assert not (job.directory.run.root / "stale").exists()
 
 
 def test_directory_that_was_opened_stays_the_same(tmp_path: Path) -> None:
@@ -98,8 +123,12 @@ def test_directory_that_was_opened_stays_the_same(tmp_path: Path) -> None:
 
 def test_refusal_says_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "run1"
-    with pytest.raises(NotOurs, match=r"run1 cannot be opened as a directory \(No such file"):
+    with pytest.raises(NotOurs, match="run1 is not visible on this node"):
         open_run(root)
+    root.symlink_to(tmp_path)
+    with pytest.raises(NotOurs, match=r"run1 cannot be opened as a directory \(Not a directory"):
+        open_run(root)
+    root.unlink()
     root.mkdir(mode=0o750)
     with pytest.raises(NotOurs, match=r"run1 is open to other users \(mode 750, expected 700\)"):
         open_run(root)

@@ -3,7 +3,10 @@ before torchrun starts, and the finding names the node. torchrun is a fake."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.job_results import read_claim
+from pytest_clustersmoke.evidence.job_results import read_claim, read_node_result
 from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, write_json
-from pytest_clustersmoke.node import node_job
+from pytest_clustersmoke.node import abort_flag, node_job
 from pytest_clustersmoke.node.abort_flag import NodeFailed
 from tests.fakes import nvidia_smi
 from tests.fakes.nvidia_smi import gpu
-from tests.support.harness import FAKE_TORCHRUN, Suite
+from tests.support.harness import FAKE_TORCHRUN, ROOT, Suite
+from tests.support.launched import make_job
 
 ON_NODE_1 = 'if [ "$SUBMITIT_LOCAL_JOB_ID" = small.1 ]; then {}; fi'
 
@@ -90,6 +94,51 @@ def test_job_that_was_given_up_ends_before_its_claim(tmp_path: Path) -> None:
             start_claim(tmp_path, node)
     assert read_claim(directory) is None
     start_claim(tmp_path, 0, token="t2")
+
+
+WAITING = """
+import json, sys
+from pytest_clustersmoke.node import abort_flag, node_job
+read_claim = node_job.read_claim
+def read_and_say(directory):
+    print("waits", flush=True)
+    return read_claim(directory)
+node_job.read_claim = read_and_say
+node_job.run_node(json.loads(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("other", ["", "claims", "gives up"])
+def test_node_that_is_ended_while_it_waits_for_the_claim_ends_at_once(
+    tmp_path: Path, other: str
+) -> None:
+    """Its result says so, unless the phase is another start's or was given up by then."""
+    job = make_job(tmp_path / "run1" / "phases" / "small", 1, nodes=2, token="t1")
+    create_phase(job.dir, 2)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING, json.dumps(job.spec)],
+        env={**os.environ, node_job.RANK_VARIABLE: "1", node_job.NAME_VARIABLE: "n1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"waits\n"
+    process.send_signal(signal.SIGSTOP)
+    if other == "claims":
+        start_claim(tmp_path, 0, token="t2")
+    elif other:
+        job.dir.withdrawn("t1").touch()
+    before = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1 and time.monotonic() - before < 10
+    result = read_node_result(job.dir, 1)
+    assert result.reason == ("" if other else "terminated")
+    assert abort_flag.visible(job.dir.abort) == (not other)
+    why = {"": b"terminated: SIGTERM", "claims": b"already started", "gives up": b"was given up"}
+    assert why[other] in errors
 
 
 def test_node_without_a_claim_of_node_0_goes_on_to_its_time_limit(tmp_path: Path) -> None:

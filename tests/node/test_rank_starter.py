@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, read_json, write_json
 from pytest_clustersmoke.node import rank_starter
+from pytest_clustersmoke.node.job_entry import REFUSAL
 from pytest_clustersmoke.node.launchers import STARTER
 from tests.support.harness import ROOT
 from tests.support.launched import make_job
@@ -38,20 +40,22 @@ def make_phase(folder: Path, how: str) -> PhaseDir:
     program = folder / "program.py"
     program.write_text(PROGRAM)
     spec = {"nodes": 2, "ranks_per_node": 2, "script": str(program), "argv": [how, *SHOWN]}
-    job = make_job(folder / "phase", 1, **spec)
+    job = make_job(folder / "run" / "phases" / "small", 1, **spec)
+    job.dir.run.root.chmod(0o700)
     write_json(job.dir.spec, job.spec)
     own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4321", "SLURM_PROCID": "1"}
     write_json(job.dir.node_environment(1), {**os.environ, **own})
     return job.dir
 
 
-def start_task(phase: PhaseDir) -> subprocess.Popen[bytes]:
+def start_task(phase: PhaseDir, **options: Any) -> subprocess.Popen[bytes]:
     """The second task on node 1, with the variables that srun gives it."""
     numbers = {"SLURM_NODEID": "1", "SLURM_LOCALID": "1", "SLURM_PROCID": "3"}
     return subprocess.Popen(
-        [sys.executable, "-m", STARTER, "--step", str(phase.root)],
+        [sys.executable, "-m", STARTER, "--step", str(phase.run.root), "phases/small"],
         env={**os.environ, **numbers},
         cwd=ROOT,
+        **options,
     )
 
 
@@ -80,6 +84,16 @@ def test_rank_of_a_step_has_the_variables_of_torchrun(tmp_path: Path) -> None:
     assert (folder / "stderr.log").read_text() == "an error\n"
 
 
+def test_task_starts_nothing_from_a_directory_in_the_place_of_the_runs(tmp_path: Path) -> None:
+    """Others can write in it, so the program that its spec names may be anybody's."""
+    phase = make_phase(tmp_path, "0")
+    phase.run.root.chmod(0o777)
+    task = start_task(phase, stderr=subprocess.PIPE)
+    assert task.communicate(timeout=60)[1].decode().startswith(f"{REFUSAL}{phase.run.root} is open")
+    assert task.returncode == 1
+    assert not phase.rank_process(3).exists() and not phase.rank_logs(1).exists()
+
+
 def test_task_that_is_ended_ends_its_rank(tmp_path: Path) -> None:
     """srun ends the tasks of a step with SIGTERM."""
     phase = make_phase(tmp_path, "waits")
@@ -93,6 +107,15 @@ def test_task_that_is_ended_ends_its_rank(tmp_path: Path) -> None:
     assert record is not None and record["code"] == -signal.SIGTERM
 
 
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """What the code under test sets stays in its test: processes inherit an ignored signal."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.usefixtures("own_signals")
 def test_task_without_its_node_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node's own task may have failed, or the directory is not shared."""
     phase = make_phase(tmp_path, "0")

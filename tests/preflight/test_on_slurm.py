@@ -210,3 +210,34 @@ def test_accounts_qos_and_their_limits_are_checked(
     assert set(both) == {"time-over-limit", "too-many-nodes"}
     assert "QOS standby allows a job at most 00:30:00" in both["time-over-limit"]["cause"]
     assert "QOS standby allows a job at most 1 (MaxTRES)" in both["too-many-nodes"]["cause"]
+
+
+@pytest.mark.slow_lab
+def test_paths_with_any_character_reach_slurm_unharmed(
+    tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]], own_lab: lab.Lab
+) -> None:
+    """Spaces, quotes, what a shell expands, other alphabets, and as long as a name may be: in the
+    directories of the suite, the run and the report, and in arguments."""
+    odd = """a b  'c' "d" `e` & ; # * ? {f} (g) <h> | ~ ! = , @ ünïcödé 日本語 -"""
+    folder = tmp_path / f"{odd}{'x' * (200 - len(odd))}"
+    folder.mkdir()
+    suite = Suite(folder, leftovers[0])
+    suite.use_slurm(own_lab.slurm_conf)
+    program = folder / f"{odd} $HOME $(i).py"  # cluster.yaml expands it in shared_dir
+    program.write_text(
+        f"import runpy, sys\nassert sys.argv[1:] == ['--text', {odd!r}]\n"
+        f"sys.argv[1:] = []\nrunpy.run_path({str(IDLE)!r}, run_name='__main__')\n"
+    )
+    for name, launcher in (("small", "none"), ("step", "srun")):
+        suite.phase(name, script=str(program), launcher=launcher, nodes=2, args={"text": odd})
+    outcome = suite.run_apart()
+    assert outcome.ret == 0, outcome.output
+    for name in ("small", "step"):
+        phase = outcome.phase(name)
+        assert (phase["outcome"], phase["args"]["text"]) == ("passed", odd)
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    logs = suite.run_dir().phase("small").submitit
+    assert sorted(path.name for path in logs.glob("*_log.out")) == [
+        f"{outcome.phase('small')['job_id']}_0_log.out",
+        f"{outcome.phase('small')['job_id']}_1_log.out",
+    ]

@@ -20,6 +20,7 @@ from pytest_clustersmoke.evidence.scheduler_record import (
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.outcome import Judgement, judge_attempts
+from pytest_clustersmoke.session import job_end
 from pytest_clustersmoke.session.live.board import WatchFailed
 from pytest_clustersmoke.session.phase_ledger import find_failed_nodes
 from tests.support.job_run import JobRun, ignore, until
@@ -342,7 +343,7 @@ def test_job_whose_files_cannot_be_written_ends_its_phase_alone(
     lose_node(run, "a")
     session.wait("a", ignore)
     found = [finding["id"] for finding in run.result("a")["findings"]]
-    assert found == ["node-down", "submission-unwritten"]
+    assert found == ["node-down", "shared-directory-full"]
     assert session.outcomes["a"].outcome == "cluster_failed"
 
 
@@ -354,7 +355,11 @@ def test_result_that_the_disk_does_not_take_is_handed_on(
     handed: list[str] = []
     session.on_unwritten = lambda result: handed.append(result.outcome)
     until(lambda: run.submitted() == ["a"])
-    run.run.phase("a").result.mkdir()  # cannot be replaced by a file
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(job_end, "write_json", refuse)
     run.passes("a")
     session.wait("a", ignore)
     assert session.results["a"].outcome == "passed" and handed == ["passed"]

@@ -150,8 +150,9 @@ def pytest_configure(config):
 """
 
 
-def test_job_is_cancelled_if_its_submission_cannot_be_journalled(suite: Suite) -> None:
-    """The disk fills up after sbatch: the job is known all the same, and cancelled."""
+def test_job_goes_on_if_its_submission_cannot_be_journalled(suite: Suite) -> None:
+    """The disk fills up after sbatch: the journal has announced the job, by which it would be found
+    after a kill. One line says what was lost."""
     broken = """from pytest_clustersmoke.evidence.telemetry import EventWriter
         write = EventWriter.write
         def full(self, event, **fields):
@@ -160,11 +161,12 @@ def test_job_is_cancelled_if_its_submission_cannot_be_journalled(suite: Suite) -
             write(self, event, **fields)
         EventWriter.write = full"""
     suite.path.joinpath("conftest.py").write_text(FULL.format(broken))
-    suite.phase(args={"wait_for": str(suite.path / "never")})
+    suite.phase()
     result = suite.run_apart()
-    assert result.ret == 3
-    (ended,) = (event["jobs"] for event in suite.journal() if event["event"] == "cancelled")
-    assert len(ended) == 1
+    assert result.ret == 0 and "Traceback" not in result.output, result.output
+    assert result.output.count("1 line of the journal could not be written: the disk of") == 1
+    events = {event["event"] for event in suite.journal()}
+    assert {"intent", "ended", "closed"} <= events and "submitted" not in events
 
 
 def test_full_disk_at_the_end_of_workers_keeps_the_verdict(suite: Suite) -> None:
