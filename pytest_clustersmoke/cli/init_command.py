@@ -120,7 +120,7 @@ def _run_command(parsed: argparse.Namespace) -> int:
 
 def _make_draft(wishes: Wishes) -> ClusterDraft:
     """The draft to write. Raises UsageProblems with everything wrong with the options."""
-    from ..evidence.file_problems import check_path
+    from ..preflight.access import check_path
     from ..text import Problem, UsageProblems
     from .cluster_draft import draft_local, draft_slurm, draft_ssh, host_keys
     from .host_survey import survey_hosts

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ..evidence.file_problems import MAX_NODE_BYTES, explain_unreadable
 from ..evidence.finding import (
     MAX_TEXT,
     Evidence,
@@ -26,6 +25,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.staged_marks import find_unrequested_fault
 from ..evidence.telemetry import parse_int, parse_ints, read_start
+from ..evidence.whole_files import MAX_NODE_BYTES, explain_unreadable
 from ..node import checks
 from ..node.job_entry import MISSING, REFUSAL
 from ..text import FAILURE, WARNING

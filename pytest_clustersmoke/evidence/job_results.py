@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 from ..text import plural
-from .file_problems import MAX_NODE_BYTES
 from .run_directory import PhaseDir, list_directory, read_json
 from .telemetry import (
     MARK_EVERY_S,
@@ -25,6 +24,7 @@ from .telemetry import (
     parse_rows,
     parse_text,
 )
+from .whole_files import MAX_NODE_BYTES
 
 # Outcomes in which the cluster was not measured: it neither failed nor passed.
 NOT_MEASURED = {"never_ran", "preempted", "cancelled", "lost"}

@@ -17,7 +17,6 @@ from ..config.hostlist import expand_hostlist
 from ..config.marker import numbers_by_node
 from ..config.metrics import METRICS
 from .event_origin import Launch, keep_own_events
-from .file_problems import MAX_NODE_BYTES
 from .finding import Finding
 from .job_results import NodeResult, RankResult, read_node_result
 from .metric import Metric, fail
@@ -34,6 +33,7 @@ from .telemetry import (
     parse_texts,
     read_events,
 )
+from .whole_files import MAX_NODE_BYTES
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from ..config.expectations import Expectation, Reference

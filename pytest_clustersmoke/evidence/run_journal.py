@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..text import plural
-from .file_problems import is_full
 from .locks import HEARTBEAT_S, ControllerFence, send_heartbeat
 from .run_counts import CriterionRecord
 from .run_directory import RunDir
@@ -23,6 +22,7 @@ from .telemetry import (
     parse_text,
     read_events,
 )
+from .whole_files import is_full
 
 
 class FencedJournal(EventWriter):

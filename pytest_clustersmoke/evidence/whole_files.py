@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from ..text import format_bytes
 from .telemetry import open_regular, read_part
 
 MAX_JSON_BYTES = 64 * 2**20
+MAX_NODE_BYTES = 8 * 2**20  # what one node writes of itself is a few KiB
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
@@ -73,3 +77,22 @@ def list_directory(directory: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a write failed because the disk is full, or this user's quota is used up."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def explain_unreadable(path: Path, most_bytes: int) -> str:
+    """Why `read_json` finds nothing in a file that is there; empty if it does, or if there is no
+    file."""
+    try:
+        info = path.lstat()
+    except OSError:
+        return ""
+    if not stat.S_ISREG(info.st_mode):
+        return "is not a regular file"
+    if info.st_size > most_bytes:
+        return f"has {format_bytes(info.st_size)}, more than any that was ever written"
+    return "" if read_json(path, most_bytes) is not None else "is not a JSON object"

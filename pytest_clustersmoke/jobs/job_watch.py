@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 
 from ..config.hostlist import expand_hostlist
-from ..evidence.file_problems import is_full
 from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
@@ -30,6 +29,7 @@ from ..evidence.scheduler_record import (
     show_time,
 )
 from ..evidence.telemetry import Events, parse_text, read_events
+from ..evidence.whole_files import is_full
 from ..node.abort_flag import visible
 from .backend import COMMENT_BEGINS, Backend, JobEnder, Submission
 from .slurm_jobs import parse_message

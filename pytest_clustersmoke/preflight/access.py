@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.file_problems import check_path
 from ..evidence.finding import Finding
 from ..evidence.locks import describe_run
 from ..evidence.run_directory import RunDir, create_run, write_json
@@ -228,3 +227,22 @@ def _name_user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def check_path(path: Path, where: str, todo: str) -> list[Problem]:
+    """Problems with characters that sbatch would misread: `%` starts one of its patterns, `\\` ends
+    them, and a newline ends a line of the script."""
+    names = {
+        "%": "a `%`",
+        "\\": "a backslash",
+        "\n": "a newline",
+        "\r": "a carriage return",
+        "control": "a control character",
+    }
+    found = {"control" if char < " " and char not in names else char for char in str(path)}
+    found |= {"control"} & {"control" for char in str(path) if char == "\x7f"}
+    bad = [name for char, name in names.items() if char in found]
+    if not bad:
+        return []
+    what = f"the path {str(path)!r} contains {' and '.join(bad)}, which sbatch would misread"
+    return [Problem(what, where, "a path without it", todo)]

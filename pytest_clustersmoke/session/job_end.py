@@ -11,12 +11,12 @@ from .. import diagnose
 from ..config.hostlist import expand_hostlist
 from ..config.profile import Profile
 from ..diagnose.node_findings import check_warnings
-from ..evidence.file_problems import is_full
 from ..evidence.finding import Finding
 from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RESTART, PhaseDir, write_json
 from ..evidence.telemetry import to_json_value
+from ..evidence.whole_files import is_full
 from ..jobs.backend import Backend, JobEnder
 from ..jobs.job_watch import WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_attempts, judge_job

@@ -13,12 +13,12 @@ from typing import Any
 from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.file_problems import is_full
 from ..evidence.finding import Finding
 from ..evidence.job_results import read_claim
 from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.run_directory import RunDir, create_phase
 from ..evidence.run_journal import FencedJournal, RunJournal
+from ..evidence.whole_files import is_full
 from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswered, prepare_jobs
 from ..jobs.job_watch import WatchedJob, watch_job
 from ..jobs.outcome import Judgement

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.evidence import run_directory
-from pytest_clustersmoke.evidence.file_problems import check_path
 from pytest_clustersmoke.evidence.run_directory import (
     PhaseDir,
     create_once,
@@ -98,33 +97,6 @@ def test_invalid_json_object_is_none(tmp_path: Path, content: bytes) -> None:
     tmp_path.joinpath("f").write_bytes(content)
     assert read_json(tmp_path / "f") is None
     assert read_json(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(
-    ("path", "bad"),
-    [
-        ("/a/b", ""),
-        ("/a b/ü", ""),
-        ("/a%j", "a `%`"),
-        ("/a\nb", "a newline"),
-        ("/a\rb", "a carriage return"),
-        ("/%\n", "a `%` and a newline"),
-        ("/a\\b", "a backslash"),
-        ("/a\tb", "a control character"),
-        ("/a\x7f", "a control character"),
-    ],
-)
-def test_paths_that_sbatch_would_misread(path: str, bad: str) -> None:
-    """Each of the characters is named; other paths are fine."""
-    problems = [str(problem) for problem in check_path(Path(path), "here", "move it")]
-    assert problems == (
-        [
-            f"here: the path {path!r} contains {bad}, which sbatch would misread; "
-            "expected a path without it; move it"
-        ]
-        if bad
-        else []
-    )
 
 
 def joined_names(source: Path) -> Iterator[str]:

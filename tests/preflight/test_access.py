@@ -121,3 +121,30 @@ def test_words_fit_clusters_without_a_scheduler(tmp_path: Path) -> None:
     (tmp_path / "shared").chmod(0o777)
     (problem,), _ = judge(tmp_path, "shared", backend="ssh", hosts=["h1"])
     assert "the files that the hosts run" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("path", "bad"),
+    [
+        ("/a/b", ""),
+        ("/a b/ü", ""),
+        ("/a%j", "a `%`"),
+        ("/a\nb", "a newline"),
+        ("/a\rb", "a carriage return"),
+        ("/%\n", "a `%` and a newline"),
+        ("/a\\b", "a backslash"),
+        ("/a\tb", "a control character"),
+        ("/a\x7f", "a control character"),
+    ],
+)
+def test_paths_that_sbatch_would_misread(path: str, bad: str) -> None:
+    """Each of the characters is named; other paths are fine."""
+    problems = [str(problem) for problem in access.check_path(Path(path), "here", "move it")]
+    assert problems == (
+        [
+            f"here: the path {path!r} contains {bad}, which sbatch would misread; "
+            "expected a path without it; move it"
+        ]
+        if bad
+        else []
+    )
