@@ -1,0 +1,223 @@
+"""What may be killed in a lab: clients, ranks, slurmstepd, slurmd and slurmctld, each found by pid
+and start time among the lab's own processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pytest_clustersmoke.lab import Lab
+from pytest_clustersmoke.lab.addresses import own_hosts_prefix
+from pytest_clustersmoke.lab.daemons import reap
+from pytest_clustersmoke.lab.lab_processes import (
+    PROC,
+    TOKEN_VARIABLE,
+    Process,
+    find_processes,
+    send,
+    start_time,
+)
+from pytest_clustersmoke.lab.lab_state import Journal, LabRecord, read_record
+
+CLIENT, RANK, STEPD, SLURMD, SLURMCTLD = "client", "rank", "slurmstepd", "slurmd", "slurmctld"
+KINDS = (CLIENT, RANK, STEPD, SLURMD, SLURMCTLD)
+DAEMONS = {"slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "munged", "mariadbd", "mysqld"}
+PHASE = "CLUSTERSMOKE_PHASE_DIR"
+
+Thing = TypeVar("Thing")
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One kill of the schedule: when in its run, in seconds, and what else the seed decides.
+    `pick` chooses among the processes that there are, `pause_s` is how long a daemon stays dead."""
+
+    kind: str
+    at_s: float
+    pick: float
+    pause_s: float
+    attaches: bool = True
+
+    def __str__(self) -> str:
+        more = ""
+        if self.kind == CLIENT:
+            more = ", then " + ("attach" if self.attaches else "reap")
+        elif self.kind in (SLURMD, SLURMCTLD):
+            more = f", back after {self.pause_s:.1f} s"
+        return f"{self.at_s:4.1f} s: kill {self.kind}{more}"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A kill that was made: of the process of a phase or node, from and until when (Unix seconds)
+    it was dead."""
+
+    kind: str
+    began: float
+    ended: float
+    phase: str = ""
+    node: str = ""
+
+
+@dataclass
+class StruckLab:
+    """A lab whose processes are killed; its daemons are started again when their time has come."""
+
+    lab: Lab
+    hits: list[Hit] = field(default_factory=list)
+    _dead: list[tuple[float, Hit, list[str], dict[str, str]]] = field(default_factory=list)
+
+    @property
+    def record(self) -> LabRecord:
+        return read_record(self.lab.name, self.lab.slurm_conf.parent)
+
+    def strike(self, strike: Strike) -> Hit | None:
+        """Kill a process of this kind (not a client); None if there is none now."""
+        if strike.kind == RANK:
+            return self._kill_rank(strike)
+        if strike.kind == STEPD:
+            return self._kill_step(strike)
+        return self._kill_daemon(strike)
+
+    def restart(self, at_once: bool = False) -> None:
+        """Start the daemons again whose pause is over."""
+        reap()
+        for dead in [dead for dead in self._dead if at_once or dead[0] <= time.monotonic()]:
+            self._dead.remove(dead)
+            _, hit, command, environ = dead
+            self._start(hit.node or hit.kind, command, environ)
+            began = hit.began
+            self.hits[self.hits.index(hit)] = Hit(hit.kind, began, time.time(), node=hit.node)
+
+    def list_job_processes(self) -> list[Process]:
+        """The processes of the lab's jobs, slurmstepd included."""
+        record = self.record
+        confs = (record.files.slurm_conf, record.files.daemons_conf)
+        found = find_processes(record.token, confs)
+        return [process for process in found if read_name(process.pid) not in DAEMONS]
+
+    def _kill_rank(self, strike: Strike) -> Hit | None:
+        ranks = [*self._list_ranks()]
+        if not ranks:
+            return None
+        process, variables = choose(ranks, strike.pick)
+        return self._kill(process, Hit(RANK, time.time(), time.time(), phase_of(variables)))
+
+    def _kill_step(self, strike: Strike) -> Hit | None:
+        """Kill the slurmstepd of the batch script or of the step of a job whose rank runs."""
+        steps = []
+        found = self.list_job_processes()
+        for _, variables in self._list_ranks(found):
+            title = re.compile(rf"slurmstepd: \[{variables['SLURM_JOB_ID']}\.")
+            mine = [process for process in found if title.match(read_command_line(process.pid))]
+            steps += [(process, phase_of(variables)) for process in mine]
+        if not steps:
+            return None
+        process, phase = choose(steps, strike.pick)
+        return self._kill(process, Hit(STEPD, time.time(), time.time(), phase))
+
+    def _list_ranks(
+        self, found: list[Process] | None = None
+    ) -> Iterator[tuple[Process, Mapping[str, str]]]:
+        for process in self.list_job_processes() if found is None else found:
+            variables = read_environ(process.pid)
+            if PHASE in variables and "RANK" in variables and "SLURM_JOB_ID" in variables:
+                yield process, variables
+
+    def _kill_daemon(self, strike: Strike) -> Hit | None:
+        alive = [
+            process
+            for process in self.record.daemons
+            if process.role.startswith(strike.kind) and process.role != "slurmdbd" and process.alive
+        ]
+        if not alive:
+            return None
+        process = choose(sorted(alive, key=lambda process: process.role), strike.pick)
+        command = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        environ = read_environ(process.pid)
+        node = process.role if strike.kind == SLURMD else ""
+        hit = self._kill(process, Hit(strike.kind, time.time(), float("inf"), node=node))
+        if hit is not None:
+            self._dead.append((time.monotonic() + strike.pause_s, hit, command, environ))
+        return hit
+
+    def _kill(self, process: Process, hit: Hit) -> Hit | None:
+        if not process.alive:
+            return None
+        send([process], signal.SIGKILL)
+        self.hits.append(hit)
+        return hit
+
+    def _start(self, role: str, command: list[str], environ: dict[str, str]) -> None:
+        """Start a daemon as the lab does, and journal it, so that the lab's end ends it."""
+        record = self.record
+        files = record.files
+        prefix = own_hosts_prefix(files) if files.hosts.exists() else ()
+        with files.output(role).open("ab") as log:
+            child = subprocess.Popen(
+                [*prefix, *command],
+                env={**environ, TOKEN_VARIABLE: record.token},
+                cwd=files.logs,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        started = start_time(child.pid)
+        if started is not None:
+            Journal(files.journal).started(Process(role, child.pid, started))
+        _restarted.append(child)
+
+
+# Kept until they are reaped: one that nobody refers to would be reaped at any time.
+_restarted: list[subprocess.Popen[bytes]] = []
+
+
+def choose(things: list[Thing], pick: float) -> Thing:
+    return things[int(pick * len(things))]
+
+
+def phase_of(variables: Mapping[str, str]) -> str:
+    """The phase of a process of a job, by the directory of its phase."""
+    return Path(variables[PHASE].partition("/attempt-")[0]).name
+
+
+def read_name(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def read_command_line(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def read_environ(pid: int) -> dict[str, str]:
+    try:
+        text = os.fsdecode((PROC / str(pid) / "environ").read_bytes())
+    except OSError:
+        return {}
+    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+
+
+def draw_strikes(drawn: random.Random, latest_s: float, share: float) -> list[Strike]:
+    """The kills of one run, one of each kind at most, in order."""
+    strikes = []
+    for kind in KINDS:
+        at_s, pick = drawn.uniform(1.0, latest_s), drawn.random()
+        pause_s, attaches = drawn.uniform(0.5, 6.0), drawn.random() < 2 / 3
+        if drawn.random() < share:
+            strikes.append(Strike(kind, at_s, pick, pause_s, attaches))
+    return sorted(strikes, key=lambda strike: strike.at_s)

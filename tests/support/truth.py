@@ -1,0 +1,172 @@
+"""What jobs say of themselves in a file of their own, and whether a report agrees with it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.harness import IDLE
+from tests.support.strikes import RANK, SLURMCTLD, SLURMD, STEPD, Hit
+
+TRUTH = "CHAOS_TRUTH"
+# A rank that writes to the file of its run when it starts and when it ends.
+PROGRAM = f"""
+import json, os, runpy, time
+from pathlib import Path
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, read_json
+
+place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
+about = dict(phase=place.name, token=(read_json(place.spec) or dict())["token"],
+             job_id=os.environ["SLURM_JOB_ID"], node=os.environ["SLURMD_NODENAME"])
+truth = os.open(os.environ["{TRUTH}"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+def say(what):
+    line = json.dumps(dict(about, what=what, time=time.time())) + "\\n"
+    os.write(truth, line.encode())
+
+say("start")
+runpy.run_path({str(IDLE)!r}, run_name="__main__")
+say("end")
+"""
+# Slurm names the failure of a node up to 36 s after it on a loaded machine; from the order to end a
+# job to its end, the job may end by itself.
+EFFECT_S, END_S = 60.0, 10.0
+# Which kills make an outcome true. `lost` is true only where Slurm lost its own record.
+CAUSES = {
+    "passed": {RANK, STEPD, SLURMD, SLURMCTLD},
+    "failed": {RANK, STEPD},
+    "cluster_failed": {STEPD, SLURMD, SLURMCTLD},
+    "preempted": {SLURMD, SLURMCTLD},
+    "never_ran": {SLURMD, SLURMCTLD},
+    "cancelled": {SLURMCTLD},
+    "lost": {SLURMCTLD},
+}
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a phase's program, as it says; `ended` is None if it did not get to its end."""
+
+    phase: str
+    token: str
+    job_id: str
+    node: str
+    began: float
+    ended: float | None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a run says of a phase: its outcome, the tokens of its submissions, and from when until
+    when it was at work on it (Unix seconds). `reaped`: when the run was ended from outside."""
+
+    phase: str
+    outcome: str
+    tokens: tuple[str, ...] = ()
+    began: float = 0.0
+    ended: float = float("inf")
+    reaped: float | None = None
+
+
+def read_truth(path: Path) -> list[Start]:
+    """The starts in a truth file, in order."""
+    starts: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    lines = path.read_text().splitlines() if path.exists() else []
+    open_starts: list[list[dict[str, Any]]] = []
+    for line in map(json.loads, lines):
+        key = (line["phase"], line["token"], line["job_id"])
+        if line["what"] == "start":
+            starts[key] = [line]
+            open_starts.append(starts[key])
+        else:
+            starts[key].append(line)
+    return [
+        Start(
+            lines[0]["phase"],
+            lines[0]["token"],
+            lines[0]["job_id"],
+            lines[0]["node"],
+            lines[0]["time"],
+            lines[1]["time"] if len(lines) > 1 else None,
+        )
+        for lines in open_starts
+    ]
+
+
+def read_told(record: Mapping[str, Any], journal: Sequence[Mapping[str, Any]]) -> list[Told]:
+    """What a report and its run's journal say, by phase."""
+    reaped = [event["time"] for event in journal if event.get("reaped")]
+    told = []
+    for phase in record["phases"]:
+        mine = [event for event in journal if event.get("phase") == phase["phase"]]
+        intents = [event for event in mine if event["event"] == "intent"]
+        ends = [event["time"] for event in mine if event["event"] == "ended"]
+        told.append(
+            Told(
+                phase["phase"],
+                phase["outcome"],
+                tuple(event["token"] for event in intents),
+                min((event["time"] for event in intents), default=journal[0]["time"]),
+                max(ends, default=journal[-1]["time"]),
+                min(reaped, default=None),
+            )
+        )
+    return told
+
+
+def find_violations(told: Told, starts: Sequence[Start], hits: Sequence[Hit]) -> list[str]:
+    """Where what is told of a phase and what its jobs say themselves differ."""
+    mine = [start for start in starts if start.phase == told.phase]
+    problems = []
+    if len(mine) > 1:
+        problems.append(f"it started {len(mine)} times: {', '.join(s.token for s in mine)}")
+    for start in mine:
+        if start.token not in told.tokens:
+            problems.append(f"a job of a token that the journal does not have: {start.token}")
+    if told.outcome == "passed":
+        problems += _check_pass(told, mine)
+    else:
+        problems += _check_cause(told, mine, hits)
+        problems += _check_end(told, mine, hits)
+    return [f"{told.phase} ({told.outcome}): {problem}" for problem in problems]
+
+
+def _check_pass(told: Told, starts: Sequence[Start]) -> list[str]:
+    last = told.tokens[-1] if told.tokens else ""
+    if any(start.token == last and start.ended is not None for start in starts):
+        return []
+    return ["its last job did not get to its end"]
+
+
+def _check_cause(told: Told, starts: Sequence[Start], hits: Sequence[Hit]) -> list[str]:
+    """Something must have happened to the phase that makes the outcome true."""
+    if told.outcome == "cancelled" and told.reaped is not None:
+        return []
+    causes = CAUSES.get(told.outcome, set())
+    if any(hit.kind in causes and _concerns(hit, told, starts) for hit in hits):
+        return []
+    return [f"nothing was killed that makes this true (expected {' or '.join(sorted(causes))})"]
+
+
+def _concerns(hit: Hit, told: Told, starts: Sequence[Start]) -> bool:
+    if hit.phase:
+        return hit.phase == told.phase
+    if hit.node and starts and hit.node not in {start.node for start in starts}:
+        return False
+    return hit.began <= told.ended and told.began <= hit.ended + EFFECT_S
+
+
+def _check_end(told: Told, starts: Sequence[Start], hits: Sequence[Hit]) -> list[str]:
+    """A program that got to its end has passed, unless it was struck before its node said so."""
+    if told.outcome == "never_ran" and starts:
+        return ["it ran"]
+    ended = [start.ended for start in starts if start.ended is not None]
+    if not ended or any(hit.phase == told.phase for hit in hits):
+        return []
+    if told.outcome == "cancelled" and ended[0] >= (told.reaped or math.inf) - END_S:
+        return []
+    return ["its program got to its end"]
