@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,9 +93,8 @@ class StruckLab:
         for dead in [dead for dead in self._dead if at_once or dead[0] <= time.monotonic()]:
             self._dead.remove(dead)
             _, hit, command, environ = dead
-            self._start(hit.node or hit.kind, command, environ)
-            began = hit.began
-            self.hits[self.hits.index(hit)] = Hit(hit.kind, began, time.time(), node=hit.node)
+            self._start("-".join(filter(None, [hit.kind, hit.node])), command, environ)
+            self.hits[self.hits.index(hit)] = replace(hit, ended=time.time())
 
     def list_job_processes(self) -> list[Process]:
         """The processes of the lab's jobs, slurmstepd included."""
@@ -124,6 +123,33 @@ class StruckLab:
         process, phase = choose(steps, strike.pick)
         return self._kill(process, Hit(STEPD, time.time(), time.time(), phase))
 
+    def kill_step_of(self, phase: str) -> bool:
+        """Kill the slurmstepd of a phase's step; return whether there is one."""
+        found = self.list_job_processes()
+        ranks = [variables for _, variables in self._list_ranks(found)]
+        jobs = [v["SLURM_JOB_ID"] for v in ranks if phase_of(v) == phase]
+        titles = {f"slurmstepd: [{job}.0]" for job in jobs}
+        mine = [process for process in found if read_command_line(process.pid).strip() in titles]
+        send(mine, signal.SIGKILL)
+        return bool(mine)
+
+    def kill_slurmd(self, node: str) -> bool:
+        """Kill a node's slurmd, which `restart(at_once=True)` starts again."""
+        alive = [process for process in self.record.daemons if process.alive]
+        mine = [process for process in alive if process.role == f"{SLURMD}-{node}"]
+        return bool(mine) and self._kill_for(mine[0], 0.0) is not None
+
+    def kill_node(self, node: str) -> bool:
+        """Kill all that runs on a node."""
+        found = self.list_job_processes()
+        there = [p for p in found if read_environ(p.pid).get("SLURMD_NODENAME") == node]
+        jobs = {read_environ(process.pid).get("SLURM_JOB_ID") for process in there}
+        titles = tuple(f"slurmstepd: [{job}." for job in jobs)
+        steps = [p for p in found if read_command_line(p.pid).startswith(titles)] if jobs else []
+        killed = self.kill_slurmd(node)
+        send([*steps, *there], signal.SIGKILL)
+        return killed
+
     def _list_ranks(
         self, found: list[Process] | None = None
     ) -> Iterator[tuple[Process, Mapping[str, str]]]:
@@ -141,12 +167,16 @@ class StruckLab:
         if not alive:
             return None
         process = choose(sorted(alive, key=lambda process: process.role), strike.pick)
+        return self._kill_for(process, strike.pause_s)
+
+    def _kill_for(self, process: Process, pause_s: float) -> Hit | None:
+        """Kill a daemon, which is started again after a pause."""
         command = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().split("\0")[:-1]
         environ = read_environ(process.pid)
-        node = process.role if strike.kind == SLURMD else ""
-        hit = self._kill(process, Hit(strike.kind, time.time(), float("inf"), node=node))
+        kind, _, node = process.role.partition("-")
+        hit = self._kill(process, Hit(kind, time.time(), float("inf"), node=node))
         if hit is not None:
-            self._dead.append((time.monotonic() + strike.pause_s, hit, command, environ))
+            self._dead.append((time.monotonic() + pause_s, hit, command, environ))
         return hit
 
     def _kill(self, process: Process, hit: Hit) -> Hit | None:
