@@ -105,10 +105,8 @@ class Bench:
             "phases": dict.fromkeys(names),
         }
         classes = [
-            PHASE.format(
-                name=name, title=name.title(), script=PROGRAM, launcher=launcher, seconds=s
-            )
-            for name, s in zip(names, seconds, strict=True)
+            PHASE.format(name=name, title=name.title(), script=PROGRAM, how=launcher, seconds=long)
+            for name, long in zip(names, seconds, strict=True)
         ]
         (self.folder / "cluster.yaml").write_text(json.dumps({"clusters": {"bench": profile}}))
         (self.folder / "pytest.ini").write_text("[pytest]\n")

@@ -183,8 +183,18 @@ class SlurmClient:
         raise Refused(
             message,
             no_controller=bool(slurm_jobs.NO_CONTROLLER.search(message)),
-            for_now=bool(slurm_jobs.FOR_NOW.search(message)),
+            for_now=bool(slurm_jobs.FOR_NOW.search(message)) or self._is_starting(message),
         )
+
+    def _is_starting(self, message: str) -> bool:
+        """Whether slurmctld refuses a job because it has just started, and does not know its nodes
+        yet."""
+        if not slurm_jobs.NO_NODES.search(message):
+            return False
+        try:
+            return any(node.unknown for node in self.nodes().values())
+        except SlurmUnavailable:
+            return True  # it went away just after its answer
 
     def find_job(self, name: str, comment: str) -> str:
         """The id of this user's one job with this name and comment; empty if Slurm lists none, or

@@ -151,7 +151,7 @@ _REFUSALS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("submission-refused", r"group not permitted"),
     )
 )
-_NO_NODES = re.compile(
+NO_NODES = re.compile(
     r"requested node configuration is not available|nodes? .*not available", re.I
 )
 
@@ -175,7 +175,7 @@ class TrialSubmission:
 
     @property
     def no_nodes(self) -> bool:
-        return bool(_NO_NODES.search(self.message))
+        return bool(NO_NODES.search(self.message))
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,11 @@ class SlurmNode:
         return bool(self.states & AWAY) and not self.gone
 
     @property
+    def unknown(self) -> bool:
+        """Whether slurmctld, which has just started, has not heard of it yet."""
+        return "UNKNOWN" in self.states
+
+    @property
     def description(self) -> str:
         """Why it takes no jobs, as Slurm reports it: state, reason, who set it and when."""
         state = "+".join(sorted(self.states)).lower()

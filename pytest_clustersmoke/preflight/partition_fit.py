@@ -34,6 +34,11 @@ class Slurm:
     associations: tuple[Association, ...] | None = None
     groups: frozenset[str] = frozenset()
 
+    @property
+    def has_just_started(self) -> bool:
+        """Whether slurmctld does not know its nodes yet, so that it may refuse any job for now."""
+        return any(node.unknown for node in (self.nodes or {}).values())
+
 
 @dataclass(frozen=True)
 class RequestedResources:

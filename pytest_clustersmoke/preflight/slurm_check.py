@@ -188,7 +188,7 @@ def check_phase(
     if by_partition and all(by_partition):
         fewest: list[Finding] = min(by_partition, key=len)
         findings += fewest
-    if trial.accepted is not False:
+    if trial.accepted is not False or (trial.no_nodes and slurm.has_just_started):
         return findings
     explained = trial.causes & {finding.id for finding in findings} if trial.causes else findings
     if not explained and trial.no_nodes and slurm.nodes:

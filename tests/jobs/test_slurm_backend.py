@@ -388,6 +388,20 @@ def test_refusal_without_a_controller_is_distinguished(
     assert (refusal.value.no_controller, refusal.value.for_now) == (no_controller, for_now)
 
 
+@pytest.mark.parametrize(
+    ("state", "for_now"), [("UNKNOWN", True), ("IDLE", False), ("DOWN", False)]
+)
+def test_controller_that_does_not_know_its_nodes_yet_is_asked_again(
+    slurm: FakeSlurm, tmp_path: Path, state: str, for_now: bool
+) -> None:
+    """For some seconds after its start, slurmctld refuses whatever needs a node."""
+    slurm.answers("sbatch", "", FAILED + "Requested node configuration is not available", 1)
+    slurm.answers("scontrol", f"NodeName=n1 State={state} CPUTot=8 Partitions=main\n")
+    with pytest.raises(Refused) as refusal:
+        submit(backend(tmp_path, slurm.environ), tmp_path)
+    assert refusal.value.for_now == for_now
+
+
 def test_missing_sbatch_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """sbatch missing at submission is reported as a refusal."""
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -292,6 +292,14 @@ def test_unexplained_refusal_quotes_slurm(judge: Judge, words: str, identity: st
     assert any(evidence.text == words for evidence in finding.evidence)
 
 
+def test_controller_that_has_just_started_keeps_no_phase_from_running(judge: Judge) -> None:
+    """It refuses whatever needs a node until it has heard of its nodes; nobody has to act."""
+    nodes = [texts.node(f"n{i}", state="UNKNOWN") for i in range(3)]
+    assert judge(slurm(nodes), REFUSED) == []
+    other = TrialSubmission(False, "Invalid account")
+    assert ids(judge(slurm(nodes), other)) == ["account-refused"]
+
+
 def test_other_cause_of_a_refusal_is_added(judge: Judge) -> None:
     """Slurm names one cause at a time; if ours differ, its cause is a finding as well."""
     answers = slurm(partitions=[texts.partition(time="00:30:00")])
