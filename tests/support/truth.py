@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
+from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import IDLE
 from tests.support.strikes import RANK, SLURMCTLD, SLURMD, STEPD, Hit
 
@@ -39,7 +41,7 @@ EFFECT_S, END_S = 60.0, 10.0
 CAUSES = {
     "passed": {RANK, STEPD, SLURMD, SLURMCTLD},
     "failed": {RANK, STEPD},
-    "cluster_failed": {STEPD, SLURMD, SLURMCTLD},
+    "cluster_failed": {STEPD, SLURMD},
     "preempted": {SLURMD, SLURMCTLD},
     "never_ran": {SLURMD, SLURMCTLD},
     "cancelled": {SLURMCTLD},
@@ -62,7 +64,8 @@ class Start:
 @dataclass(frozen=True)
 class Told:
     """What a run says of a phase: its outcome, the tokens of its submissions, and from when until
-    when it was at work on it (Unix seconds). `reaped`: when the run was ended from outside."""
+    when it was at work on it (Unix seconds). `reaped`: when the run was ended from outside;
+    `has_result`: the job's node wrote that all went well."""
 
     phase: str
     outcome: str
@@ -70,6 +73,7 @@ class Told:
     began: float = 0.0
     ended: float = float("inf")
     reaped: float | None = None
+    has_result: bool = False
 
 
 def read_truth(path: Path) -> list[Start]:
@@ -97,8 +101,9 @@ def read_truth(path: Path) -> list[Start]:
     ]
 
 
-def read_told(record: Mapping[str, Any], journal: Sequence[Mapping[str, Any]]) -> list[Told]:
-    """What a report and its run's journal say, by phase."""
+def read_told(record: Mapping[str, Any], run: RunDir) -> list[Told]:
+    """What a report and its run's directory say, by phase."""
+    journal = read_events(run.journal).records
     reaped = [event["time"] for event in journal if event.get("reaped")]
     told = []
     for phase in record["phases"]:
@@ -113,6 +118,7 @@ def read_told(record: Mapping[str, Any], journal: Sequence[Mapping[str, Any]]) -
                 min((event["time"] for event in intents), default=journal[0]["time"]),
                 max(ends, default=journal[-1]["time"]),
                 min(reaped, default=None),
+                (read_json(run.phase(phase["phase"]).node_result(0)) or {}).get("ok") is True,
             )
         )
     return told
@@ -167,6 +173,7 @@ def _check_end(told: Told, starts: Sequence[Start], hits: Sequence[Hit]) -> list
     ended = [start.ended for start in starts if start.ended is not None]
     if not ended or any(hit.phase == told.phase for hit in hits):
         return []
-    if told.outcome == "cancelled" and ended[0] >= (told.reaped or math.inf) - END_S:
-        return []
-    return ["its program got to its end"]
+    # A job that Slurm forgot is ended by Slurm once its node registers; one of a reaped run, by us.
+    struck = told.outcome == "lost" and told.ended - ended[0] < END_S and not told.has_result
+    reaped = told.outcome == "cancelled" and ended[0] >= (told.reaped or math.inf) - END_S
+    return [] if struck or reaped else ["its program got to its end"]

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.evidence.telemetry import read_events
+from pytest_clustersmoke.evidence.run_directory import RunDir
 from tests.support.harness import outer_variables, pytest_command
 from tests.support.strikes import CLIENT, Strike, StruckLab, draw_strikes
 from tests.support.truth import PROGRAM, TRUTH, find_violations, read_told, read_truth
@@ -132,8 +132,7 @@ class Chaos:
             if report.parent.is_symlink():
                 continue
             record = json.loads(report.read_text())
-            journal = read_events(self.shared / report.parent.name / "journal.jsonl").records
-            for told in read_told(record, journal):
+            for told in read_told(record, RunDir(self.shared / report.parent.name)):
                 seen[told.phase] += 1
                 for line in find_violations(told, starts, self.struck.hits):
                     self.violate(f"{report.parent.name}: {line}")
