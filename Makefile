@@ -9,6 +9,7 @@
 # make lint         ruff and mypy --strict
 # make bench        overhead of a phase, calls of the scheduler (also ReFrame's, installed with pip
 #                   into a temporary environment), speed of reading NCCL's logs, cost of a proof,
+#                   how soon pytest sees ends and deaths, what the ladder costs beyond raw sbatch,
 #                   how often a rank that computes wrongly is named, which slow ranks would be,
 #                   false alarms and power of the history check (simulated), how time and memory
 #                   grow with ranks, phases and past runs
@@ -18,6 +19,9 @@
 #                   it stopped. BACKEND=local or ssh: all phases on this machine, or on hosts
 #                   without a scheduler. SOAK_STATE=DIR: keep what has passed there, so that another
 #                   clone of the same commit can go on
+# make soak-chaos   200 short jobs on a lab of which clients, ranks, slurmstepd, slurmd and slurmctld
+#                   are killed meanwhile; SEED=N (1) chooses the schedule, which is printed. About
+#                   8 minutes a seed
 # TORCH=cuda        with any target: the newest torch instead of the one in constraints-cpu.txt
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu   with any target: torch's CPU build
 
@@ -31,6 +35,7 @@ WORKERS ?= 3
 SOAK ?= 20
 BACKEND ?= lab
 SOAK_STATE ?=
+SEED ?= 1
 PART ?=
 IN_STATE := $(if $(SOAK_STATE),-o cache_dir=$(abspath $(SOAK_STATE)))
 BIN := $(VENV)/bin
@@ -56,7 +61,7 @@ endif
 # The tests start hundreds of processes that import the package; each would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install smoke test test-all test-oldest lint format bench faults soak slurm browser ssh clean
+.PHONY: help install smoke test test-all test-oldest lint format bench faults soak soak-chaos slurm browser ssh clean
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -125,6 +130,8 @@ bench: slurm
 	$(BIN)/python benchmarks/nccl_reader.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python -m benchmarks.scheduler_calls
+	$(BIN)/python -m benchmarks.latency --trials 3
+	$(BIN)/python -m benchmarks.ladder_cost --pairs 1
 	$(BIN)/python benchmarks/drift.py --short
 	$(BIN)/python -m benchmarks.growth
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 \
@@ -137,6 +144,9 @@ faults: slurm
 
 soak: slurm ssh
 	SOAK=$(SOAK) BACKEND=$(BACKEND) $(PYTEST) tests/soak.py $(IN_STATE)
+
+soak-chaos: slurm
+	$(BIN)/python -m tests.survival.chaos --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
 BAR = 1.04
 CAP = 2  # `limits.max_jobs` of the profile `lab`
 LOOK_S = 0.25
+FIRST_PORT, PORTS = 20000, 12000  # below those of outgoing connections
 # What names the job, or belongs to the plugin's own files.
 OWN_OPTIONS = ("comment", "error", "output", "job-name", "array", "dependency", "open-mode")
 
@@ -81,15 +83,11 @@ def make_script(spec: dict[str, Any], script: str) -> str:
         if not line.startswith(tuple(f"#SBATCH --{o}" for o in OWN_OPTIONS))
     ]
     exports = [f"export {name}={shlex.quote(value)}" for name, value in spec["env_set"].items()]
-    port = 20000 + hash(spec["phase"]) % 10000
-    nodes = int(spec["nodes"])
-    meeting = (
-        "--standalone"
-        if nodes == 1
-        else (
-            f'--nnodes {nodes} --node-rank "$SLURM_NODEID" --master-addr 127.0.0.1 --master-port {port}'
-        )
-    )
+    nodes, meeting = int(spec["nodes"]), "--standalone"
+    if nodes > 1:
+        port = FIRST_PORT + zlib.crc32(spec["phase"].encode()) % PORTS
+        meeting = f'--nnodes {nodes} --node-rank "$SLURM_NODEID" --master-addr 127.0.0.1'
+        meeting += f" --master-port {port}"
     torchrun = (
         f"{shlex.quote(sys.executable)} -m torch.distributed.run {meeting} "
         f"--nproc-per-node {spec['ranks_per_node']} --max-restarts 0 "
