@@ -96,6 +96,12 @@ class StruckLab:
             self._start("-".join(filter(None, [hit.kind, hit.node])), command, environ)
             self.hits[self.hits.index(hit)] = replace(hit, ended=time.time())
 
+    def await_daemons(self) -> None:
+        """Let every daemon that was killed come back when its time has come."""
+        while self._dead:
+            self.restart()
+            time.sleep(0.1)
+
     def list_job_processes(self) -> list[Process]:
         """The processes of the lab's jobs, slurmstepd included."""
         record = self.record

@@ -204,6 +204,7 @@ class ChaosRun:
             self.chaos.struck.restart()
             killed = self._strike(client, time.monotonic() - begun) or killed
             time.sleep(TICK_S)
+        self.chaos.struck.await_daemons()
         self._tell(client.returncode, time.monotonic() - begun)
 
     def _strike(self, client: subprocess.Popen[bytes], elapsed_s: float) -> bool:
@@ -286,7 +287,6 @@ def play(chaos: Chaos, schedule: Sequence[list[Strike]], jobs: int) -> None:
         chaos.mend_nodes()
         suite = chaos.write_suite(number, jobs, in_array=number % 2 == 0)
         ChaosRun(chaos, number, suite, list(strikes)).play()
-    chaos.struck.restart(at_once=True)
     chaos.say("last run, in which nothing is killed")
     time.sleep(5.0)  # slurmd registers
     chaos.mend_nodes()
