@@ -160,7 +160,7 @@ class Chaos:
 
     def mend_nodes(self) -> None:
         """Bring nodes back that Slurm took out of service, as an operator would."""
-        for line in self.slurm("sinfo", "-N", "-h", "-o", "%N %T").splitlines():
+        for line in self.slurm("sinfo", "-N", "-h", "-p", "main", "-o", "%N %T").splitlines():
             name, _, state = line.partition(" ")
             if state.startswith(("drain", "down", "fail")):
                 self.say(f"  {name} was {state}, and is resumed")
