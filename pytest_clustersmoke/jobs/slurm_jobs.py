@@ -151,9 +151,7 @@ _REFUSALS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("submission-refused", r"group not permitted"),
     )
 )
-NO_NODES = re.compile(
-    r"requested node configuration is not available|nodes? .*not available", re.I
-)
+NO_NODES = re.compile(r"requested node configuration is not available|nodes? .*not available", re.I)
 
 
 @dataclass(frozen=True)
