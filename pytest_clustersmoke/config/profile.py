@@ -119,11 +119,11 @@ class Limits(f.Section):
     )
     retries: Annotated[int, Field(ge=0, le=9)] = Field(
         default=0,
-        description="how often a phase is tried again whose job lost a node or was preempted",
+        description="how often to try a phase again after its job lost a node or was preempted",
     )
     retried: Literal["fail", "pass"] = Field(
         default="fail",
-        description="whether a phase passes that passed only after one of its nodes had failed",
+        description="`pass`: a phase whose last job passed passes, even if a node failed before",
     )
     scheduler_patience_s: f.Seconds = Field(
         default=300.0, description="how long to wait for a scheduler that cannot answer now"

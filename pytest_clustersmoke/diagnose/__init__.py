@@ -90,7 +90,7 @@ def explain_refusal(refusal: Refused, script: Path, avoid: Sequence[str] = ()) -
         )
     without = ""
     if avoid:
-        without = f" without {', '.join(avoid)}, which an attempt before had"
+        without = f", which must avoid {', '.join(avoid)} after an earlier attempt there"
         fix = "run again once enough other nodes are in service (`sinfo`)"
     return Finding(
         "submission-refused",

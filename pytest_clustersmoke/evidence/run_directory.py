@@ -66,6 +66,11 @@ RERUN = re.compile(rf"(.+)\.confirm([1-{MAX_RERUNS}])")  # no phase has a word a
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
+def is_job_root(root: Path, phase: str) -> bool:
+    """Whether a job's directory is one of several of its phase, below the phase's own."""
+    return root.parent.name == phase and JOB_ATTEMPT.fullmatch(root.name) is not None
+
+
 def job_name(spec: Mapping[str, Any]) -> str:
     """The job's name in its ranks' events, RUN_ID/PHASE: a phase runs at most once in a run. Empty
     if the spec names no run, as in one written by hand."""

@@ -24,6 +24,9 @@ from .telemetry import (
 )
 from .whole_files import is_full
 
+# Without an `intent` no job is submitted; without `detached`, the next run would judge this one.
+KEPT = ("intent", "detached")
+
 
 class FencedJournal(EventWriter):
     """The journal, as the run's last controller writes it. Raises Superseded if that is another."""
@@ -36,13 +39,13 @@ class FencedJournal(EventWriter):
         self.lost = 0  # lines for which the disk had no room
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write a line. On a full disk it is lost; but for an `intent`, without which a job is not
-        submitted, that raises OSError."""
+        """Write a line. On a full disk it is lost; but for those that others act on, `KEPT`, that
+        raises OSError."""
         self._fence.check()
         try:
             super().write(event, **fields)
         except OSError as error:
-            if event == "intent" or not is_full(error):
+            if event in KEPT or not is_full(error):
                 raise
             self.lost += 1
 

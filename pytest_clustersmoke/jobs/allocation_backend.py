@@ -207,8 +207,8 @@ class AllocationBackend:
                 return
             step.nodes = nodes
             script = self._script(step.job, nodes)
-            write_atomically(step.directory.batch_script, script)
             try:
+                write_atomically(step.directory.batch_script, script)
                 step.process, step.started = self._start_srun(step.job, nodes), time.time()
             except OSError as error:
                 step.end = step.state("ended", NOT_STARTED, f"srun cannot be started: {error}")

@@ -83,7 +83,7 @@ class SchedulerSilent(Exception):
 
 
 class Backend(Protocol):
-    """Where jobs run. All calls except `cancel` come from one thread.
+    """Where jobs run. All calls but `cancel` and `cancel_named` come from one thread.
 
     `ranks_at_once`: how many ranks can run at the same time without thrashing; None if the
     scheduler takes care of that. `chains`: whether a job can wait in the queue for another;

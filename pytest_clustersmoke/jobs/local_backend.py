@@ -6,6 +6,7 @@ its pid and start time, and has ended once its whole process tree has.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ from ..evidence.process_start import identity
 from ..evidence.run_directory import PhaseDir, RunDir, read_json, write_atomically, write_json
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import parse_finite, parse_int, parse_text, read_events
+from ..evidence.whole_files import is_full
 from ..node import abort_flag, node_job, process_tree
 from . import batch_script
 from .backend import Refused, Submission
@@ -107,6 +109,8 @@ class LocalBackend:
                 write_json(directory.node_process(node_rank), record)
         except OSError as error:
             self.cancel([job_id])
+            if is_full(error):
+                raise
             raise Refused(f"a virtual node cannot be started: {error}") from error
         return job_id
 
@@ -286,7 +290,8 @@ def _abort_after_failed_node(job: _Job, codes: list[int | None]) -> None:
         if code and not any(p.node_result(node_rank).exists() for p in places):
             why = f"the node's launcher ended with status {code} and left no result"
             cause = {"reason": "launcher", "why": why, "rank": None, "gone": node_rank}
-            abort_flag.raise_flag(place, node_rank, f"local{node_rank}", cause)
+            with contextlib.suppress(OSError):  # a full disk; the others' own watch remains
+                abort_flag.raise_flag(place, node_rank, f"local{node_rank}", cause)
             return
 
 

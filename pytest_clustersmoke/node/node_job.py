@@ -20,6 +20,7 @@ from ..evidence.run_directory import (
     PhaseDir,
     create_once,
     create_phase,
+    is_job_root,
     write_atomically,
     write_json,
 )
@@ -57,7 +58,9 @@ class NodeJob:
 
     @property
     def dir(self) -> PhaseDir:
-        return PhaseDir(Path(self.spec["phase_dir"]), self.attempt)
+        root = Path(self.spec["phase_dir"])
+        is_own = is_job_root(root, str(self.spec["phase"]))
+        return PhaseDir(root, self.attempt, root.parent if is_own else None)
 
     @property
     def nodes(self) -> int:

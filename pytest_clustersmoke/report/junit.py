@@ -9,12 +9,14 @@ pytest writes neither. Only pytest's data is changed, never the file, which may 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from _pytest.junitxml import bin_xml_escape, mangle_test_address
+import pytest
+from _pytest.junitxml import bin_xml_escape, mangle_test_address, xml_key
 
 from ..evidence.fingerprint import VERSIONS
 from ..evidence.run_counts import MissingRecord
@@ -33,8 +35,20 @@ OUTPUT = ("system-out", "system-err")
 Property = tuple[str, object]
 
 
-def complete_junit(xml: Any, record: RunRecord, target: Path) -> None:
+def drop_junit(config: pytest.Config) -> None:
+    """Keep pytest from writing and announcing junit.xml."""
+    xml = config.stash.get(xml_key, None)
+    if xml is not None:  # None under `-p no:junitxml`
+        xml.logfile = os.devnull  # its hook at the end of the session runs already
+        del config.stash[xml_key]
+        config.pluginmanager.unregister(xml)
+
+
+def complete_junit(config: pytest.Config, record: RunRecord, target: Path) -> None:
     """Complete what pytest's writer is about to write; `target` is the directory of the report."""
+    xml = config.stash.get(xml_key, None)
+    if xml is None:
+        return
     phases = {phase.phase: phase for phase in record.phases}
     for case in _cases(xml):
         properties = case.find("properties")

@@ -175,12 +175,13 @@ class Cancellation:
 
     def withdraw_submission(self) -> Sequence[Submission]:
         """Give up the submission that the scheduler does not answer: its jobs end before they claim
-        anything, and their name is cancelled. Returns them. Raises OSError."""
+        anything, and their name is cancelled. Returns them. Raises Superseded."""
         jobs = self.submitting
         if jobs:
             self._fence.check()
-            for job in jobs:
-                write_atomically(job.directory.withdrawn(job.token), f"{self.why}\n")
+            with contextlib.suppress(OSError):  # their name is cancelled as well
+                for job in jobs:
+                    write_atomically(job.directory.withdrawn(job.token), f"{self.why}\n")
             _run_in_thread(lambda: self.end_named(jobs)).join(timeout=LAST_CALL_S)
         return jobs
 

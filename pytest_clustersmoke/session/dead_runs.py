@@ -13,9 +13,9 @@ from ..config.cluster_file import load_cluster_file
 from ..config.profile import Profile
 from ..evidence.locks import MAX_SILENCE_S, ControllerFence, find_holder, seize_run
 from ..evidence.run_directory import RunDir, read_json
-from ..evidence.run_journal import FencedJournal, RunJournal, is_closed, read_journal
+from ..evidence.run_journal import FencedJournal, JournalledJob, RunJournal, is_closed, read_journal
 from ..evidence.run_ownership import find_stranger, list_runs
-from ..evidence.telemetry import parse_text, parse_texts
+from ..evidence.telemetry import parse_finite, parse_int, parse_text, parse_texts
 from ..jobs.backend import RunBackend, SchedulerSilent, make_backend
 from ..jobs.outcome import Judgement
 from ..report.recovery import recover
@@ -25,6 +25,7 @@ from .cancellation import Leftover
 
 REAP, ATTACH = "--cluster-reap", "--cluster-attach"
 MOST_JOBS = 4  # named in a line
+START_S = 660.0  # what a job may take beside its `timeout_s`: its `setup` may take ten minutes
 
 
 def list_dead_runs(profile: Profile) -> Iterator[RunDir]:
@@ -48,7 +49,7 @@ def find_blind_spot(about: Mapping[str, Any], profile: Profile) -> str:
     """Why this process cannot see the jobs of a run, as `runs on login2 itself`; empty if it
     can."""
     if about.get("here"):
-        return "runs on steps of an allocation, which only the process that began it can watch"
+        return "ran as steps of an allocation, which only the process that started it can watch"
     if profile.backend == "ssh":
         return "runs on hosts reached over ssh, which only the process that began it can watch"
     if profile.backend == "local" and about.get("host") != socket.gethostname():
@@ -98,7 +99,7 @@ class Schedulers:
         self._named = {run.run_id for run in runs}
         if runs and self._ask(profile, lambda: runs) is None:
             names = shorten([run.run_id for run in runs], MOST_JOBS)
-            yield f"not known whether jobs are left of {names}: {self._silent[_key(profile)]}"
+            yield f"cannot tell whether jobs are left of {names}: {self._silent[_key(profile)]}"
             return
         for run in runs:
             jobs = self._left[_key(profile)][run.run_id]
@@ -120,7 +121,12 @@ class Schedulers:
         are_over = not (journal.left or journal.unanswered)
         if profile is None:
             return are_over or is_abandoned(run)
-        if are_over or find_blind_spot(about, profile):
+        if are_over:
+            return _settle_jobs(run, about, profile, None)
+        if blind := find_blind_spot(about, profile):
+            if not all(_must_be_over(run, job) for job in (*journal.left, *journal.unanswered)):
+                self.unknown[run.run_id] = f"it {blind}"
+                return is_abandoned(run)
             return _settle_jobs(run, about, profile, None)
         left = self._ask(profile, lambda: [*_list_visible(profile), run], run.run_id)
         if left is None and run.run_id not in self._named:
@@ -139,8 +145,10 @@ class Schedulers:
 
         key = _key(profile)
         known = self._left.get(key)
-        if key in self._silent or (known is not None and (not run_id or run_id in known)):
+        if known is not None and (not run_id or run_id in known):
             return known
+        if key in self._silent:
+            return None
         environ, problems = scheduler_environ(profile, self._environ)
         backend = make_backend(profile, environ)
         try:
@@ -168,12 +176,27 @@ def _list_visible(profile: Profile) -> list[RunDir]:
 def _close_judged(run: RunDir) -> None:
     """Close a run of which nothing runs any more, if each of its jobs has a result: its controller
     did not, because the scheduler had not confirmed that they ended."""
+    report = parse_text((read_json(run.run) or {}).get("report"))
+    if not report or not (Path(report) / "report.json").is_file():
+        return  # `recover` says that its controller was killed
     with seize_run(run) as dead, contextlib.suppress(OSError):
         journal = read_journal(run)
         if dead and not (journal.left or journal.unanswered) and journal.jobs:
             writer = FencedJournal(run, ControllerFence(run))
             writer.write("closed", confirmed=True)
             writer.close()
+
+
+def _must_be_over(run: RunDir, job: JournalledJob) -> bool:
+    """Whether a job that nobody can ask about has ended: each of its nodes has written its result,
+    or its time is over."""
+    directory = run.phase(job.phase).job(job.number)
+    spec = read_json(directory.spec) or {}
+    nodes, timeout_s = parse_int(spec.get("nodes")), parse_finite(spec.get("timeout_s"))
+    place = directory.attempts()[-1]
+    if nodes and all(place.node_result(rank).exists() for rank in range(nodes)):
+        return True
+    return time.time() > job.intended + (timeout_s or 0.0) + START_S
 
 
 def is_abandoned(run: RunDir) -> bool:

@@ -65,7 +65,7 @@ class JobSession:
         # Called with a phase's result that the run's directory did not take.
         self.on_unwritten: Callable[[PhaseResult], object] = lambda result: None
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
-        self._left_to_scheduler = self._left_behind = False
+        self._left_to_scheduler = self._left_behind = self._is_restored = False
         self.fence = ControllerFence(run)
         # After the fence: an earlier controller that still lives writes no further line.
         self._earlier = read_journal(run) if attaches else None
@@ -122,6 +122,9 @@ class JobSession:
         """Cancel what is left, since the run ended: `why`. Waits a bounded time for the scheduler.
         Returns what may still run; only without that is the run closed."""
         self._ending.explain(why)
+        if self._left_to_scheduler and not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._cancel_detached, daemon=True)
+            self._thread.start()
         self._ending.wait(self._thread)
         submitting: Sequence[Submission] = ()
         with contextlib.suppress(OSError):  # a full disk must not hide the verdict
@@ -135,10 +138,18 @@ class JobSession:
         still = [job.job_id for job in self._watched.values() if self._ending.may_run(job)]
         jobs = dict.fromkeys([*self._ending.unconfirmed, *still])
         left = Leftover(tuple(jobs), tuple(job.phase.name for job in submitting))
+        if self._earlier is not None and not self._is_restored:
+            left = self._earlier_left()
         if not left:
             with contextlib.suppress(OSError):
                 self.journal.write("closed")
         return left
+
+    def _earlier_left(self) -> Leftover:
+        """What controllers before left, of which this one has not taken up anything."""
+        assert self._earlier is not None
+        unanswered = tuple(job.phase for job in self._earlier.unanswered)
+        return Leftover(tuple(job.job_id for job in self._earlier.left), unanswered)
 
     @property
     def is_superseded(self) -> bool:
@@ -197,6 +208,7 @@ class JobSession:
             self.board.finish(name, Judgement(result.outcome, result.reason), result.run_s)
         again = [job.phase.name for job, _ in jobs.retried if self._goes_on(job)]
         self.submitter.restore(self._earlier, jobs, again)
+        self._is_restored = True
 
     def _goes_on(self, job: Submission) -> bool:
         """Whether a phase is tried again whose last job an earlier controller saw end; if not, any
@@ -384,6 +396,11 @@ class JobSession:
         self._ending.confirm(jobs)
         self.submitter.end_searches()
         self._settle_rest()
+
+    def _cancel_detached(self) -> None:
+        """End what was to be left to the scheduler: the run was interrupted before it was."""
+        with contextlib.suppress(Superseded):
+            self._cancel_all()
 
     def _settle_rest(self, submitting: Sequence[Submission] = ()) -> None:
         """Write the result of each phase that has none, without the scheduler; `submitting`: the

@@ -57,7 +57,9 @@ class PhaseLedger:
         """Where the phase's next job writes."""
         ended, directory = self.ended(phase.name), self._run.phase(phase.name)
         is_rerun = bool(RERUN.fullmatch(phase.name))
-        if not ended and (not self._limits.retries or phase.staged or is_rerun):
+        is_single = not self._limits.retries or phase.staged or is_rerun
+        # A controller before may have had other limits, and its job may have a directory.
+        if not ended and is_single and not directory.jobs():
             return directory
         return directory.job(max((attempt.number for attempt in ended), default=0) + 1)
 
@@ -92,7 +94,7 @@ def read_ending(phase: PhaseDir, job: JournalledJob) -> PhaseAttempt | None:
         return ending
     if not job.outcome:
         return None
-    reason = f"the journal has only that it ended so ({job.outcome})"
+    reason = f"only the journal says how it ended: {job.outcome}"
     return PhaseAttempt(job.number, job.outcome, reason, job.job_id)
 
 

@@ -274,7 +274,7 @@ class Submitter:
     def end_searches(self) -> None:
         """Give up the jobs whose ids are not known, and cancel them by their names."""
         for lost in self._lost.waiting:
-            self._give_up(lost)
+            self._ending.unconfirmed += self._give_up(lost)
             self._ending.end_named(lost.jobs)
 
     def settle_rest(self, why: str, submitting: Sequence[Submission]) -> None:
@@ -285,7 +285,7 @@ class Submitter:
             self._drop(submitting, Judgement("cancelled", reason))
         while self._lost.waiting:
             lost = self._lost.waiting.pop()
-            lost.give_up()
+            self._ending.unconfirmed += lost.give_up()
             judgement = Judgement("cancelled", f"{why} before the job was found: {lost.why}")
             self._drop(lost.jobs, judgement)
         while self.queue.waiting:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from _pytest.junitxml import xml_key
 
 from ..config.cluster_file import find_config
 from ..config.marker import PhaseMarker
@@ -48,6 +47,7 @@ class Suite:
     """One session's phases on one cluster."""
 
     latest = "latest"  # the link to its report
+    superseded = "another process has taken this run over, and reports it"
     proof: ProofRecord | None = None  # the gates, of --cluster-prove
 
     def __init__(
@@ -317,10 +317,13 @@ class Suite:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        if self.session is None or self.session.is_superseded:
+        if self.session is None:
             self._drop_junit()  # nothing ran, so there is no run to report
             self._refuse_other_success(session, int(exitstatus))
             return (yield)
+        if self.session.is_superseded:
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
+            return (yield from self._end_unjudged(self.superseded))
         if self.session.is_detachable:
             return (yield from self._end_detached(session))
         self._interrupts.ending()
@@ -341,18 +344,22 @@ class Suite:
         return None
 
     def _end_detached(self, session: pytest.Session) -> Iterator[None]:
-        """End without a verdict and without touching the jobs."""
         from ..report.verdict import EXIT_INCONCLUSIVE
         from .attachment import detach
 
-        assert self.session is not None and self._controller is not None and self.view is not None
-        line = detach(self.session)
+        assert self.session is not None
+        line = f"{detach(self.session)}; {self._attach_line()}"
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = EXIT_INCONCLUSIVE
+        return (yield from self._end_unjudged(line))
+
+    def _end_unjudged(self, line: str) -> Iterator[None]:
+        """End without a verdict and without touching the jobs: `line` says why."""
+        assert self._controller is not None and self.view is not None
         self._drop_junit()
         with contextlib.suppress(OSError):  # the terminal is gone
             self.view.close()
-        self.terminal.say(f"{line}; {self._attach_line()}")
-        if session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = EXIT_INCONCLUSIVE
+        self.terminal.say(line)
         try:
             yield
         finally:
@@ -368,6 +375,8 @@ class Suite:
 
     def _judge_run(self, session: pytest.Session, exitstatus: int) -> None:
         """End every job, then give the verdict, which pytest's own files need next."""
+        from ..report.junit import complete_junit
+
         assert self.session is not None and self.view is not None and self.run is not None
         ended = session.shouldfail or session.shouldstop or f"exit status {exitstatus}"
         early = "" if self.tally.interrupted else f"pytest ended ({ended})"
@@ -386,25 +395,16 @@ class Suite:
         self._finished = self._gather_run()
         session.exitstatus = self._finished.verdict.exit_status
         try:
-            self._complete_junit(self._finished)
+            complete_junit(self.config, self._finished.record, self._finished.target)
         except Exception as error:  # a bug of ours must not lose the verdict
             self._print_traceback()
             self.remarks.append(f"junit.xml is incomplete: {type(error).__name__}: {error}")
 
-    def _complete_junit(self, run: FinishedRun) -> None:
-        from ..report.junit import complete_junit
-
-        xml = self.config.stash.get(xml_key, None)
-        if xml is not None:  # None under `-p no:junitxml`
-            complete_junit(xml, run.record, run.target)
-
     def _drop_junit(self) -> None:
-        """Keep pytest from writing and announcing junit.xml."""
-        xml = self.config.stash.get(xml_key, None)
-        if self._has_own_junit and xml is not None:
-            xml.logfile = os.devnull  # its hook at the end of the session runs already
-            del self.config.stash[xml_key]
-            self.config.pluginmanager.unregister(xml)
+        if self._has_own_junit:
+            from ..report.junit import drop_junit
+
+            drop_junit(self.config)
 
     def _gather_run(self) -> FinishedRun:
         """Everything the report is made from."""
@@ -436,7 +436,7 @@ class Suite:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         assert self._finished is not None and self.session is not None
         if self.session.is_superseded:
-            self.terminal.say("another process has taken this run over, and reports it")
+            self.terminal.say(self.superseded)
             session.exitstatus = pytest.ExitCode.INTERRUPTED
             return
         written = finish(self._finished, reporter, latest=self.latest, remarks=self.remarks)

@@ -49,6 +49,18 @@ def start_claim(folder: Path, node: int, token: str = "t1", wait_s: float = 20.0
     return directory
 
 
+@pytest.mark.parametrize("name", ["small", "attempt-1", "phases"])
+@pytest.mark.parametrize("place", ["", "attempt-1", "attempt-2"])
+def test_job_knows_its_run_and_its_phase(tmp_path: Path, name: str, place: str) -> None:
+    """Also if its phase may be retried, and each job has a directory of its own: tasks that srun
+    starts look for the run from there."""
+    phase = tmp_path / "run1" / "phases" / name
+    spec = {"phase": name, "phase_dir": str(phase / place)}
+    directory = node_job.NodeJob(spec, 0, "n0").dir
+    assert (directory.run.root, directory.name) == (tmp_path / "run1", name)
+    assert directory.number == int(place[-1:] or 0)
+
+
 def test_other_nodes_wait_for_the_claim_of_node_0(tmp_path: Path) -> None:
     """One file stands for the start of all nodes."""
     with ThreadPoolExecutor() as pool:

@@ -119,6 +119,18 @@ def test_result_of_a_phase_that_was_given_up_hides_no_job_of_it(run: JobRun) -> 
     assert last.outcomes["b"].outcome == "passed" and run.submitted() == []
 
 
+def test_run_that_ends_before_it_took_its_jobs_up_leaves_them_open(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes while the run that attaches still starts: the jobs are named, and the run is not
+    closed, so that a later command finds them."""
+    run.start("a")
+    until(lambda: ("submitted", "a") in run.events())
+    monkeypatch.setattr(JobSession, "start", lambda session: None)
+    left = run.attach().close()
+    assert left.jobs == ("a",) and ("closed", None) not in run.events()
+
+
 def test_unanswered_job_after_a_phase_that_was_not_selected_is_awaited(run: JobRun) -> None:
     """Nothing holds it back: its order counts among the phases of the run only."""
     run.backend.silent["b"] = False

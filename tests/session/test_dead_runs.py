@@ -35,7 +35,8 @@ class DeadRun:
         self.run.root.mkdir(parents=True, mode=0o700)
         self.report = folder / "reports" / run_id
         described = {**describe_run(profile, run_id), "config": str(folder / "cluster.yaml")}
-        values = {**described, "locks": True, "phases_chosen": ["a", "b", "c"], **about}
+        values = {**described, "locks": True, "phases_chosen": ["a", "b", "c"]}
+        values |= {"report": str(self.report), **about}
         write_json(self.run.run, values)
         write_json(RunDir(self.report).run, {**values, "evidence": str(self.run.root)})
         self.journal = EventWriter(self.run.journal)
@@ -104,7 +105,7 @@ def test_silent_slurm_keeps_a_dead_run_alive(
     dead.submitted("a", "7")
     slurm.answers("squeue", err="slurm_load_jobs error: Unable to contact slurm controller", rc=1)
     (line,) = report(tmp_path, slurm, profile)
-    assert line.startswith(f"not known whether jobs are left of {RUN_ID}: `squeue ")
+    assert line.startswith(f"cannot tell whether jobs are left of {RUN_ID}: `squeue ")
     (line,) = report(tmp_path, slurm)  # of `clustersmoke history`
     assert line.startswith(f"run {RUN_ID} is not reported yet, since its jobs may run: `squeue ")
     assert not read_journal(dead.run).closed and dead.outcomes() == {}
@@ -357,7 +358,7 @@ def test_reap_of_a_run_that_was_taken_over_meanwhile_ends_nothing(
 @pytest.mark.parametrize(
     ("backend", "about", "why"),
     [
-        ("slurm", {"here": True}, "runs on steps of an allocation"),
+        ("slurm", {"here": True}, "ran as steps of an allocation"),
         ("local", {"host": "another"}, "runs on another itself"),
     ],
 )

@@ -22,7 +22,7 @@ from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.outcome import Judgement, judge_attempts
 from pytest_clustersmoke.session import job_end
 from pytest_clustersmoke.session.live.board import WatchFailed
-from pytest_clustersmoke.session.phase_ledger import find_failed_nodes
+from pytest_clustersmoke.session.phase_ledger import PhaseLedger, find_failed_nodes
 from tests.support.job_run import JobRun, ignore, until
 
 FINDING = Finding("node-down", "n1 went down", "look at it", hosts=("n1",))
@@ -62,6 +62,15 @@ def preempt(run: JobRun, name: str) -> None:
 def attempts(run: JobRun, name: str) -> list[tuple[int, str]]:
     listed = run.result(name).get("attempts", [])
     return [(attempt["attempt"], attempt["outcome"]) for attempt in listed]
+
+
+def test_job_takes_the_place_of_the_one_before_whatever_the_limits_are_now(run: JobRun) -> None:
+    """A run is attached with fewer retries after its controller had begun the first of several
+    jobs: the evidence of the next one is looked for in the newest directory."""
+    run.start("a", limits=limits())
+    until(lambda: run.submitted() == ["a"])
+    fewer = run.profile.limits.model_copy(update={"retries": 0})
+    assert PhaseLedger(run.run, fewer, avoids=True).directory(run.phases[0]).number == 1
 
 
 @pytest.mark.parametrize(
