@@ -59,7 +59,7 @@ class NodeJob:
     @property
     def dir(self) -> PhaseDir:
         root = Path(self.spec["phase_dir"])
-        is_own = is_job_root(root, str(self.spec["phase"]))
+        is_own = is_job_root(root, str(self.spec.get("phase", "")))
         return PhaseDir(root, self.attempt, root.parent if is_own else None)
 
     @property
