@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 INPUT = "clustersmoke"
 STARTED = "started.json"
+FULL = "full.json"  # the same, once a result cannot be handed over
 RESULTS = "results"  # those that the shared directory did not take
 
 
@@ -97,13 +98,13 @@ class XdistController:
             self._start(chosen)
 
     def _answer(self, result: PhaseResult) -> None:
-        """Hand workers a result that the shared directory did not take. Where this disk is full,
-        too, they end: none must wait for ever."""
+        """Hand workers a result that the shared directory did not take. If this disk is full, too,
+        they stop waiting."""
         try:
             write_json(self._exchange / RESULTS / f"{result.name}.json", dict(result.job))
         except OSError:
             with contextlib.suppress(OSError):
-                (self._exchange / STARTED).unlink(missing_ok=True)
+                (self._exchange / STARTED).rename(self._exchange / FULL)  # needs no room
 
     def _start(self, phases: list[Phase]) -> None:
         suite = self._suite
@@ -171,22 +172,23 @@ class WorkerSuite:
 
     def _run_again(self, phase: str, number: int) -> PhaseResult:
         """The result of a rerun, which the controller submits as soon as it sees the request."""
-        run = RunDir(Path((read_json(self._exchange / STARTED) or {})["root"]))
-        return self._wait(run.request_rerun(phase, number))
+        assert self._run is not None  # the result that asks for a rerun was read there
+        return self._wait(self._run.request_rerun(phase, number))
 
     def _wait(self, name: str) -> PhaseResult:
         """The result of a phase, once the controller has written it. Raises Unmeasured if it
         cannot."""
         while True:
-            started = read_json(self._exchange / STARTED)
-            self._run = RunDir(Path(started["root"])) if started is not None else self._run
-            if self._run is not None:
+            is_full = (self._exchange / FULL).exists()
+            started = read_json(self._exchange / (FULL if is_full else STARTED))
+            if started is not None:
+                self._run = RunDir(Path(started["root"]))
                 phase = self._run.phase(name)
                 if phase.result.is_file():
                     return collect_phase(phase)
                 if (job := read_json(self._exchange / RESULTS / f"{name}.json")) is not None:
                     return replace(collect_phase(phase), job=job)
-                if started is None:
+                if is_full:
                     why = f"the controller has no room to hand over the result of {name}"
                     raise Unmeasured(RESULT, why)
             if (self._exchange / "over.json").exists() or os.getppid() != self._parent:

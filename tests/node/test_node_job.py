@@ -155,7 +155,7 @@ def test_node_that_is_ended_while_it_waits_for_the_claim_ends_at_once(
 
 def test_node_without_a_claim_of_node_0_goes_on_to_its_time_limit(tmp_path: Path) -> None:
     """The meeting of the nodes then says which node was not seen."""
-    start_claim(tmp_path, 1, wait_s=0.1)
+    assert not start_claim(tmp_path, 1, wait_s=0.1).claim.exists()
 
 
 def test_healthy_nodes_have_no_finding(suite: Suite) -> None:

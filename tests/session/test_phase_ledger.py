@@ -1,4 +1,4 @@
-"""Phases whose jobs the cluster took away: which are tried again, where, and what is said of it."""
+"""Phases whose jobs the cluster took away: which run again, where, and how reports list them."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,14 +15,12 @@ from typing import TypeVar
 
 from pytest_clustersmoke.lab import Lab
 from pytest_clustersmoke.lab.addresses import own_hosts_prefix
-from pytest_clustersmoke.lab.daemons import reap
+from pytest_clustersmoke.lab.daemons import Daemons, reap
 from pytest_clustersmoke.lab.lab_processes import (
     PROC,
-    TOKEN_VARIABLE,
     Process,
     find_processes,
     send,
-    start_time,
 )
 from pytest_clustersmoke.lab.lab_state import Journal, LabRecord, read_record
 
@@ -195,26 +192,9 @@ class StruckLab:
     def _start(self, role: str, command: list[str], environ: dict[str, str]) -> None:
         """Start a daemon as the lab does, and journal it, so that the lab's end ends it."""
         record = self.record
-        files = record.files
+        files, journal = record.files, Journal(record.files.journal)
         prefix = own_hosts_prefix(files) if files.hosts.exists() else ()
-        with files.output(role).open("ab") as log:
-            child = subprocess.Popen(
-                [*prefix, *command],
-                env={**environ, TOKEN_VARIABLE: record.token},
-                cwd=files.logs,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        started = start_time(child.pid)
-        if started is not None:
-            Journal(files.journal).started(Process(role, child.pid, started))
-        _restarted.append(child)
-
-
-# Kept until they are reaped: one that nobody refers to would be reaped at any time.
-_restarted: list[subprocess.Popen[bytes]] = []
+        Daemons(files, record.token, journal, 0.0).start(role, [*prefix, *command], environ)
 
 
 def choose(things: list[Thing], pick: float) -> Thing:

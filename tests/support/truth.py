@@ -62,7 +62,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """What a run says of a phase: its outcome, the tokens of its submissions, and from when until
     when it was at work on it (Unix seconds). `reaped`: when the run was ended from outside;
     `has_result`: the job's node wrote that all went well."""
@@ -101,17 +101,17 @@ def read_truth(path: Path) -> list[Start]:
     ]
 
 
-def read_told(record: Mapping[str, Any], run: RunDir) -> list[Told]:
+def read_report(record: Mapping[str, Any], run: RunDir) -> list[Reported]:
     """What a report and its run's directory say, by phase."""
     journal = read_events(run.journal).records
     reaped = [event["time"] for event in journal if event.get("reaped")]
-    told = []
+    reported = []
     for phase in record["phases"]:
         mine = [event for event in journal if event.get("phase") == phase["phase"]]
         intents = [event for event in mine if event["event"] == "intent"]
         ends = [event["time"] for event in mine if event["event"] == "ended"]
-        told.append(
-            Told(
+        reported.append(
+            Reported(
                 phase["phase"],
                 phase["outcome"],
                 tuple(event["token"] for event in intents),
@@ -121,59 +121,61 @@ def read_told(record: Mapping[str, Any], run: RunDir) -> list[Told]:
                 (read_json(run.phase(phase["phase"]).node_result(0)) or {}).get("ok") is True,
             )
         )
-    return told
+    return reported
 
 
-def find_violations(told: Told, starts: Sequence[Start], hits: Sequence[Hit]) -> list[str]:
-    """Where what is told of a phase and what its jobs say themselves differ."""
-    mine = [start for start in starts if start.phase == told.phase]
+def find_violations(reported: Reported, starts: Sequence[Start], hits: Sequence[Hit]) -> list[str]:
+    """The differences between the report of a phase and what its jobs wrote themselves."""
+    mine = [start for start in starts if start.phase == reported.phase]
     problems = []
     if len(mine) > 1:
         problems.append(f"it started {len(mine)} times: {', '.join(s.token for s in mine)}")
     for start in mine:
-        if start.token not in told.tokens:
+        if start.token not in reported.tokens:
             problems.append(f"a job of a token that the journal does not have: {start.token}")
-    if told.outcome == "passed":
-        problems += _check_pass(told, mine)
+    if reported.outcome == "passed":
+        problems += _check_pass(reported, mine)
     else:
-        problems += _check_cause(told, mine, hits)
-        problems += _check_end(told, mine, hits)
-    return [f"{told.phase} ({told.outcome}): {problem}" for problem in problems]
+        problems += _check_cause(reported, mine, hits)
+        problems += _check_end(reported, mine, hits)
+    return [f"{reported.phase} ({reported.outcome}): {problem}" for problem in problems]
 
 
-def _check_pass(told: Told, starts: Sequence[Start]) -> list[str]:
-    last = told.tokens[-1] if told.tokens else ""
+def _check_pass(reported: Reported, starts: Sequence[Start]) -> list[str]:
+    last = reported.tokens[-1] if reported.tokens else ""
     if any(start.token == last and start.ended is not None for start in starts):
         return []
     return ["its last job did not get to its end"]
 
 
-def _check_cause(told: Told, starts: Sequence[Start], hits: Sequence[Hit]) -> list[str]:
+def _check_cause(reported: Reported, starts: Sequence[Start], hits: Sequence[Hit]) -> list[str]:
     """Something must have happened to the phase that makes the outcome true."""
-    if told.outcome == "cancelled" and told.reaped is not None:
+    if reported.outcome == "cancelled" and reported.reaped is not None:
         return []
-    causes = CAUSES.get(told.outcome, set())
-    if any(hit.kind in causes and _concerns(hit, told, starts) for hit in hits):
+    causes = CAUSES.get(reported.outcome, set())
+    if any(hit.kind in causes and _concerns(hit, reported, starts) for hit in hits):
         return []
     return [f"nothing was killed that makes this true (expected {' or '.join(sorted(causes))})"]
 
 
-def _concerns(hit: Hit, told: Told, starts: Sequence[Start]) -> bool:
+def _concerns(hit: Hit, reported: Reported, starts: Sequence[Start]) -> bool:
     if hit.phase:
-        return hit.phase == told.phase
+        return hit.phase == reported.phase
     if hit.node and starts and hit.node not in {start.node for start in starts}:
         return False
-    return hit.began <= told.ended and told.began <= hit.ended + EFFECT_S
+    return hit.began <= reported.ended and reported.began <= hit.ended + EFFECT_S
 
 
-def _check_end(told: Told, starts: Sequence[Start], hits: Sequence[Hit]) -> list[str]:
+def _check_end(reported: Reported, starts: Sequence[Start], hits: Sequence[Hit]) -> list[str]:
     """A program that got to its end has passed, unless it was struck before its node said so."""
-    if told.outcome == "never_ran" and starts:
+    if reported.outcome == "never_ran" and starts:
         return ["it ran"]
     ended = [start.ended for start in starts if start.ended is not None]
-    if not ended or any(hit.phase == told.phase for hit in hits):
+    if not ended or any(hit.phase == reported.phase for hit in hits):
         return []
     # A job that Slurm forgot is ended by Slurm once its node registers; one of a reaped run, by us.
-    struck = told.outcome == "lost" and told.ended - ended[0] < END_S and not told.has_result
-    reaped = told.outcome == "cancelled" and ended[0] >= (told.reaped or math.inf) - END_S
+    struck = (
+        reported.outcome == "lost" and reported.ended - ended[0] < END_S and not reported.has_result
+    )
+    reaped = reported.outcome == "cancelled" and ended[0] >= (reported.reaped or math.inf) - END_S
     return [] if struck or reaped else ["its program got to its end"]

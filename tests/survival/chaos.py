@@ -31,7 +31,7 @@ from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from tests.support.harness import outer_variables, pytest_command
 from tests.support.strikes import CLIENT, Strike, StruckLab, draw_strikes
-from tests.support.truth import PROGRAM, TRUTH, find_violations, read_told, read_truth
+from tests.support.truth import PROGRAM, TRUTH, find_violations, read_report, read_truth
 
 NODES, CAP = 4, 8
 LATEST_S = 15.0  # of a kill, from the start of its run
@@ -132,9 +132,9 @@ class Chaos:
             if report.parent.is_symlink():
                 continue
             record = json.loads(report.read_text())
-            for told in read_told(record, RunDir(self.shared / report.parent.name)):
-                seen[told.phase] += 1
-                for line in find_violations(told, starts, self.struck.hits):
+            for reported in read_report(record, RunDir(self.shared / report.parent.name)):
+                seen[reported.phase] += 1
+                for line in find_violations(reported, starts, self.struck.hits):
                     self.violate(f"{report.parent.name}: {line}")
         for name in self.names:
             if seen[name] != 1:

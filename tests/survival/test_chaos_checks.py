@@ -18,14 +18,14 @@ from tests.support.strikes import (
     Hit,
     draw_strikes,
 )
-from tests.support.truth import Start, Told, find_violations, read_truth
+from tests.support.truth import Reported, Start, find_violations, read_truth
 
 WHOLE = Start("p", "t1", "7", "node0", 110.0, 112.0)
 CUT = replace(WHOLE, ended=None)
-PASSED = Told("p", "passed", ("t1",), 100.0, 113.0)
+PASSED = Reported("p", "passed", ("t1",), 100.0, 113.0)
 
 
-def told(outcome: str, **keys: object) -> Told:
+def report(outcome: str, **keys: object) -> Reported:
     return replace(PASSED, outcome=outcome, **keys)  # type: ignore[arg-type]
 
 
@@ -34,53 +34,55 @@ def hit(kind: str, phase: str = "", node: str = "", at: float = 105.0) -> Hit:
 
 
 @pytest.mark.parametrize(
-    ("said", "starts", "hits"),
+    ("reported", "starts", "hits"),
     [
         (PASSED, [WHOLE], []),
         (PASSED, [WHOLE], [hit(SLURMCTLD), hit(SLURMD, node="node0")]),
-        (told("failed"), [CUT], [hit(RANK, "p")]),
-        (told("failed"), [WHOLE], [hit(STEPD, "p")]),
-        (told("cluster_failed"), [CUT], [hit(SLURMD, node="node0")]),
-        (told("lost"), [CUT], [hit(SLURMCTLD)]),
-        (told("lost"), [WHOLE], [hit(SLURMCTLD)]),
-        (told("never_ran", tokens=()), [], [hit(SLURMCTLD)]),
-        (told("cancelled", reaped=111.0), [CUT], []),
+        (report("failed"), [CUT], [hit(RANK, "p")]),
+        (report("failed"), [WHOLE], [hit(STEPD, "p")]),
+        (report("cluster_failed"), [CUT], [hit(SLURMD, node="node0")]),
+        (report("lost"), [CUT], [hit(SLURMCTLD)]),
+        (report("lost"), [WHOLE], [hit(SLURMCTLD)]),
+        (report("never_ran", tokens=()), [], [hit(SLURMCTLD)]),
+        (report("cancelled", reaped=111.0), [CUT], []),
     ],
 )
-def test_true_outcomes_are_accepted(said: Told, starts: list[Start], hits: list[Hit]) -> None:
+def test_true_outcomes_are_accepted(
+    reported: Reported, starts: list[Start], hits: list[Hit]
+) -> None:
     """Each with the kill that makes it true."""
-    assert find_violations(said, starts, hits) == []
+    assert find_violations(reported, starts, hits) == []
 
 
 @pytest.mark.parametrize(
-    ("said", "starts", "hits", "words"),
+    ("reported", "starts", "hits", "words"),
     [
         (PASSED, [], [], "did not get to its end"),
         (PASSED, [CUT], [hit(RANK, "p")], "did not get to its end"),
-        (told("passed", tokens=("t0", "t2")), [WHOLE], [], "a token that the journal does not"),
-        (told("passed", tokens=("t1", "t2")), [WHOLE], [], "did not get to its end"),
+        (report("passed", tokens=("t0", "t2")), [WHOLE], [], "a token that the journal does not"),
+        (report("passed", tokens=("t1", "t2")), [WHOLE], [], "did not get to its end"),
         (PASSED, [WHOLE, replace(WHOLE, job_id="8")], [], "it started 2 times"),
-        (told("failed"), [CUT], [], "nothing was killed"),
-        (told("failed"), [CUT], [hit(RANK, "other")], "nothing was killed"),
-        (told("failed"), [CUT], [hit(SLURMCTLD)], "nothing was killed"),
-        (told("cluster_failed"), [CUT], [hit(SLURMD, node="node1")], "nothing was killed"),
-        (told("cluster_failed"), [CUT], [hit(SLURMCTLD)], "nothing was killed"),
-        (told("cluster_failed"), [WHOLE], [hit(SLURMD, node="node0")], "got to its end"),
-        (told("lost"), [CUT], [hit(STEPD, "p")], "nothing was killed"),
-        (told("lost"), [CUT], [hit(SLURMCTLD, at=300.0)], "nothing was killed"),
-        (told("lost", has_result=True), [WHOLE], [hit(SLURMCTLD)], "got to its end"),
-        (told("lost", ended=180.0), [WHOLE], [hit(SLURMCTLD)], "got to its end"),
-        (told("never_ran"), [CUT], [hit(SLURMCTLD)], "it ran"),
-        (told("cancelled"), [CUT], [], "nothing was killed"),
-        (told("cancelled", reaped=150.0), [WHOLE], [], "got to its end"),
-        (told("unheard_of"), [CUT], [hit(RANK, "p")], "nothing was killed"),
+        (report("failed"), [CUT], [], "nothing was killed"),
+        (report("failed"), [CUT], [hit(RANK, "other")], "nothing was killed"),
+        (report("failed"), [CUT], [hit(SLURMCTLD)], "nothing was killed"),
+        (report("cluster_failed"), [CUT], [hit(SLURMD, node="node1")], "nothing was killed"),
+        (report("cluster_failed"), [CUT], [hit(SLURMCTLD)], "nothing was killed"),
+        (report("cluster_failed"), [WHOLE], [hit(SLURMD, node="node0")], "got to its end"),
+        (report("lost"), [CUT], [hit(STEPD, "p")], "nothing was killed"),
+        (report("lost"), [CUT], [hit(SLURMCTLD, at=300.0)], "nothing was killed"),
+        (report("lost", has_result=True), [WHOLE], [hit(SLURMCTLD)], "got to its end"),
+        (report("lost", ended=180.0), [WHOLE], [hit(SLURMCTLD)], "got to its end"),
+        (report("never_ran"), [CUT], [hit(SLURMCTLD)], "it ran"),
+        (report("cancelled"), [CUT], [], "nothing was killed"),
+        (report("cancelled", reaped=150.0), [WHOLE], [], "got to its end"),
+        (report("unheard_of"), [CUT], [hit(RANK, "p")], "nothing was killed"),
     ],
 )
 def test_false_outcomes_are_found(
-    said: Told, starts: list[Start], hits: list[Hit], words: str
+    reported: Reported, starts: list[Start], hits: list[Hit], words: str
 ) -> None:
     """A pass without an end, a second start, a failure that nothing caused."""
-    violations = find_violations(said, starts, hits)
+    violations = find_violations(reported, starts, hits)
     assert any(words in line for line in violations), violations
 
 
