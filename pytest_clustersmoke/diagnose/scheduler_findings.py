@@ -11,6 +11,7 @@ import pwd
 from collections.abc import Callable
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
+from ..evidence.job_results import STEP_DAEMON
 from ..evidence.scheduler_record import (
     CANCELLED,
     NODE_FAILED,
@@ -27,10 +28,12 @@ from ..jobs.outcome import (
     HOSTS_SILENT,
     PROLOG,
     REQUEUED,
+    STEP_DAEMON_DIED,
     SUSPENDED,
     Judgement,
 )
 from .failure_evidence import FailureEvidence
+from .node_findings import NODE_REASONS
 
 MOST_SHOWN = 4  # nodes
 ENDINGS = (CANCELLED, PREEMPTED)
@@ -44,6 +47,7 @@ def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> li
         **dict.fromkeys(CLUSTER_STATES, _node_down),
         HOST_LOST: _host_lost,
         HOSTS_SILENT: _hosts_silent,
+        STEP_DAEMON_DIED: _step_daemon_died,
         PROLOG: _prolog,
         REQUEUED: _requeued,
         "PREEMPTED": _preempted,
@@ -95,6 +99,19 @@ def _hosts_silent(evidence: FailureEvidence, judgement: Judgement) -> Finding:
         "look at this machine's network; the phase goes on where it can, and its evidence is in "
         "the run directory",
         evidence=record.evidence(*record.nodes[:MOST_SHOWN]),
+    )
+
+
+def _step_daemon_died(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    orphans = [node for node in evidence.result.nodes if node.reason == STEP_DAEMON]
+    results = [evidence.directory.node_result(node.node_rank) for node in orphans]
+    identity, fix = NODE_REASONS[STEP_DAEMON]
+    return Finding(
+        identity,
+        judgement.reason,
+        fix,
+        evidence=tuple(Evidence(str(path), 1, STEP_DAEMON) for path in results[:MOST_SHOWN]),
+        hosts=tuple(node.name for node in orphans),
     )
 
 

@@ -28,6 +28,7 @@ from .whole_files import MAX_NODE_BYTES
 
 # Outcomes in which the cluster was not measured: it neither failed nor passed.
 NOT_MEASURED = {"never_ran", "preempted", "cancelled", "lost"}
+STEP_DAEMON = "slurmstepd"  # a node's reason: it lost the daemon that had started it
 
 
 @dataclass(frozen=True)

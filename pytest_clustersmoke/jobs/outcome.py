@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..evidence.finding import Finding
+from ..evidence.job_results import STEP_DAEMON
 from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult
 from ..evidence.scheduler_record import NODE_FAILED as NODE_MESSAGE
@@ -23,6 +24,8 @@ PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
 NOT_STARTED, OUT_OF_TIME = "NOT_STARTED", "OUT_OF_TIME"
 # Hosts without a scheduler that stopped answering: some of them, or all.
 HOST_LOST, HOSTS_SILENT = "HOST_LOST", "HOSTS_SILENT"
+# A node of the job lost its slurmstepd, by its own word.
+STEP_DAEMON_DIED = "STEP_DAEMON_DIED"
 # Findings of the preflight: the cluster's own nodes are out.
 LACK_OF_NODES = ("nodes-unavailable", "host-unreachable")
 # Ranks that fail after a suspension this long may have failed because of it: their own time limits
@@ -85,6 +88,8 @@ def judge_job(
     )
     if by_scheduler:
         return by_scheduler
+    if orphan := next((node for node in result.nodes if node.reason == STEP_DAEMON), None):
+        return Judgement("cluster_failed", f"{orphan.name}: {orphan.why}", STEP_DAEMON_DIED)
     if _asked_to_end(result, failure):
         return Judgement(
             "preempted",

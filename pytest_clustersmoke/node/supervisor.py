@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from ..config.marker import TORCHRUN
+from ..evidence.job_results import STEP_DAEMON
 from ..evidence.process_start import boot_clock_s, read_namespaces
 from ..evidence.run_directory import read_json
 from ..evidence.telemetry import EventWriter
@@ -127,7 +128,7 @@ def _describe_orphan(parent: int) -> Trouble:
     job."""
     who = f"slurmstepd (pid {parent} on host {socket.gethostname()})"
     why = f"{who} ended before the task that it had started: it was killed (SIGKILL), or crashed"
-    return Trouble("node", why, None)
+    return Trouble(STEP_DAEMON, why, None)
 
 
 def _judge_node(

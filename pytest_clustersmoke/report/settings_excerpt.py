@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,19 +88,24 @@ def hide_variables(source: Path) -> str | None:
         return None
     spec = read_json(phase.spec) or {}
     variables = spec.get("env_set")
-    secrets = {
-        name: str(value)
-        for name, value in (variables.items() if isinstance(variables, dict) else ())
-        if may_be_secret(name, str(value))
-    }
-    if not secrets:
+    if not isinstance(variables, dict) or not (secrets := find_secrets(variables)):
         return None
     if source == phase.spec:
-        hidden = {**spec, "env_set": {**spec["env_set"], **dict.fromkeys(secrets, HIDDEN_VALUE)}}
+        hidden = {**spec, "env_set": {**variables, **dict.fromkeys(secrets, HIDDEN_VALUE)}}
         return json.dumps(hidden, indent=1) + "\n"
-    text = source.read_text(encoding="utf-8", errors="replace")
+    return hide_exports(source.read_text(encoding="utf-8", errors="replace"), secrets)
+
+
+def find_secrets(variables: Mapping[str, object]) -> dict[str, str]:
+    """Those of the variables that may be secrets."""
+    texts = {name: str(value) for name, value in variables.items()}
+    return {name: value for name, value in texts.items() if may_be_secret(name, value)}
+
+
+def hide_exports(script: str, secrets: Mapping[str, str]) -> str:
+    """A batch script that exports these variables, without their values."""
     for name, value in secrets.items():
-        text = text.replace(
+        script = script.replace(
             f"export {name}={shlex.quote(value)}", f"export {name}={shlex.quote(HIDDEN_VALUE)}"
         )
-    return text
+    return script

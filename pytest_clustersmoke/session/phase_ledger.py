@@ -24,7 +24,8 @@ from ..evidence.phase_attempts import (
 from ..evidence.run_directory import RERUN, PhaseDir, RunDir
 from ..evidence.run_journal import JournalledJob, RunJournal
 
-BY_SCHEDULER = ("node-down", "prolog-failed")  # findings with the scheduler's names of nodes
+# Findings with the scheduler's names of nodes.
+BY_SCHEDULER = ("node-down", "prolog-failed", "slurmstepd-died")
 NODE = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}", re.ASCII)  # what may stand in an sbatch option
 
 

@@ -13,10 +13,12 @@ from ..config.marker import SIMPLE_KEYS
 from ..config.phase import DEFAULT, Phase, Sourced
 from ..config.profile import Profile
 from ..evidence.run_directory import MAX_RERUNS, PhaseDir, RunDir
+from ..evidence.variable_names import may_be_secret
 from ..jobs.backend import Submission, make_backend, make_spec
 from ..node.launch_environment import defaults, launcher_environment
 from ..node.launchers import describe
 from ..preflight.variable_remarks import remark_on_plan
+from ..report.settings_excerpt import HIDDEN_VALUE, find_secrets, hide_exports
 from ..text import Problem, shorten
 from .phase_ledger import PhaseLedger
 
@@ -47,7 +49,9 @@ def print_plan(
     for phase in phases:
         directory = ledger.directory(phase)
         out.write(f"\n=== {phase.name} ({phase.where})\n")
-        out.write(f"--- batch script\n{backend.script(Submission(phase, directory))}\n")
+        secrets = find_secrets({name: each.value for name, each in phase.env_set.items()})
+        script = hide_exports(backend.script(Submission(phase, directory)), secrets)
+        out.write(f"--- batch script\n{script}\n")
         for title, lines in (
             ("environment of the node", _environment_lines(phase, profile, directory)),
             (_title_launch(phase), [_launch_line(phase, profile, directory)]),
@@ -73,7 +77,8 @@ def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> I
     for name, setting in phase.env_unset.items():
         yield f"unset {name}    # {setting.source}"
     for name, setting in phase.env_set.items():
-        yield f"{name}={setting.value}    # {setting.source}"
+        value = HIDDEN_VALUE if may_be_secret(name, str(setting.value)) else setting.value
+        yield f"{name}={value}    # {setting.source}"
     configured = {name: str(setting.value) for name, setting in phase.env_set.items()}
     ours = launcher_environment(
         directory, profile.hardware.device, "$NODE_RANK", _describe_node_name(profile), configured

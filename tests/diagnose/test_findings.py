@@ -144,6 +144,7 @@ def test_rank_that_died_silently(tmp_path: Path) -> None:
         ("rank_ended_early", "rank-left-early"),
         ("torchrun", "torchrun-failed"),
         ("node", "node-failed"),
+        ("slurmstepd", "slurmstepd-died"),
         ("launcher", "launcher-failed"),
     ],
 )

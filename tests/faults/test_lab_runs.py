@@ -364,7 +364,8 @@ def test_killed_slurmstepd_is_named_with_its_host_and_leaves_no_process(lab_suit
         outcome = running.wait(180)
     assert outcome.ret == 1, outcome.output
     finding = outcome.finding("small")
-    assert finding["hosts"] == [phase.node_name(1)]
+    assert (finding["id"], finding["hosts"]) == ("slurmstepd-died", [phase.node_name(1)])
+    assert outcome.record["phases"][0]["outcome"] == "cluster_failed"
     assert f"slurmstepd (pid {daemon.pid} on host " in finding["cause"]
     assert phase.seen_after_s() < SEEN_WITHIN_S + VERDICT_GRACE_S
 

@@ -193,5 +193,5 @@ def test_task_without_its_slurmstepd_ends_its_ranks(tmp_path: Path, leftovers: L
     started.wait()
     wait_for("the node's result", lambda: out.read_text().endswith("}\n"))
     result = json.loads(out.read_text())
-    assert (result["ok"], result["reason"]) == (False, "node")
+    assert (result["ok"], result["reason"]) == (False, "slurmstepd")
     assert f"slurmstepd (pid {started.pid} on host " in result["why"]

@@ -55,6 +55,10 @@ def test_secrets_of_an_option_are_not_in_the_report(suite: Suite) -> None:
     planted["PLAIN"] = "hf_plantedByValue"
     suite.phase()
     options = [f"--cluster-set=small.env.{name}={value}" for name, value in planted.items()]
+    plan = suite.run(*options, "--cluster-set=small.env.OTHER=shown0value", "--cluster-dry-run")
+    assert plan.ret == 0 and "OTHER=shown0value" in plan.output, plan.output
+    assert not [value for value in planted.values() if value in plan.output]
+    assert "HF_TOKEN=(hidden)    # --cluster-set" in plan.output
     outcome = suite.run(*options, "--cluster-set=small.env.OTHER=shown0value")
     assert outcome.ret == 0, outcome.output
     assert find_files_with([suite.reports], [*planted.values()]) == []
