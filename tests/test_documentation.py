@@ -92,12 +92,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
         yield outcome.record()
 
 
+@pytest.mark.slow
 def test_examples_are_fit_as_a_suite(report: dict[str, Any]) -> None:
     """A run of all examples is FIT, and runs every phase of them."""
     assert report["verdict"] == "FIT"
     assert sorted(phase["phase"] for phase in report["phases"]) == PHASES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PHASES)
 def test_example_meets_every_measured_criterion(name: str, report: dict[str, Any]) -> None:
     """No criterion of an example fails, and none is skipped that this machine can measure."""

@@ -13,12 +13,12 @@ from ..config.marker import SIMPLE_KEYS
 from ..config.phase import DEFAULT, Phase, Sourced
 from ..config.profile import Profile
 from ..evidence.run_directory import MAX_RERUNS, PhaseDir, RunDir
-from ..evidence.variable_names import may_be_secret
+from ..evidence.variable_names import HIDDEN, may_be_secret
 from ..jobs.backend import Submission, make_backend, make_spec
 from ..node.launch_environment import defaults, launcher_environment
 from ..node.launchers import describe
 from ..preflight.variable_remarks import remark_on_plan
-from ..report.settings_excerpt import HIDDEN_VALUE, find_secrets, hide_exports
+from ..report.settings_excerpt import find_secrets, hide_exports
 from ..text import Problem, shorten
 from .phase_ledger import PhaseLedger
 
@@ -77,7 +77,7 @@ def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> I
     for name, setting in phase.env_unset.items():
         yield f"unset {name}    # {setting.source}"
     for name, setting in phase.env_set.items():
-        value = HIDDEN_VALUE if may_be_secret(name, str(setting.value)) else setting.value
+        value = HIDDEN if may_be_secret(name, str(setting.value)) else setting.value
         yield f"{name}={value}    # {setting.source}"
     configured = {name: str(setting.value) for name, setting in phase.env_set.items()}
     ours = launcher_environment(

@@ -34,6 +34,12 @@ class FakeSlurm:
             esac\n"""
         )
 
+    def end_jobs_at_scancel(self, line: str) -> None:
+        """From the first scancel on, squeue answers this line."""
+        self.folder.joinpath("scancel.answer").write_text(
+            f"""echo '{line}' > "$FAKE_SLURM/squeue.out"\n"""
+        )
+
     def calls(self) -> list[str]:
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []

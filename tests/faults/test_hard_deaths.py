@@ -106,7 +106,8 @@ def test_killed_torchrun_ends_its_phase(torch_suite: Suite) -> None:
     assert (finding["id"], finding["hosts"]) == ("torchrun-failed", ["local1"])
 
 
-@pytest.mark.parametrize("stopped", [pytest.param("", marks=pytest.mark.slow), "launcher_start"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", ["", "launcher_start"])
 def test_killed_launcher_ends_its_phase(stopped: str, torch_suite: Suite) -> None:
     """The other node notices and dumps its ranks; what the dead launcher started is ended, also a
     torchrun that it held for the dumps and that hears no signal."""

@@ -97,12 +97,9 @@ def send_to_pytest(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
 
 
+@pytest.mark.slow  # on Slurm below
 @pytest.mark.parametrize(("words", "gone_within_s"), RUNS, ids=["plain", "xdist"])
-@pytest.mark.parametrize(
-    "send",
-    [send_to_group, pytest.param(send_to_pytest, marks=pytest.mark.slow)],
-    ids=["ctrl_c", "sigterm"],
-)
+@pytest.mark.parametrize("send", [send_to_group, send_to_pytest], ids=["ctrl_c", "sigterm"])
 def test_interrupt_ends_every_process_of_the_run(
     send: Callable[[int], None], words: tuple[str, ...], gone_within_s: float, torch_suite: Suite
 ) -> None:

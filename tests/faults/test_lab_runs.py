@@ -61,7 +61,8 @@ def test_refused_job_never_ran_and_the_others_go_on(lab_suite: Suite) -> None:
     assert [event["phase"] for event in outcome.events("submitted")] == ["good"]
 
 
-@pytest.mark.parametrize("fails", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [True, False])
 def test_second_rung_waits_in_the_queue_for_the_first(fails: bool, lab_suite: Suite) -> None:
     """If the first fails, Slurm never starts the second, and the run does not wait for it."""
     program = PROGRAMS / "ends.py" if fails else IDLE
@@ -255,6 +256,7 @@ def test_requeued_job_is_preempted_and_removed_from_the_queue(struck: Struck) ->
     assert ended_state(phases["requeued"].suite, phases["requeued"].job) == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_suspended_job_has_not_hung_and_is_not_measured(lab_suite: Suite) -> None:
     """Its ranks stand still for longer than their limit, then go on; their times do not count."""
     lab_suite.phase("small", script=IDLE, args={"seconds": 4})
@@ -278,6 +280,7 @@ def test_suspended_job_has_not_hung_and_is_not_measured(lab_suite: Suite) -> Non
     assert [item["text"].split()[:2] for item in finding["evidence"]] == [["paused", "for"]]
 
 
+@pytest.mark.slow
 def test_requeued_job_without_a_controller_is_refused_by_its_claim(lab_suite: Suite) -> None:
     """After pytest was killed, Slurm starts the job a second time: it fails at once, and its ranks
     do not train again."""
@@ -365,7 +368,7 @@ def test_killed_slurmstepd_is_named_with_its_host_and_leaves_no_process(lab_suit
     assert outcome.ret == 1, outcome.output
     finding = outcome.finding("small")
     assert (finding["id"], finding["hosts"]) == ("slurmstepd-died", [phase.node_name(1)])
-    assert outcome.record["phases"][0]["outcome"] == "cluster_failed"
+    assert outcome.record()["phases"][0]["outcome"] == "cluster_failed"
     assert f"slurmstepd (pid {daemon.pid} on host " in finding["cause"]
     assert phase.seen_after_s() < SEEN_WITHIN_S + VERDICT_GRACE_S
 

@@ -16,10 +16,7 @@ from tests.support.harness import IDLE, Outcome, Suite
 
 FAMILIES = ("death", "hang")
 # What `make test` stages; `make test-all` stages both families under each launcher.
-QUICK = {
-    "killed_in_step": ("accelerate",),
-    "hangs_in_step": ("srun",),
-}
+QUICK = {"killed_in_step": ("accelerate",)}
 FAULTS = [
     fault for fault in LOCAL if fault.family in FAMILIES and not fault.replayed and not fault.usage
 ]

@@ -76,6 +76,7 @@ def check_parts(outcome: Outcome, whole: Sequence[float], steps: int) -> tuple[P
     return (*phase.earlier, phase)
 
 
+@pytest.mark.slow
 def test_phase_that_slurm_asks_to_stop_is_requeued_and_goes_on(
     lab_suite: Suite, whole: Sequence[float]
 ) -> None:

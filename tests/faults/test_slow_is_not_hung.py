@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.harness import PROGRAMS, Suite
 
 
+@pytest.mark.slow
 def test_rank_late_within_its_limit_passes(torch_suite: Suite) -> None:
     """The others wait for it for half their limit, in a step and again before a checkpoint; there
     is no dump and no finding."""

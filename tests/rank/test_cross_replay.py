@@ -29,6 +29,7 @@ def test_two_of_three_outvote_the_third(results: list[Any], alone: int | None) -
     assert find_alone(results) == alone
 
 
+@pytest.mark.slow
 def test_rank_that_is_always_wrong_is_alone(torchrun: Callable[..., Run]) -> None:
     """It agrees with itself, and is outvoted in its own pass and as a checker of two others.
 

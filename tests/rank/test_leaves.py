@@ -71,6 +71,7 @@ def test_sharded_parameters_need_their_model() -> None:
         Leaves(None, [Sharded()])
 
 
+@pytest.mark.slow
 def test_sharded_model_is_proven_like_a_plain_one(torchrun: Callable[..., Run]) -> None:
     """Over all ranks, and within two groups that hold replicas: local gradients and digests are
     those of a plain model, training is left as it was, and a missing reduction, a replica that

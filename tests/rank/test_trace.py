@@ -152,6 +152,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, PhaseResu
     return outcome, outcome.evidence("long")
 
 
+@pytest.mark.slow
 def test_trace_of_each_chosen_rank_is_kept(traced: tuple[Outcome, PhaseResult]) -> None:
     """Chrome's format, with the steps and the collectives; the page links to it."""
     outcome, _ = traced
@@ -167,6 +168,7 @@ def test_trace_of_each_chosen_rank_is_kept(traced: tuple[Outcome, PhaseResult]) 
         assert "gloo:all_reduce" in names and "aten::addmm" in names
 
 
+@pytest.mark.slow
 def test_time_of_a_trace_is_reported_by_class(traced: tuple[Outcome, PhaseResult]) -> None:
     """In the record and on the terminal."""
     outcome, _ = traced
@@ -178,6 +180,7 @@ def test_time_of_a_trace_is_reported_by_class(traced: tuple[Outcome, PhaseResult
         assert f"long: trace of rank {rank}, steps 7-9" in outcome.output
 
 
+@pytest.mark.slow
 def test_traced_steps_are_left_out_of_the_rates(traced: tuple[Outcome, PhaseResult]) -> None:
     """On every rank, together with the proven ones."""
     _, result = traced
@@ -190,6 +193,7 @@ def test_traced_steps_are_left_out_of_the_rates(traced: tuple[Outcome, PhaseResu
         assert len(rank.step_times_s) == 16 - times["warmup"] - len(left_out)
 
 
+@pytest.mark.slow
 def test_rank_without_a_trace_says_why(traced: tuple[Outcome, PhaseResult]) -> None:
     """The phase passes all the same."""
     outcome, _ = traced

@@ -63,6 +63,7 @@ def test_healthy_program_meets_its_criteria(
             "test_batch_norm_averages_over_all_ranks",
             "batch norms used other means than those over all ranks, by so many standard",
             id="batch_norm_of_each_rank",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "import batch_norm\n"

@@ -74,11 +74,13 @@ def split(folder: Path) -> Outcome:
     return outcome
 
 
+@pytest.mark.slow
 def test_tensor_parallel_ranks_meet_every_criterion(split: Outcome) -> None:
     for name in (*OWN_CRITERIA, *PROVEN):
         judge(name, split.phase)
 
 
+@pytest.mark.slow
 def test_ranks_of_one_model_have_no_replica_to_compare_losses_with(split: Outcome) -> None:
     """They share each batch, so their losses are equal."""
     with pytest.raises(pytest.skip.Exception, match="split over all ranks"):
@@ -103,6 +105,7 @@ runpy.run_path({path!r}, run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("split")
 def test_checkpoint_is_converted_and_loaded_where_megatron_cannot_be_imported(
     folder: Path, tmp_path: Path
@@ -143,6 +146,7 @@ def with_heads_in_another_order(weights: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("split")
 def test_converter_that_orders_heads_otherwise_is_found(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,6 +163,7 @@ def test_converter_that_orders_heads_otherwise_is_found(
     assert right <= suite.LOGIT_TOLERANCE["bf16"] < 2 * suite.LOGIT_TOLERANCE["bf16"] < wrong
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("split")
 def test_converter_that_loses_a_parameter_is_found(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

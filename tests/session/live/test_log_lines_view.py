@@ -219,6 +219,7 @@ def test_queue_on_a_terminal(suite: Suite, on_slurm: FakeSlurm, words: tuple[str
 def test_queue_in_a_log(suite: Suite, on_slurm: FakeSlurm) -> None:
     """The reason is a line once, even if the estimate of the start changes."""
     on_slurm.answers("squeue", "7|PENDING|Resources||2026-01-02T03:04:05|2031-02-03T04:00:00||\n")
+    on_slurm.end_jobs_at_scancel("7|CANCELLED|None||2026-01-02T03:04:05|Unknown||")
     suite.cluster(
         backend="slurm",
         slurm={"partition": "gpu"},
