@@ -20,7 +20,7 @@ from ..evidence.finding import (
     find_last_line,
     list_job_logs,
 )
-from ..evidence.job_results import STEP_DAEMON, NodeResult
+from ..evidence.job_results import NodeResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.staged_marks import find_unrequested_fault
@@ -44,7 +44,7 @@ NODE_REASONS = {
         "read the launcher's output (launcher.log of the node) and its ranks' stderr",
     ),
     "node": ("node-failed", "look at that node"),
-    STEP_DAEMON: (
+    "slurmstepd": (
         "slurmstepd-died",
         "look on that node for the kernel's out-of-memory kills (`dmesg -T`) and in slurmd's log; "
         "run again without it (slurm.exclude in cluster.yaml)",

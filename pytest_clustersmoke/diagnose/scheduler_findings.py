@@ -105,9 +105,9 @@ def _hosts_silent(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 def _step_daemon_died(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     orphans = [node for node in evidence.result.nodes if node.reason == STEP_DAEMON]
     results = [evidence.directory.node_result(node.node_rank) for node in orphans]
-    identity, fix = NODE_REASONS[STEP_DAEMON]
+    _, fix = NODE_REASONS[STEP_DAEMON]
     return Finding(
-        identity,
+        "slurmstepd-died",
         judgement.reason,
         fix,
         evidence=tuple(Evidence(str(path), 1, STEP_DAEMON) for path in results[:MOST_SHOWN]),
