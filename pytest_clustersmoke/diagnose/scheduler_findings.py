@@ -103,15 +103,14 @@ def _hosts_silent(evidence: FailureEvidence, judgement: Judgement) -> Finding:
 
 
 def _step_daemon_died(evidence: FailureEvidence, judgement: Judgement) -> Finding:
-    orphans = [node for node in evidence.result.nodes if node.reason == STEP_DAEMON]
-    results = [evidence.directory.node_result(node.node_rank) for node in orphans]
-    _, fix = NODE_REASONS[STEP_DAEMON]
+    orphans = [each for each in evidence.result.nodes if each.reason == STEP_DAEMON]
+    results = [evidence.directory.node_result(each.node_rank) for each in orphans]
     return Finding(
         "slurmstepd-died",
         judgement.reason,
-        fix,
+        NODE_REASONS[STEP_DAEMON][1],
         evidence=tuple(Evidence(str(path), 1, STEP_DAEMON) for path in results[:MOST_SHOWN]),
-        hosts=tuple(node.name for node in orphans),
+        hosts=tuple(each.name for each in orphans),
     )
 
 
