@@ -114,7 +114,11 @@ class Flip:
 
     def strike(self, proof: Proof) -> None:
         tensor = self._choose(proof)
-        at, bits = self._draw.randrange(tensor.numel()), tensor.element_size() * 8
+        # A bit of zero makes a subnormal number, which the next update absorbs. All first moments
+        # of LoRA's A are zero until B is not.
+        while not len(places := tensor.view(-1).nonzero()):
+            tensor = self._choose(proof)
+        at, bits = int(self._draw.choice(places)), tensor.element_size() * 8
         bit = self._draw.randrange(bits)
         # The highest bit of a signed integer is its sign.
         mask = 1 << bit if bit < bits - 1 else -(1 << bit)
