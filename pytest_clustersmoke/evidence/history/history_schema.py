@@ -117,9 +117,66 @@ _GPUS = (
     PRIMARY KEY (phase, gpu)
 ) WITHOUT ROWID""",
 )
+# What each node did, and what its devices reached. `seen` repeats when the run began: an index
+# cannot span two tables.
+_NODES = (
+    """CREATE TABLE nodes (
+    id INTEGER PRIMARY KEY,
+    cluster TEXT NOT NULL,
+    name TEXT NOT NULL,
+    UNIQUE (cluster, name)
+)""",
+    # A node with the parts that it had; another row after each reboot and each change of parts.
+    """CREATE TABLE boots (
+    id INTEGER PRIMARY KEY,
+    node INTEGER NOT NULL REFERENCES nodes (id) ON DELETE CASCADE,
+    boot_id TEXT NOT NULL,         -- empty: unknown
+    parts TEXT NOT NULL,           -- JSON: kind -> parts
+    UNIQUE (node, boot_id, parts)
+)""",
+    """CREATE TABLE node_observations (
+    run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+    source TEXT NOT NULL,          -- a phase, or `screen`
+    node INTEGER NOT NULL REFERENCES nodes (id) ON DELETE CASCADE,
+    seen REAL NOT NULL,            -- Unix seconds
+    boot INTEGER NOT NULL REFERENCES boots (id) ON DELETE CASCADE,
+    state TEXT NOT NULL,           -- good, bad or unknown
+    definite INTEGER NOT NULL,     -- needs no second piece of evidence
+    reason TEXT NOT NULL,          -- id of the finding or check, a colon, a line of text
+    PRIMARY KEY (run, source, node)
+) WITHOUT ROWID""",
+    "CREATE INDEX observations_by_node ON node_observations (node, seen)",
+    "CREATE INDEX observations_by_boot ON node_observations (boot)",
+    # node is empty for a device with a name of its own, whose past goes with it to another node.
+    """CREATE TABLE devices (
+    id INTEGER PRIMARY KEY,
+    cluster TEXT NOT NULL,
+    name TEXT NOT NULL,            -- UUID or serial number; empty: the node itself
+    node TEXT NOT NULL,
+    UNIQUE (cluster, name, node)
+)""",
+    """CREATE TABLE figures (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    unit TEXT NOT NULL,
+    higher_is_better INTEGER NOT NULL,
+    UNIQUE (name, unit, higher_is_better)
+)""",
+    """CREATE TABLE device_figures (
+    device INTEGER NOT NULL REFERENCES devices (id) ON DELETE CASCADE,
+    figure INTEGER NOT NULL REFERENCES figures (id),
+    seen REAL NOT NULL,
+    run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+    node INTEGER NOT NULL REFERENCES nodes (id) ON DELETE CASCADE,
+    value REAL NOT NULL,
+    PRIMARY KEY (device, figure, seen, run, node)
+) WITHOUT ROWID""",
+    "CREATE INDEX device_figures_by_run ON device_figures (run)",
+    "CREATE INDEX device_figures_by_node ON device_figures (node, seen)",
+)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_TABLES, _INDEXES, _ACCEPTED_LEVELS, _GPUS)
-WITH_ACCEPTED_LEVELS, WITH_GPUS = 3, 4
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_TABLES, _INDEXES, _ACCEPTED_LEVELS, _GPUS, _NODES)
+WITH_ACCEPTED_LEVELS, WITH_GPUS, WITH_NODES = 3, 4, 5
 VERSION = len(MIGRATIONS)
 
 

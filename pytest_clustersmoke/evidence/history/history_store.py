@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
+from ..node_observation import DeviceFigure, NodeObservation
 from ..run_record import MetricRecord, PhaseRecord, RunRecord
 from ..telemetry import to_json_value
 from . import history_database
+from .figure_history import insert_figures
 from .gpu_history import insert_gpu_steps, prune_gpus
 from .history_schema import MAX_NAMES, Setup, shorten_line
+from .node_history import insert_observations
 
 # These kinds need good runs first, so a phase can be good without them.
 _KINDS_FROM_THE_PAST = ("history", "references")
 
 
-def store_run(record: RunRecord, report_dir: Path, judged: bool = True) -> None:
-    """Store a run, replacing an earlier record of it. Raises HistoryUnusable.
+def store_run(
+    record: RunRecord,
+    report_dir: Path,
+    judged: bool = True,
+    *,
+    observations: Iterable[NodeObservation] = (),
+    figures: Iterable[DeviceFigure] = (),
+) -> None:
+    """Store a run, replacing an earlier record of it; with it what was observed of its nodes, and
+    what their devices reached. Raises HistoryUnusable.
 
     Runs and phases with staged faults say nothing about the cluster and are not stored. Without
     `judged` the run was not compared with the past, so it does not count as good.
@@ -34,6 +45,9 @@ def store_run(record: RunRecord, report_dir: Path, judged: bool = True) -> None:
         run = _insert_run(connection, record)
         for phase in phases:
             _insert_phase(connection, record, run, phase, judged and is_good(phase, record))
+        place = (connection, run, record.cluster, record.begun)
+        insert_observations(*place, observations)
+        insert_figures(*place, figures)
 
 
 def is_good(phase: PhaseRecord, run: RunRecord) -> bool:

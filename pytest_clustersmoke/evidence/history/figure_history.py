@@ -1,0 +1,125 @@
+"""What devices reached in the runs of the past: stored with a run, read to compare with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from sqlite3 import Connection
+
+from ..node_observation import DeviceFigure
+from .history_database import open_for_reading
+from .history_schema import WITH_NODES, read_version, shorten_line
+from .node_history import DAY_S, KEPT_DAYS, MAX_NODE, RowNumbers
+from .outlier_judge import WINDOW
+
+MAX_DEVICE = 100  # characters; a UUID has 40
+# Of one run: 1,024 nodes with eight GPUs, eight network cards and some ten figures of each.
+MAX_FIGURES = 2**18
+
+# A figure of a device: the name of the device, or of the node if it is about the node itself; and
+# the figure's name.
+FigureKey = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class PastFigure(DeviceFigure):
+    """A figure of a past run; `seen` is when that run began, in Unix seconds."""
+
+    run_id: str = ""
+    seen: float = 0.0
+
+
+def key_of(figure: DeviceFigure) -> FigureKey:
+    """Under what the past of a figure is found."""
+    device, node = _name_device(figure)
+    return device or node, shorten_line(figure.name)
+
+
+def _name_device(figure: DeviceFigure) -> tuple[str, str]:
+    """The name of the device, or else that of its node; the other one is empty."""
+    device = shorten_line(figure.device, MAX_DEVICE)
+    return device, "" if device else shorten_line(figure.node, MAX_NODE)
+
+
+def _name_figure(figure: DeviceFigure) -> tuple[str, str, int]:
+    return shorten_line(figure.name), shorten_line(figure.unit), int(figure.higher_is_better)
+
+
+def insert_figures(
+    connection: Connection, run: int, cluster: str, seen: float, figures: Iterable[DeviceFigure]
+) -> None:
+    """Store what devices reached in a run, whose row is `run`. Replaces what was stored of the run
+    before, and deletes what is too old of the same devices."""
+    connection.execute("DELETE FROM device_figures WHERE run = ?", (run,))
+    nodes = RowNumbers(connection, "nodes", ("cluster", "name"))
+    devices = RowNumbers(connection, "devices", ("cluster", "name", "node"))
+    names = RowNumbers(connection, "figures", ("name", "unit", "higher_is_better"))
+    values = {}
+    for made in islice(figures, MAX_FIGURES):
+        if made.node and math.isfinite(made.value):
+            device = devices.find(cluster, *_name_device(made))
+            node = nodes.find(cluster, shorten_line(made.node, MAX_NODE))
+            values[device, names.find(*_name_figure(made)), node] = float(made.value)
+    connection.executemany(
+        "INSERT INTO device_figures (device, figure, node, seen, run, value) "
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        [(*key, seen, run, value) for key, value in values.items()],
+    )
+    connection.executemany(
+        "DELETE FROM device_figures WHERE device = ? AND figure = ? AND seen < ?",
+        [(device, name, seen - KEPT_DAYS * DAY_S) for device, name, _ in values],
+    )
+
+
+def read_figure_past(
+    report_dir: Path, cluster: str, figures: Collection[DeviceFigure], before: float = math.inf
+) -> dict[FigureKey, list[float]]:
+    """`key_of` each figure -> its values in runs that began before a time, the newest first, at
+    most WINDOW, in the same unit. Raises HistoryUnusable."""
+    with open_for_reading(report_dir) as connection:
+        if connection is None or (read_version(connection) or 0) < WITH_NODES:
+            return {}
+        return {
+            key_of(figure): _read_values(connection, cluster, figure, before) for figure in figures
+        }
+
+
+def _read_values(
+    connection: Connection, cluster: str, figure: DeviceFigure, before: float
+) -> list[float]:
+    rows = connection.execute(
+        "SELECT value FROM device_figures "
+        "WHERE device = (SELECT id FROM devices WHERE cluster = ? AND name = ? AND node = ?) "
+        "AND figure = (SELECT id FROM figures WHERE name = ? AND unit = ? "
+        "AND higher_is_better = ?) AND seen < ? ORDER BY seen DESC, run DESC LIMIT ?",
+        (cluster, *_name_device(figure), *_name_figure(figure), before, WINDOW),
+    )
+    return [float(value) for (value,) in rows]
+
+
+def read_figures(
+    connection: Connection, cluster: str, since: float = -math.inf
+) -> dict[str, list[PastFigure]]:
+    """By node, what its devices reached since a time, the newest first."""
+    if (read_version(connection) or 0) < WITH_NODES:
+        return {}
+    rows = connection.execute(
+        "SELECT n.name, d.name, f.name, v.value, f.unit, f.higher_is_better, r.run_id, v.seen "
+        "FROM nodes n JOIN device_figures v ON v.node = n.id JOIN devices d ON d.id = v.device "
+        "JOIN figures f ON f.id = v.figure JOIN runs r ON r.id = v.run "
+        "WHERE n.cluster = ? AND v.seen >= ? "
+        "ORDER BY n.name, v.seen DESC, v.run DESC, f.name, d.name",
+        (cluster, since),
+    )
+    by_node: dict[str, list[PastFigure]] = {}
+    for node, device, name, value, unit, higher, run_id, seen in rows:
+        figure = PastFigure(
+            *(str(node), str(device), str(name), float(value), str(unit), bool(higher)),
+            run_id=str(run_id),
+            seen=float(seen),
+        )
+        by_node.setdefault(figure.node, []).append(figure)
+    return by_node

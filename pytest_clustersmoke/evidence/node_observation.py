@@ -1,0 +1,53 @@
+"""What is known of a node after a run: what it did in each phase, and what its devices reached.
+
+Both come from jobs, whose text is hostile: it is cut and sanitized where it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+SCREEN = "screen"  # the source of what --cluster-screen saw; all other sources are phases
+
+NodeState = Literal["good", "bad", "unknown"]
+
+
+@dataclass(frozen=True)
+class NodeObservation:
+    """What one node did in one phase, or in its screen.
+
+    `node` is Slurm's NodeName, or the host. `reason` is the id of a finding or of a check, a colon
+    and a line of text; empty for a good node. `definite` is evidence that needs no second one: the
+    node died, its GPU reported memory errors, its link went down. `boot_id` and `parts` (a kind ->
+    the parts of that kind, such as `GPU` -> UUIDs) are empty if they are unknown.
+    """
+
+    node: str
+    source: str
+    state: NodeState
+    reason: str = ""
+    definite: bool = False
+    boot_id: str = ""
+    parts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The id of the finding or check."""
+        return self.reason.partition(":")[0].strip()
+
+
+@dataclass(frozen=True)
+class DeviceFigure:
+    """What a device reached: `gemm_tflops` of a GPU, `nic_busbw_gb_per_s` of a network card.
+
+    `device` is the UUID or serial number of a GPU or a network card; empty for the node itself.
+    """
+
+    node: str
+    device: str
+    name: str
+    value: float
+    unit: str
+    higher_is_better: bool
