@@ -21,10 +21,12 @@ from typing import Any
 from urllib.parse import quote
 
 from ..evidence.history.history_store import store_run
+from ..evidence.node_observation import DeviceFigure, NodeObservation
 from ..evidence.run_directory import RunDir, write_atomically, write_json
 from ..evidence.run_record import RunRecord
 from ..evidence.telemetry import to_json_value
 from ..text import sanitize_line
+from .node_evidence import observe_nodes
 from .openmetrics import render_metrics
 from .page import page
 from .record_builder import MAX_REMARK, FinishedRun, try_history
@@ -61,6 +63,8 @@ def finish(
             unread=run.unread,
             latest=latest,
             keep_runs=keep_runs,
+            observations=run.observations,
+            figures=run.figures,
         )
         written = (run.target / "index.html").exists()
         lines += [*unwritten, f"report: {run.target}"]
@@ -85,8 +89,11 @@ def publish(
     unread: Sequence[str] = (),
     latest: str = "",
     keep_runs: int | None = None,
+    observations: Sequence[NodeObservation] = (),
+    figures: Sequence[DeviceFigure] = (),
 ) -> list[str]:
-    """Write the report of the run, and store it in the history.
+    """Write the report of the run, and store it in the history, with what its phases say of nodes,
+    these `observations` of nodes and `figures` of devices.
 
     `unread` says why the record was not compared with its past, if so. Returns remarks on what
     could not be read or written. Raises OSError if report.json cannot be written.
@@ -100,7 +107,10 @@ def publish(
     for phase in record.phases:
         copier.copy_traces(phase)
     remarks = [*unread, *_write_views(record, target, environ, copier.will_copy_journal())]
-    remarks += try_history(lambda: store_run(record, report_dir, not unread))
+    seen = [*observe_nodes(record), *observations]
+    remarks += try_history(
+        lambda: store_run(record, report_dir, not unread, observations=seen, figures=figures)
+    )
     for phase in record.phases:
         if phase.outcome == "passed":
             directory = run.phase(phase.phase)

@@ -21,6 +21,7 @@ from ..criteria.past_annotation import annotate
 from ..criteria.past_criterion import read_judgement
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.history_database import HistoryUnusable
+from ..evidence.node_observation import DeviceFigure, NodeObservation
 from ..evidence.phase_attempts import PhaseAttempt, read_attempts
 from ..evidence.phase_result import PhaseResult, collect_phase, with_bounds
 from ..evidence.run_counts import RunTally
@@ -111,6 +112,9 @@ class FinishedRun:
     proof: ProofRecord | None = None
     results: Mapping[str, PhaseResult] = field(default_factory=dict)  # already read
     unread: list[str] = field(default_factory=list)  # why the past is not in the record, if so
+    # For the history, beside what the record's phases say of nodes.
+    observations: tuple[NodeObservation, ...] = ()
+    figures: tuple[DeviceFigure, ...] = ()
 
     @cached_property
     def verdict(self) -> RunVerdict:

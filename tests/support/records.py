@@ -16,6 +16,7 @@ from pytest_clustersmoke.evidence.history import history_store
 from pytest_clustersmoke.evidence.run_counts import RunTally
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.evidence.run_record import ProofRecord, RunRecord
+from pytest_clustersmoke.report.node_evidence import observe_nodes
 from pytest_clustersmoke.report.record_builder import FinishedRun, count_run, store_verdict
 from pytest_clustersmoke.report.verdict import judge_record
 
@@ -55,7 +56,8 @@ def annotate(record: Record, report_dir: Path) -> None:
 
 def store_run(record: Record, report_dir: Path, judged: bool = True) -> None:
     """Store the record in the history of this directory."""
-    history_store.store_run(parsed(record), report_dir, judged)
+    made = parsed(record)
+    history_store.store_run(made, report_dir, judged, observations=observe_nodes(made))
 
 
 def metric(value: float, unit: str = "steps/s", higher_is_better: bool = True) -> Record:

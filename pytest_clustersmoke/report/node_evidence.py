@@ -1,0 +1,166 @@
+"""What a run says about each of its nodes: good, bad or unknown in each phase.
+
+A node is good in a phase that passed. It is bad where a finding names it, and only it: two
+witnesses who differ accuse neither. Findings are of three kinds:
+
+- definite: the node died, its GPU had uncorrectable memory errors, its link is down. Only our own
+  checks and the scheduler say so; a log, which any program can write, does not;
+- of a check, which looked at the node itself or compared it with the other nodes;
+- of a failure of the job, which the program may have caused as well as the node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ..config.hostlist import expand_hostlist
+from ..evidence.node_observation import NodeObservation, NodeState
+from ..evidence.run_record import FactsRecord, FindingRecord, PhaseRecord, RunRecord
+from ..evidence.telemetry import parse_rows, parse_text
+from ..text import FAILURE, WARNING, name_ranks
+
+NODE_DOWN, SLOW = "node-down", "slow-rank"
+# Definite where they are failures; as a warning, `rdma-port-down` and `interface-down` may mean
+# that the node is cabled differently on purpose.
+DEFINITE = frozenset(
+    {NODE_DOWN, "host-lost", "gpu-ecc-errors", "gpu-row-remap-failed", "rdma-port-down"}
+    | {"interface-down"}
+)
+# What looked at the node itself, or compared it with other nodes of its job.
+CHECKS = frozenset(
+    {
+        SLOW,
+        *DEFINITE,
+        *("build-directory-not-writable", "clock-differs", "driver-differs", "gpu-driver-failed"),
+        *("gpu-in-use", "gpu-model-differs", "gpu-page-retirement-pending", "gpus-missing"),
+        *("gpu-row-remap-pending", "interface-missing", "memlock-limit", "open-files-limit"),
+        *("package-missing-on-node", "prolog-failed", "python-missing-on-node", "rdma-port-slow"),
+        *("shared-directory-not-seen", "shm-full", "shm-small", "tmp-full", "tmp-not-writable"),
+        "versions-differ",
+    }
+)
+# What names nodes and accuses none: between two nodes, by the scheduler or the user, or a trick.
+HARMLESS = frozenset(
+    {
+        *("cancelled-by-other", "fault-staged-unasked", "foreign-events", "hosts-silent"),
+        *("job-suspended", "master-unreachable", "node-drained", "nodes-unavailable", "preempted"),
+        *("requeued", "time-limit"),
+    }
+)
+# Slurm itself names these nodes, which need not have written a line.
+BY_SCHEDULER = frozenset({NODE_DOWN, "host-lost", "prolog-failed"})
+GPU, DRIVER = "GPU", "driver"  # kinds of parts
+
+
+def observe_nodes(record: RunRecord) -> list[NodeObservation]:
+    """What each node did in each phase of a run, without the phases of staged faults."""
+    facts = {node.node: node for node in record.nodes}
+    observations = []
+    for phase in record.phases:
+        for made in () if phase.fault else _observe_phase(phase):
+            boot_id, parts = _describe_parts(facts.get(made.node), record.hardware.gpus_per_node)
+            observations.append(replace(made, boot_id=boot_id, parts=parts))
+    return observations
+
+
+def _observe_phase(phase: PhaseRecord) -> Iterator[NodeObservation]:
+    """Every node of the phase, those that failed in its earlier jobs, and those that the scheduler
+    names. A node may be named twice; the worst counts."""
+    nodes = _name_nodes(phase)
+    accused = {**_find_accused(phase, nodes)}
+    state: NodeState = "good" if _is_good(phase) else "unknown"
+    for node in dict.fromkeys(nodes.values()):
+        if node not in accused:
+            yield NodeObservation(node, phase.phase, state)
+    for node, finding in accused.items():
+        reason = f"{finding.id}: {finding.cause}"
+        yield NodeObservation(node, phase.phase, "bad", reason, _is_definite(finding))
+    for node, ranks in _find_slow(phase).items():
+        if node in nodes:
+            reason = f"{SLOW}: {name_ranks(ranks)} fell behind the others"
+            yield NodeObservation(nodes[node], phase.phase, "bad", reason)
+    for attempt in phase.attempts[:-1]:
+        for node in attempt.failed_nodes:
+            reason = f"{NODE_DOWN}: it failed in job {attempt.job_id}: {attempt.reason}"
+            yield NodeObservation(node, phase.phase, "bad", reason, True)
+
+
+def _is_good(phase: PhaseRecord) -> bool:
+    results = {criterion.result for criterion in phase.criteria.values()}
+    return phase.outcome == "passed" and not results & {"failed", "known"}
+
+
+def _name_nodes(phase: PhaseRecord) -> dict[str, str]:
+    """Names and hosts of the phase's nodes -> their names. A job writes its own names: one that the
+    scheduler did not give it, or that only stands for an unknown node, is left out."""
+    scheduled = set(expand_hostlist(phase.scheduler_nodes))
+    nodes = [
+        node
+        for node in phase.nodes
+        if " " not in node.node and (not scheduled or node.node in scheduled)
+    ]
+    hosts = Counter(node.host for node in nodes)
+    by_host = {node.host: node.node for node in nodes if hosts[node.host] == 1}
+    return {**by_host, **{node.node: node.node for node in nodes}}
+
+
+def _find_accused(phase: PhaseRecord, nodes: Mapping[str, str]) -> dict[str, FindingRecord]:
+    """Node -> the finding that accuses it, the gravest one."""
+    by_id: dict[str, list[FindingRecord]] = {}
+    for finding in phase.findings:
+        if finding.severity in (FAILURE, WARNING) and finding.id not in HARMLESS:
+            by_id.setdefault(finding.id, []).append(finding)
+    graver = any(id in CHECKS and found[0].severity == FAILURE for id, found in by_id.items())
+    accused: dict[str, FindingRecord] = {}
+    for found in sorted(by_id.values(), key=lambda found: _weigh(found[0])):
+        named = {
+            nodes.get(host, host): finding
+            for finding in reversed(found)
+            for host in finding.hosts
+            if host in nodes or finding.id in BY_SCHEDULER
+        }
+        if _accuses(found[0], len(named), len({*nodes.values()}), graver):
+            accused |= named
+    return accused
+
+
+def _weigh(finding: FindingRecord) -> tuple[bool, bool, bool]:
+    return _is_definite(finding), finding.id in CHECKS, finding.severity == FAILURE
+
+
+def _accuses(finding: FindingRecord, named: int, nodes: int, graver: bool) -> bool:
+    """Whether a finding of this id is evidence against the nodes that it names."""
+    if _is_definite(finding) or (named == 1 and finding.id in CHECKS):
+        return True
+    if finding.id in CHECKS:  # on half of the nodes it is their setting, or nobody knows whose
+        return 2 * named < nodes
+    # What a job's end says follows from what a check found, if that found anything.
+    return named == 1 and finding.primary and finding.severity == FAILURE and not graver
+
+
+def _is_definite(finding: FindingRecord) -> bool:
+    return finding.id in DEFINITE and finding.severity == FAILURE
+
+
+def _find_slow(phase: PhaseRecord) -> dict[str, list[int]]:
+    """Node -> its ranks that fell behind; empty if that is half of the nodes or more."""
+    slow: dict[str, list[int]] = {}
+    for rank in phase.ranks:
+        if rank.behind:
+            slow.setdefault(rank.node, []).append(rank.rank)
+    return slow if len(slow) == 1 or 2 * len(slow) < len(phase.nodes) else {}
+
+
+def _describe_parts(node: FactsRecord | None, gpus_per_node: int) -> tuple[str, dict[str, str]]:
+    """The boot id of a node, and its parts: the UUIDs of its GPUs, if it saw all of them (a job may
+    get some of a node's GPUs, other ones each time), and their driver."""
+    if node is None:
+        return "", {}
+    gpus = parse_rows(node.facts.get("gpus"))
+    uuids = sorted(filter(None, (parse_text(gpu.get("uuid")) for gpu in gpus)))
+    drivers = sorted({parse_text(gpu.get("driver_version")) or "" for gpu in gpus} - {""})
+    parts = {GPU: ", ".join(uuids)} if len(uuids) >= max(1, gpus_per_node) else {}
+    parts |= {DRIVER: ", ".join(drivers)} if drivers else {}
+    return parse_text(node.facts.get("boot_id")) or "", parts
