@@ -1,8 +1,8 @@
 """The `clustersmoke` command: runs a subcommand, and turns errors into messages.
 
 Exit status: 0 done; 1 no lab runs (`lab status`), findings (`diagnose`), differences (`compare`),
-or `lab up` failed; 2 unusable arguments, machine or file; 129, 130 and 143 ended by a signal; 141
-the reader of the output is gone.
+too many nodes to leave out (`exclude`), or `lab up` failed; 2 unusable arguments, machine or file;
+129, 130 and 143 ended by a signal; 141 the reader of the output is gone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from ..text import UsageProblems
 from . import accept_command as accept
 from . import compare_command as compare
 from . import diagnose_command as diagnose
+from . import exclude_command as exclude
 from . import history_command as history
 from . import init_command as init
 from . import lab_command as lab
+from . import nodes_command as nodes
 from . import propose_command as propose
 from . import sensitivity_command as sensitivity
 from . import transports_command as transports
@@ -49,6 +51,8 @@ SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]
     history.add_parser,
     compare.add_parser,
     _add_references,
+    nodes.add_parser,
+    exclude.add_parser,
     sensitivity.add_parser,
     lab.add_parser,
 )

@@ -24,6 +24,7 @@ MAX_LISTED = 20
 def add_report_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report-dir",
+        "--reports",
         type=Path,
         default=Path("reports"),
         metavar="DIR",
@@ -57,6 +58,15 @@ def refuse(problem: str, where: str = "", expected: str = "", todo: str = "") ->
     raise UsageProblems(
         [Problem(sanitize_line(problem), where, sanitize_line(expected), sanitize_line(todo))]
     )
+
+
+def require_cluster(connection: Connection, cluster: str) -> None:
+    """Raise UsageProblems if the history has no run on this cluster."""
+    if read_runs(connection, cluster=cluster, limit=1):
+        return
+    names = [str(name) for (name,) in connection.execute("SELECT DISTINCT cluster FROM runs")]
+    words = f"no cluster `{cluster}` in the history"
+    refuse(words, "--cluster", one_of(sorted(names)), near(cluster, names))
 
 
 def choose_phases(

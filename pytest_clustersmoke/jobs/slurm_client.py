@@ -135,6 +135,11 @@ class SlurmClient:
         """The state of each node, as Slurm words it."""
         return slurm_records.parse_node_states(self.ask("sinfo", "-h", "-N", "-o", "%N %T"))
 
+    def node_partitions(self) -> dict[str, frozenset[str]]:
+        """The partitions of each node, those included that are hidden or not the user's."""
+        sinfo = ("sinfo", "-h", "-a", "-N", "-o", "%N|%R")
+        return slurm_records.parse_node_partitions(self.ask(*sinfo, timeout_s=DETAILS_TIMEOUT_S))
+
     def qos(self) -> dict[str, SlurmQos]:
         return slurm_records.parse_qos(
             self.ask(*_SACCTMGR, "qos", f"format={slurm_records.QOS_FIELDS}")

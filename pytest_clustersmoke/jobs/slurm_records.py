@@ -40,6 +40,8 @@ ASSOCIATION_FIELDS = "Cluster,Account,Partition,QOS,DefaultQOS,MaxWall,MaxTRES,G
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z_]*)=")
 _REASON = re.compile(r" Reason=(.*?)(?: \[([^\s@\]]+)@([0-9T:-]+)\]|$)")
+# What a NodeName can be made of; nothing that a shell or a hostlist would read otherwise.
+_NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SOCKETS = re.compile(r"\([^)]*\)")
 # A slice of a GPU (MIG), as gres names its types: `1g.10gb`, `a100_1g.5gb`.
 _SLICE = re.compile(r"\d+g\.\d+gb")
@@ -261,6 +263,15 @@ def parse_node_states(text: str) -> dict[str, str]:
     """`sinfo -h -N -o '%N %T'`, which lists a node once per partition."""
     lines = (line.partition(" ") for line in map(sanitize_line, text.splitlines()))
     return {name: state.strip() for name, _, state in lines if state}
+
+
+def parse_node_partitions(text: str) -> dict[str, frozenset[str]]:
+    """`sinfo -h -N -o '%N|%R'`: the partitions of each node, which has a line for each."""
+    nodes: dict[str, set[str]] = {}
+    for _, (name, partition) in rows(text, 2):
+        if _NODE_NAME.fullmatch(name):
+            nodes.setdefault(name, set()).add(partition.strip())
+    return {name: frozenset(partitions) for name, partitions in nodes.items()}
 
 
 def fields_of(line: str) -> dict[str, str]:

@@ -230,6 +230,11 @@ class NodeSummary:
         """The phases in which it was seen, `screen` included."""
         return sorted({seen.source for seen in self.history})
 
+    def count_states(self, phase: str) -> dict[str, int]:
+        """How often it was good, bad and unknown in a phase."""
+        counts = Counter(seen.state for seen in self.history if seen.source == phase)
+        return {state: counts[state] for state in ("good", "bad", "unknown")}
+
     def describe_failures(self) -> Iterator[str]:
         """`slow-rank in 8 of 8 phases`, what was found most often first."""
         sources: dict[str, set[str]] = {}
