@@ -87,6 +87,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "is active",
     )
     _add_lifetime_options(group)
+    _add_node_options(group)
     group.addoption(
         "--cluster-report-dir",
         metavar="DIR",
@@ -120,6 +121,14 @@ def _add_lifetime_options(group: pytest.OptionGroup) -> None:
         metavar="RUN_ID",
         help="end the jobs that are left of a run whose process has ended, or of `all` such runs, "
         "then exit (may be repeated)",
+    )
+
+
+def _add_node_options(group: pytest.OptionGroup) -> None:
+    group.addoption(
+        "--cluster-avoid",
+        action="store_true",
+        help="keep phases off the nodes that `clustersmoke exclude` lists",
     )
 
 
@@ -214,6 +223,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "--cluster-prove",
             "--cluster-exclusive",
             "--cluster-here",
+            "--cluster-avoid",
             *LIFETIME_OPTIONS,
         )
         if not name and config.getoption(option) not in UNSET

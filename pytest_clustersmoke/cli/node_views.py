@@ -8,8 +8,7 @@ from statistics import median
 from typing import Any
 
 from ..config.metrics import show
-from ..evidence.history.figure_history import PastFigure
-from ..evidence.history.node_history import PastObservation
+from ..evidence.node_observation import PastFigure, PastObservation
 from ..report.node_ledger import NodeSummary
 from ..text import plural, shorten
 from .subcommand import format_json

@@ -80,8 +80,8 @@ ENDED = {
 
 
 def explain_refusal(refusal: Refused, script: Path, avoid: Sequence[str] = ()) -> Finding:
-    """The finding for a job that the scheduler refused; `avoid`: the nodes that it must not get,
-    since one of them failed in an attempt before."""
+    """The finding for a job that the scheduler refused; `avoid`: the nodes that it must not
+    get, since one of them failed in an attempt before, or by --cluster-avoid."""
     fix = "read the scheduler's message; account, partition, QOS and limits are set in cluster.yaml"
     if refusal.no_controller:
         fix = (
@@ -90,7 +90,7 @@ def explain_refusal(refusal: Refused, script: Path, avoid: Sequence[str] = ()) -
         )
     without = ""
     if avoid:
-        without = f", which must avoid {', '.join(avoid)} after an earlier attempt there"
+        without = f", which must avoid {', '.join(avoid)} after earlier failures there"
         fix = "run again once enough other nodes are in service (`sinfo`)"
     return Finding(
         "submission-refused",

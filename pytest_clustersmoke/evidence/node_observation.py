@@ -1,6 +1,7 @@
 """What is known of a node after a run: what it did in each phase, and what its devices reached.
 
-Both come from jobs, whose text is hostile: it is cut and sanitized where it is stored.
+Both come from jobs, whose text is hostile: it is cut and sanitized where it is stored. They are
+kept in history.db, from which the ledger of nodes is made.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 SCREEN = "screen"  # the source of what --cluster-screen saw; all other sources are phases
+GPU, DRIVER = "GPU", "driver"  # kinds of parts
 
 NodeState = Literal["good", "bad", "unknown"]
 
@@ -51,3 +53,19 @@ class DeviceFigure:
     value: float
     unit: str
     higher_is_better: bool
+
+
+@dataclass(frozen=True)
+class PastObservation(NodeObservation):
+    """An observation of a past run; `seen` is when that run began, in Unix seconds."""
+
+    run_id: str = ""
+    seen: float = 0.0
+
+
+@dataclass(frozen=True)
+class PastFigure(DeviceFigure):
+    """A figure of a past run; `seen` is when that run began, in Unix seconds."""
+
+    run_id: str = ""
+    seen: float = 0.0

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ..config.hostlist import expand_hostlist
-from ..evidence.node_observation import NodeObservation, NodeState
+from ..evidence.node_observation import DRIVER, GPU, NodeObservation, NodeState
 from ..evidence.run_record import FactsRecord, FindingRecord, PhaseRecord, RunRecord
 from ..evidence.telemetry import parse_rows, parse_text
 from ..text import FAILURE, WARNING, name_ranks
@@ -51,7 +51,6 @@ HARMLESS = frozenset(
 )
 # Slurm itself names these nodes, which need not have written a line.
 BY_SCHEDULER = frozenset({NODE_DOWN, "host-lost", "prolog-failed"})
-GPU, DRIVER = "GPU", "driver"  # kinds of parts
 
 
 def observe_nodes(record: RunRecord) -> list[NodeObservation]:

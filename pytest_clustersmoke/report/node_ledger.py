@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..evidence.history.node_history import DAY_S, PastObservation
-from ..evidence.node_observation import SCREEN
-from .node_evidence import CHECKS, DRIVER
+from ..evidence.history.node_history import DAY_S
+from ..evidence.node_observation import DRIVER, SCREEN, PastObservation
+from .node_evidence import CHECKS
 
 DAYS = 14.0
 MOST_SHARE = 0.2  # of the nodes: more of them is a bad test, not a bad cluster

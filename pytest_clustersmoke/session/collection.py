@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ..config.profile import Profile
 from ..config.sweep import Sweep
 from ..report.acknowledgements import Acknowledgements
 from ..text import Problem, UsageProblems
+from .avoided_nodes import AvoidedNodes, find_avoided_nodes
 from .items import Mistakes, PhaseClass, phase_class, phase_classes
 from .selection import all_criteria, criteria, is_whole
 
@@ -190,6 +192,14 @@ class PhaseCollection:
         if not is_whole(self.config):
             names |= {marked.after for marked in self.markers}
         return names - {marked.base for marked in self.markers}
+
+    @cached_property
+    def avoided(self) -> AvoidedNodes:
+        """The nodes that no job gets; none without --cluster-avoid."""
+        if not self.config.getoption("--cluster-avoid"):
+            return AvoidedNodes()
+        environ, _ = self.scheduler_environ()
+        return find_avoided_nodes(self.profile, self.report_dir, environ)
 
     def scheduler_environ(self) -> tuple[Mapping[str, str], list[Problem]]:
         return scheduler_environ(self.profile, os.environ)

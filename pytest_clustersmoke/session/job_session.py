@@ -52,9 +52,10 @@ class JobSession:
         check: Callable[[Iterable[Phase], RunDir], CheckResult] | None = None,
         attaches: bool = False,
         detaches: bool = False,
+        avoided: Iterable[str] = (),
     ) -> None:
         """`attaches`: go on with what earlier controllers of the run did; `detaches`: submit all,
-        and leave the jobs to the scheduler. Raises OSError."""
+        and leave the jobs to the scheduler; `avoided`: nodes that no job gets. Raises OSError."""
         self.run, self.profile = run, profile
         self.phases = {phase.name: phase for phase in phases}
         self._backend, self._check = backend, check
@@ -72,7 +73,7 @@ class JobSession:
         self.journal = FencedJournal(run, self.fence)
         self._ending = Cancellation(backend, self._watched, self.fence, self.journal)
         self._stop = self._ending.asked
-        self.ledger = PhaseLedger(run, profile.limits, backend.avoids)
+        self.ledger = PhaseLedger(run, profile.limits, backend.avoids, avoided)
         self.submitter = Submitter(
             run,
             profile,

@@ -30,10 +30,14 @@ NODE = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}", re.ASCII)  # what may stand in a
 
 
 class PhaseLedger:
-    """`avoids`: whether the backend can keep a job off the nodes that failed."""
+    """`avoids`: whether the backend can keep a job off nodes; `avoided`: those that no job of the
+    run must get."""
 
-    def __init__(self, run: RunDir, limits: Limits, avoids: bool) -> None:
+    def __init__(
+        self, run: RunDir, limits: Limits, avoids: bool, avoided: Iterable[str] = ()
+    ) -> None:
         self._run, self._limits, self._avoids = run, limits, avoids
+        self._avoided = tuple(avoided)
         self._ended: dict[str, list[PhaseAttempt]] = {}
 
     def restore(self, journal: RunJournal, names: Iterable[str]) -> None:
@@ -67,7 +71,7 @@ class PhaseLedger:
     def avoided(self, name: str) -> tuple[str, ...]:
         """The nodes that the phase's next job must not get, by the scheduler's names."""
         failed = [node for attempt in self.ended(name) for node in attempt.failed]
-        return tuple(dict.fromkeys(failed))
+        return tuple(dict.fromkeys([*self._avoided, *failed]))
 
     def can_retry(self, attempt: PhaseAttempt) -> bool:
         """Whether the phase is tried again after this job of it."""

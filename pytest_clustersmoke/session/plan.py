@@ -31,12 +31,14 @@ def print_plan(
     run_id: str,
     refused: Iterable[Problem] = (),
     here: bool = False,
+    avoided: Iterable[str] = (),
 ) -> None:
     """Print each phase's batch script, environment, command line of its launcher and sources to
-    stdout, after the reasons why a real run would be refused. `here`: as steps of an allocation."""
+    stdout, after the reasons why a real run would be refused. `here`: as steps of an allocation;
+    `avoided`: nodes that no job gets."""
     backend = make_backend(profile, os.environ, here and profile.backend == "slurm")
     run = RunDir(profile.shared_dir / run_id)
-    ledger = PhaseLedger(run, profile.limits, backend.avoids)
+    ledger = PhaseLedger(run, profile.limits, backend.avoids, avoided)
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # paths and arguments may hold any character
@@ -48,9 +50,10 @@ def print_plan(
     out.writelines(f"a run would be refused: {problem}\n" for problem in refused)
     for phase in phases:
         directory = ledger.directory(phase)
+        job = Submission(phase, directory, avoid=ledger.avoided(phase.name))
         out.write(f"\n=== {phase.name} ({phase.where})\n")
         secrets = find_secrets({name: each.value for name, each in phase.env_set.items()})
-        script = hide_exports(backend.script(Submission(phase, directory)), secrets)
+        script = hide_exports(backend.script(job), secrets)
         out.write(f"--- batch script\n{script}\n")
         for title, lines in (
             ("environment of the node", _environment_lines(phase, profile, directory)),

@@ -72,6 +72,10 @@ def register_suite(config: pytest.Config, name: str) -> None:
             raise pytest.UsageError(str(error)) from None
         config.pluginmanager.register(UnusableSuite(error.problems), SUITE)
         return
+    if config.getoption("--cluster-avoid"):
+        from .avoided_nodes import refuse_backend
+
+        refuse_backend(profile, config.getoption("--cluster-here"))
     chosen: dict[str, float] = {}
     if jobs := config.getoption("--cluster-max-jobs"):
         chosen["max_jobs"] = jobs

@@ -12,7 +12,6 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -76,7 +75,7 @@ class Suite:
         asked = getattr(config.option, "xmlpath", None)
         self._has_own_junit = not asked and not self.collection.plans_only
         if self._has_own_junit:
-            config.option.xmlpath = str(self.report_path / "junit.xml")
+            config.option.xmlpath = str(self.collection.report_path / "junit.xml")
 
     # Collection
 
@@ -103,7 +102,8 @@ class Suite:
         attached = " (attached)" if self.attachment is not None else ""
         return [
             f"cluster: {self.profile.name} ({self.profile.backend}; "
-            f"{hardware.gpus_per_node} x {hardware.gpu} per node), run {self.run_id}{attached}"
+            f"{hardware.gpus_per_node} x {hardware.gpu} per node), run {self.run_id}{attached}",
+            *self.collection.avoided.header(),
         ]
 
     def pytest_report_collectionfinish(self) -> list[str]:
@@ -118,8 +118,9 @@ class Suite:
         if self.config.getoption("--cluster-dry-run"):
             from .plan import print_plan
 
-            refused, here = self.collection.refused, self.collection.here
-            print_plan(phases, self.profile, self.run_id, refused, here)
+            chosen = self.collection
+            refused, avoided = chosen.refused, chosen.avoided.names
+            print_plan(phases, self.profile, self.run_id, refused, chosen.here, avoided)
             session.items.clear()  # nothing runs, so nothing must be reported as run
             return (yield)
         continues = not session.testsfailed or self.config.option.continue_on_collection_errors
@@ -149,6 +150,8 @@ class Suite:
         """Count the chosen phases and criteria for the verdict."""
         names = self.collection.phases_of_cluster
         count_selection(self.tally, self.config, phases, names, defined, selected)
+        counts = self.tally.counts
+        counts.selection = self.collection.avoided.add_to(counts.selection)
 
     def start(self, phases: list[Phase]) -> None:
         """Run the preflight checks, then submit. Raises UsageError with all problems."""
@@ -177,6 +180,7 @@ class Suite:
                 start.check,
                 self.attachment is not None,
                 self._detaches,
+                self.collection.avoided.names,
             )
             self._announce(start.run, phases)
         except OSError as error:
@@ -209,7 +213,7 @@ class Suite:
             asked["resolved"] = describe_resolved(self.profile, phases)
         else:
             self._controller.attach()
-        self._controller.announce(asked, self.report_path)
+        self._controller.announce(asked, self.collection.report_path)
 
     def _recover(self) -> None:
         """Report earlier runs whose controller was killed, unless they can still be attached."""
@@ -413,7 +417,7 @@ class Suite:
         assert self.run is not None
         return FinishedRun(
             directory=self.run,
-            target=self.report_path,
+            target=self.collection.report_path,
             about=self.about,
             tally=self.tally,
             profile=self.profile,
@@ -444,7 +448,3 @@ class Suite:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         assert self._controller is not None
         self._controller.release()
-
-    @property
-    def report_path(self) -> Path:
-        return self.collection.report_path

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.history.node_history import DAY_S, PastObservation
-from pytest_clustersmoke.evidence.node_observation import SCREEN
+from pytest_clustersmoke.evidence.history.node_history import DAY_S
+from pytest_clustersmoke.evidence.node_observation import SCREEN, PastObservation
 from pytest_clustersmoke.report.node_ledger import (
     NodeLedger,
     NodeSummary,

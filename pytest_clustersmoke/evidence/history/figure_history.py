@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
 
-from ..node_observation import DeviceFigure
+from ..node_observation import DeviceFigure, PastFigure
 from .history_database import open_for_reading
 from .history_schema import WITH_NODES, read_version, shorten_line
 from .node_history import DAY_S, KEPT_DAYS, MAX_NODE, RowNumbers
@@ -22,14 +21,6 @@ MAX_FIGURES = 2**18
 # A figure of a device: the name of the device, or of the node if it is about the node itself; and
 # the figure's name.
 FigureKey = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class PastFigure(DeviceFigure):
-    """A figure of a past run; `seen` is when that run began, in Unix seconds."""
-
-    run_id: str = ""
-    seen: float = 0.0
 
 
 def key_of(figure: DeviceFigure) -> FigureKey:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from sqlite3 import Connection
 
-from ..node_observation import NodeObservation, NodeState
+from ..node_observation import NodeObservation, NodeState, PastObservation
 from .history_schema import WITH_NODES, read_version, shorten_line
 
 DAY_S = 86_400.0
@@ -19,14 +18,6 @@ MAX_NODE, MAX_REASON, MAX_PARTS = 255, 300, 4000  # characters
 # Of one run: 64 phases on 1,024 nodes.
 MAX_OBSERVATIONS = 2**16
 _WEIGHTS = {"unknown": 0, "good": 1, "bad": 2}
-
-
-@dataclass(frozen=True)
-class PastObservation(NodeObservation):
-    """An observation of a past run; `seen` is when that run began, in Unix seconds."""
-
-    run_id: str = ""
-    seen: float = 0.0
 
 
 class RowNumbers:

@@ -15,8 +15,8 @@ from pytest_clustersmoke.evidence.history import (
     history_store,
     node_history,
 )
-from pytest_clustersmoke.evidence.history.node_history import PastObservation, read_observations
-from pytest_clustersmoke.evidence.node_observation import SCREEN, NodeObservation
+from pytest_clustersmoke.evidence.history.node_history import read_observations
+from pytest_clustersmoke.evidence.node_observation import SCREEN, NodeObservation, PastObservation
 from tests.evidence.history.made import DAY_S, nights, of_night
 from tests.support.records import BEGUN, Record, parsed
 
