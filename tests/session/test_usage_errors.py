@@ -448,6 +448,7 @@ def test_setting_is_checked_like_cluster_yaml(suite: Suite, setting: str, words:
         ("--cluster-wait", "0"),
         ("--cluster-trace", "small"),
         ("--cluster-here",),
+        ("--cluster-avoid",),
     ],
 )
 def test_options_that_need_a_cluster_are_refused_without_one(
