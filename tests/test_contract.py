@@ -148,9 +148,12 @@ class Surface:
             ("transports", str(NCCL_LOG)),
             ("history", *reports),
             ("compare", "latest", "latest", *reports),
+            ("nodes", "--cluster", "one", *reports),
         ):
             for key in keys_of(json.loads(run_command(*words, "--json"))):
                 yield words[0] + NAMES.sub(r"\1*", key)
+        asked = ("exclude", "--cluster", "one", "--format", "json", *reports)
+        yield from (f"exclude{key}" for key in keys_of(json.loads(run_command(*asked))))
         head = run_command("history", "--csv", *reports).splitlines()[0]
         yield from (f"history --csv {name}" for name in head.split(","))
 

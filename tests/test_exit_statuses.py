@@ -25,6 +25,9 @@ ELSEWHERE = {
     ("history", 0): "tests/cli/test_history_command.py",
     ("compare", 0): "tests/cli/test_compare_command.py::test_similar_runs_do_not_differ",
     ("compare", 1): "tests/cli/test_compare_command.py::test_differences_are_named",
+    ("nodes", 0): "tests/cli/test_nodes_command.py",
+    ("exclude", 0): "tests/cli/test_exclude_command.py::test_one_word_is_printed",
+    ("exclude", 1): "tests/cli/test_exclude_command.py::test_too_many_nodes_are_none",
     ("references", 0): (
         "tests/cli/test_propose_command.py::test_output_can_be_pasted_into_cluster_yaml"
     ),
@@ -171,6 +174,8 @@ CALLS: dict[tuple[str, int], tuple[str, ...]] = {
     ("init", 2): ("init", "quiet.log"),
     ("history", 2): ("history", "--report-dir", "none"),
     ("compare", 2): ("compare", "a", "b"),
+    ("nodes", 2): ("nodes", "--cluster", "one"),
+    ("exclude", 2): ("exclude", "--cluster", "one"),
     ("references", 2): ("references", "propose", "--cluster", "one"),
     ("lab up", 2): ("lab", "up", "--nodes", "0"),
     ("lab status", 1): ("lab", "status"),

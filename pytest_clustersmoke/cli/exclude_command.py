@@ -40,7 +40,7 @@ exit status: 0 done, also if there is nothing to print; 1 too many nodes, nothin
 2 unusable history or arguments, or Slurm does not answer; nothing is printed
 """
 MAX_REASON = 200  # characters of a reason for Slurm
-MOST_SHOWN = 8
+MOST_SHOWN, MOST_SOURCES = 8, 3
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -110,10 +110,14 @@ def _ask_for_nodes(partition: str | None) -> frozenset[str]:
 def _print_evidence(left_out: Sequence[LeftOut], unknown: Sequence[LeftOut]) -> None:
     for entry in left_out:
         print(f"{entry.node}, until {moment(entry.until)} UTC:", file=sys.stderr)
+        sources: dict[tuple[str, str], list[str]] = {}
         for seen in entry.evidence:
             sort = "definite: " if seen.definite else ""
-            where = f"{moment(seen.seen)} {seen.source} of {seen.run_id}"
-            print(sanitize_line(f"  {where}: {sort}{seen.reason}"), file=sys.stderr)
+            line = f"of {seen.run_id}: {sort}{seen.reason}"
+            sources.setdefault((moment(seen.seen), line), []).append(seen.source)
+        for (when, line), names in sources.items():
+            words = f"  {when} {shorten(names, MOST_SOURCES)} {line}"
+            print(sanitize_line(words), file=sys.stderr)
     if unknown:
         listed = shorten([repr(entry.node) for entry in unknown], MOST_SHOWN)
         words = f"left off, since sinfo does not list them here: {listed}"
