@@ -138,6 +138,11 @@ class Limits(f.Section):
         default=120, description="seconds before its end at which a job with `resume` must stop"
     )
     keep_runs: f.Count = Field(default=30, description="number of runs to keep")
+    publish: Literal["names", "all"] = Field(
+        default="all",
+        description="`names`: reports have no user, path, UUID or serial number, nor copies of the "
+        "jobs' files; these stay in the run directory and in history.db, which only you can read",
+    )
 
 
 class PhaseSettings(f.Section):

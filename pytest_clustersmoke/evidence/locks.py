@@ -126,6 +126,7 @@ def describe_run(profile: Profile, run_id: str) -> dict[str, Any]:
         "phases_chosen": [],
         "phases_of_cluster": list(profile.phases),
         "selection": "",
+        **({} if profile.limits.publish == "all" else {"publish": profile.limits.publish}),
     }
 
 

@@ -10,7 +10,7 @@ pytest writes neither. Only pytest's data is changed, never the file, which may 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
@@ -24,6 +24,7 @@ from ..evidence.run_directory import RunDir
 from ..evidence.run_record import PhaseRecord, RunRecord
 from ..text import sanitize_line
 from .phase_table import judge_phase
+from .redaction import choose_redactor
 
 MAX_TEXT_BYTES = 16 * 2**10  # all texts of one case together
 MAX_MESSAGE = 1000  # characters; pytest 9 and later write fewer
@@ -44,12 +45,15 @@ def drop_junit(config: pytest.Config) -> None:
         config.pluginmanager.unregister(xml)
 
 
-def complete_junit(config: pytest.Config, record: RunRecord, target: Path) -> None:
-    """Complete what pytest's writer is about to write; `target` is the directory of the report."""
+def complete_junit(
+    config: pytest.Config, record: RunRecord, target: Path, about: Mapping[str, Any]
+) -> None:
+    """Complete what pytest's writer is about to write; `target` is the directory of the report,
+    `about` the run's run.json."""
     xml = config.stash.get(xml_key, None)
     if xml is None:
         return
-    phases = {phase.phase: phase for phase in record.phases}
+    phases, redactor = {phase.phase: phase for phase in record.phases}, choose_redactor(about)
     for case in _cases(xml):
         properties = case.find("properties")
         listed = [] if properties is None else list(properties)
@@ -58,8 +62,10 @@ def complete_junit(config: pytest.Config, record: RunRecord, target: Path) -> No
             of_phase = _phase_properties(phases[name], record.missing)
             properties.extend(map(_as_element, of_phase))
         _shorten(case, RunDir(target).phase(name).root if name else target)
-    for property in _run_properties(record, target):
-        xml.add_global_property(*property)
+        if redactor is not None:
+            redactor.hide_xml(case)
+    for name, value in _run_properties(record, target):
+        xml.add_global_property(name, redactor.hide(str(value)) if redactor else value)
 
 
 def _as_element(property: Property) -> Element:

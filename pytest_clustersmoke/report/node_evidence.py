@@ -20,6 +20,7 @@ from ..evidence.node_observation import DRIVER, GPU, NodeObservation, NodeState
 from ..evidence.run_record import FactsRecord, FindingRecord, PhaseRecord, RunRecord
 from ..evidence.telemetry import parse_rows, parse_text
 from ..text import FAILURE, WARNING, name_ranks
+from .redaction import UUID
 
 NODE_DOWN, SLOW = "node-down", "slow-rank"
 # Definite where they are failures; as a warning, `rdma-port-down` and `interface-down` may mean
@@ -154,7 +155,8 @@ def _find_slow(phase: PhaseRecord) -> dict[str, list[int]]:
 
 def _describe_parts(node: FactsRecord | None, gpus_per_node: int) -> tuple[str, dict[str, str]]:
     """The boot id of a node, and its parts: the UUIDs of its GPUs, if it saw all of them (a job may
-    get some of a node's GPUs, other ones each time), and their driver."""
+    get some of a node's GPUs, other ones each time), and their driver. A report that was completed
+    later may have no UUIDs."""
     if node is None:
         return "", {}
     gpus = parse_rows(node.facts.get("gpus"))
@@ -162,4 +164,5 @@ def _describe_parts(node: FactsRecord | None, gpus_per_node: int) -> tuple[str, 
     drivers = sorted({parse_text(gpu.get("driver_version")) or "" for gpu in gpus} - {""})
     parts = {GPU: ", ".join(uuids)} if len(uuids) >= max(1, gpus_per_node) else {}
     parts |= {DRIVER: ", ".join(drivers)} if drivers else {}
-    return parse_text(node.facts.get("boot_id")) or "", parts
+    boot_id = parse_text(node.facts.get("boot_id")) or ""
+    return "" if boot_id == UUID else boot_id, parts

@@ -30,6 +30,7 @@ from .node_evidence import observe_nodes
 from .openmetrics import render_metrics
 from .page import page
 from .record_builder import MAX_REMARK, FinishedRun, try_history
+from .redaction import Redactor, choose_redactor
 from .run_archive import EvidenceCopier, point_link, prune_runs
 from .summary import add_step_summary
 from .terminal import write_summary
@@ -65,6 +66,7 @@ def finish(
             keep_runs=keep_runs,
             observations=run.observations,
             figures=run.figures,
+            redactor=choose_redactor(run.about),
         )
         written = (run.target / "index.html").exists()
         lines += [*unwritten, f"report: {run.target}"]
@@ -91,25 +93,34 @@ def publish(
     keep_runs: int | None = None,
     observations: Sequence[NodeObservation] = (),
     figures: Sequence[DeviceFigure] = (),
+    redactor: Redactor | None = None,
 ) -> list[str]:
     """Write the report of the run, and store it in the history, with what its phases say of nodes,
-    these `observations` of nodes and `figures` of devices.
+    these `observations` of nodes and `figures` of devices. A `redactor` hides from the report what
+    then only the history has, and leaves the evidence in the run directory.
 
     `unread` says why the record was not compared with its past, if so. Returns remarks on what
     could not be read or written. Raises OSError if report.json cannot be written.
     """
     target = report_dir / record.run_id
     target.mkdir(parents=True, exist_ok=True)
-    write_json(target / "report.json", to_json_value(record.as_json()), mode=MODE)
-    copier = EvidenceCopier(run, target)
+    shown = record if redactor is None else redactor.hide_record(record)
+    write_json(target / "report.json", to_json_value(shown.as_json()), mode=MODE)
+    copier = EvidenceCopier(run, target, redactor)
     for phase in record.phases:
         copier.copy_phase(phase)
     for phase in record.phases:
         copier.copy_traces(phase)
-    remarks = [*unread, *_write_views(record, target, environ, copier.will_copy_journal())]
-    seen = [*observe_nodes(record), *observations]
+    remarks = [*unread, *_write_views(shown, target, environ, copier.will_copy_journal())]
     remarks += try_history(
-        lambda: store_run(record, report_dir, not unread, observations=seen, figures=figures)
+        lambda: store_run(
+            record,
+            report_dir,
+            not unread,
+            observations=[*observe_nodes(record), *observations],
+            figures=figures,
+            private=redactor is not None,
+        )
     )
     for phase in record.phases:
         if phase.outcome == "passed":

@@ -54,28 +54,32 @@ def _report(
 ) -> list[str]:
     from .publication import publish
     from .record_builder import FinishedRun, make_record
+    from .redaction import choose_redactor
 
     written = read_json(target / "report.json")
     if written is not None and written.get("run_id") == target.name:
-        return _complete(target, run, RunRecord.model_validate(written))
+        return _complete(target, run, RunRecord.model_validate(written), about)
     tally, profile = _count_journal(run, about), _profile(about, environ)
     finished = FinishedRun(run, target, about, tally, profile)
     record = make_record(finished)
     _close(run)
     # No environment: the summary of the current CI step must not get this run.
-    remarks = publish(record, run, target.parent, {}, unread=finished.unread)
+    redactor = choose_redactor(about)
+    remarks = publish(record, run, target.parent, {}, unread=finished.unread, redactor=redactor)
     return [f"run {target.name}: {record.partial}; its report is written now: {target}", *remarks]
 
 
-def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
+def _complete(target: Path, run: RunDir, record: RunRecord, about: Mapping[str, Any]) -> list[str]:
     """Finish a report whose controller was killed after it had written report.json."""
     from ..criteria.past_annotation import annotate
     from .publication import publish
     from .record_builder import try_history
+    from .redaction import choose_redactor
 
     _close(run)
     unread = try_history(lambda: annotate(record, target.parent))
-    remarks = publish(record, run, target.parent, {}, unread=unread)
+    redactor = choose_redactor(about)
+    remarks = publish(record, run, target.parent, {}, unread=unread, redactor=redactor)
     if not is_whole(target):  # for example, its journal is too large: do not try again
         mark_unreportable(target, "the evidence cannot be copied")
     line = f"run {target.name}: killed before its report was complete; it is complete now: {target}"

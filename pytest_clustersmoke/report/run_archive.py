@@ -22,6 +22,7 @@ from ..evidence.run_journal import is_closed
 from ..evidence.run_record import PhaseRecord
 from ..evidence.telemetry import read_events
 from ..text import plural
+from .redaction import Redactor
 from .settings_excerpt import hide_variables, write_excerpt
 
 MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # one file, and all files
@@ -68,14 +69,18 @@ def _is_evidence(name: Path) -> bool:
 
 
 class EvidenceCopier:
-    """Copies the evidence of a run as far as possible; the rest stays where it was."""
+    """Copies the evidence of a run as far as possible; the rest stays where it was. With a
+    `redactor` that is everything but the journal, from which it hides what must not be
+    published."""
 
-    def __init__(self, run: RunDir, target: Path) -> None:
-        self._run, self._target = run, target
+    def __init__(self, run: RunDir, target: Path, redactor: Redactor | None = None) -> None:
+        self._run, self._target, self._redactor = run, target, redactor
         self._bytes = self._left = 0
         self._error = ""
 
     def copy_phase(self, phase: PhaseRecord) -> None:
+        if self._redactor is not None:
+            return
         root = self._run.phase(phase.phase).root
         quoted = {shown.file for finding in phase.findings for shown in finding.evidence}
         for name in quoted:
@@ -86,6 +91,8 @@ class EvidenceCopier:
 
     def copy_traces(self, phase: PhaseRecord) -> None:
         """After the evidence of all phases: traces are large, and no finding quotes them."""
+        if self._redactor is not None:
+            return
         root = self._run.phase(phase.phase).root
         self._copy(path for path in _evidence(root) if path.parent.name == TRACES)
 
@@ -103,7 +110,14 @@ class EvidenceCopier:
     def copy_journal(self) -> None:
         """A report is complete once it has a journal, so the journal has a budget of its own."""
         self._bytes = 0
-        self._copy([self._run.journal])
+        if self._redactor is None:
+            self._copy([self._run.journal])
+            return
+        with self._counting_errors():
+            if self._has_room(self._run.journal):
+                copied = RunDir(self._target)
+                self._redactor.copy_journal(self._run.journal, copied.journal)
+                copied.run.unlink(missing_ok=True)  # it has the path of the run directory
 
     def will_copy_journal(self) -> bool:
         with contextlib.suppress(OSError):

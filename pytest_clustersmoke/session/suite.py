@@ -399,7 +399,7 @@ class Suite:
         self._finished = self._gather_run()
         session.exitstatus = self._finished.verdict.exit_status
         try:
-            complete_junit(self.config, self._finished.record, self._finished.target)
+            complete_junit(self.config, self._finished.record, self._finished.target, self.about)
         except Exception as error:  # a bug of ours must not lose the verdict
             self._print_traceback()
             self.remarks.append(f"junit.xml is incomplete: {type(error).__name__}: {error}")

@@ -21,7 +21,7 @@ NAME = "history.db"
 # shorter, since somebody is waiting for the prompt.
 PATIENCE_S, HURRIED_S = 20.0, 5.0
 READ_PATIENCE_S = 2.0
-MODE = 0o644  # as for all files of a report
+MODE, PRIVATE_MODE = 0o644, 0o600  # as for all files of a report; for the user alone
 MAX_HOLDER = 500
 _DAMAGED = ("not a database", "malformed", "decode")
 
@@ -69,19 +69,22 @@ def _exists(path: Path) -> bool:
 
 @contextmanager
 def open_for_writing(
-    report_dir: Path, patience_s: float = PATIENCE_S
+    report_dir: Path, patience_s: float = PATIENCE_S, private: bool = False
 ) -> Iterator[sqlite3.Connection]:
     """A connection with one transaction: everything in the `with` is stored, or nothing. Creates
     the database if it does not exist, and migrates it to the current version. Waits up to
-    `patience_s` for other writers. Raises HistoryUnusable."""
+    `patience_s` for other writers. `private`: from now on only the user can read it. Raises
+    HistoryUnusable."""
     path = report_dir / NAME
     give_up = time.monotonic() + patience_s
     try:
         report_dir.mkdir(parents=True, exist_ok=True)
         with _lock_file(path, patience_s):
             if not path.exists():  # before SQLite does: the journal inherits its permissions
-                path.touch()
-                path.chmod(MODE)
+                path.touch(PRIVATE_MODE)
+                path.chmod(PRIVATE_MODE if private else MODE)
+            elif private:
+                path.chmod(PRIVATE_MODE)
             left_s = max(0.0, give_up - time.monotonic())
             with closing(_connect(path, left_s)) as connection:
                 _begin(connection, path)

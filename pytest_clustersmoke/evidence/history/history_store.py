@@ -29,9 +29,11 @@ def store_run(
     *,
     observations: Iterable[NodeObservation] = (),
     figures: Iterable[DeviceFigure] = (),
+    private: bool = False,
 ) -> None:
     """Store a run, replacing an earlier record of it; with it what was observed of its nodes, and
-    what their devices reached. Raises HistoryUnusable.
+    what their devices reached. `private`: only the user can read the history from now on. Raises
+    HistoryUnusable.
 
     Runs and phases with staged faults say nothing about the cluster and are not stored. Without
     `judged` the run was not compared with the past, so it does not count as good.
@@ -41,7 +43,7 @@ def store_run(
         return
     ended = not (record.interrupted or record.partial)
     patience_s = history_database.PATIENCE_S if ended else history_database.HURRIED_S
-    with history_database.open_for_writing(report_dir, patience_s) as connection:
+    with history_database.open_for_writing(report_dir, patience_s, private) as connection:
         run = _insert_run(connection, record)
         for phase in phases:
             _insert_phase(connection, record, run, phase, judged and is_good(phase, record))

@@ -1,0 +1,92 @@
+"""What `limits.publish: names` keeps out of a report: the user, paths, UUIDs and serial numbers.
+
+Names of nodes, phases, GPUs and programs stay. What is left out stays in the run directory, which
+is the user's own, and in history.db, which is then readable by the user alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element
+
+from ..evidence.run_record import RunRecord
+from ..evidence.telemetry import to_json_value
+from ..jobs.slurm_client import user_name
+
+USER, PATH, UUID, SERIAL = "<user>", "<path>", "<uuid>", "<serial>"
+_UUID = re.compile(r"\b(?:(?:GPU|MIG|DPU)-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.I)
+# At least two names; not in a URL, nor after a relative path. Those of the kernel are the same
+# everywhere.
+_PATH = re.compile(
+    r"(?<![\w./<>])~?/(?!(?:dev|proc|sys)/)[^\s/\"'`<>|:;,()\[\]{}*?=]+/[^\s\"'`<>|:;,()\[\]{}]*"
+)
+_SERIAL = re.compile(r"(\bserial(?:[ _-]?(?:number|no))?[ :=#]{1,3})(?=[\w-]*\d)[\w-]{4,}", re.I)
+# Keys of facts and figures whose values are UUIDs or serial numbers, in whatever form.
+_HIDDEN_KEYS = re.compile(r"(?:^|_)(?:uuid|serial(?:_number)?)$", re.I)
+# Names that say nothing about anybody.
+_NOBODY = ("", "root")
+
+
+def choose_redactor(about: Mapping[str, Any]) -> Redactor | None:
+    """What a run's report must go through, by its run.json; None if all may be published."""
+    return Redactor(user_name()) if about.get("publish") == "names" else None
+
+
+class Redactor:
+    """Replaces what must not be published, in any text or JSON."""
+
+    def __init__(self, user: str) -> None:
+        self._user = (
+            None if user in _NOBODY else re.compile(rf"(?<![\w-]){re.escape(user)}(?![\w-])")
+        )
+
+    def hide(self, text: str) -> str:
+        """The text without it."""
+        text = _SERIAL.sub(rf"\1{SERIAL}", _UUID.sub(UUID, _PATH.sub(PATH, text)))
+        return self._user.sub(USER, text) if self._user else text
+
+    def hide_json(self, value: Any) -> Any:
+        """A JSON value without it; a hidden value of a key that asks for one is null."""
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, list | tuple):
+            return [self.hide_json(item) for item in value]
+        if isinstance(value, Mapping):
+            hidden: dict[str, Any] = {}
+            for key, item in value.items():
+                name = self.hide(key)
+                while name in hidden:  # two paths, say
+                    name += "'"
+                hidden[name] = None if _HIDDEN_KEYS.search(key) else self.hide_json(item)
+            return hidden
+        return value
+
+    def hide_record(self, record: RunRecord) -> RunRecord:
+        """The record as it may be published. A GPU without its UUID has no name."""
+        value = self.hide_json(to_json_value(record.as_json()))
+        for phase in value["phases"]:
+            for rank in phase["ranks"]:
+                if UUID in rank.get("gpu", ""):
+                    rank["gpu"] = ""
+        return RunRecord.model_validate(value)
+
+    def hide_xml(self, element: Element) -> None:
+        """Change all texts and attributes of an element and of those in it."""
+        for inner in element.iter():
+            inner.text = self.hide(inner.text) if inner.text else inner.text
+            for name, value in inner.attrib.items():
+                inner.attrib[name] = self.hide(value)
+
+    def copy_journal(self, source: Path, target: Path) -> None:
+        """Copy a journal, of which each line is JSON. Raises OSError."""
+        lines = []
+        for line in source.read_text(errors="replace").splitlines():
+            try:
+                lines.append(json.dumps(self.hide_json(json.loads(line))))
+            except ValueError:
+                lines.append(self.hide(line))
+        target.write_text("".join(f"{line}\n" for line in lines))
