@@ -38,8 +38,8 @@ CHECKS = frozenset(
         *("gpu-in-use", "gpu-model-differs", "gpu-page-retirement-pending", "gpus-missing"),
         *("gpu-row-remap-pending", "interface-missing", "memlock-limit", "open-files-limit"),
         *("package-missing-on-node", "prolog-failed", "python-missing-on-node", "rdma-port-slow"),
-        *("shared-directory-not-seen", "shm-full", "shm-small", "tmp-full", "tmp-not-writable"),
-        "versions-differ",
+        *("shared-directory-not-seen", "shm-full", "shm-small", "slurmstepd-died", "tmp-full"),
+        *("tmp-not-writable", "versions-differ"),
     }
 )
 # What names nodes and accuses none: between two nodes, by the scheduler or the user, or a trick.
@@ -51,7 +51,7 @@ HARMLESS = frozenset(
     }
 )
 # Slurm itself names these nodes, which need not have written a line.
-BY_SCHEDULER = frozenset({NODE_DOWN, "host-lost", "prolog-failed"})
+BY_SCHEDULER = frozenset({NODE_DOWN, "host-lost", "prolog-failed", "slurmstepd-died"})
 
 
 def observe_nodes(record: RunRecord) -> list[NodeObservation]:
@@ -82,9 +82,11 @@ def _observe_phase(phase: PhaseRecord) -> Iterator[NodeObservation]:
             reason = f"{SLOW}: {name_ranks(ranks)} fell behind the others"
             yield NodeObservation(nodes[node], phase.phase, "bad", reason)
     for attempt in phase.attempts[:-1]:
-        for node in attempt.failed_nodes:
+        # Where the scheduler named none, all of the job's nodes are listed.
+        if len(attempt.failed_nodes) == 1 or len(attempt.failed_nodes) < len(attempt.nodes):
             reason = f"{NODE_DOWN}: it failed in job {attempt.job_id}: {attempt.reason}"
-            yield NodeObservation(node, phase.phase, "bad", reason, True)
+            for node in attempt.failed_nodes:
+                yield NodeObservation(node, phase.phase, "bad", reason)
 
 
 def _is_good(phase: PhaseRecord) -> bool:

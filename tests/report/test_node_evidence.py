@@ -149,7 +149,7 @@ def test_a_slow_rank_accuses_its_node() -> None:
 
 
 def test_a_node_that_failed_in_an_earlier_job_is_bad() -> None:
-    """Although the phase passed on other nodes."""
+    """Although the phase passed on other nodes; but no node, if the scheduler did not say which."""
     attempt = {
         "attempt": 1,
         "outcome": "cluster_failed",
@@ -164,9 +164,11 @@ def test_a_node_that_failed_in_an_earlier_job_is_bad() -> None:
     }
     last = {**attempt, "attempt": 2, "outcome": "passed", "failed_nodes": []}
     seen = observe(phase(attempts=[attempt, last]))
-    assert seen["node9"].definite
+    assert (seen["node9"].state, seen["node9"].definite) == ("bad", False)
     assert seen["node9"].reason == "node-down: it failed in job 7: NODE_FAIL"
     assert seen["node0"].state == "good"
+    unnamed = {**attempt, "nodes": ["node8", "node9"], "failed_nodes": ["node8", "node9"]}
+    assert "bad" not in states(phase(attempts=[unnamed, last])).values()
 
 
 def test_boot_and_parts_come_from_the_facts() -> None:

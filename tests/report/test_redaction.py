@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_clustersmoke.evidence.history import history_database
+from pytest_clustersmoke.evidence.node_observation import DeviceFigure
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.evidence.run_record import RunRecord
 from pytest_clustersmoke.report.publication import publish
@@ -55,6 +56,8 @@ def test_values_of_such_keys_are_hidden_in_any_form() -> None:
         "board_serial_number": None,
         "gpus": [{"uuid": None, "name": "H100"}],
     }
+    figure = vars(DeviceFigure("n1", "MT2217X05432", "nic_busbw_gb_per_s", 24.0, "GB/s", True))
+    assert REDACTOR.hide_json(figure) == {**figure, "device": ""}
     assert REDACTOR.hide_json({"/a/b": 1, "/a/c": 2}) == {"<path>": 1, "<path>'": 2}
 
 
