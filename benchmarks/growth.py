@@ -61,7 +61,7 @@ SIZES = {
 # A little more than linear: sorting, and caches that are too small for the larger sizes.
 MOST = 1.2
 PER_NODE, STEPS = 8, 100
-PHASES_OF_A_RUN = 8
+PHASES_OF_A_RUN, NODES_OF_A_RUN = 8, 4
 NOW = 1_795_000_000.0
 
 
@@ -200,6 +200,17 @@ def make_history(folder: Path, runs: int) -> None:
                 for name, unit in (("samples_per_s", "samples/s"), ("steps_per_s", "steps/s"))
             ),
         )
+        nodes = range(NODES_OF_A_RUN)
+        connection.executemany(
+            "INSERT INTO nodes VALUES (?, 'made', ?)", ((node, f"node{node}") for node in nodes)
+        )
+        connection.executemany(
+            "INSERT INTO boots VALUES (?, ?, 'b', '{}')", ((node, node) for node in nodes)
+        )
+        connection.executemany(
+            "INSERT INTO node_observations VALUES (?, 'phase0', ?, ?, ?, 'good', 0, '')",
+            ((number, node, NOW + number, node) for number in days for node in nodes),
+        )
 
 
 def _run_id(number: int) -> str:
@@ -207,8 +218,8 @@ def _run_id(number: int) -> str:
 
 
 def measure_history(folder: Path, runs: int, meter: Meter) -> None:
-    """What a night and a person ask of the history: compare a run with its past and store it, and
-    `clustersmoke history`."""
+    """What a night and a person ask of the history: compare a run with its past and store it,
+    `clustersmoke history` and `clustersmoke nodes`."""
     connect = history_database._connect
 
     def connect_and_count(path: Path, patience_s: float) -> sqlite3.Connection:
@@ -226,6 +237,8 @@ def measure_history(folder: Path, runs: int, meter: Meter) -> None:
         records.annotate(record, folder)
         records.store_run(record, folder)
         assert clustersmoke(["history", "--report-dir", str(folder)]) == 0
+        asked = ["--cluster", "made", "--days", "180", "--report-dir", str(folder)]
+        assert clustersmoke(["nodes", *asked]) == 0
 
 
 MEASURES: dict[str, Callable[[Path, int, Meter], None]] = {

@@ -11,12 +11,13 @@ from sqlite3 import Connection
 from ..node_observation import DeviceFigure, PastFigure
 from .history_database import open_for_reading
 from .history_schema import WITH_NODES, read_version, shorten_line
-from .node_history import DAY_S, KEPT_DAYS, MAX_NODE, RowNumbers
+from .node_history import DAY_S, KEPT_DAYS, MAX_NODE, RowNumbers, list_nodes
 from .outlier_judge import WINDOW
 
 MAX_DEVICE = 100  # characters; a UUID has 40
 # Of one run: 1,024 nodes with eight GPUs, eight network cards and some ten figures of each.
 MAX_FIGURES = 2**18
+MAX_READ = 2**14  # of one node: 16 devices with ten figures in 100 runs
 
 # A figure of a device: the name of the device, or of the node if it is about the node itself; and
 # the figure's name.
@@ -94,23 +95,26 @@ def _read_values(
 def read_figures(
     connection: Connection, cluster: str, since: float = -math.inf
 ) -> dict[str, list[PastFigure]]:
-    """By node, what its devices reached since a time, the newest first."""
+    """By node, what its devices reached since a time, the newest first, at most MAX_READ."""
     if (read_version(connection) or 0) < WITH_NODES:
         return {}
-    rows = connection.execute(
-        "SELECT n.name, d.name, f.name, v.value, f.unit, f.higher_is_better, r.run_id, v.seen "
-        "FROM nodes n JOIN device_figures v ON v.node = n.id JOIN devices d ON d.id = v.device "
-        "JOIN figures f ON f.id = v.figure JOIN runs r ON r.id = v.run "
-        "WHERE n.cluster = ? AND v.seen >= ? "
-        "ORDER BY n.name, v.seen DESC, v.run DESC, f.name, d.name",
-        (cluster, since),
-    )
     by_node: dict[str, list[PastFigure]] = {}
-    for node, device, name, value, unit, higher, run_id, seen in rows:
-        figure = PastFigure(
-            *(str(node), str(device), str(name), float(value), str(unit), bool(higher)),
-            run_id=str(run_id),
-            seen=float(seen),
+    for node, name in list_nodes(connection, cluster):
+        rows = connection.execute(
+            "SELECT d.name, f.name, v.value, f.unit, f.higher_is_better, r.run_id, v.seen "
+            "FROM device_figures v JOIN devices d ON d.id = v.device "
+            "JOIN figures f ON f.id = v.figure JOIN runs r ON r.id = v.run "
+            "WHERE v.node = ? AND v.seen >= ? "
+            "ORDER BY v.seen DESC, v.run DESC, f.name, d.name LIMIT ?",
+            (node, since, MAX_READ),
         )
-        by_node.setdefault(figure.node, []).append(figure)
+        if figures := [
+            PastFigure(
+                *(name, str(device), str(figure), float(value), str(unit), bool(higher)),
+                run_id=str(run_id),
+                seen=float(seen),
+            )
+            for device, figure, value, unit, higher, run_id, seen in rows
+        ]:
+            by_node[name] = figures
     return by_node

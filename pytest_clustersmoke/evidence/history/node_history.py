@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from sqlite3 import Connection
+from typing import Any
 
 from ..node_observation import NodeObservation, NodeState, PastObservation
 from .history_schema import WITH_NODES, read_version, shorten_line
@@ -17,6 +18,7 @@ KEPT_DAYS = 180.0
 MAX_NODE, MAX_REASON, MAX_PARTS = 255, 300, 4000  # characters
 # Of one run: 64 phases on 1,024 nodes.
 MAX_OBSERVATIONS = 2**16
+MAX_READ = 4096  # observations of one node: 8 phases in 500 runs
 _WEIGHTS = {"unknown": 0, "good": 1, "bad": 2}
 
 
@@ -96,32 +98,42 @@ def _prune(connection: Connection, nodes: Iterable[int], before: float) -> None:
 def read_observations(
     connection: Connection, cluster: str, since: float = -math.inf
 ) -> dict[str, list[PastObservation]]:
-    """By node, what was seen of it since a time, the newest first. The nodes are in the order of
-    their names."""
+    """By node, what was seen of it since a time, the newest first, at most MAX_READ. The nodes are
+    in the order of their names."""
     if (read_version(connection) or 0) < WITH_NODES:
         return {}
-    rows = connection.execute(
-        "SELECT n.name, o.source, o.state, o.reason, o.definite, b.boot_id, b.parts, r.run_id, "
-        "o.seen FROM nodes n JOIN node_observations o ON o.node = n.id "
-        "JOIN boots b ON b.id = o.boot JOIN runs r ON r.id = o.run "
-        "WHERE n.cluster = ? AND o.seen >= ? ORDER BY n.name, o.seen DESC, o.run DESC, o.source",
-        (cluster, since),
-    )
     by_node: dict[str, list[PastObservation]] = {}
-    for name, source, state, reason, definite, boot_id, parts, run_id, seen in rows:
-        made = PastObservation(
-            node=str(name),
-            source=str(source),
-            state=_parse_state(state),
-            reason=str(reason),
-            definite=bool(definite),
-            boot_id=str(boot_id),
-            parts=_parse_parts(str(parts)),
-            run_id=str(run_id),
-            seen=float(seen),
+    for node, name in list_nodes(connection, cluster):
+        rows = connection.execute(
+            "SELECT o.source, o.state, o.reason, o.definite, b.boot_id, b.parts, r.run_id, o.seen "
+            "FROM node_observations o JOIN boots b ON b.id = o.boot JOIN runs r ON r.id = o.run "
+            "WHERE o.node = ? AND o.seen >= ? ORDER BY o.seen DESC, o.run DESC, o.source LIMIT ?",
+            (node, since, MAX_READ),
         )
-        by_node.setdefault(made.node, []).append(made)
+        if seen := [_parse_observation(name, *row) for row in rows]:
+            by_node[name] = seen
     return by_node
+
+
+def list_nodes(connection: Connection, cluster: str) -> list[tuple[int, str]]:
+    """The rows and names of a cluster's nodes, by name."""
+    rows = connection.execute("SELECT id, name FROM nodes WHERE cluster = ?", (cluster,))
+    return sorted(((int(node), str(name)) for node, name in rows), key=lambda pair: pair[1])
+
+
+def _parse_observation(name: str, *row: Any) -> PastObservation:
+    source, state, reason, definite, boot_id, parts, run_id, seen = row
+    return PastObservation(
+        node=name,
+        source=str(source),
+        state=_parse_state(state),
+        reason=str(reason),
+        definite=bool(definite),
+        boot_id=str(boot_id),
+        parts=_parse_parts(str(parts)),
+        run_id=str(run_id),
+        seen=float(seen),
+    )
 
 
 def _parse_state(value: object) -> NodeState:

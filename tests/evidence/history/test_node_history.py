@@ -161,17 +161,29 @@ def test_version_4_has_no_nodes_until_the_next_run(tmp_path: Path) -> None:
     assert rows(tmp_path, "runs") == 3
 
 
+def test_the_newest_of_a_long_history_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most so many of each node, however many runs there were."""
+    monkeypatch.setattr(node_history, "MAX_READ", 2)
+    for number in range(3):
+        store(tmp_path, screen(number), GOOD, NodeObservation("n2", SCREEN, "good"))
+    assert [seen.seen - BEGUN for seen in read(tmp_path)["n1"]] == [2 * DAY_S, DAY_S]
+    assert len(read(tmp_path)["n2"]) == 2
+
+
 def test_nodes_are_read_by_time_and_not_by_scanning(tmp_path: Path) -> None:
     """Reading some days of a cluster uses the index, and so does replacing a run."""
     store(tmp_path, screen(0), GOOD)
     with contextlib.closing(sqlite3.connect(tmp_path / history_database.NAME)) as connection:
         for query in (
-            "SELECT 1 FROM nodes n JOIN node_observations o ON o.node = n.id "
-            "WHERE n.cluster = 'c' AND o.seen >= 1",
+            "SELECT 1 FROM nodes WHERE cluster = 'c'",
+            "SELECT 1 FROM node_observations o JOIN boots b ON b.id = o.boot "
+            "JOIN runs r ON r.id = o.run WHERE o.node = 1 AND o.seen >= 1 ORDER BY o.seen DESC",
             "DELETE FROM node_observations WHERE run = 1",
             "DELETE FROM device_figures WHERE run = 1",
-            "SELECT 1 FROM nodes n JOIN device_figures v ON v.node = n.id "
-            "WHERE n.cluster = 'c' AND v.seen >= 1",
+            "SELECT 1 FROM device_figures v JOIN runs r ON r.id = v.run "
+            "WHERE v.node = 1 AND v.seen >= 1 ORDER BY v.seen DESC",
         ):
             plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
             assert not any(step.startswith("SCAN") for step in plan), plan
