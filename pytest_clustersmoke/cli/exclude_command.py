@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ..evidence.history.node_history import DAY_S, read_observations
-from ..jobs.slurm_client import SlurmClient, SlurmUnavailable
 from ..report.node_ledger import DAYS, LeftOut, NodeLedger, exceeds_share, most_left_out
 from ..text import near, plural, sanitize_line, shorten
 from . import history_arguments as arguments
@@ -90,6 +89,8 @@ def _run_command(parsed: argparse.Namespace) -> int:
 
 def _ask_for_nodes(partition: str | None) -> frozenset[str]:
     """The nodes that sinfo lists in the partition, or in all. Raises UsageProblems."""
+    from ..jobs.slurm_client import SlurmClient, SlurmUnavailable  # loads pydantic
+
     try:
         partitions = SlurmClient(os.environ).node_partitions()
     except SlurmUnavailable as error:
