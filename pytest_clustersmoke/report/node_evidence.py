@@ -14,13 +14,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..config.hostlist import expand_hostlist
 from ..evidence.node_observation import DRIVER, GPU, NodeObservation, NodeState
-from ..evidence.run_record import FactsRecord, FindingRecord, PhaseRecord, RunRecord
 from ..evidence.telemetry import parse_rows, parse_text
 from ..text import FAILURE, WARNING, name_ranks
 from .redaction import UUID
+
+if TYPE_CHECKING:  # loads pydantic
+    from ..evidence.run_record import FactsRecord, FindingRecord, PhaseRecord, RunRecord
 
 NODE_DOWN, SLOW = "node-down", "slow-rank"
 # Definite where they are failures; as a warning, `rdma-port-down` and `interface-down` may mean
