@@ -20,7 +20,6 @@ from ..config.hostlist import expand_hostlist
 from ..evidence.node_observation import DRIVER, GPU, NodeObservation, NodeState
 from ..evidence.telemetry import parse_rows, parse_text
 from ..text import FAILURE, WARNING, name_ranks
-from .redaction import UUID
 
 if TYPE_CHECKING:  # loads pydantic
     from ..evidence.run_record import FactsRecord, FindingRecord, PhaseRecord, RunRecord
@@ -162,6 +161,8 @@ def _describe_parts(node: FactsRecord | None, gpus_per_node: int) -> tuple[str, 
     """The boot id of a node, and its parts: the UUIDs of its GPUs, if it saw all of them (a job may
     get some of a node's GPUs, other ones each time), and their driver. A report that was completed
     later may have no UUIDs."""
+    from .redaction import UUID  # loads pydantic
+
     if node is None:
         return "", {}
     gpus = parse_rows(node.facts.get("gpus"))
