@@ -55,6 +55,7 @@ class CheckJudgement:
     text: str = ""
     id: str = ""
     fix: str = ""
+    severity: str = ""
 
 
 def judge_screen(
@@ -118,7 +119,8 @@ def _judge_check(
     if bad:
         fixes = "; ".join(dict.fromkeys(found.fix for found in bad))
         causes = "; ".join(found.cause for found in bad)
-        return CheckJudgement("failed", causes, bad[0].id, fixes)
+        first = min(bad, key=lambda found: found.severity != FAILURE)
+        return CheckJudgement("failed", causes, first.id, fixes, first.severity)
     if own := answer.found.get(name):
         return CheckJudgement("failed", own, name)
     if cut := answer.cut.get(PARTS[name]):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
 
 from ..text import plural
-from .node_observation import SCREEN, NodeObservation, NodeState
 from .run_counts import RecordModel
 
 PASSING, FAILING, NO_ANSWER, NOT_SCREENED = "passing", "failing", "no answer", "not screened"
 ANSWER = "answer"  # the check that a node starts and answers in time
-# Evidence that needs no second one: memory errors, a link that is down.
-DEFINITE = frozenset({"gpu-ecc-errors", "gpu-row-remap-failed", "rdma-port-down", "interface-down"})
 
 
 class ScreenCheckRecord(RecordModel):
@@ -24,6 +20,9 @@ class ScreenCheckRecord(RecordModel):
     result: Literal["passed", "failed", "skipped"]
     text: str = Field(description="why it failed or was skipped; warnings of one that passed")
     finding: str = Field(default="", description="the finding's id, of one that failed")
+    severity: str = Field(
+        default="", description="of that finding in a job: failure, or warning if jobs cope with it"
+    )
 
 
 class ScreenedNode(RecordModel):
@@ -46,11 +45,6 @@ class ScreenedNode(RecordModel):
     def rank(self) -> int:
         """Its place in a list that begins with what to look at."""
         return [FAILING, NO_ANSWER, NOT_SCREENED, PASSING].index(self.state)
-
-    @property
-    def definite(self) -> bool:
-        """Whether what failed needs no second evidence."""
-        return any(check.finding in DEFINITE for check in self.checks.values())
 
 
 class ScreenRecord(RecordModel):
@@ -81,20 +75,3 @@ class ScreenRecord(RecordModel):
     @property
     def size(self) -> str:
         return plural(len(self.nodes), "node")
-
-
-def observe_screen(screen: ScreenRecord) -> list[NodeObservation]:
-    """What the screen saw of each node, for the history of nodes; nothing of other nodes."""
-    words: Mapping[str, NodeState] = {PASSING: "good", FAILING: "bad", NO_ANSWER: "unknown"}
-    return [
-        NodeObservation(
-            node.node,
-            SCREEN,
-            words[node.state],
-            node.reason,
-            node.definite,
-            node.boot_id,
-        )
-        for node in screen.nodes
-        if node.state in words
-    ]

@@ -16,8 +16,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ..config.hostlist import expand_hostlist
-from ..evidence.node_observation import DRIVER, GPU, NodeObservation, NodeState
+from ..evidence.node_observation import DRIVER, GPU, SCREEN, NodeObservation, NodeState
 from ..evidence.run_record import FactsRecord, FindingRecord, PhaseRecord, RunRecord
+from ..evidence.screen_record import (
+    FAILING,
+    NO_ANSWER,
+    NOT_SCREENED,
+    PASSING,
+    ScreenedNode,
+    ScreenRecord,
+)
 from ..evidence.telemetry import parse_rows, parse_text
 from ..text import FAILURE, WARNING, name_ranks
 from .redaction import UUID
@@ -63,6 +71,31 @@ def observe_nodes(record: RunRecord) -> list[NodeObservation]:
             boot_id, parts = _describe_parts(facts.get(made.node), record.hardware.gpus_per_node)
             observations.append(replace(made, boot_id=boot_id, parts=parts))
     return observations
+
+
+def observe_screen(screen: ScreenRecord) -> list[NodeObservation]:
+    """What a screen says of each node that it reached. One that gave no answer is bad where most
+    others gave one: otherwise the profile's `setup`, say, is to blame."""
+    silent = screen.of(NO_ANSWER)
+    reached = [node for node in screen.nodes if node.state != NOT_SCREENED]
+    states: dict[str, NodeState] = {
+        PASSING: "good",
+        FAILING: "bad",
+        NO_ANSWER: "bad" if 2 * len(silent) < len(reached) else "unknown",
+    }
+    return [
+        NodeObservation(
+            node.node, SCREEN, states[node.state], node.reason, _is_damaged(node), node.boot_id
+        )
+        for node in reached
+    ]
+
+
+def _is_damaged(node: ScreenedNode) -> bool:
+    """Whether what failed needs no second evidence."""
+    return any(
+        check.finding in DEFINITE and check.severity == FAILURE for check in node.checks.values()
+    )
 
 
 def _observe_phase(phase: PhaseRecord) -> Iterator[NodeObservation]:

@@ -28,6 +28,7 @@ from ..evidence.transport_rule import TransportRule
 from ..jobs.outcome import Judgement
 from ..jobs.screen_jobs import NodeEnd, ScreenJobs
 from ..jobs.screen_plan import PlannedNode
+from ..text import FAILURE
 from .cancellation import Leftover
 from .live.board import Board
 
@@ -138,7 +139,9 @@ def _describe_node(
     answer = answers.get(plan.name)
     if answer is None:
         why = end.why or UNREADABLE
-        checks = {ANSWER: ScreenCheckRecord(result="failed", text=why, finding=ANSWER)}
+        checks = {
+            ANSWER: ScreenCheckRecord(result="failed", text=why, finding=ANSWER, severity=FAILURE)
+        }
         about |= {"reason": f"{ANSWER}: {why}", "state": NO_ANSWER, "checks": checks}
         return ScreenedNode.model_validate(about)
     made = {ANSWER: ScreenCheckRecord(result="passed", text="")}
@@ -161,4 +164,5 @@ def _describe_check(check: CheckJudgement) -> ScreenCheckRecord:
     made = ScreenCheckRecord(result=check.result, text=text)
     if check.id:
         made.finding = check.id
+        made.severity = check.severity or FAILURE
     return made

@@ -21,11 +21,20 @@ from .. import preflight
 from ..config.profile import Profile
 from ..criteria.screen_judge import CHECKS as JUDGED
 from ..evidence.screen_files import ScreenFiles
-from ..evidence.screen_record import ANSWER, NOT_SCREENED, ScreenedNode, ScreenRecord
+from ..evidence.screen_record import (
+    ANSWER,
+    FAILING,
+    NO_ANSWER,
+    NOT_SCREENED,
+    ScreenedNode,
+    ScreenRecord,
+)
 from ..jobs.screen_jobs import NodeEnd, ScreenJobs, make_script
 from ..jobs.screen_plan import PlannedNode, plan_screen
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable
+from ..report.node_evidence import observe_screen
 from ..report.record_builder import FinishedRun
+from ..report.redaction import choose_redactor
 from ..text import Problem, UsageProblems, plural
 from .items import JobFailed, PhaseItem, suite_of
 from .live.live_view import LiveView
@@ -274,22 +283,24 @@ class ScreenSuite(Suite):
         """Checks are counted in the screen's record."""
 
     def _gather_run(self) -> FinishedRun:
-        return replace(super()._gather_run(), screen=self.screen)
+        seen = observe_screen(self.screen) if self.screen is not None else ()
+        return replace(super()._gather_run(), screen=self.screen, observations=tuple(seen))
 
     def results(self) -> dict[str, Any]:
         return {}
 
     def _publish(self, session: pytest.Session) -> None:
         super()._publish(session)
-        if self.run is not None and self.screen is not None:
+        hides = choose_redactor(self.about) is not None  # then the evidence stays where it is
+        if self.run is not None and self.screen is not None and not hides:
             self._keep_evidence(ScreenFiles(self.run.root), self.screen)
 
     def _keep_evidence(self, files: ScreenFiles, screen: ScreenRecord) -> None:
         """Copy the answers and logs of nodes that are not fit into the report."""
-        target = ScreenFiles(self.report_path)
-        for node in screen.nodes:
+        target = ScreenFiles(self.collection.report_path)
+        for node in (*screen.of(FAILING), *screen.of(NO_ANSWER)):
             for kind in (files.answer, files.log):
-                if node.state in ("failing", "no answer") and kind(node.node).is_file():
+                if kind(node.node).is_file():
                     copy = target.root / kind(node.node).relative_to(files.root)
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(kind(node.node), copy)

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.node_observation import NodeObservation
 from pytest_clustersmoke.evidence.run_counts import RunTally
 from pytest_clustersmoke.evidence.run_record import RunRecord
 from pytest_clustersmoke.evidence.screen_record import (
     ScreenCheckRecord,
     ScreenedNode,
     ScreenRecord,
-    observe_screen,
 )
+from pytest_clustersmoke.report.node_evidence import observe_screen
 from pytest_clustersmoke.report.page import page
 from pytest_clustersmoke.report.publication import metrics_path
 from pytest_clustersmoke.report.screen_lists import render_lists
@@ -24,7 +25,7 @@ from tests.support.records import counted
 
 def node(name: str, state: str = "passing", group: str = "", reason: str = "") -> ScreenedNode:
     finding = reason.partition(":")[0]
-    failed = ScreenCheckRecord(result="failed", text=reason, finding=finding)
+    failed = ScreenCheckRecord(result="failed", text=reason, finding=finding, severity="failure")
     answered = state in ("passing", "failing")
     made: dict[str, Any] = {
         "node": name,
@@ -142,15 +143,19 @@ def test_screen_leaves_the_metrics_of_the_cluster_alone(tmp_path: Any) -> None:
 
 
 def test_history_of_nodes_gets_what_was_seen_of_each() -> None:
-    """ECC errors need no second evidence; of a node that was not screened nothing is known."""
-    screen = record_of(*good(1), BAD, SILENT, BUSY).screen
+    """Memory errors need no second evidence; of a node that was not screened nothing is known, and
+    a node is not to blame for no answer if half of the others gave none."""
+    seen = {each.node: (each.state, each.kind, each.definite) for each in observed(*good(1), BAD)}
+    assert seen == {"n0": ("good", "", False), "x1": ("bad", "gpu-ecc-errors", True)}
+    states = [each.state for each in observed(*good(2), SILENT, BUSY)]
+    assert states == ["good", "good", "bad"]
+    assert [each.state for each in observed(*good(1), SILENT)] == ["good", "unknown"]
+
+
+def observed(*nodes: ScreenedNode) -> list[NodeObservation]:
+    screen = record_of(*nodes).screen
     assert screen is not None
-    seen = {each.node: (each.state, each.kind, each.definite) for each in observe_screen(screen)}
-    assert seen == {
-        "n0": ("good", "", False),
-        "x1": ("bad", "gpu-ecc-errors", True),
-        "s1": ("unknown", "answer", False),
-    }
+    return observe_screen(screen)
 
 
 def test_page_shows_every_node_by_text_and_colour() -> None:

@@ -160,3 +160,11 @@ def test_its_options_need_it(suite: Suite, words: list[str]) -> None:
 def test_share_that_is_none_is_refused(suite: Suite, share: str) -> None:
     outcome = suite.run("--cluster-screen", f"--cluster-screen-min={share}")
     assert outcome.ret == 4 and "expected a percentage such as 90%" in outcome.output
+
+
+def test_selection_that_leaves_no_node_ends_with_nothing_collected(
+    suite: Suite, fake: FakeSlurm
+) -> None:
+    outcome = suite.run("--cluster-screen", "-k", "n99")
+    assert outcome.ret == 5, outcome.output
+    assert "sbatch" not in fake.commands() and suite.runs() == []
