@@ -52,6 +52,7 @@ CONFLICTS = {
     "--cluster-detach": "a screen is over in a minute, and its session judges it",
     "--cluster-attach": "a screen is over in a minute, and its session judges it",
     "--cluster-here": "a screen submits a job to each node of the partition",
+    "--cluster-avoid": "a screen looks at every node, also at those that phases avoid",
     "--cluster-set": "it changes phases, and a screen runs no phase",
     "--cluster-trace": "it traces phases, and a screen runs no phase",
 }

@@ -18,6 +18,7 @@ from pytest_clustersmoke.report.node_evidence import observe_screen
 from pytest_clustersmoke.report.page import page
 from pytest_clustersmoke.report.publication import metrics_path
 from pytest_clustersmoke.report.screen_lists import render_lists
+from pytest_clustersmoke.report.summary import summary
 from pytest_clustersmoke.report.terminal import node_lines
 from pytest_clustersmoke.report.verdict import FIT, INCONCLUSIVE, UNFIT, RunVerdict, judge_record
 from tests.support.records import counted
@@ -129,6 +130,11 @@ def test_terminal_shows_what_to_look_at_and_counts_what_passes() -> None:
     assert [line.split()[0] for line in lines[1:4]] == ["x1", "s1", "b1"]
     assert lines[4].startswith("40 passing") and "and 32 more" in lines[4]
     assert lines[5] == "leave out what is not fit: --exclude=x1,s1"
+
+
+def test_summary_of_a_step_has_the_table() -> None:
+    text = summary(record_of(*good(2), BAD))
+    assert "\nx1         failing" in text and "--exclude=x1" in text
 
 
 def test_hostile_reason_stays_in_its_cell() -> None:

@@ -95,6 +95,30 @@ def test_each_bad_node_is_named_and_no_other(
     wait_for_no_job(screened)
 
 
+def test_interrupted_screen_ends_its_jobs_and_reports_what_is_known(
+    screened: Suite, screened_lab: lab.Lab
+) -> None:
+    """Ctrl-C while a node hangs: nothing is left in the queue, and the verdict is never FIT."""
+    screened.profile["setup"].append(stop_process(screened_lab.nodes[1]))
+    screened.profile["limits"]["screen_s"] = 600
+    with screened.started("--cluster-screen") as running:
+        answers = "*/screen/answers/*.json"
+        count = len(screened_lab.nodes) - 1
+        running.wait_for(
+            "the others' answers", lambda: len([*screened.shared.glob(answers)]) == count or None
+        )
+        running.interrupt()
+        outcome = running.wait()
+    assert outcome.ret == 2, outcome.output
+    record = read_screen(outcome)
+    assert record["verdict"] == "INCONCLUSIVE" and record["interrupted"]
+    states = {
+        node["node"]: node["group"] for node in record["screen"]["nodes"] if node.get("group")
+    }
+    assert states[screened_lab.nodes[1]] == "interrupted"
+    wait_for_no_job(screened)
+
+
 def wait_for_no_job(suite: Suite) -> None:
     """Wait until Slurm has ended every job, also that of the stopped node."""
     wait_for("the end of all jobs", lambda: not suite.slurm("squeue", "-h").strip() or None)

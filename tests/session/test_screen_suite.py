@@ -113,6 +113,7 @@ def test_dry_run_prints_nodes_and_script_and_submits_nothing(suite: Suite, fake:
         ["--cluster-prove"],
         ["--cluster-detach"],
         ["--cluster-here"],
+        ["--cluster-avoid"],
         ["--cluster-set", "small.nodes=2"],
         ["--cluster-trace", "small"],
     ],
