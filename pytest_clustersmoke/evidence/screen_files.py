@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ..text import sanitize_line
-from .telemetry import parse_finite, parse_text
+from .node_observation import DeviceFigure
+from .telemetry import parse_finite, parse_rows, parse_text
 from .whole_files import MAX_NODE_BYTES, list_directory, read_json, write_json
 
 SCHEMA = 1
-MAX_NAME, MAX_WORDS = 80, 1000
+MAX_NAME, MAX_WORDS, MAX_FIGURES = 80, 1000, 256
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ class ScreenFiles:
         """List the directories, so that NFS looks again for files that it remembers as missing."""
         list_directory(self.answer("").parent)
         list_directory(self.figures("").parent)
+
+    def read_figures(self, node: str) -> list[DeviceFigure]:
+        """What the devices of this node reached; a row without a figure counts as missing."""
+        value = read_json(self.figures(node), MAX_NODE_BYTES) or {}
+        rows = parse_rows(value.get("figures"))[:MAX_FIGURES]
+        return [figure for row in rows if (figure := _parse_figure(node, row)) is not None]
 
     def read_answer(self, node: str) -> NodeAnswer | None:
         """What the node wrote; None if it wrote nothing that can be read."""
@@ -118,6 +125,16 @@ def parse_answer(node: str, value: Mapping[str, Any]) -> NodeAnswer | None:
         parse_finite(value.get("work_s")),
         parse_finite(value.get("cpu_s")),
     )
+
+
+def _parse_figure(node: str, row: Mapping[str, Any]) -> DeviceFigure | None:
+    value, name = parse_finite(row.get("value")), parse_text(row.get("name"))
+    if value is None or value <= 0 or not name:
+        return None
+    texts = (parse_text(row.get("device")) or "", name, parse_text(row.get("unit")) or "")
+    device, name, unit = (sanitize_line(text)[:MAX_NAME] for text in texts)
+    higher = row.get("higher_is_better") is not False
+    return DeviceFigure(node, device, name, value, unit, higher)
 
 
 def _parse_texts(value: Any) -> dict[str, str]:

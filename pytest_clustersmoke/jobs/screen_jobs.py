@@ -46,6 +46,8 @@ DROPPED = {
     *("time", "time_min", "begin", "deadline", "dependency", "hold", "wait_all_nodes"),
 }
 
+FIGURES = "CLUSTERSMOKE_FIGURES"  # the file of a second part's figures
+
 EndKind = Literal["answered", "no answer", "not screened"]
 
 
@@ -60,6 +62,17 @@ class NodeEnd:
     seconds: float | None = None  # from its start to its answer
 
 
+@dataclass(frozen=True)
+class SecondPart:
+    """What a node's job runs after it has answered, such as what needs torch: a command of the
+    shell, which writes what its devices reached to the file that the variable FIGURES names
+    (ScreenFiles.read_figures), within a limit of its own. The answer stands whatever becomes of
+    it."""
+
+    command: str
+    limit_s: float
+
+
 @dataclass
 class _NodeJob:
     """The job of one node, while it is watched. Times are those of time.monotonic."""
@@ -70,6 +83,7 @@ class _NodeJob:
     started: float | None = None
     ended: float | None = None
     cancelled: float | None = None
+    answered: float | None = None
     state: JobState | None = field(default=None)
 
 
@@ -78,11 +92,16 @@ class ScreenJobs:
     signal handler, and `close` cancels what is left."""
 
     def __init__(
-        self, client: SlurmClient, profile: Profile, run_id: str, files: ScreenFiles
+        self,
+        client: SlurmClient,
+        profile: Profile,
+        run_id: str,
+        files: ScreenFiles,
+        second: SecondPart | None = None,
     ) -> None:
         self._client, self._files, self._run_id = client, files, run_id
-        self._limit_s = profile.limits.screen_s
-        self._script = make_script(profile, files)
+        self._limit_s, self._second = profile.limits.screen_s, second
+        self._script = make_script(profile, files, second)
         self._jobs: dict[str, _NodeJob] = {}
         self._stopped = threading.Event()
         self._asked = 0.0
@@ -198,8 +217,13 @@ class ScreenJobs:
             if some_run and job.state and names_own_limit(job.state.reason):
                 job.submitted = now  # it waits for our own jobs, not for its node
         late = [j for j in left if j.started is None and now - j.submitted > START_S]
-        long = [j for j in left if j.started is not None and now - j.started > self._limit_s]
+        long = [j for j in left if j.started is not None and now - j.started > self._limit_of(j)]
         return late, long
+
+    def _limit_of(self, job: _NodeJob) -> float:
+        """How long the job may run: the second part's time comes after the answer."""
+        more = self._second.limit_s if self._second and job.answered is not None else 0.0
+        return self._limit_s + more
 
     def _cancel(self, overdue: tuple[list[_NodeJob], list[_NodeJob]], now: float) -> None:
         late, long = overdue
@@ -219,9 +243,12 @@ class ScreenJobs:
         return ends
 
     def _find_end(self, job: _NodeJob, now: float) -> NodeEnd | None:
-        if self._files.answer(job.node).is_file() and not self._is_too_late(job):
-            began = job.started or job.submitted
-            return NodeEnd("answered", job_id=job.job_id, seconds=max(0.0, now - began))
+        if job.answered is None and not self._is_too_late(job):
+            job.answered = now if self._files.answer(job.node).is_file() else None
+        if job.answered is not None:
+            seconds = max(0.0, job.answered - (job.started or job.submitted))
+            end = NodeEnd("answered", job_id=job.job_id, seconds=seconds)
+            return end if self._is_through(job, now) else None
         if self._is_too_late(job):
             why = f"no answer within {self._limit_s:g} s; its job was ended"
             return NodeEnd("no answer", why, job_id=job.job_id)
@@ -229,12 +256,18 @@ class ScreenJobs:
             return self._explain_end(job)
         if job.cancelled is not None and now - job.cancelled > CANCEL_S:
             return self._explain_wait(job)
-        longest = START_S + self._limit_s + SILENT_S
+        longest = START_S + self._limit_of(job) + SILENT_S
         if now - job.submitted > longest:
             self._client.cancel(job.job_id)
             why = f"Slurm has not said for {longest:g} s what became of its job"
             return NodeEnd("not screened", why, "unknown", job.job_id)
         return None
+
+    def _is_through(self, job: _NodeJob, now: float) -> bool:
+        """Whether a job that has answered has nothing left to do, or was ended."""
+        is_over = job.ended is not None and now - job.ended > LOST_S
+        is_done = self._second is None or self._files.figures(job.node).is_file()
+        return is_done or is_over or job.cancelled is not None
 
     def _is_too_late(self, job: _NodeJob) -> bool:
         """Whether the job was ended because it ran for too long."""
@@ -270,28 +303,36 @@ class ScreenJobs:
         return ""
 
 
-def make_script(profile: Profile, files: ScreenFiles) -> str:
+def make_script(profile: Profile, files: ScreenFiles, second: SecondPart | None = None) -> str:
     """The batch script of every node's job; sbatch's command line names the node."""
     run, python = shlex.quote(str(files.run)), batch_script.node_python(profile)
     failed = f'{shlex.quote(str(files.root))}/setup_failed."$SLURMD_NODENAME"'
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in _options(profile)),
+        *(f"#SBATCH {option}" for option in _options(profile, second)),
         *batch_script.strict_setup_lines(profile.setup, failed),
         *_environment_lines(profile),
-        f'exec {python} -u -m {node_screen.__name__} {run} "$SLURMD_NODENAME"',
+        f'{python} -u -m {node_screen.__name__} {run} "$SLURMD_NODENAME" || exit',
+        *(_second_lines(second, files) if second else ()),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _options(profile: Profile) -> Iterable[str]:
+def _second_lines(second: SecondPart, files: ScreenFiles) -> list[str]:
+    figures = f'{shlex.quote(str(files.figures("").parent))}/"$SLURMD_NODENAME".json'
+    limited = f"timeout -k 5 {second.limit_s:g} bash -c {shlex.quote(second.command)}"
+    return [f"export {FIGURES}={figures}", limited]
+
+
+def _options(profile: Profile, second: SecondPart | None) -> Iterable[str]:
+    limit_s = profile.limits.screen_s + (second.limit_s if second else 0.0)
     own = {
         "nodes": 1,
         "ntasks": 1,
         "exclusive": True,
         "no-requeue": True,
         "export": "ALL",
-        "time": math.ceil((profile.limits.screen_s + START_S) / 60) + 1,
+        "time": math.ceil((limit_s + START_S) / 60) + 1,
     }
     if profile.hardware.gpu != "none":
         own["gpus-per-node"] = profile.hardware.gpus_per_node

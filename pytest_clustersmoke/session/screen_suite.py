@@ -285,7 +285,13 @@ class ScreenSuite(Suite):
 
     def _gather_run(self) -> FinishedRun:
         seen = observe_screen(self.screen) if self.screen is not None else ()
-        return replace(super()._gather_run(), screen=self.screen, observations=tuple(seen))
+        finished = replace(super()._gather_run(), screen=self.screen, observations=tuple(seen))
+        if self.screen is None:
+            return finished
+        files = ScreenFiles(finished.directory.root)
+        names = (node.node for node in self.screen.nodes)
+        figures = tuple(figure for name in names for figure in files.read_figures(name))
+        return replace(finished, figures=figures)
 
     def results(self) -> dict[str, Any]:
         return {}

@@ -14,7 +14,7 @@ from pytest_clustersmoke.evidence.screen_files import ScreenFiles
 from pytest_clustersmoke.evidence.whole_files import write_json
 from pytest_clustersmoke.jobs import screen_jobs
 from pytest_clustersmoke.jobs.backend import Refused, Unanswered
-from pytest_clustersmoke.jobs.screen_jobs import NodeEnd, ScreenJobs, make_script
+from pytest_clustersmoke.jobs.screen_jobs import NodeEnd, ScreenJobs, SecondPart, make_script
 from tests.support.evidence import make_profile
 from tests.support.waiting import wait_for
 
@@ -91,9 +91,11 @@ def profile(tmp_path: Path) -> Profile:
     return make_profile(tmp_path, backend="slurm", limits={"screen_s": LIMIT_S})
 
 
-def screen(queue: FakeQueue, profile: Profile, nodes: list[str]) -> dict[str, NodeEnd]:
+def screen(
+    queue: FakeQueue, profile: Profile, nodes: list[str], second: SecondPart | None = None
+) -> dict[str, NodeEnd]:
     ends: dict[str, NodeEnd] = {}
-    jobs = ScreenJobs(queue, profile, "run", queue.files)  # type: ignore[arg-type]
+    jobs = ScreenJobs(queue, profile, "run", queue.files, second)  # type: ignore[arg-type]
     jobs.run(nodes, lambda node, end: ends.update({node: end}))
     assert jobs.close() == []
     return ends
@@ -206,6 +208,33 @@ def test_interrupted_screen_cancels_what_is_left(files: ScreenFiles, profile: Pr
     assert set(queue.cancelled) >= {"job-n0", "job-n1"}
 
 
+def test_second_part_has_a_limit_of_its_own_and_the_answer_stands(
+    files: ScreenFiles, profile: Profile
+) -> None:
+    """One node writes its figures, one hangs while it measures: both have answered."""
+    write_json(files.figures("n0"), {"figures": [{"name": "gemm", "value": 3, "unit": "TFLOP/s"}]})
+    write_json(files.answer("n1"), {"node": "n1", "facts": {"a": 1}})
+    queue = FakeQueue(files, n1="hangs")
+    second = SecondPart("measure", 0.3)
+    ends = screen(queue, profile, ["n0", "n1"], second)
+    assert {end.kind for end in ends.values()} == {"answered"}
+    assert queue.cancelled == ["job-n1"]
+    (figure,) = files.read_figures("n0")
+    assert (figure.node, figure.name, figure.value) == ("n0", "gemm", 3.0)
+    assert files.read_figures("n1") == []
+
+
+def test_second_part_runs_after_the_first_in_the_same_job(
+    files: ScreenFiles, profile: Profile
+) -> None:
+    lines = make_script(profile, files, SecondPart("measure 'it'", 90)).splitlines()
+    assert lines[-3].endswith('"$SLURMD_NODENAME" || exit')
+    folder = files.figures("").parent
+    assert lines[-2] == f'export CLUSTERSMOKE_FIGURES={folder}/"$SLURMD_NODENAME".json'
+    assert lines[-1].startswith("timeout -k 5 90 bash -c 'measure ")
+    assert "#SBATCH --time=3" in lines  # START_S is half a second here
+
+
 def test_script_asks_for_a_whole_node_with_the_profiles_account_and_no_choice_of_nodes(
     files: ScreenFiles, tmp_path: Path
 ) -> None:
@@ -229,4 +258,4 @@ def test_script_asks_for_a_whole_node_with_the_profiles_account_and_no_choice_of
     assert not {o.partition("=")[0] for o in options} & {"exclude", "constraint", "cpus-per-task"}
     order = ("module load cuda", "export A='it'\"'\"'s'", "unset B")
     assert [lines.index(line) for line in order] == sorted(lines.index(line) for line in order)
-    assert lines[-1].endswith(f'node_screen {files.run} "$SLURMD_NODENAME"')
+    assert lines[-1].endswith(f'node_screen {files.run} "$SLURMD_NODENAME" || exit')
