@@ -251,6 +251,9 @@ class ScreenSuite(Suite):
             "part_s": max(1.0, PART_SHARE * self.profile.limits.screen_s),
         }
 
+    def describe_request(self) -> dict[str, Any]:
+        return {**super().describe_request(), "screen": self._partition}
+
     def _report_end(self, node: str, end: NodeEnd) -> None:
         if end.kind != "answered":
             self.terminal.say(f"  {node}: {end.why}")

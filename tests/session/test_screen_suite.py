@@ -163,6 +163,14 @@ def test_share_that_is_none_is_refused(suite: Suite, share: str) -> None:
     assert outcome.ret == 4 and "expected a percentage such as 90%" in outcome.output
 
 
+def test_screen_whose_process_died_cannot_be_attached(suite: Suite, fake: FakeSlurm) -> None:
+    """Its nodes are asked again by another screen."""
+    assert suite.run("--cluster-screen").ret == 0
+    outcome = suite.run("--cluster-attach", suite.run_dir().run_id)
+    assert outcome.ret == 4
+    assert "is one of --cluster-screen, whose nodes must be asked again" in outcome.output
+
+
 def test_selection_that_leaves_no_node_ends_with_nothing_collected(
     suite: Suite, fake: FakeSlurm
 ) -> None:
