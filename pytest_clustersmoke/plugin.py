@@ -62,6 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "must turn its criterion red with the right finding",
     )
     _add_trace_options(group)
+    _add_screen_options(group)
     group.addoption(
         "--cluster-max-jobs",
         type=_parse_count,
@@ -94,6 +95,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="directory for the reports (default: ROOTDIR/reports)",
     )
     parser.addini("cluster", "the cluster to run phases on if --cluster is not given")
+
+
+def _add_screen_options(group: pytest.OptionGroup) -> None:
+    group.addoption(
+        "--cluster-screen",
+        action="store_true",
+        help="in place of the phases, check every idle node of the partition, each alone, within "
+        "`limits.screen_s`",
+    )
+    group.addoption(
+        "--cluster-nodes",
+        metavar="HOSTLIST",
+        help="screen these nodes only, such as gpu[0-7,12]",
+    )
+    group.addoption(
+        "--cluster-screen-min",
+        type=_parse_share,
+        metavar="PERCENT",
+        help="the share of the screened partition's nodes that must pass, such as 90%%; with fewer "
+        "the verdict is INCONCLUSIVE",
+    )
 
 
 def _add_lifetime_options(group: pytest.OptionGroup) -> None:
@@ -153,6 +175,16 @@ def _add_trace_options(group: pytest.OptionGroup) -> None:
         metavar="RANKS",
         help="the ranks to trace, such as 0,3 or 0-3 (default: 0)",
     )
+
+
+def _parse_share(text: str) -> float:
+    import argparse
+    import re
+
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?) ?%", text, re.ASCII)
+    if not match or float(match[1]) > 100:
+        raise argparse.ArgumentTypeError(f"expected a percentage such as 90%, got {text!r}")
+    return float(match[1]) / 100
 
 
 def _parse_count(text: str) -> int:
@@ -221,6 +253,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "--cluster-max-jobs",
             "--cluster-wait",
             "--cluster-prove",
+            "--cluster-screen",
             "--cluster-exclusive",
             "--cluster-here",
             "--cluster-avoid",
@@ -237,6 +270,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for option in ("--cluster-trace-steps", "--cluster-trace-ranks"):
         if config.getoption(option) is not None and not config.getoption("--cluster-trace"):
             raise pytest.UsageError(f"{option} needs --cluster-trace PHASE")
+    for option in ("--cluster-nodes", "--cluster-screen-min"):
+        if config.getoption(option) is not None and not config.getoption("--cluster-screen"):
+            raise pytest.UsageError(f"{option} needs --cluster-screen")
     if name and not (config.getoption("--cluster-list") or config.getoption("--cluster-reap")):
         from .session.registration import register_suite
 

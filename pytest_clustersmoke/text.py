@@ -7,7 +7,6 @@ surrogates become U+FFFD. All printable text stays.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +67,8 @@ class UsageProblems(Exception):
 
 def near(word: str, known: Iterable[str]) -> str:
     """The hint "did you mean `x`?" if a word of `known` is close to `word`; otherwise empty."""
+    import difflib  # nodes read this module, and need no hints
+
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean `{close[0]}`?" if close else ""
 

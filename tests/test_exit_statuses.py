@@ -50,6 +50,14 @@ PROOFS = {
     1: "tests/session/test_prove_suite.py::test_gate_that_stays_green_is_named",
     6: "tests/faults/test_gate.py::test_verdict_over_all_gates",
 }
+# Tests that provoke the statuses of --cluster-screen, all in one file.
+SCREENS = {
+    0: "test_screen_needs_no_test_file_and_runs_no_phase",
+    1: "test_node_that_fails_a_check_is_a_failed_test_with_its_next_step",
+    4: "test_cluster_without_slurm_is_refused",
+    5: "test_selection_that_leaves_no_node_ends_with_nothing_collected",
+    6: "test_too_few_nodes_are_inconclusive",
+}
 
 
 def table(title: str) -> list[list[str]]:
@@ -150,6 +158,15 @@ def test_table_of_a_proof_is_complete(suite: Suite) -> None:
     result = suite.run("--cluster-prove", "-k", "matches_nothing")
     assert result.ret == 5, result.stdout.str()
     assert "0 gates to prove" in result.stdout.str()
+
+
+def test_table_of_a_screen_is_complete() -> None:
+    """It lists the statuses that the tests of screens provoke."""
+    rows = {int(row[0]): row[1] for row in table("`pytest --cluster NAME --cluster-screen`")}
+    assert rows == {0: "FIT", 1: "UNFIT", 4: "none", 5: "none", 6: "INCONCLUSIVE"}
+    assert rows.keys() == SCREENS.keys()
+    for name in SCREENS.values():
+        assert exists(f"tests/session/test_screen_suite.py::{name}"), name
 
 
 def exists(place: str) -> bool:

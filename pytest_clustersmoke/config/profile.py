@@ -137,6 +137,9 @@ class Limits(f.Section):
     stop_before_s: f.Count = Field(
         default=120, description="seconds before its end at which a job with `resume` must stop"
     )
+    screen_s: f.Seconds = Field(
+        default=60.0, description="seconds that each node has for `--cluster-screen`, `setup` too"
+    )
     keep_runs: f.Count = Field(default=30, description="number of runs to keep")
     publish: Literal["names", "all"] = Field(
         default="all",

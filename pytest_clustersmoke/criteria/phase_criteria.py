@@ -23,9 +23,8 @@ from typing import ClassVar
 import pytest
 
 from ..evidence.gpu_model import ANY_GPU, is_gpu_model
-from ..evidence.interfaces import find_unmatched_interfaces
 from ..evidence.metric import Unmeasured, fail
-from ..evidence.phase_result import PhaseResult
+from ..evidence.phase_result import PhaseResult, find_unmatched_interfaces
 from . import (
     finite_values,
     gpu_past,

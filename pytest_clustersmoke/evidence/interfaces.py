@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .phase_result import PhaseResult
 from .telemetry import parse_rows
 from .variable_names import NAME, filter_variables, show_value
 from .variable_values import parse_integer, parse_selection
@@ -43,21 +42,6 @@ class Unmatched:
     @property
     def has(self) -> str:
         return f"it has {', '.join(self.available) or 'none'}"
-
-
-def find_unmatched_interfaces(result: PhaseResult) -> list[Unmatched]:
-    """Each node and variable that pins an interface which the node does not have.
-
-    Nodes whose facts do not list interfaces are skipped.
-    """
-    uses_nccl = result.spec.get("device") != "cpu" and not used_only_gloo(result)
-    apart = have_separate_networks(node.facts for node in result.nodes)
-    return [
-        unmatched
-        for node in result.nodes
-        for unmatched in find_unmatched_on_node(node.name, node.facts, result.spec, apart)
-        if uses_nccl or not unmatched.name.startswith("NCCL_")
-    ]
 
 
 def find_unmatched_on_node(
@@ -99,11 +83,6 @@ def read_nccl_conf_files(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def _read_env_set(spec: Mapping[str, Any]) -> dict[str, str]:
     values = spec.get("env_set")
     return values if isinstance(values, dict) else {}
-
-
-def used_only_gloo(result: PhaseResult) -> bool:
-    """Whether all ranks reported gloo as their backend, so that NCCL did not run."""
-    return result.backends == {"gloo"}
 
 
 def have_separate_networks(nodes: Iterable[Mapping[str, Any]]) -> bool:

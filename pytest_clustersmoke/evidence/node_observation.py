@@ -15,6 +15,38 @@ GPU, DRIVER = "GPU", "driver"  # kinds of parts
 
 NodeState = Literal["good", "bad", "unknown"]
 
+# Which findings say something about a node, by their ids.
+NODE_DOWN, SLOW = "node-down", "slow-rank"
+# Definite where they are failures; as a warning, `rdma-port-down` and `interface-down` may mean
+# that the node is cabled differently on purpose.
+DEFINITE = frozenset(
+    {NODE_DOWN, "host-lost", "gpu-ecc-errors", "gpu-row-remap-failed", "rdma-port-down"}
+    | {"interface-down"}
+)
+# What looked at the node itself, or compared it with other nodes of its job.
+CHECKS = frozenset(
+    {
+        SLOW,
+        *DEFINITE,
+        *("build-directory-not-writable", "clock-differs", "driver-differs", "gpu-driver-failed"),
+        *("gpu-in-use", "gpu-model-differs", "gpu-page-retirement-pending", "gpus-missing"),
+        *("gpu-row-remap-pending", "interface-missing", "memlock-limit", "open-files-limit"),
+        *("package-missing-on-node", "prolog-failed", "python-missing-on-node", "rdma-port-slow"),
+        *("shared-directory-not-seen", "shm-full", "shm-small", "slurmstepd-died", "tmp-full"),
+        *("tmp-not-writable", "versions-differ"),
+    }
+)
+# What names nodes and accuses none: between two nodes, by the scheduler or the user, or a trick.
+HARMLESS = frozenset(
+    {
+        *("cancelled-by-other", "fault-staged-unasked", "foreign-events", "hosts-silent"),
+        *("job-suspended", "master-unreachable", "node-drained", "nodes-unavailable", "preempted"),
+        *("requeued", "time-limit"),
+    }
+)
+# Slurm itself names these nodes, which need not have written a line.
+BY_SCHEDULER = frozenset({NODE_DOWN, "host-lost", "prolog-failed", "slurmstepd-died"})
+
 
 @dataclass(frozen=True)
 class NodeObservation:

@@ -18,6 +18,7 @@ from ..config.marker import numbers_by_node
 from ..config.metrics import METRICS
 from .event_origin import Launch, keep_own_events
 from .finding import Finding
+from .interfaces import Unmatched, find_unmatched_on_node, have_separate_networks
 from .job_results import NodeResult, RankResult, read_node_result
 from .metric import Metric, fail
 from .nccl.log_reader import NodeLogs, read_nodes
@@ -361,3 +362,23 @@ def add_scheduler_record(result: PhaseResult) -> PhaseResult:
             replace(node, scheduled=by_rank.get(node.node_rank, "")) for node in result.nodes
         ),
     )
+
+
+def find_unmatched_interfaces(result: PhaseResult) -> list[Unmatched]:
+    """Each node and variable that pins an interface which the node does not have.
+
+    Nodes whose facts do not list interfaces are skipped.
+    """
+    uses_nccl = result.spec.get("device") != "cpu" and not used_only_gloo(result)
+    apart = have_separate_networks(node.facts for node in result.nodes)
+    return [
+        unmatched
+        for node in result.nodes
+        for unmatched in find_unmatched_on_node(node.name, node.facts, result.spec, apart)
+        if uses_nccl or not unmatched.name.startswith("NCCL_")
+    ]
+
+
+def used_only_gloo(result: PhaseResult) -> bool:
+    """Whether all ranks reported gloo as their backend, so that NCCL did not run."""
+    return result.backends == {"gloo"}

@@ -25,6 +25,7 @@ from .run_counts import (
     RecordModel,
     RunCounts,
 )
+from .screen_record import ScreenRecord
 from .telemetry import to_json_value
 
 SCHEMA = 1
@@ -428,6 +429,7 @@ class RunRecord(RecordModel):
         default_factory=RunCounts, description="what else decides the verdict"
     )
     proof: ProofRecord | SkipJsonSchema[None] = None
+    screen: ScreenRecord | SkipJsonSchema[None] = None
 
     def as_json(self) -> dict[str, Any]:
         """The record as in report.json."""

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import stat
 import tempfile
 from pathlib import Path
@@ -42,7 +41,7 @@ def create_once(path: Path, value: Any) -> bool:
     Raises OSError if it cannot be written whole; it may exist even then, if a file could be
     created."""
     text = json.dumps(value) + "\n"
-    draft = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    draft = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         draft.write_text(text)
         os.link(draft, path)  # atomic, and fails if the file exists

@@ -17,7 +17,7 @@ from typing import Any
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir
-from ..node.node_facts import PACKAGES
+from ..node.installed_packages import PACKAGES
 from . import batch_script
 from .host_script import JOB_VARIABLE, NodeTag
 

@@ -140,6 +140,11 @@ class SlurmClient:
         sinfo = ("sinfo", "-h", "-a", "-N", "-o", "%N|%R")
         return slurm_records.parse_node_partitions(self.ask(*sinfo, timeout_s=DETAILS_TIMEOUT_S))
 
+    def partition_nodes(self, partition: str = "") -> tuple[str, tuple[NodeStatus, ...]]:
+        """The nodes of a partition, or of the default one, and its name."""
+        text = self.ask("sinfo", "-h", "-N", "-a", "-o", slurm_jobs.PARTITION_FIELDS)
+        return slurm_jobs.parse_partition_nodes(text, partition)
+
     def qos(self) -> dict[str, SlurmQos]:
         return slurm_records.parse_qos(
             self.ask(*_SACCTMGR, "qos", f"format={slurm_records.QOS_FIELDS}")
@@ -168,10 +173,10 @@ class SlurmClient:
             return TrialSubmission(None, f"`sbatch --test-only` cannot be run: {error}")
         return slurm_jobs.parse_test_only(answer.returncode, f"{answer.stderr}\n{answer.stdout}")
 
-    def submit(self, script: Path) -> str:
+    def submit(self, script: Path, *options: str) -> str:
         """Submit a batch script; return the job id. Raises Refused and Unanswered."""
         try:
-            answer = self.run("sbatch", "--parsable", str(script))
+            answer = self.run("sbatch", "--parsable", *options, str(script))
         except subprocess.TimeoutExpired as error:
             raise Unanswered(f"sbatch did not answer within {error.timeout:g} s") from error
         except OSError as error:

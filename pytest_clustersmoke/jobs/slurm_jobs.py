@@ -23,7 +23,7 @@ from ..evidence.scheduler_record import (
     ScheduledJob,
 )
 from ..text import sanitize_line
-from .slurm_records import count_gpus, fields_of, rows, value_or_empty
+from .slurm_records import NODE_NAME, count_gpus, fields_of, rows, value_or_empty
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 # The reason of a job that was requeued after a failed launch; only an operator can release it.
@@ -50,6 +50,7 @@ ENDED = {
 SQUEUE_FIELDS = "%i|%T|%r|%N|%V|%S|%j|%k"
 SACCT_FIELDS = "JobID,State,Reason,NodeList,Submit,Start,JobName,Comment"
 SINFO_FIELDS = "%N|%T|%H|%u|%E"
+PARTITION_FIELDS = f"%P|{SINFO_FIELDS}"
 ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,End"
 OTHERS_FIELDS = "%i|%u|%P|%q|%S|%N"
 STEP_FIELDS = "%i|%N|%j"
@@ -328,6 +329,20 @@ def parse_sinfo(text: str) -> tuple[NodeStatus, ...]:
             text=line,
         )
     return tuple(statuses.values())
+
+
+def parse_partition_nodes(text: str, wanted: str = "") -> tuple[str, tuple[NodeStatus, ...]]:
+    """`sinfo -h -N -o PARTITION_FIELDS`: the nodes of the partitions `wanted`, a list joined with
+    commas, or of the default one, and its name."""
+    by_partition: dict[str, list[str]] = {}
+    for _, (partition, status) in rows(text, 2):
+        by_partition.setdefault(partition, []).append(status)
+    default = next((name for name in by_partition if name.endswith("*")), "")
+    names = {name.rstrip("*"): lines for name, lines in by_partition.items()}
+    chosen = wanted or default.rstrip("*")
+    listed = [line for name in chosen.split(",") for line in names.get(name, ())]
+    statuses = parse_sinfo("\n".join(listed))
+    return chosen, tuple(node for node in statuses if NODE_NAME.fullmatch(node.name))
 
 
 def parse_accounting(text: str) -> tuple[AccountingEntry, ...]:

@@ -38,10 +38,17 @@ SHOWN_OF_PARTITIONS = (
 QOS_FIELDS = "Name,Flags,MaxWall,MaxTRES,MaxTRESPU,GrpTRES"
 ASSOCIATION_FIELDS = "Cluster,Account,Partition,QOS,DefaultQOS,MaxWall,MaxTRES,GrpTRES"
 
+# A limit on how many jobs or nodes one user may have: it passes when others of theirs end
+# (slurm_errno.c and job_state_reason_string of 22.05 to 24.11).
+_OWN_LIMIT = re.compile(
+    r"(QOS|Assoc)\w*(Submit|Jobs?|Node|Cpu|Gres|Mem|Billing|RunMinutes)\w*(Limit|PerUser|PerAccount)"
+    r"|MaxSubmitJob|job submit limit|MaxJobsPer",
+    re.I,
+)
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z_]*)=")
 _REASON = re.compile(r" Reason=(.*?)(?: \[([^\s@\]]+)@([0-9T:-]+)\]|$)")
 # What a NodeName can be made of; nothing that a shell or a hostlist would read otherwise.
-_NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SOCKETS = re.compile(r"\([^)]*\)")
 # A slice of a GPU (MIG), as gres names its types: `1g.10gb`, `a100_1g.5gb`.
 _SLICE = re.compile(r"\d+g\.\d+gb")
@@ -269,9 +276,15 @@ def parse_node_partitions(text: str) -> dict[str, frozenset[str]]:
     """`sinfo -h -N -o '%N|%R'`: the partitions of each node, which has a line for each."""
     nodes: dict[str, set[str]] = {}
     for _, (name, partition) in rows(text, 2):
-        if _NODE_NAME.fullmatch(name):
+        if NODE_NAME.fullmatch(name):
             nodes.setdefault(name, set()).add(partition.strip())
     return {name: frozenset(partitions) for name, partitions in nodes.items()}
+
+
+def names_own_limit(words: str) -> bool:
+    """Whether Slurm refuses or holds a job because this user has as many as they may have: by
+    sbatch's message, or by the reason of a pending job."""
+    return bool(_OWN_LIMIT.search(words))
 
 
 def fields_of(line: str) -> dict[str, str]:

@@ -2,7 +2,11 @@
 
 job_entry.py           checks whose files a job loads, and lets submitit load the call of run_node
 node_job.py            `run_node`, which submitit ships: one call per node, plain data in and out
+node_screen.py         what `--cluster-screen` runs there, alone and without a rendezvous
+core_speed.py          a fixed piece of work, and the CPU time that it takes
 node_facts.py          host, hardware, versions and limits, without importing torch
+installed_packages.py  Python, and the packages that ranks use
+network_facts.py       its interfaces and RDMA ports
 gpu_facts.py           its GPUs, as nvidia-smi reports them
 checks/                which facts of nodes rule out a run there
 abort_flag.py          the flag that ends a phase on every node

@@ -12,7 +12,6 @@ must belong to this user and be closed to others, and the call is read through t
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Sequence
@@ -65,7 +64,7 @@ def _point_to_call(link: Path, call: str) -> None:
     same id. Every node of the job does so."""
     if link.is_symlink() and str(link.readlink()) == call:
         return
-    draft = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
+    draft = link.with_name(f".{link.name}.{os.urandom(4).hex()}")
     draft.symlink_to(call)
     draft.replace(link)
 

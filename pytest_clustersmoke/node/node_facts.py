@@ -7,51 +7,54 @@ example, still writes its facts.
 from __future__ import annotations
 
 import os
-import platform
 import pwd
 import re
 import resource
 import shutil
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from importlib import metadata
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..evidence.variable_names import filter_variables
-from . import gpu_facts
+from . import gpu_facts, installed_packages, network_facts
 
-PACKAGES = (
-    "pytest-clustersmoke",
-    "submitit",
-    "torch",
-    "deepspeed",
-    "transformers",
-    "peft",
-    "datasets",
-    "accelerate",
-    "numpy",
-    "nvidia-nccl-cu11",
-    "nvidia-nccl-cu12",
-    "nvidia-nccl-cu13",
-)
 # NCCL's configuration file for the whole node; reading of it and of users' files is limited.
 NCCL_CONF = "/etc/nccl.conf"
 MAX_CONF_BYTES = 64 * 2**10
 DEV_SHM = "/dev/shm"
-NETWORK = Path("/sys/class/net")
 # linux/capability.h: with this capability the limit on locked memory does not apply.
 CAP_IPC_LOCK = 14
 
 
-def gather_node_facts(node_rank: int, node_name: str, device: str = "auto") -> dict[str, Any]:
+Facts = dict[str, Any]
+
+
+def fact_groups(node_rank: int, node_name: str, device: str) -> dict[str, Callable[[], Facts]]:
+    """What collects the facts of a node, by the part of it that each asks. A part may hang: the
+    screen of a node has a limit for each."""
+    return {
+        "kernel": lambda: _kernel_facts(node_rank, node_name),
+        "packages": installed_packages.describe_packages,
+        "gpus": lambda: gpu_facts.query_gpus(health=device != "cpu"),
+        "network": network_facts.describe_network,
+        "settings": _settings,
+        "directories": lambda: {**_dev_shm(), **scratch_directories(os.environ)},
+    }
+
+
+def gather_node_facts(node_rank: int, node_name: str, device: str = "auto") -> Facts:
     """The facts of this node as plain data; sizes in bytes, times in seconds.
 
     `device` is what the ranks train on: for "cpu" the health of GPUs is not queried.
     """
+    groups = fact_groups(node_rank, node_name, device)
+    return {name: value for collect in groups.values() for name, value in collect().items()}
+
+
+def _kernel_facts(node_rank: int, node_name: str) -> Facts:
     return {
         "node_rank": node_rank,
         "node": node_name,
@@ -59,81 +62,23 @@ def gather_node_facts(node_rank: int, node_name: str, device: str = "auto") -> d
         "time": time.time(),
         "boot_id": _read_text("/proc/sys/kernel/random/boot_id"),
         "network_namespace": _read_link("/proc/self/ns/net"),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "python_executable": sys.executable,
-        "packages": _packages(),
-        "torch_cuda": _torch_build(),
-        **gpu_facts.query_gpus(health=device != "cpu"),
-        "interfaces": _interfaces(),
-        "rdma_ports": _rdma_ports(),
-        # What the ranks inherit; the launcher adds its own (NCCL_DEBUG_FILE and the like).
-        "variables": filter_variables(os.environ),
-        "nccl_conf": _nccl_conf(),
+        "kernel": os.uname().release,
         "cpus_allowed": len(os.sched_getaffinity(0)),
         "cpus_online": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        **_dev_shm(),
+    }
+
+
+def _settings() -> Facts:
+    """The environment that the ranks inherit (the launcher adds its own: NCCL_DEBUG_FILE and the
+    like), and the limits of a process."""
+    return {
+        "variables": filter_variables(os.environ),
+        "nccl_conf": _nccl_conf(),
         "memlock_limit_bytes": _soft_limit(resource.RLIMIT_MEMLOCK),
         "may_lock_memory": _may_lock_memory(),
         "open_files_limit": _soft_limit(resource.RLIMIT_NOFILE),
-        **scratch_directories(os.environ),
     }
-
-
-def _packages() -> dict[str, str]:
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def _torch_build() -> str | None:
-    """The CUDA version torch was built for, from its version file: importing it takes seconds."""
-    try:
-        location = metadata.distribution("torch").locate_file("torch/version.py")
-        match = re.search(r"^cuda\b[^=]*= '([^']*)'", Path(str(location)).read_text(), re.M)
-    except (metadata.PackageNotFoundError, OSError):
-        return None
-    return match.group(1) if match else None
-
-
-def _interfaces() -> dict[str, dict[str, Any]]:
-    import psutil
-
-    addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
-    return {
-        name: {
-            "up": name in states and states[name].isup,
-            "speed_mbit": states[name].speed if name in states else None,
-            "physical": _is_physical(name),
-            "ipv4": [entry.address for entry in entries if entry.family == socket.AF_INET],
-            "ipv6": [entry.address for entry in entries if entry.family == socket.AF_INET6],
-        }
-        for name, entries in addresses.items()
-    }
-
-
-def _is_physical(name: str) -> bool:
-    """Whether an interface is an adapter or a bond of adapters; bridges and tunnels are not."""
-    return any((NETWORK / name / kind).exists() for kind in ("device", "bonding"))
-
-
-def _rdma_ports() -> list[dict[str, str | None]]:
-    ports = sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
-    return [
-        {
-            "hca": port.parent.parent.name,
-            "port": port.name,
-            "state": _read_text(port / "state"),
-            "rate": _read_text(port / "rate"),
-            "link_layer": _read_text(port / "link_layer"),
-        }
-        for port in ports
-    ]
 
 
 def _nccl_conf() -> dict[str, dict[str, str]]:

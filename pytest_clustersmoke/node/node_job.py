@@ -263,7 +263,7 @@ def _run_launcher(job: NodeJob, events: EventWriter, deadline: float) -> dict[st
     write_json(job.dir.node_facts(job.node_rank), own)
     events.write("facts")
     facts = rendezvous.wait_for_facts(job, deadline)
-    checks.refuse_unfit_nodes(job, facts)
+    checks.refuse_unfit_nodes(job.spec, facts)
     endpoint = rendezvous.agree_on_endpoint(job, facts, deadline)
     events.write(
         "rendezvous", address=endpoint.address, port=endpoint.port, one_host=endpoint.one_host

@@ -8,14 +8,9 @@ from itertools import groupby
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.interfaces import (
-    find_unmatched_interfaces,
-    read_nccl_conf_files,
-    read_node_variables,
-    used_only_gloo,
-)
+from ..evidence.interfaces import read_nccl_conf_files, read_node_variables
 from ..evidence.job_results import NodeResult
-from ..evidence.phase_result import PhaseResult
+from ..evidence.phase_result import PhaseResult, find_unmatched_interfaces, used_only_gloo
 from ..evidence.variable_names import filter_variables, is_read, show_value
 from ..text import NOTE, WARNING, Problem, shorten
 from .variable_remarks import (

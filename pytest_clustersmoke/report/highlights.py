@@ -23,6 +23,7 @@ from ..evidence.run_record import (
     RankRecord,
     RunRecord,
 )
+from ..evidence.screen_record import FAILING, NO_ANSWER, ScreenedNode
 from ..text import shorten
 from .phase_table import RATES
 
@@ -60,6 +61,12 @@ def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[Highligh
     their HTML anchors."""
     if record.proof is not None:
         return list(_group("gates", "Gates not proven", "bad", _gates(record.proof)))
+    if record.screen is not None:
+        failing, silent = map(record.screen.of, (FAILING, NO_ANSWER))
+        return [
+            *_group("nodes", "Bad node", "bad", _nodes(failing)),
+            *_group("silent", "No answer", "warn", _nodes(silent)),
+        ]
     phases = [(phase, anchors[phase.phase]) for phase in record.phases]
     groups = [
         *_group("jobs", "Failed job", "bad", _each(_failed_jobs, phases)),
@@ -305,6 +312,12 @@ def _differences(record: RunRecord) -> Iterator[Highlight]:
         rest = "; ".join(f"{value} on {name_list(nodes)}" for value, nodes in others[:MAX_NAMES])
         text = f"{rest}; {usual[0]} on the other {len(usual[1])}"
         yield Highlight(difference.fact, text, "nodes", "nodes")
+
+
+def _nodes(nodes: Iterable[ScreenedNode]) -> Iterator[Highlight]:
+    """The nodes of a screen that are not fit."""
+    for node in nodes:
+        yield Highlight(node.node, node.reason, "screen", "screen")
 
 
 def _gates(proof: ProofRecord) -> Iterator[Highlight]:

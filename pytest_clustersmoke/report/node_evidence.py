@@ -14,46 +14,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..config.hostlist import expand_hostlist
-from ..evidence.node_observation import DRIVER, GPU, NodeObservation, NodeState
+from ..evidence.node_observation import (
+    BY_SCHEDULER,
+    CHECKS,
+    DEFINITE,
+    DRIVER,
+    GPU,
+    HARMLESS,
+    NODE_DOWN,
+    SCREEN,
+    SLOW,
+    NodeObservation,
+    NodeState,
+)
+from ..evidence.run_record import FactsRecord, FindingRecord, PhaseRecord, RunRecord
+from ..evidence.screen_record import (
+    FAILING,
+    NO_ANSWER,
+    NOT_SCREENED,
+    PASSING,
+    ScreenedNode,
+    ScreenRecord,
+)
 from ..evidence.telemetry import parse_rows, parse_text
 from ..text import FAILURE, WARNING, name_ranks
-
-if TYPE_CHECKING:  # loads pydantic
-    from ..evidence.run_record import FactsRecord, FindingRecord, PhaseRecord, RunRecord
-
-NODE_DOWN, SLOW = "node-down", "slow-rank"
-# Definite where they are failures; as a warning, `rdma-port-down` and `interface-down` may mean
-# that the node is cabled differently on purpose.
-DEFINITE = frozenset(
-    {NODE_DOWN, "host-lost", "gpu-ecc-errors", "gpu-row-remap-failed", "rdma-port-down"}
-    | {"interface-down"}
-)
-# What looked at the node itself, or compared it with other nodes of its job.
-CHECKS = frozenset(
-    {
-        SLOW,
-        *DEFINITE,
-        *("build-directory-not-writable", "clock-differs", "driver-differs", "gpu-driver-failed"),
-        *("gpu-in-use", "gpu-model-differs", "gpu-page-retirement-pending", "gpus-missing"),
-        *("gpu-row-remap-pending", "interface-missing", "memlock-limit", "open-files-limit"),
-        *("package-missing-on-node", "prolog-failed", "python-missing-on-node", "rdma-port-slow"),
-        *("shared-directory-not-seen", "shm-full", "shm-small", "slurmstepd-died", "tmp-full"),
-        *("tmp-not-writable", "versions-differ"),
-    }
-)
-# What names nodes and accuses none: between two nodes, by the scheduler or the user, or a trick.
-HARMLESS = frozenset(
-    {
-        *("cancelled-by-other", "fault-staged-unasked", "foreign-events", "hosts-silent"),
-        *("job-suspended", "master-unreachable", "node-drained", "nodes-unavailable", "preempted"),
-        *("requeued", "time-limit"),
-    }
-)
-# Slurm itself names these nodes, which need not have written a line.
-BY_SCHEDULER = frozenset({NODE_DOWN, "host-lost", "prolog-failed", "slurmstepd-died"})
+from .redaction import UUID
 
 
 def observe_nodes(record: RunRecord) -> list[NodeObservation]:
@@ -65,6 +52,31 @@ def observe_nodes(record: RunRecord) -> list[NodeObservation]:
             boot_id, parts = _describe_parts(facts.get(made.node), record.hardware.gpus_per_node)
             observations.append(replace(made, boot_id=boot_id, parts=parts))
     return observations
+
+
+def observe_screen(screen: ScreenRecord) -> list[NodeObservation]:
+    """What a screen says of each node that it reached. One that gave no answer is bad where most
+    others gave one: otherwise the profile's `setup`, say, is to blame."""
+    silent = screen.of(NO_ANSWER)
+    reached = [node for node in screen.nodes if node.state != NOT_SCREENED]
+    states: dict[str, NodeState] = {
+        PASSING: "good",
+        FAILING: "bad",
+        NO_ANSWER: "bad" if 2 * len(silent) < len(reached) else "unknown",
+    }
+    return [
+        NodeObservation(
+            node.node, SCREEN, states[node.state], node.reason, _is_damaged(node), node.boot_id
+        )
+        for node in reached
+    ]
+
+
+def _is_damaged(node: ScreenedNode) -> bool:
+    """Whether what failed needs no second evidence."""
+    return any(
+        check.finding in DEFINITE and check.severity == FAILURE for check in node.checks.values()
+    )
 
 
 def _observe_phase(phase: PhaseRecord) -> Iterator[NodeObservation]:
@@ -161,8 +173,6 @@ def _describe_parts(node: FactsRecord | None, gpus_per_node: int) -> tuple[str, 
     """The boot id of a node, and its parts: the UUIDs of its GPUs, if it saw all of them (a job may
     get some of a node's GPUs, other ones each time), and their driver. A report that was completed
     later may have no UUIDs."""
-    from .redaction import UUID  # loads pydantic
-
     if node is None:
         return "", {}
     gpus = parse_rows(node.facts.get("gpus"))

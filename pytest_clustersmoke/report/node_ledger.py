@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..evidence.history.node_history import DAY_S
-from ..evidence.node_observation import DRIVER, SCREEN, PastObservation
-from .node_evidence import CHECKS
+from ..evidence.node_observation import CHECKS, DRIVER, SCREEN, PastObservation
 
 DAYS = 14.0
 MOST_SHARE = 0.2  # of the nodes: more of them is a bad test, not a bad cluster

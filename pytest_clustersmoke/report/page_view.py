@@ -130,6 +130,7 @@ def fact_words(value: str, fact: str) -> str:
 def _scope(record: RunRecord) -> str:
     """How many phases were selected and by what, unless the sentence says so."""
     count = f"{len(record.phases_chosen)} of {len(record.phases_of_cluster)} phases"
+    count = "" if record.screen is not None else count
     parts = [part for part in (count, record.selection) if part and part not in record.sentence]
     return ": ".join(parts)
 

@@ -4,6 +4,7 @@ report.json     the record; without it there is no report
 metrics.prom    its figures for Prometheus; those of a complete run are also written to
                 reports/metrics-<cluster>.prom, for a node exporter's textfile collector
 index.html      the page for people
+screen/         of a screen: lists of its nodes, one a line, and a table of all
 GITHUB_STEP_SUMMARY, if GitHub Actions sets it: the summary is appended to that file
 
 Each file is written whole or not at all. Whatever fails here, the run keeps its verdict.
@@ -32,6 +33,7 @@ from .page import page
 from .record_builder import MAX_REMARK, FinishedRun, try_history
 from .redaction import Redactor, choose_redactor
 from .run_archive import EvidenceCopier, point_link, prune_runs
+from .screen_lists import render_lists
 from .summary import add_step_summary
 from .terminal import write_summary
 from .unreported_runs import MODE, mark_unreportable
@@ -154,6 +156,9 @@ def _write_views(
     views["index.html"] = lambda: write_atomically(
         target / "index.html", page(record, is_there), mode=MODE
     )
+    lists = render_lists(record.screen) if record.screen is not None else {}
+    for name, text in lists.items():
+        views[name] = partial(write_atomically, target / name, text, MODE)
     views["GitHub's step summary"] = lambda: add_step_summary(record, environ)
     remarks = []
     for name, write in views.items():
@@ -173,8 +178,9 @@ def metrics_path(record: RunRecord, report_dir: Path) -> list[Path]:
     """Where a textfile collector finds the metrics of this run; nowhere for a partial run.
 
     There is one file per cluster, so that clusters may share a report directory. A run of some
-    phases, an interrupted run and a proof leave it alone.
+    phases, an interrupted run, a proof and a screen leave it alone.
     """
-    if record.selection or record.interrupted or record.partial or record.proof is not None:
+    is_other = record.proof is not None or record.screen is not None
+    if record.selection or record.interrupted or record.partial or is_other:
         return []
     return [report_dir / f"metrics-{quote(record.cluster, safe='')}.prom"]

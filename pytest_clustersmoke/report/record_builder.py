@@ -35,6 +35,7 @@ from ..evidence.run_record import (
     RemarkRecord,
     RunRecord,
 )
+from ..evidence.screen_record import ScreenRecord
 from ..evidence.telemetry import read_events
 from ..jobs.outcome import Judgement, judge_attempts
 from ..preflight.observed_variables import remark_on_job
@@ -110,6 +111,7 @@ class FinishedRun:
     absences: tuple[str, ...] = ()
     acknowledgements: Acknowledgements | None = None
     proof: ProofRecord | None = None
+    screen: ScreenRecord | None = None
     results: Mapping[str, PhaseResult] = field(default_factory=dict)  # already read
     unread: list[str] = field(default_factory=list)  # why the past is not in the record, if so
     # For the history, beside what the record's phases say of nodes.
@@ -154,6 +156,7 @@ def count_run(
             "absent_phases": list(run.absences),
             "phases": phases,
             **({} if run.proof is None else {"proof": run.proof}),
+            **({} if run.screen is None else {"screen": run.screen}),
         }
     )
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ..evidence.run_record import FindingRecord, PhaseRecord, RunRecord
 from ..text import FAILURE, plural, sanitize_line, sanitize_lines, shorten
 from .phase_table import COLUMNS, NUMBERS, judge_phase, phase_row
-from .terminal import gate_lines, known_words
+from .terminal import gate_lines, known_words, node_lines
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_STEP_BYTES = 2**20  # beyond it GitHub drops all of the step's summary
@@ -95,6 +95,9 @@ def _blocks(record: RunRecord) -> Iterator[str]:
     yield from _verdict(record)
     if record.proof is not None:
         yield block("\n".join(line for line, _ in gate_lines(record)))
+        return
+    if record.screen is not None:
+        yield block("\n".join(line for line, _ in node_lines(record.screen)))
         return
     rows = [phase_row(phase, record.missing) for phase in record.phases]
     yield table(COLUMNS, rows, right=NUMBERS)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..evidence.run_counts import KnownRecord
 from ..evidence.run_record import GateRecord, PhaseRecord, RunRecord
+from ..evidence.screen_record import ScreenRecord
 from ..preflight.variable_remarks import format_remarks, group_remarks
 from ..text import WARNING, Problem, format_seconds, sanitize_line, sanitize_lines, shorten_lines
 from .phase_table import (
@@ -19,6 +20,8 @@ from .phase_table import (
     judge_phase,
     phase_row,
 )
+from .screen_lists import COLUMNS as NODE_COLUMNS
+from .screen_lists import screen_rows
 from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
 
 GATE_COLUMNS = ("fault", "staged in", "red", "finding", "on", "seconds", "gate")
@@ -33,7 +36,7 @@ def write_summary(reporter: Any, record: RunRecord, report: Iterable[str]) -> No
     """The table of all phases, the cause of each that did not pass, and the verdict as last line.
     `report`: lines about the report."""
     reporter.section(f"cluster {record.cluster}, run {record.run_id}", sep="-")
-    table = _phase_lines(record) if record.proof is None else gate_lines(record)
+    table = _lines_of(record)
     for line, colour in table:
         # Logs are hostile text: no control character may reach the terminal.
         reporter.write_line(sanitize_lines(line), **({colour: True} if colour else {}))
@@ -45,8 +48,25 @@ def write_summary(reporter: Any, record: RunRecord, report: Iterable[str]) -> No
     reporter.write_line(record.sentence, bold=True, **{colour: True})
 
 
-def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
+def _lines_of(record: RunRecord) -> Iterator[tuple[str, str]]:
     """The lines above the verdict, with their colours."""
+    if record.proof is not None:
+        return gate_lines(record)
+    return _phase_lines(record) if record.screen is None else node_lines(record.screen)
+
+
+def node_lines(screen: ScreenRecord) -> Iterator[tuple[str, str]]:
+    """A line for each node that does not pass, one for all that do, and sbatch's word."""
+    rows = list(screen_rows(screen))
+    lines = _aligned([NODE_COLUMNS, *(cells for cells, _ in rows)])
+    yield next(lines), ""
+    yield from zip(lines, (colour for _, colour in rows), strict=True)
+    if screen.exclude:
+        yield f"leave out what is not fit: {screen.exclude}", ""
+
+
+def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """The lines of a run of phases."""
     cells = [phase_row(phase, record.missing) for phase in record.phases]
     rows = _aligned([COLUMNS, *cells], NUMBERS)
     yield next(rows), ""

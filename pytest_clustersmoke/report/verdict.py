@@ -3,8 +3,8 @@
 It depends on the outcomes of the jobs, on the results of their criteria, and on `counts`; never on
 what was measured. UNFIT: something failed. INCONCLUSIVE: nothing failed, but something required was
 not measured, or a failure is known, or a test is marked xfail and no entry under `known` covers it.
-UNFIT beats INCONCLUSIVE; a verdict is never better than its evidence. A proof of gates has
-a verdict of its own.
+UNFIT beats INCONCLUSIVE; a verdict is never better than its evidence. A proof of gates and a
+screen of nodes are judged by what they have in place of phases.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..evidence.run_counts import (
     MissingRecord,
 )
 from ..evidence.run_record import PhaseRecord, ProofRecord, RunRecord
+from ..evidence.screen_record import FAILING, NO_ANSWER, PASSING, ScreenRecord
 from ..text import plural, shorten
 
 # A phase that checks one of these and cannot judge it is never FIT, whatever its cluster requires:
@@ -68,6 +69,8 @@ def judge_record(record: RunRecord) -> RunVerdict:
     """The verdict on the cluster; of a proof, that on the gates, which says nothing about it."""
     if record.proof is not None:
         return _judge_gates(record, record.proof)
+    if record.screen is not None:
+        return _judge_nodes(record, record.screen)
     failed, missing = _list_failed(record), _find_missing(record)
     known = [failure for phase in record.phases for failure in _known_failures(phase)]
     fit = any(phase.counts.has_ended for phase in record.phases) and record.counts.exit_status == 0
@@ -106,6 +109,33 @@ def _judge_gates(record: RunRecord, proof: ProofRecord) -> RunVerdict:
     return replace(verdict, failed=failed, missing=missing)
 
 
+def _judge_nodes(record: RunRecord, screen: ScreenRecord) -> RunVerdict:
+    """UNFIT where a screened node failed; INCONCLUSIVE where an idle one gave no answer, none was
+    screened, or too few passed."""
+    passing, failing, silent = map(screen.of, (PASSING, FAILING, NO_ANSWER))
+    failed = [f"{node.node}: {node.reason}" for node in failing]
+    reasons = [f"{node.node}: {node.reason}" for node in silent]
+    if not (passing or failing or silent):
+        reasons.append("no node was screened")
+    elif len(passing) < screen.minimum * len(screen.nodes):
+        reasons.append(f"at least {screen.minimum:.0%} of the nodes must pass")
+    is_open = bool(reasons) or record.interrupted or _ended_early(record)
+    name = UNFIT if failed else INCONCLUSIVE if is_open else FIT
+    counts = [
+        f"{len(passing)} of {screen.size} passed",
+        f"{len(failing)} failed" if failing else "",
+        f"{len(silent)} gave no answer" if silent else "",
+        screen.left_out,
+    ]
+    words = shorten([*failed, *reasons], MAX_NAMES, "; ")
+    verdict = _make_verdict(record, name, "; ".join(filter(None, counts)), [words], [])
+    if name == FIT and not record.counts.selection:
+        left = f"; {screen.left_out}" if screen.left_out else ""
+        verdict = replace(verdict, sentence=f"FIT for {len(passing)} of {screen.size}{left}")
+    missing = [MissingRecord(phase="", kind="", reason=reason) for reason in reasons]
+    return replace(verdict, failed=failed, missing=missing)
+
+
 def _list_reasons(names: dict[str, list[str]]) -> list[str]:
     return [f"{words}: {', '.join(listed)}" for words, listed in names.items() if listed]
 
@@ -115,10 +145,10 @@ def _make_verdict(
 ) -> RunVerdict:
     """The verdict of this name and reasons, without their lists."""
     selection = record.counts.selection
-    if record.interrupted and not reasons:
+    if record.interrupted and not any(reasons):
         reasons = ["interrupted"]
     scope = f" for {selection}" if selection else ""
-    why = f" ({'; '.join(reasons)})" if reasons else ""
+    why = f" ({'; '.join(filter(None, reasons))})" if any(reasons) else ""
     reported, every = _count_criteria(record)
     return RunVerdict(
         name=name,

@@ -123,6 +123,9 @@ def find_attachment(profile: Profile, word: str, takes_over: bool) -> Attachment
     if "proof" in about:
         what = f"run {run.run_id} is one of --cluster-prove, which proved nothing unless it ended"
         raise _refuse(what, "a run of phases", "prove the gates again")
+    if "screen" in about:
+        what = f"run {run.run_id} is one of --cluster-screen, whose nodes must be asked again"
+        raise _refuse(what, "a run of phases", "screen the nodes again")
     if blind := find_blind_spot(about, profile):
         what = f"run {run.run_id} {blind}"
         todo = "this command on that machine" if profile.backend == "local" else ""

@@ -1,4 +1,5 @@
-"""`--cluster-list`, and the choice of a session's suite: a run's, a proof's or one of xdist's."""
+"""`--cluster-list`, and the choice of a session's suite: a run's, a proof's, a screen's or one of
+xdist's."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def register_suite(config: pytest.Config, name: str) -> None:
 
             attachment = read_options(config, profile)
     except UsageProblems as error:
-        if getattr(config.option, "tx", None):
+        if getattr(config.option, "tx", None) or config.getoption("--cluster-screen"):
             raise pytest.UsageError(str(error)) from None
         config.pluginmanager.register(UnusableSuite(error.problems), SUITE)
         return
@@ -83,7 +84,12 @@ def register_suite(config: pytest.Config, name: str) -> None:
         chosen["queue_wait_s"] = float(wait)
     limits = profile.limits.model_copy(update=chosen)
     profile = profile.model_copy(update={"limits": limits})
-    if config.getoption("--cluster-prove"):
+    if config.getoption("--cluster-screen"):
+        from .screen_suite import ScreenSuite
+
+        config.pluginmanager.register(ScreenSuite(config, profile), SUITE)
+        stay_alone(config)
+    elif config.getoption("--cluster-prove"):
         from .prove_suite import ProveSuite
 
         config.pluginmanager.register(ProveSuite(config, profile), SUITE)
@@ -102,11 +108,17 @@ def control_workers(config: pytest.Config, suite: Suite) -> None:
     """Make this process xdist's controller; a dry run has no workers, so that its plan is printed
     once."""
     if config.getoption("--cluster-dry-run"):
-        config.option.dist, config.option.tx, config.option.numprocesses = "no", [], None
+        stay_alone(config)
         return
     from .xdist_suites import XdistController
 
     config.pluginmanager.register(XdistController(suite))
+
+
+def stay_alone(config: pytest.Config) -> None:
+    """Keep pytest-xdist, if it is there, from starting workers."""
+    if hasattr(config.option, "tx"):
+        config.option.dist, config.option.tx, config.option.numprocesses = "no", [], None
 
 
 def refuse_moved_root(config: pytest.Config) -> None:

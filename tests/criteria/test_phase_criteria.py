@@ -14,8 +14,8 @@ import pytest
 from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.criteria import Started, Trained
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView
-from pytest_clustersmoke.evidence.interfaces import find_unmatched_interfaces
 from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.phase_result import find_unmatched_interfaces
 from pytest_clustersmoke.evidence.run_directory import write_json
 from tests.support.evidence import Evidence, make_profile
 

@@ -6,7 +6,6 @@ wrong with one node.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -14,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.lab import lab_state
 from tests.faults import staged
 from tests.faults.table import Fault
 from tests.faults.table.lab import ISOLATED
 from tests.support.harness import IDLE, Outcome, Suite
-from tests.support.labs import running_lab, visible_folder
+from tests.support.labs import LabHosts, running_lab, visible_folder
 from tests.support.leftovers import none_left
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
@@ -35,26 +33,6 @@ def folder() -> Iterator[Path]:
         yield path
 
 
-class Hosts:
-    """The nodes of an isolated lab, and commands in one of them."""
-
-    def __init__(self, name: str) -> None:
-        (record,) = [record for record in lab_state.list_running() if record.name == name]
-        self._holders = {daemon.role: daemon.pid for daemon in record.daemons}
-        self.addresses = {
-            name: address
-            for address, *names in map(str.split, record.files.hosts.read_text().splitlines())
-            for name in names
-        }
-
-    def run(self, node: str, script: str, *words: object) -> None:
-        """Run a script in the node's namespaces; its arguments are `words`."""
-        enter = ("nsenter", "--target", str(self._holders[f"host-{node}"]), "--net", "--mount")
-        command = [*enter, "--", "sh", "-ec", script, "sh", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, (script, done.stderr)
-
-
 @pytest.fixture(scope="module")
 def isolated(folder: Path) -> Iterator[lab.Lab]:
     directory = folder / "lab"
@@ -63,7 +41,7 @@ def isolated(folder: Path) -> Iterator[lab.Lab]:
         yield running
 
 
-def break_nodes(hosts: Hosts, folder: Path) -> None:
+def break_nodes(hosts: LabHosts, folder: Path) -> None:
     """Break one node for each fault."""
     shared = folder / "shared"
     shared.mkdir(mode=0o700)
@@ -96,7 +74,7 @@ def outcome(isolated: lab.Lab, folder: Path) -> Iterator[Outcome]:
     with none_left() as (marker, _):
         suite = Suite(folder, marker, real_torchrun=True)
         suite.use_slurm(isolated.slurm_conf)
-        break_nodes(Hosts(isolated.name), folder)
+        break_nodes(LabHosts(isolated.name), folder)
         for fault in ISOLATED:
             staged.add(fault, suite)
         suite.profile["stage_limits_s"] = {"train_step": 10}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -107,3 +108,25 @@ def test_build_directory_is_checked_and_not_created(tmp_path: Path) -> None:
         build = node_facts.scratch_directories({"TORCH_EXTENSIONS_DIR": path})["build_directory"]
         assert (build["error"] is None) is usable
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_interfaces_are_those_that_psutil_lists() -> None:
+    """Their names, addresses and states, read without psutil."""
+    import psutil
+
+    ours = node_facts.gather_node_facts(0, "n0")["interfaces"]
+    theirs, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    assert sorted(ours) == sorted(theirs)
+    for name, entries in theirs.items():
+        for kind, family in (("ipv4", socket.AF_INET), ("ipv6", socket.AF_INET6)):
+            listed = [entry.address for entry in entries if entry.family == family]
+            assert sorted(ours[name][kind]) == sorted(listed)
+        assert ours[name]["up"] is states[name].isup
+
+
+def test_versions_of_packages_are_those_of_their_metadata() -> None:
+    from importlib import metadata
+
+    packages = node_facts.gather_node_facts(0, "n0")["packages"]
+    assert {"pytest-clustersmoke", "submitit"} <= packages.keys()
+    assert packages == {name: metadata.version(name) for name in packages}

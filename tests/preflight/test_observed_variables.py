@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.interfaces import find_unmatched_interfaces
-from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.phase_result import PhaseResult, find_unmatched_interfaces
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
 from pytest_clustersmoke.preflight import observed_variables as environment
 from tests.preflight.profiles import CHECKED, NONE, gpu_profile

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest_clustersmoke
-from pytest_clustersmoke.evidence.node_observation import NodeObservation
-from pytest_clustersmoke.report.node_evidence import (
+from pytest_clustersmoke.evidence.node_observation import (
     BY_SCHEDULER,
     CHECKS,
     DEFINITE,
     HARMLESS,
-    observe_nodes,
+    NodeObservation,
 )
+from pytest_clustersmoke.report.node_evidence import observe_nodes
 from tests.support import records
 from tests.support.finding_ids import finding_ids
 from tests.support.records import Record, facts, finding, phase

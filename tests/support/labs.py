@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from pytest_clustersmoke import lab
+from pytest_clustersmoke.lab import lab_state
 from tests.support.needs import need_lab
 
 
@@ -57,3 +59,27 @@ def stopped_controller(running: lab.Lab) -> Iterator[None]:
         yield
     finally:
         controller.send_signal(signal.SIGCONT)
+
+
+class LabHosts:
+    """The nodes of an isolated lab, and commands in one of them."""
+
+    def __init__(self, name: str) -> None:
+        (record,) = [record for record in lab_state.list_running() if record.name == name]
+        self._holders = {daemon.role: daemon.pid for daemon in record.daemons}
+        self.addresses = {
+            name: address
+            for address, *names in map(str.split, record.files.hosts.read_text().splitlines())
+            for name in names
+        }
+
+    def run(self, node: str, script: str, *words: object) -> None:
+        """Run a script in the node's namespaces; its arguments are `words`."""
+        enter = ("nsenter", "--target", str(self._holders[f"host-{node}"]), "--net", "--mount")
+        command = [*enter, "--", "sh", "-ec", script, "sh", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, (script, done.stderr)
+
+    def slurmd(self, node: str) -> psutil.Process:
+        """The node's daemon."""
+        return psutil.Process(self._holders[f"slurmd-{node}"])

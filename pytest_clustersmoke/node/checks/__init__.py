@@ -23,20 +23,25 @@ from typing import Any
 from ...evidence.finding import Finding
 from ...text import FAILURE
 from ..abort_flag import NodeFailed
-from ..node_job import NodeJob
 from . import consistency, gpu_checks, interface_checks, peers, rdma_checks, system_checks
-from .node_values import MANY, nodes_of, shorten_names
+from .node_values import MANY, Node, nodes_of, shorten_names
 
 __all__ = ["find_failures", "merge_findings", "nodes_of", "peers", "shorten_names"]
 
-ON_A_NODE = (gpu_checks.check_gpus, system_checks.check_system)
-BETWEEN_NODES = (
-    consistency.check_versions,
-    consistency.check_models,
-    consistency.check_drivers,
-    interface_checks.check_interfaces,
-    rdma_checks.check_rdma_ports,
-)
+NodeCheck = Callable[[Node, Mapping[str, Any]], Iterable[Finding]]
+NodesCheck = Callable[[Sequence[Node], Mapping[str, Any]], Iterable[Finding]]
+# By the names that `--cluster-screen` has for them.
+ON_A_NODE: Mapping[str, NodeCheck] = {
+    "gpus": gpu_checks.check_gpus,
+    "system": system_checks.check_system,
+}
+BETWEEN_NODES: Mapping[str, NodesCheck] = {
+    "versions": consistency.check_versions,
+    "gpu_model": consistency.check_models,
+    "driver": consistency.check_drivers,
+    "interfaces": interface_checks.check_interfaces,
+    "rdma": rdma_checks.check_rdma_ports,
+}
 
 
 def find_failures(
@@ -47,8 +52,8 @@ def find_failures(
     """Every check that failed, on each node and between nodes. `facts` are in node rank order;
     findings quote the files that `path_of` names by node rank."""
     nodes = nodes_of(facts, path_of)
-    own = (found for node in nodes for check in ON_A_NODE for found in check(node, spec))
-    between = (found for check in BETWEEN_NODES for found in check(nodes, spec))
+    own = (found for node in nodes for check in ON_A_NODE.values() for found in check(node, spec))
+    between = (found for check in BETWEEN_NODES.values() for found in check(nodes, spec))
     return [*own, *between]
 
 
@@ -85,13 +90,13 @@ class PreflightFailed(NodeFailed):
         super().__init__("; ".join(finding.cause for finding in self.findings)[:MAX_WHY])
 
 
-def refuse_unfit_nodes(job: NodeJob, facts: Sequence[Mapping[str, Any]]) -> None:
+def refuse_unfit_nodes(spec: Mapping[str, Any], facts: Sequence[Mapping[str, Any]]) -> None:
     """Raise PreflightFailed if the facts of any node fail a check.
 
     Each node reads the facts of all nodes, so all reach the same result, and the problems of all
     hosts are reported at once.
     """
-    refuse_failures(find_failures(facts, job.spec))
+    refuse_failures(find_failures(facts, spec))
 
 
 def refuse_failures(findings: Iterable[Finding]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
-from pytest_clustersmoke.node import checks, node_facts
+from pytest_clustersmoke.node import checks, network_facts, node_facts
 from pytest_clustersmoke.text import FAILURE, WARNING
 from tests.support.harness import FAKE_TORCHRUN, Suite
 from tests.support.node_facts import CUDA, node, port
@@ -265,8 +265,10 @@ def test_adapters_are_distinguished_from_bridges(
     """Only an adapter has a link to its device, and only a bond has a directory `bonding`."""
     for path in ("eth0/device", "bond0/bonding", "docker0/bridge"):
         (tmp_path / path).mkdir(parents=True)
-    monkeypatch.setattr(node_facts, "NETWORK", tmp_path)
-    known = {name: node_facts._is_physical(name) for name in ("eth0", "bond0", "docker0", "gone")}
+    monkeypatch.setattr(network_facts, "NETWORK", tmp_path)
+    known = {
+        name: network_facts._is_physical(name) for name in ("eth0", "bond0", "docker0", "gone")
+    }
     assert known == {"eth0": True, "bond0": True, "docker0": False, "gone": False}
     monkeypatch.undo()
     loopback = node_facts.gather_node_facts(0, "n0", "cpu")["interfaces"]["lo"]

@@ -1,0 +1,77 @@
+"""The part of a run's record that has its screen: every node of the partition, and its checks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+from pydantic import Field
+
+from ..text import plural
+from .run_counts import RecordModel
+
+PASSING, FAILING, NO_ANSWER, NOT_SCREENED = "passing", "failing", "no answer", "not screened"
+ANSWER = "answer"  # the check that a node starts and answers in time
+
+
+class ScreenCheckRecord(RecordModel):
+    """What one check says of a node."""
+
+    result: Literal["passed", "failed", "skipped"]
+    text: str = Field(description="why it failed or was skipped; warnings of one that passed")
+    finding: str = Field(default="", description="the finding's id, of one that failed")
+    severity: str = Field(
+        default="", description="of that finding in a job: failure, or warning if jobs cope with it"
+    )
+
+
+class ScreenedNode(RecordModel):
+    """A node of the partition."""
+
+    node: str = Field(description="Slurm's NodeName")
+    state: Literal["passing", "failing", "no answer", "not screened"]
+    group: str = Field(default="", description="why it was not screened, in a word such as busy")
+    reason: str = Field(
+        description="why it is not passing: the id of a finding or a check, a colon, and the cause"
+    )
+    slurm_state: str = Field(description="before the screen")
+    job_id: str = Field(description="empty if nothing was submitted")
+    seconds: float | None = Field(description="from the start of its job to its answer")
+    cpu_s: float | None = Field(default=None, description="CPU time that the screen took of it")
+    boot_id: str = Field(default="", description="of the kernel that ran; empty if unknown")
+    checks: dict[str, ScreenCheckRecord] = Field(description="by name; none of other nodes")
+
+    @property
+    def rank(self) -> int:
+        """Its place in a list that begins with what to look at."""
+        return [FAILING, NO_ANSWER, NOT_SCREENED, PASSING].index(self.state)
+
+
+class ScreenRecord(RecordModel):
+    """The result of --cluster-screen."""
+
+    partition: str
+    minimum: float = Field(description="the share of its nodes that must pass")
+    limit_s: float = Field(description="seconds that each node had")
+    nodes: list[ScreenedNode] = Field(description="in Slurm's order")
+
+    def of(self, state: str) -> list[ScreenedNode]:
+        """The nodes in this state."""
+        return [node for node in self.nodes if node.state == state]
+
+    @property
+    def exclude(self) -> str:
+        """The word for sbatch that leaves out what is not fit; empty if there is nothing."""
+        names = [node.node for node in self.nodes if node.state in (FAILING, NO_ANSWER)]
+        return f"--exclude={','.join(names)}" if names else ""
+
+    @property
+    def left_out(self) -> str:
+        """How many nodes were not screened, and why: `24 not screened: 20 busy, 4 drained`."""
+        groups = Counter(node.group for node in self.of(NOT_SCREENED))
+        counted = ", ".join(f"{count} {group}" for group, count in groups.most_common())
+        return f"{groups.total()} not screened: {counted}" if groups else ""
+
+    @property
+    def size(self) -> str:
+        return plural(len(self.nodes), "node")

@@ -1,0 +1,76 @@
+"""Which nodes `--cluster-screen` screens, and why not the others: by what sinfo says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..config.hostlist import expand_hostlist
+from ..evidence.scheduler_record import NodeStatus
+from ..text import Problem, near, shorten
+
+MANY = 8
+OPTION = "--cluster-nodes"
+# An idle node, also one that the scheduler has planned for a later job; of a job in a reservation,
+# the nodes of that.
+_IDLE = re.compile(r"(idle|planned)\+?-?")
+_RESERVED = re.compile(r"(idle|planned|reserved)\+?-?")
+# Nodes that no job can get now, by the mark behind their state (man sinfo, NODE STATE CODES) or the
+# state itself, in words that count them. The first that matches counts; all others are busy.
+_GROUPS = tuple(
+    (word, re.compile(form))
+    for word, form in (
+        ("drained", r"drain"),
+        ("powered down", r"power(ed|ing)_down|(?<!down)[~%!]$"),
+        ("powering up", r"powering_up|#$"),
+        ("in maintenance", r"maint|reboot|[$@^]$"),
+        ("reserved", r"reserved|resv"),
+        ("down", r"down|fail|unk|error|inval|blocked|future|\*$"),
+    )
+)
+BUSY = "busy"
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """A node of the partition, by Slurm's words. `skip` says in a word why it is not screened;
+    empty if it is."""
+
+    name: str
+    state: str
+    skip: str = ""
+    why: str = ""
+
+
+def plan_screen(
+    nodes: Sequence[NodeStatus], hostlist: str = "", reservation: bool = False
+) -> tuple[list[PlannedNode], list[Problem]]:
+    """The nodes of a partition, or of those the ones that `hostlist` names, in Slurm's order; and
+    the names that are no nodes of it. `reservation`: jobs use one, so that its nodes are free."""
+    wanted = expand_hostlist(hostlist)
+    known = {node.name for node in nodes}
+    unknown = [name for name in dict.fromkeys(wanted) if name not in known]
+    problems = [_explain_unknown(unknown, known)] if unknown else []
+    if hostlist and not wanted:
+        problems.append(Problem(f"`{hostlist}` names no node", OPTION, "a list such as gpu[0-7]"))
+    chosen = set(wanted) if hostlist else known
+    return [_plan_node(node, reservation) for node in nodes if node.name in chosen], problems
+
+
+def _explain_unknown(unknown: Sequence[str], known: set[str]) -> Problem:
+    what = f"the partition has no node {shorten(unknown, MANY)}"
+    hint = near(unknown[0], known)
+    return Problem(what, OPTION, "names of nodes, as sinfo -N lists them", hint)
+
+
+def _plan_node(node: NodeStatus, reservation: bool) -> PlannedNode:
+    usable = _RESERVED if reservation else _IDLE
+    if usable.fullmatch(node.state):
+        return PlannedNode(node.name, node.state)
+    return PlannedNode(node.name, node.state, name_group(node), node.why)
+
+
+def name_group(node: NodeStatus) -> str:
+    """In a word, why a node takes no job now."""
+    return next((word for word, form in _GROUPS if form.search(node.state)), BUSY)

@@ -1,0 +1,124 @@
+"""A screened node is judged alone and against the others; what most nodes have is no failure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pytest_clustersmoke.criteria.screen_judge import CHECKS, judge_screen
+from pytest_clustersmoke.evidence.screen_files import NodeAnswer
+from tests.fakes.nvidia_smi import gpu
+
+SPEC: Mapping[str, Any] = {
+    "backend": "slurm",
+    "device": "cuda",
+    "gpu": "any",
+    "ranks_per_node": 2,
+    "nodes": 2,
+    "infiniband": False,
+}
+
+
+def answer(name: str, **facts: Any) -> NodeAnswer:
+    """A healthy node's answer, changed by `facts`."""
+    gpus = [{key: str(value) for key, value in gpu(index).items()} for index in range(2)]
+    own = {
+        "node": name,
+        "gpus": gpus,
+        "gpu_processes": [],
+        "gpu_driver": True,
+        "packages": {"torch": "2.5.1"},
+        "python": "3.11.7",
+        "interfaces": {"eth0": {"up": True, "physical": True, "ipv4": ["10.0.0.1"], "ipv6": []}},
+        "rdma_ports": [],
+        "tmp": {"path": "/tmp", "error": None, "free_bytes": 2**40},
+        "dev_shm_bytes": 2**36,
+        "dev_shm_free_bytes": 2**36,
+        "open_files_limit": 4096,
+    }
+    return NodeAnswer(name, {**own, **facts}, cpu="one", work_s=0.0015)
+
+
+def healthy(count: int) -> list[NodeAnswer]:
+    return [answer(f"n{number}") for number in range(count)]
+
+
+def failures(answers: list[NodeAnswer], **spec: Any) -> dict[tuple[str, str], str]:
+    """By node and check, the id of what failed."""
+    judged = judge_screen(answers, {**SPEC, **spec})
+    return {
+        (node, name): check.id
+        for node, checks in judged.items()
+        for name, check in checks.items()
+        if check.result == "failed"
+    }
+
+
+def test_healthy_nodes_pass_every_check_that_applies() -> None:
+    judged = judge_screen(healthy(8), SPEC)
+    assert all(list(checks) == list(CHECKS) for checks in judged.values())
+    results = {name: check.result for name, check in judged["n3"].items()}
+    assert results == {**dict.fromkeys(CHECKS, "passed"), "rdma": "skipped"}
+
+
+def test_full_directory_of_one_node_is_a_failure_and_that_of_all_a_setting() -> None:
+    """A job copes with it, so it is a warning there."""
+    full = {"tmp": {"path": "/tmp", "error": "No space left", "instead": "/var/tmp"}}
+    answers = [*healthy(7), answer("bad", **full)]
+    assert failures(answers) == {("bad", "system"): "tmp-not-writable"}
+    judged = judge_screen([answer(f"n{number}", **full) for number in range(8)], SPEC)
+    assert all(checks["system"].result == "passed" for checks in judged.values())
+    assert "warning: cannot create files in /tmp" in judged["n1"]["system"].text
+
+
+def test_other_driver_is_named_against_the_majority_and_of_two_neither() -> None:
+    gpus = [{**g, "driver_version": "535.1"} for g in answer("x").facts["gpus"]]
+    assert failures([*healthy(3), answer("odd", gpus=gpus)]) == {
+        ("odd", "driver"): "driver-differs"
+    }
+    assert failures([answer("a"), answer("b", gpus=gpus)]) == {}
+
+
+def test_slow_core_is_named_and_noise_is_not() -> None:
+    noisy = [replace(each, work_s=0.0015 * (1 + 0.06 * n)) for n, each in enumerate(healthy(6))]
+    assert failures(noisy) == {}
+    assert failures([*noisy, replace(answer("slow"), work_s=0.005)]) == {
+        ("slow", "cpu"): "cpu-slow"
+    }
+
+
+def test_nodes_with_another_cpu_are_not_compared() -> None:
+    old = [replace(answer(f"old{n}"), cpu="other", work_s=0.009) for n in range(3)]
+    assert failures([*healthy(4), *old]) == {}
+    judged = judge_screen([*healthy(4), *old[:2]], SPEC)
+    assert judged["old0"]["cpu"].result == "skipped"
+
+
+def test_core_that_was_not_timed_is_not_judged() -> None:
+    judged = judge_screen([replace(each, work_s=None) for each in healthy(4)], SPEC)
+    assert {checks["cpu"].result for checks in judged.values()} == {"skipped"}
+
+
+def test_part_that_hung_fails_the_checks_that_need_it() -> None:
+    hung = replace(answer("hung"), cut={"gpus": "no answer within 5 s"})
+    facts = {name: value for name, value in hung.facts.items() if name != "gpus"}
+    found = failures([*healthy(3), replace(hung, facts=facts)])
+    assert {node for node, _ in found} == {"hung"} and ("hung", "gpus") in found
+
+
+def test_what_only_the_node_saw_counts() -> None:
+    seen = replace(answer("n9"), found={"gpus": "a GPU is lost"})
+    assert failures([*healthy(3), seen]) == {("n9", "gpus"): "gpus"}
+
+
+def test_memory_errors_of_a_gpu_fail_its_node() -> None:
+    gpus = [dict(g) for g in answer("x").facts["gpus"]]
+    gpus[1]["ecc.errors.uncorrected.volatile.total"] = "3"
+    assert failures([*healthy(3), answer("ecc", gpus=gpus)]) == {("ecc", "gpus"): "gpu-ecc-errors"}
+
+
+def test_checks_of_gpus_are_skipped_where_ranks_train_on_cpus() -> None:
+    judged = judge_screen(healthy(4), {**SPEC, "device": "cpu", "gpu": "none"})
+    skipped = {name for name, check in judged["n0"].items() if check.result == "skipped"}
+    assert skipped == {"gpus", "gpu_model", "driver", "rdma"}

@@ -1,0 +1,261 @@
+"""The jobs of a screen, one on each node: what becomes of one holds up no other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.evidence.scheduler_record import JobState
+from pytest_clustersmoke.evidence.screen_files import ScreenFiles
+from pytest_clustersmoke.evidence.whole_files import write_json
+from pytest_clustersmoke.jobs import screen_jobs
+from pytest_clustersmoke.jobs.backend import Refused, Unanswered
+from pytest_clustersmoke.jobs.screen_jobs import NodeEnd, ScreenJobs, SecondPart, make_script
+from tests.support.evidence import make_profile
+from tests.support.waiting import wait_for
+
+LIMIT_S = 0.5
+LIMIT = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+
+
+class FakeQueue:
+    """Slurm's queue, as SlurmClient shows it. What a node does stands in `behaviour`: it `answers`
+    (the default), `hangs`, `waits` in the queue, `dies` without an answer, is `refused`, or its
+    sbatch is `silent`. At most `most` jobs are accepted at a time."""
+
+    def __init__(self, files: ScreenFiles, most: int = 1000, **behaviour: str) -> None:
+        self.files, self.most, self.behaviour = files, most, behaviour
+        self.submitted: list[str] = []
+        self.cancelled: list[str] = []
+        self.options: dict[str, tuple[str, ...]] = {}
+        self.at_most = 0
+        self._open: set[str] = set()
+        self._lock = threading.Lock()
+
+    def submit(self, script: Path, *options: str) -> str:
+        node = options[0].removeprefix("--nodelist=")
+        how = self.behaviour.get(node, "answers")
+        with self._lock:
+            self.options[node] = options
+            if how == "refused":
+                raise Refused("sbatch: error: Batch job submission failed: Invalid account")
+            if how == "silent":
+                raise Unanswered("sbatch did not answer within 60 s")
+            if len(self._open) >= self.most:
+                raise Refused(LIMIT)
+            self.submitted.append(node)
+            self._open.add(node)
+            self.at_most = max(self.at_most, len(self._open))
+        return f"job-{node}"
+
+    def job_states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+        return {job: self._state(job.removeprefix("job-")) for job in job_ids}
+
+    def _state(self, node: str) -> JobState:
+        how = self.behaviour.get(node, "answers")
+        if f"job-{node}" in self.cancelled:
+            self._open.discard(node)
+            return JobState("ended", "CANCELLED")
+        if how == "waits":
+            return JobState("pending", "PENDING", "Resources")
+        if how == "hangs":
+            return JobState("running", "RUNNING", nodes=node)
+        self._open.discard(node)
+        if how == "dies":
+            self.files.log(node).write_text("first\npython: command not found\n")
+            return JobState("ended", "FAILED")
+        write_json(self.files.answer(node), {"node": node, "facts": {"a": 1}})
+        return JobState("ended", "COMPLETED")
+
+    def cancel(self, *words: str, timeout_s: float | None = None) -> bool:
+        self.cancelled += [word for word in words if not word.startswith("--state")]
+        return True
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScreenFiles:
+    """A screen's directories; limits are a fraction of a second."""
+    for name, seconds in {"START_S": 0.5, "LOST_S": 0.1, "ASK_S": 0.05, "LOOK_S": 0.01}.items():
+        monkeypatch.setattr(screen_jobs, name, seconds)
+    made = ScreenFiles(tmp_path)
+    made.create({})
+    return made
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    return make_profile(tmp_path, backend="slurm", limits={"screen_s": LIMIT_S})
+
+
+def screen(
+    queue: FakeQueue, profile: Profile, nodes: list[str], second: SecondPart | None = None
+) -> dict[str, NodeEnd]:
+    ends: dict[str, NodeEnd] = {}
+    jobs = ScreenJobs(queue, profile, "run", queue.files, second)  # type: ignore[arg-type]
+    jobs.run(nodes, lambda node, end: ends.update({node: end}))
+    assert jobs.close() == []
+    return ends
+
+
+def test_each_node_has_a_job_of_its_own_pinned_to_it(files: ScreenFiles, profile: Profile) -> None:
+    """By name and comment squeue finds it with its run and node."""
+    queue = FakeQueue(files)
+    nodes = [f"n{number}" for number in range(20)]
+    ends = screen(queue, profile, nodes)
+    assert {end.kind for end in ends.values()} == {"answered"} and sorted(ends) == sorted(nodes)
+    assert sorted(queue.submitted) == sorted(nodes)
+    assert queue.options["n3"] == (
+        "--nodelist=n3",
+        "--job-name=clustersmoke-run-screen-n3",
+        "--comment=clustersmoke run=run screen=n3",
+        f"--output={files.log('n3')}",
+    )
+    assert queue.cancelled == []
+
+
+def test_node_that_hangs_is_ended_at_its_limit_and_delays_no_other(
+    files: ScreenFiles, profile: Profile
+) -> None:
+    queue = FakeQueue(files, n1="hangs")
+    ends = screen(queue, profile, ["n0", "n1", "n2"])
+    assert [ends[name].kind for name in ("n0", "n1", "n2")] == [
+        *("answered", "no answer", "answered")
+    ]
+    assert ends["n1"].why == f"no answer within {LIMIT_S} s; its job was ended"
+    assert list(ends) == ["n0", "n2", "n1"]
+    assert queue.cancelled == ["job-n1"]
+
+
+def test_answer_that_comes_after_the_limit_does_not_count(
+    files: ScreenFiles, profile: Profile
+) -> None:
+    """A stopped process goes on when its job is cancelled, and may still write."""
+    queue = FakeQueue(files, n1="hangs")
+    cancel = queue.cancel
+
+    def write_late(*words: str, timeout_s: float | None = None) -> bool:
+        write_json(files.answer("n1"), {"node": "n1", "facts": {"a": 1}})
+        return cancel(*words)
+
+    queue.cancel = write_late  # type: ignore[method-assign]
+    assert screen(queue, profile, ["n1"])["n1"].kind == "no answer"
+
+
+def test_job_that_does_not_start_in_time_is_cancelled_and_its_node_busy(
+    files: ScreenFiles, profile: Profile
+) -> None:
+    queue = FakeQueue(files, n1="waits")
+    end = screen(queue, profile, ["n0", "n1"])["n1"]
+    assert (end.kind, end.word) == ("not screened", "busy")
+    assert end.why == "its job did not start within 0.5 s"
+    assert queue.cancelled == ["job-n1"]
+
+
+def test_job_that_ends_without_an_answer_says_how(files: ScreenFiles, profile: Profile) -> None:
+    """By Slurm's state and the last line of its log, or by the setup line that failed."""
+    end = screen(FakeQueue(files, n1="dies"), profile, ["n1"])["n1"]
+    assert end.kind == "no answer"
+    assert "FAILED" in end.why and end.why.endswith("python: command not found")
+    files.setup_failed("n1").write_text("2\tmodule load cuda\n")
+    end = screen(FakeQueue(files, n1="dies"), profile, ["n1"])["n1"]
+    assert end.why.endswith("setup line `module load cuda` ended with status 2")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("refused", "Invalid account"), ("silent", "did not answer within 60 s")]
+)
+def test_node_whose_job_was_not_accepted_is_not_screened(
+    files: ScreenFiles, profile: Profile, how: str, words: str
+) -> None:
+    """Of a submission without an answer the job is cancelled by its name."""
+    queue = FakeQueue(files, n1=how)
+    ends = screen(queue, profile, ["n0", "n1"])
+    assert ends["n0"].kind == "answered"
+    assert (ends["n1"].kind, ends["n1"].word) == ("not screened", "refused")
+    assert words in ends["n1"].why
+    assert ("--name=clustersmoke-run-screen-n1" in queue.cancelled) == (how == "silent")
+
+
+def test_smaller_limit_of_jobs_makes_waves(files: ScreenFiles, profile: Profile) -> None:
+    """Every node is screened, three at a time."""
+    queue = FakeQueue(files, most=3)
+    ends = screen(queue, profile, [f"n{number}" for number in range(7)])
+    assert {end.kind for end in ends.values()} == {"answered"} and len(ends) == 7
+    assert queue.at_most <= 3
+
+
+def test_limit_that_never_passes_leaves_nodes_unscreened(
+    files: ScreenFiles, profile: Profile
+) -> None:
+    """With no job of ours the limit is used up by others of this user."""
+    (end,) = screen(FakeQueue(files, most=0), profile, ["n0"]).values()
+    assert end.kind == "not screened" and "QOSMaxSubmitJobPerUserLimit" in end.why
+
+
+def test_interrupted_screen_cancels_what_is_left(files: ScreenFiles, profile: Profile) -> None:
+    queue = FakeQueue(files, n0="hangs", n1="waits")
+    jobs = ScreenJobs(queue, profile, "run", files)  # type: ignore[arg-type]
+    running = threading.Thread(target=jobs.run, args=(["n0", "n1"], lambda node, end: None))
+    running.start()
+    wait_for("both jobs", lambda: len(queue.submitted) == 2 or None)
+    jobs.stop()
+    running.join(10)
+    assert not running.is_alive() and jobs.close() == []
+    assert set(queue.cancelled) >= {"job-n0", "job-n1"}
+
+
+def test_second_part_has_a_limit_of_its_own_and_the_answer_stands(
+    files: ScreenFiles, profile: Profile
+) -> None:
+    """One node writes its figures, one hangs while it measures: both have answered."""
+    write_json(files.figures("n0"), {"figures": [{"name": "gemm", "value": 3, "unit": "TFLOP/s"}]})
+    write_json(files.answer("n1"), {"node": "n1", "facts": {"a": 1}})
+    queue = FakeQueue(files, n1="hangs")
+    second = SecondPart("measure", 0.3)
+    ends = screen(queue, profile, ["n0", "n1"], second)
+    assert {end.kind for end in ends.values()} == {"answered"}
+    assert queue.cancelled == ["job-n1"]
+    (figure,) = files.read_figures("n0")
+    assert (figure.node, figure.name, figure.value) == ("n0", "gemm", 3.0)
+    assert files.read_figures("n1") == []
+
+
+def test_second_part_runs_after_the_first_in_the_same_job(
+    files: ScreenFiles, profile: Profile
+) -> None:
+    lines = make_script(profile, files, SecondPart("measure 'it'", 90)).splitlines()
+    assert lines[-3].endswith('"$SLURMD_NODENAME" || exit')
+    folder = files.figures("").parent
+    assert lines[-2] == f'export CLUSTERSMOKE_FIGURES={folder}/"$SLURMD_NODENAME".json'
+    assert lines[-1].startswith("timeout -k 5 90 bash -c 'measure ")
+    assert "#SBATCH --time=3" in lines  # START_S is half a second here
+
+
+def test_script_asks_for_a_whole_node_with_the_profiles_account_and_no_choice_of_nodes(
+    files: ScreenFiles, tmp_path: Path
+) -> None:
+    slurm = {
+        "partition": "gpu",
+        "account": "ops",
+        "cpus_per_task": 8,
+        "time": "02:00:00",
+        "exclude": "n[1-3]",
+        "mem": "100G",
+        "constraint": "a100",
+    }
+    env = {"common": {"set": {"A": "it's"}}, "single_node": {"unset": ["B"]}}
+    profile = make_profile(
+        tmp_path, backend="slurm", slurm=slurm, setup=["module load cuda"], env=env
+    )
+    lines = make_script(profile, files).splitlines()
+    options = {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH ")}
+    assert {"partition=gpu", "account=ops", "mem=100G", "nodes=1", "ntasks=1"} <= options
+    assert {"exclusive", "no-requeue", "time=3"} <= options
+    assert not {o.partition("=")[0] for o in options} & {"exclude", "constraint", "cpus-per-task"}
+    order = ("module load cuda", "export A='it'\"'\"'s'", "unset B")
+    assert [lines.index(line) for line in order] == sorted(lines.index(line) for line in order)
+    assert lines[-1].endswith(f'node_screen {files.run} "$SLURMD_NODENAME" || exit')

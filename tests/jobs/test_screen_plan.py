@@ -1,0 +1,107 @@
+"""Which nodes are screened, and in which words the others are left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.jobs.screen_plan import plan_screen
+from pytest_clustersmoke.jobs.slurm_client import SlurmClient
+from pytest_clustersmoke.jobs.slurm_jobs import parse_partition_nodes
+from pytest_clustersmoke.jobs.slurm_records import names_own_limit
+from tests.fakes.slurm import FakeSlurm
+
+SINFO = """\
+debug|n9|idle|Unknown|Unknown|none
+gpu*|n1|idle|Unknown|Unknown|none
+gpu*|n2|allocated|Unknown|Unknown|none
+gpu*|n3|drained*|2026-11-01T08:00:00|root|bad | fan
+gpu*|n4|down|2026-11-01T08:00:00|slurm|Not responding
+gpu*|n5|idle~|Unknown|Unknown|none
+gpu*|n6|reserved|Unknown|Unknown|none
+gpu*|n7|planned|Unknown|Unknown|none
+big|n1|idle|Unknown|Unknown|none
+"""
+
+
+def test_nodes_of_the_default_partition_are_taken_if_the_profile_names_none(tmp_path: Path) -> None:
+    """One question to sinfo; each node once."""
+    fake = FakeSlurm(tmp_path)
+    fake.answers("sinfo", SINFO)
+    partition, nodes = SlurmClient(fake.environ).partition_nodes()
+    assert partition == "gpu" and [node.name for node in nodes] == [f"n{i}" for i in range(1, 8)]
+    assert fake.commands() == ["sinfo"]
+    assert [node.name for node in parse_partition_nodes(SINFO, "big,debug")[1]] == ["n1", "n9"]
+
+
+def test_only_idle_nodes_are_screened_and_the_others_keep_slurms_words() -> None:
+    nodes = parse_partition_nodes(SINFO)[1]
+    plan, problems = plan_screen(nodes)
+    assert problems == []
+    assert [node.name for node in plan if not node.skip] == ["n1", "n7"]
+    skipped = {node.name: node.skip for node in plan if node.skip}
+    assert skipped == {
+        "n2": "busy",
+        "n3": "drained",
+        "n4": "down",
+        "n5": "powered down",
+        "n6": "reserved",
+    }
+    (drained,) = (node for node in plan if node.name == "n3")
+    assert drained.why == "n3 is drained*: bad | fan [root@2026-11-01T08:00:00]"
+
+
+def test_nodes_of_a_reservation_are_free_for_who_uses_it() -> None:
+    plan, _ = plan_screen(parse_partition_nodes(SINFO)[1], reservation=True)
+    assert [node.name for node in plan if not node.skip] == ["n1", "n6", "n7"]
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        ("draining", "drained"),
+        ("down*", "down"),
+        ("down~", "down"),
+        ("powering_up", "powering up"),
+        ("idle#", "powering up"),
+        ("powered_down", "powered down"),
+        ("maint", "in maintenance"),
+        ("idle$", "in maintenance"),
+        ("reboot^", "in maintenance"),
+        ("fail", "down"),
+        ("mixed", "busy"),
+        ("completing", "busy"),
+        ("idle*", "down"),
+    ],
+)
+def test_each_state_that_takes_no_job_has_a_word(state: str, word: str) -> None:
+    (_, nodes) = parse_partition_nodes(f"p*|n1|{state}|Unknown|Unknown|none")
+    assert plan_screen(nodes)[0][0].skip == word
+
+
+def test_host_list_chooses_nodes_and_a_name_that_is_none_is_refused() -> None:
+    nodes = parse_partition_nodes(SINFO)[1]
+    assert [node.name for node in plan_screen(nodes, "n[1-2]")[0]] == ["n1", "n2"]
+    (problem,) = plan_screen(nodes, "n[1-2],m3")[1]
+    assert "has no node m3" in str(problem) and "--cluster-nodes" in str(problem)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "QOSMaxSubmitJobPerUserLimit",
+        "AssocMaxJobsLimit",
+        "QOSMaxJobsPerUserLimit",
+        "QOSGrpNodeLimit",
+        "AssocGrpNodeLimit",
+        "QOSMaxNodePerUserLimit",
+        "sbatch: error: AssocMaxSubmitJobLimit",
+        "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's "
+        "size and/or time limits)",
+    ],
+)
+def test_limits_of_the_user_are_told_from_other_reasons(words: str) -> None:
+    assert names_own_limit(words)
+    for other in ("Resources", "Priority", "ReqNodeNotAvail", "invalid partition specified"):
+        assert not names_own_limit(other)

@@ -1,0 +1,173 @@
+"""The verdict of a screen, and its lists for people and for scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence.node_observation import NodeObservation
+from pytest_clustersmoke.evidence.run_counts import RunTally
+from pytest_clustersmoke.evidence.run_record import RunRecord
+from pytest_clustersmoke.evidence.screen_record import (
+    ScreenCheckRecord,
+    ScreenedNode,
+    ScreenRecord,
+)
+from pytest_clustersmoke.report.node_evidence import observe_screen
+from pytest_clustersmoke.report.page import page
+from pytest_clustersmoke.report.publication import metrics_path
+from pytest_clustersmoke.report.screen_lists import render_lists
+from pytest_clustersmoke.report.summary import summary
+from pytest_clustersmoke.report.terminal import node_lines
+from pytest_clustersmoke.report.verdict import FIT, INCONCLUSIVE, UNFIT, RunVerdict, judge_record
+from tests.support.records import counted
+
+
+def node(name: str, state: str = "passing", group: str = "", reason: str = "") -> ScreenedNode:
+    finding = reason.partition(":")[0]
+    failed = ScreenCheckRecord(result="failed", text=reason, finding=finding, severity="failure")
+    answered = state in ("passing", "failing")
+    made: dict[str, Any] = {
+        "node": name,
+        "state": state,
+        "group": group,
+        "reason": reason,
+        "slurm_state": "idle" if state != "not screened" else "allocated",
+        "job_id": "7" if answered else "",
+        "seconds": 0.5 if answered else None,
+        "checks": {"gpus": failed} if state == "failing" else {},
+    }
+    return ScreenedNode.model_validate(made)
+
+
+def good(count: int) -> list[ScreenedNode]:
+    return [node(f"n{number}") for number in range(count)]
+
+
+BUSY = node("b1", "not screened", "busy", "b1 is allocated")
+DRAINED = node("d1", "not screened", "drained", "d1 is drained: fan")
+BAD = node("x1", "failing", reason="gpu-ecc-errors: GPU 3 has had 5 errors")
+SILENT = node("s1", "no answer", reason="answer: no answer within 60 s")
+
+
+def record_of(*nodes: ScreenedNode, minimum: float = 0.0, **changes: Any) -> RunRecord:
+    tally = RunTally(interrupted=changes.pop("interrupted", False))
+    for name, value in changes.items():
+        setattr(tally.counts, name, value)
+    record = counted(tally)
+    record.screen = ScreenRecord(partition="gpu", minimum=minimum, limit_s=60, nodes=list(nodes))
+    return record
+
+
+def verdict_of(*nodes: ScreenedNode, **changes: Any) -> RunVerdict:
+    return judge_record(record_of(*nodes, **changes))
+
+
+def test_nodes_that_all_pass_are_fit_with_their_counts() -> None:
+    made = verdict_of(*good(4), BUSY, BUSY, DRAINED)
+    assert (made.name, made.exit_status) == (FIT, 0)
+    assert made.sentence == "FIT for 4 of 7 nodes; 3 not screened: 2 busy, 1 drained"
+
+
+def test_one_bad_node_is_unfit_and_named() -> None:
+    """Also if another gave no answer."""
+    made = verdict_of(*good(4), BAD, SILENT)
+    assert (made.name, made.exit_status) == (UNFIT, 1)
+    assert made.failed == ["x1: gpu-ecc-errors: GPU 3 has had 5 errors"]
+    assert made.sentence.startswith("UNFIT: 4 of 6 nodes passed; 1 failed; 1 gave no answer (x1: ")
+    assert "s1: answer: no answer within 60 s" in made.sentence
+
+
+def test_node_without_an_answer_is_inconclusive_and_never_fit() -> None:
+    made = verdict_of(*good(4), SILENT)
+    assert (made.name, made.exit_status) == (INCONCLUSIVE, 6)
+    assert made.not_measured == ["s1: answer: no answer within 60 s"]
+
+
+@pytest.mark.parametrize("nodes", [(), (BUSY, DRAINED)])
+def test_screen_of_no_node_is_inconclusive(nodes: tuple[ScreenedNode, ...]) -> None:
+    made = verdict_of(*nodes)
+    assert made.name == INCONCLUSIVE and "no node was screened" in made.sentence
+
+
+@pytest.mark.parametrize(("minimum", "verdict"), [(0.8, FIT), (0.81, INCONCLUSIVE)])
+def test_too_few_nodes_are_inconclusive(minimum: float, verdict: str) -> None:
+    made = verdict_of(*good(4), BUSY, minimum=minimum)
+    assert made.name == verdict
+    assert (verdict == FIT) != ("at least 81% of the nodes must pass" in made.sentence)
+
+
+def test_interrupted_screen_is_never_fit() -> None:
+    made = verdict_of(*good(4), interrupted=True, exit_status=2)
+    assert (made.name, made.exit_status) == (INCONCLUSIVE, 2)
+
+
+def test_selection_is_part_of_the_verdict() -> None:
+    made = verdict_of(*good(2), selection="n0")
+    assert made.sentence == "FIT for n0: 2 of 2 nodes passed"
+
+
+def test_lists_have_each_node_once() -> None:
+    """A node that gave no answer is not fit for use; the word for sbatch has it, too."""
+    screen = record_of(*good(2), BAD, SILENT, BUSY).screen
+    assert screen is not None
+    lists = render_lists(screen)
+    assert lists["screen/passing.txt"] == "n0\nn1\n"
+    assert lists["screen/failing.txt"] == "x1\ns1\n"
+    assert lists["screen/not_screened.txt"] == "b1\n"
+    assert screen.exclude == "--exclude=x1,s1"
+    rows = [line.split("\t") for line in lists["screen/screen.tsv"].splitlines()]
+    assert rows[0][:3] == ["node", "state", "slurm_state"] and rows[0][-1] == "reason"
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert rows[3][:2] == ["x1", "failing"] and rows[3][rows[0].index("gpus")] == "failed"
+
+
+def test_terminal_shows_what_to_look_at_and_counts_what_passes() -> None:
+    screen = record_of(*good(40), BAD, SILENT, BUSY).screen
+    assert screen is not None
+    lines = [line for line, _ in node_lines(screen)]
+    assert [line.split()[0] for line in lines[1:4]] == ["x1", "s1", "b1"]
+    assert lines[4].startswith("40 passing") and "and 32 more" in lines[4]
+    assert lines[5] == "leave out what is not fit: --exclude=x1,s1"
+
+
+def test_summary_of_a_step_has_the_table() -> None:
+    text = summary(record_of(*good(2), BAD))
+    assert "\nx1         failing" in text and "--exclude=x1" in text
+
+
+def test_hostile_reason_stays_in_its_cell() -> None:
+    screen = record_of(node("x1", "failing", reason="a\tb\n\x1b[31mc")).screen
+    assert screen is not None
+    table = render_lists(screen)["screen/screen.tsv"]
+    assert table.count("\n") == 2 and "\x1b" not in table
+
+
+def test_screen_leaves_the_metrics_of_the_cluster_alone(tmp_path: Any) -> None:
+    assert metrics_path(record_of(*good(2)), tmp_path) == []
+
+
+def test_history_of_nodes_gets_what_was_seen_of_each() -> None:
+    """Memory errors need no second evidence; of a node that was not screened nothing is known, and
+    a node is not to blame for no answer if half of the others gave none."""
+    seen = {each.node: (each.state, each.kind, each.definite) for each in observed(*good(1), BAD)}
+    assert seen == {"n0": ("good", "", False), "x1": ("bad", "gpu-ecc-errors", True)}
+    states = [each.state for each in observed(*good(2), SILENT, BUSY)]
+    assert states == ["good", "good", "bad"]
+    assert [each.state for each in observed(*good(1), SILENT)] == ["good", "unknown"]
+
+
+def observed(*nodes: ScreenedNode) -> list[NodeObservation]:
+    screen = record_of(*nodes).screen
+    assert screen is not None
+    return observe_screen(screen)
+
+
+def test_page_shows_every_node_by_text_and_colour() -> None:
+    record = record_of(*good(2), BAD, SILENT, BUSY)
+    text = page(record)
+    assert "<title>" in text
+    for name in ("n0", "n1", "x1", "s1", "b1"):
+        assert text.count(f">{name}<") >= 2  # on the map and in the table
+    assert 'data-table="screen"' in text and "no answer within 60 s" in text
