@@ -12,8 +12,12 @@ import pytest
 from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.evidence.history import history_store
 from pytest_clustersmoke.evidence.history.node_history import DAY_S
-from pytest_clustersmoke.evidence.node_observation import DeviceFigure, NodeObservation
-from pytest_clustersmoke.report.node_evidence import CHECKS, DEFINITE
+from pytest_clustersmoke.evidence.node_observation import (
+    CHECKS,
+    DEFINITE,
+    DeviceFigure,
+    NodeObservation,
+)
 from pytest_clustersmoke.report.node_ledger import DAYS, MOST_SHARE
 from tests.support import records
 from tests.support.harness import ROOT
