@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from ..config.metrics import show
@@ -44,6 +44,8 @@ Compared = Mapping[str, Sequence[ComparedFigure]]
 def compare_figures(by_node: Mapping[str, Sequence[PastFigure]]) -> dict[str, list[ComparedFigure]]:
     """The newest figures of each node, compared with those of its peers and of its past; `by_node`
     has the newest first."""
+    from statistics import median  # other commands do not load it
+
     series: dict[tuple[str, str, str, str], list[PastFigure]] = {}
     for node, figures in by_node.items():
         for figure in figures:
@@ -63,8 +65,6 @@ def compare_figures(by_node: Mapping[str, Sequence[PastFigure]]) -> dict[str, li
 
 def _median_without(ordered: Sequence[float], value: float) -> float | None:
     """The median of the sorted values without one of this value; None if there is no other."""
-    from bisect import bisect_left
-
     count, gap = len(ordered) - 1, bisect_left(ordered, value)
     if count < 1:
         return None
