@@ -181,6 +181,7 @@ class Suite:
                 self.attachment is not None,
                 self._detaches,
                 self.collection.avoided.names,
+                bool(self.config.getoption("--cluster-isolate")),
             )
             self._announce(start.run, phases)
         except OSError as error:

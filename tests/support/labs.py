@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from pytest_clustersmoke import lab
+from pytest_clustersmoke.lab import lab_state
 from tests.support.needs import need_lab
 
 
@@ -57,3 +58,10 @@ def stopped_controller(running: lab.Lab) -> Iterator[None]:
         yield
     finally:
         controller.send_signal(signal.SIGCONT)
+
+
+def kill_daemon(running: lab.Lab, role: str) -> None:
+    """Kill one daemon of a lab by SIGKILL, such as `slurmd-node3`."""
+    (record,) = [record for record in lab_state.list_running() if record.name == running.name]
+    (daemon,) = [daemon for daemon in record.daemons if daemon.role == role]
+    os.kill(daemon.pid, signal.SIGKILL)
