@@ -21,14 +21,14 @@ from ..evidence.finding import Finding
 from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.phase_attempts import PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
-from ..evidence.run_directory import ISOLATION, RERUN, RunDir, read_json
+from ..evidence.run_directory import ISOLATION, RERUN, RunDir
 from ..evidence.run_journal import FencedJournal, read_journal
 from ..jobs.backend import Backend, Submission, prepare_jobs
 from ..jobs.job_watch import Poller, WaitEnd, WatchedJob, watch_job
 from ..jobs.outcome import REQUEUED, Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
 from .cancellation import Cancellation, Leftover
-from .earlier_jobs import sort_jobs
+from .earlier_jobs import restore_test, sort_jobs
 from .job_end import describe_end, judge_end, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 from .lost_answers import withdraw
@@ -117,7 +117,6 @@ class JobSession:
         """Run more phases, that no criterion judges: tests of --cluster-isolate."""
         for phase in phases:
             self._asked_for.put(phase)
-            self.board.add(phase.name)
 
     def end_more(self, names: Iterable[str], why: str) -> None:
         """End such phases, whose time is over."""
@@ -219,7 +218,7 @@ class JobSession:
             if name not in self.phases and (rerun := RERUN.fullmatch(name)):
                 self._add_rerun(name, rerun[1])
             elif name not in self.phases and (test := ISOLATION.fullmatch(name)):
-                self._restore_test(name, self.phases[test[1]])
+                self._add_phase(restore_test(self.run, name, self.phases[test[1]]))
         self.ledger.restore(self._earlier, self.phases)
         jobs = sort_jobs(self._earlier, self.phases, self.run, self.ledger)
         for name in jobs.ended:
@@ -228,13 +227,6 @@ class JobSession:
         again = [job.phase.name for job, _ in jobs.retried if self._goes_on(job)]
         self.submitter.restore(self._earlier, jobs, again)
         self._is_restored = True
-
-    def _restore_test(self, name: str, phase: Phase) -> None:
-        """Take up a test of --cluster-isolate that an earlier controller submitted."""
-        spec = read_json(self.run.phase(name).spec) or {}
-        nodes = replace(phase.nodes, value=int(spec.get("nodes") or phase.nodes.value))
-        self.phases[name] = replace(phase, name=name, nodes=nodes, trace=None)
-        self.board.add(name)
 
     def _goes_on(self, job: Submission) -> bool:
         """Whether a phase is tried again whose last job an earlier controller saw end; if not, any
@@ -250,8 +242,7 @@ class JobSession:
     def _has_work(self) -> bool:
         if self.submitter.has_work:
             return True
-        wants_more = self._confirms or self._isolates
-        return not self._detaches and bool(self._watched or wants_more)
+        return not self._detaches and bool(self._watched or self._confirms or self._isolates)
 
     def _take_requests(self) -> None:
         """Queue the reruns that criteria have requested. A rerun is a phase of its own name, which
@@ -260,11 +251,14 @@ class JobSession:
             if name not in self.phases and base in self.results:
                 self._add_rerun(name, base)
         while not self._asked_for.empty():
-            phase = self._asked_for.get()
-            self.phases[phase.name] = phase
+            self._add_phase(phase := self._asked_for.get())
             self.submitter.queue.waiting.append(phase)
         for name in list(self._expired):
             self._end_expired(name, self._expired.pop(name))
+
+    def _add_phase(self, phase: Phase) -> None:
+        self.phases[phase.name] = phase
+        self.board.add(phase.name)
 
     def _end_expired(self, name: str, why: str) -> None:
         judgement = Judgement("cancelled", why)
@@ -276,9 +270,8 @@ class JobSession:
             self._finish(name, judgement, [])
 
     def _add_rerun(self, name: str, base: str) -> None:
-        self.phases[name] = replace(self.phases[base], name=name, trace=None)
-        self.board.add(name)
-        self.submitter.queue.waiting.append(self.phases[name])
+        self._add_phase(phase := replace(self.phases[base], name=name, trace=None))
+        self.submitter.queue.waiting.append(phase)
 
     def _run_preflight(self) -> None:
         """Ask the scheduler about all phases; finish those that it would not run."""

@@ -13,6 +13,7 @@ import pytest
 from pytest_clustersmoke.evidence import run_directory
 from pytest_clustersmoke.evidence.run_directory import (
     PhaseDir,
+    RunDir,
     create_once,
     create_run,
     read_json,
