@@ -63,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     _add_trace_options(group)
     _add_screen_options(group)
+    _add_isolation_options(group)
     group.addoption(
         "--cluster-max-jobs",
         type=_parse_count,
@@ -187,6 +188,34 @@ def _parse_share(text: str) -> float:
     return float(match[1]) / 100
 
 
+def _add_isolation_options(group: pytest.OptionGroup) -> None:
+    group.addoption(
+        "--cluster-isolate",
+        action="store_true",
+        help="after a multi-node phase failed, run its program on groups of its nodes until the "
+        "bad node, link or switch is found",
+    )
+    group.addoption(
+        "--cluster-isolate-budget",
+        type=_parse_budget,
+        metavar="TESTS:MINUTES",
+        help="what --cluster-isolate may take for each phase (default: `limits.isolate` of the "
+        "cluster, 64:60)",
+    )
+
+
+def _parse_budget(text: str) -> tuple[int, float]:
+    import argparse
+    import re
+
+    match = re.fullmatch(r"([1-9]\d{0,5}):(\d{1,6}(?:\.\d{1,3})?)", text, re.ASCII)
+    if not match or not float(match[2]):
+        raise argparse.ArgumentTypeError(
+            f"expected a number of tests and one of minutes, such as 64:60; got {text!r}"
+        )
+    return int(match[1]), float(match[2])
+
+
 def _parse_count(text: str) -> int:
     import argparse
 
@@ -257,6 +286,8 @@ def pytest_configure(config: pytest.Config) -> None:
             "--cluster-exclusive",
             "--cluster-here",
             "--cluster-avoid",
+            "--cluster-isolate",
+            "--cluster-isolate-budget",
             *LIFETIME_OPTIONS,
         )
         if not name and config.getoption(option) not in UNSET
@@ -273,6 +304,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for option in ("--cluster-nodes", "--cluster-screen-min"):
         if config.getoption(option) is not None and not config.getoption("--cluster-screen"):
             raise pytest.UsageError(f"{option} needs --cluster-screen")
+    if config.getoption("--cluster-isolate-budget") and not config.getoption("--cluster-isolate"):
+        raise pytest.UsageError("--cluster-isolate-budget needs --cluster-isolate")
     if name and not (config.getoption("--cluster-list") or config.getoption("--cluster-reap")):
         from .session.registration import register_suite
 

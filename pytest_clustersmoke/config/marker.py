@@ -23,6 +23,7 @@ MARKER_KEYS = (
     "launcher",
     "after",
     "resume",
+    "nodes_fixed",
     "sweep",
     "needs",
 )
@@ -81,6 +82,7 @@ class PhaseMarker:
     after: str = ""  # the phase whose job must have passed before
     # Steps before it stops, saves, and goes on in new processes; True: where the scheduler asks.
     resume: int = 0
+    nodes_fixed: bool = False  # its program runs on this number of nodes only
     base: str = ""  # the phase of whose sweep this one is a point
     point: Point = field(default_factory=dict)  # the values of the arguments that are swept
     points: Sequence[str] = ()  # the names of all points of that sweep
@@ -182,6 +184,10 @@ def _check_values(kwargs: Mapping[str, Any], name: Any, where: str) -> list[Prob
         problems.append(
             Problem(f"resume={resume!r} of phase {name!r} is not valid", where, expected)
         )
+    fixed = kwargs.get("nodes_fixed", False)
+    if not isinstance(fixed, bool):
+        text = f"nodes_fixed={fixed!r} of phase {name!r} is not valid"
+        problems.append(Problem(text, where, "True or False"))
     mistake = find_mistake(kwargs.get("sweep", {}))
     if mistake is not None:
         what, expected = mistake
@@ -255,5 +261,6 @@ def read_marker(
         kwargs.get("launcher", TORCHRUN),
         str(kwargs.get("after", "")),
         kwargs.get("resume", 0),
+        kwargs.get("nodes_fixed", False),
     )
     return marked, problems

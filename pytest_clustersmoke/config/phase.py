@@ -95,6 +95,7 @@ class Phase:
     resume: Sourced = Sourced(0, DEFAULT)  # steps before it stops; True: where Slurm asks it to
     proof: Sourced = Sourced("sampled", DEFAULT)
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
+    nodes_fixed: bool = False  # its program runs on this number of nodes only
     writes_gib: float = 0.0  # its checkpoint
     base: str = ""  # the phase of whose sweep this one is a point
     point: Mapping[str, Any] = field(default_factory=dict)  # arguments that differ from the phase's
@@ -217,6 +218,7 @@ def resolve(marked: PhaseMarker, profile: Profile, settings: Iterable[Setting]) 
         launcher=Sourced(marked.launcher, DEFAULT if marked.launcher == TORCHRUN else marked.where),
         after=Sourced(marked.after, marked.where if marked.after else DEFAULT),
         resume=Sourced(marked.resume, marked.where if marked.resume else DEFAULT),
+        nodes_fixed=marked.nodes_fixed,
         args={**args, **small} if profile.sizes == "small" else args,
         small=small,
         writes_gib=0.0 if profile.sizes == "small" else marked.needs.writes_gib,
@@ -230,6 +232,8 @@ def resolve(marked: PhaseMarker, profile: Profile, settings: Iterable[Setting]) 
     for key in ("args", "slurm", "stage_limits_s"):
         written = _with_sources(profile, (*here, key), dict(getattr(chosen, key) or {}))
         phase = _replace_value(phase, key, {**getattr(phase, key), **written})
+    if chosen.nodes_fixed is not None:
+        phase = replace(phase, nodes_fixed=chosen.nodes_fixed)
     if chosen.writes_gib is not None:
         phase = replace(phase, writes_gib=chosen.writes_gib)
     settings = list(settings)

@@ -110,6 +110,15 @@ class EnvSettings(f.Section):
     )
 
 
+class IsolationBudget(f.Section):
+    """What --cluster-isolate may take for each phase that failed."""
+
+    tests: f.Count = Field(default=64, description="jobs on groups of the failed job's nodes")
+    minutes: Annotated[float, Field(gt=0)] = Field(
+        default=60.0, description="time after which no further test starts, and those that run end"
+    )
+
+
 class Limits(f.Section):
     """How much of the cluster a run may use, and how long it waits."""
 
@@ -139,6 +148,10 @@ class Limits(f.Section):
     )
     screen_s: f.Seconds = Field(
         default=60.0, description="seconds that each node has for `--cluster-screen`, `setup` too"
+    )
+    isolate: IsolationBudget = Field(
+        default=IsolationBudget(),
+        description="what --cluster-isolate may take for each phase that failed",
     )
     keep_runs: f.Count = Field(default=30, description="number of runs to keep")
     publish: Literal["names", "all"] = Field(
@@ -178,6 +191,11 @@ class PhaseSettings(f.Section):
         default=None,
         description="values of arguments: one phase for each combination, on Slurm all in one job "
         "array; {} drops the marker's",
+    )
+    nodes_fixed: bool | None = Field(
+        default=None,
+        description="true: the program runs on this number of nodes only, and --cluster-isolate "
+        "cannot run it on fewer",
     )
     writes_gib: f.Seconds | None = Field(
         default=None, description="GiB that the phase writes; `shared_dir` must have room for them"

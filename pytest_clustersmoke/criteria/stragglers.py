@@ -28,7 +28,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ..evidence.job_results import RankResult, RankRole
 from ..evidence.metric import Unmeasured, fail
@@ -114,6 +115,19 @@ def find_stragglers(phase: PhaseResult) -> list[Straggler]:
     for straggler in (*_late_to_reduce(phase), *_slow_alone(phase)):
         named.setdefault(straggler.rank.rank, straggler)
     return sorted(named.values(), key=lambda straggler: -straggler.own_s)
+
+
+def find_slow_groups(groups: Sequence[PhaseResult]) -> list[bool]:
+    """Which of several jobs of one program have a rank that falls behind, compared with the ranks
+    of all of them. Raises Unmeasured, as `find_stragglers` does."""
+    ranks = [rank for group in groups for rank in group.ranks]
+    numbered = tuple(replace(rank, rank=number) for number, rank in enumerate(ranks))
+    spec = {**groups[0].spec, "nodes": sum(int(group.spec["nodes"]) for group in groups)}
+    together = replace(groups[0], ranks=numbered, spec=spec)
+    slow = {straggler.rank.rank for straggler in find_stragglers(together)}
+    ends = [*accumulate(len(group.ranks) for group in groups)]
+    starts = [0, *ends[:-1]]
+    return [not slow.isdisjoint(range(first, end)) for first, end in zip(starts, ends, strict=True)]
 
 
 def describe_visible(phase: PhaseResult) -> str:

@@ -25,6 +25,7 @@ HEAD_LINES = 1000
 MAX_ALSO, MAX_NAMES = 16, 4
 RANK = re.compile(r"\branks? \d")
 JOB_LOGS = (".out", ".err")
+ISOLATION_FINDING = "isolated"  # the id of the finding of --cluster-isolate
 # A log may be a single endless line: longer lines are read in pieces.
 MAX_LINE_BYTES = 64 * 2**10
 TAIL_BYTES, CHUNK_BYTES = 2**20, 2**20

@@ -38,6 +38,8 @@
                                      all else that a start writes; output/ is that of the phase
         result.json                  the phase's result, as the controller collected it
         past.json                    the result of the criterion on past runs, for the record
+        isolation/                   of --cluster-isolate: isolation.json, its tests and the answer;
+                                     <phase>.isolate<N>/ has what a phase has, of one test
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ ATTEMPT = re.compile(r"[1-9]\d{0,2}")
 JOB_ATTEMPT = re.compile(r"attempt-([1-9]\d{0,2})")  # the directory of one of a phase's jobs
 MAX_RERUNS = 3  # of a phase in one run
 RERUN = re.compile(rf"(.+)\.confirm([1-{MAX_RERUNS}])")  # no phase has a word after a dot
+# A test of --cluster-isolate: the phase's program on a group of its nodes.
+ISOLATION = re.compile(r"(.+)\.isolate([1-9]\d{0,4})")
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
@@ -219,7 +223,13 @@ class PhaseDir:
 
     @property
     def run(self) -> RunDir:
-        return RunDir(self.phase.parent.parent)
+        is_test = ISOLATION.fullmatch(self.name) and self.phase.parent.name == "isolation"
+        return RunDir(self.phase.parents[3 if is_test else 1])
+
+    @property
+    def isolation(self) -> Path:
+        """The tests of --cluster-isolate, and its answer."""
+        return self.phase / "isolation" / "isolation.json"
 
     @property
     def output(self) -> Path:
@@ -366,6 +376,8 @@ class RunDir:
         return self.root / f"controller.{number}"
 
     def phase(self, name: str) -> PhaseDir:
+        if test := ISOLATION.fullmatch(name):
+            return PhaseDir(self.phase(test[1]).isolation.parent / name)
         return PhaseDir(self.root / "phases" / name)
 
     def request_rerun(self, phase: str, number: int) -> str:

@@ -131,6 +131,10 @@ class SlurmClient:
     def nodes(self) -> dict[str, SlurmNode]:
         return slurm_records.parse_nodes(self.ask("scontrol", "-a", "-o", "show", "node"))
 
+    def topology(self) -> dict[str, tuple[str, ...]]:
+        """The nodes below each switch or block; empty without a topology."""
+        return slurm_records.parse_topology(self.ask("scontrol", "-o", "show", "topology"))
+
     def node_states(self) -> dict[str, str]:
         """The state of each node, as Slurm words it."""
         return slurm_records.parse_node_states(self.ask("sinfo", "-h", "-N", "-o", "%N %T"))

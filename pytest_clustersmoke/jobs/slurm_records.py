@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from ..config.hostlist import expand_hostlist
 from ..config.sbatch_options import parse_time_limit
 from ..text import sanitize_line
 
@@ -104,6 +105,11 @@ class SlurmNode:
     def away(self) -> bool:
         """Whether it takes no job now, but will again without anybody acting."""
         return bool(self.states & AWAY) and not self.gone
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its slurmd does not answer slurmctld."""
+        return "NOT_RESPONDING" in self.states
 
     @property
     def unknown(self) -> bool:
@@ -347,3 +353,12 @@ def count_gpus(gres: str) -> dict[str, int]:
 def _tres(text: str) -> dict[str, int]:
     pairs = (pair.partition("=") for pair in text.split(","))
     return {name: int(value) for name, _, value in pairs if value.isascii() and value.isdigit()}
+
+
+def parse_topology(text: str) -> dict[str, tuple[str, ...]]:
+    """`scontrol -o show topology`: each switch of a tree, or block, with the nodes below it."""
+    lines = [fields_of(sanitize_line(line)) for line in text.splitlines()]
+    named = [(line.get("SwitchName") or line.get("BlockName", ""), line) for line in lines]
+    shown = {name: value_or_empty(line.get("Nodes", "")) for name, line in named if name}
+    below = {name: expand_hostlist(nodes) for name, nodes in shown.items()}
+    return {name: tuple(dict.fromkeys(nodes)) for name, nodes in below.items() if nodes}

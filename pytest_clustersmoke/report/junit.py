@@ -23,7 +23,7 @@ from ..evidence.run_counts import MissingRecord
 from ..evidence.run_directory import RunDir
 from ..evidence.run_record import PhaseRecord, RunRecord
 from ..text import sanitize_line
-from .phase_table import judge_phase
+from .phase_table import describe_isolation, judge_phase
 from .redaction import choose_redactor
 
 MAX_TEXT_BYTES = 16 * 2**10  # all texts of one case together
@@ -75,7 +75,7 @@ def _as_element(property: Property) -> Element:
 def _phase_properties(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> Iterator[Property]:
     """job_id, nodes, outcome (of its job), phase_verdict (of all its criteria), queue_s, run_s,
     each metric by its name, versions, transport; of a phase that was tried again, each job by its
-    number, as `attempt.1.outcome`.
+    number, as `attempt.1.outcome`; of one that was isolated, `isolated`.
 
     An unknown time is empty; an unknown metric or version is left out.
     """
@@ -88,6 +88,8 @@ def _phase_properties(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> I
     yield from sorted((name, metric.value) for name, metric in phase.metrics.items())
     yield from phase.versions.items()
     yield "transport", sanitize_line(phase.transport)
+    if isolated := describe_isolation(phase):
+        yield "isolated", sanitize_line(isolated)
     for attempt in phase.attempts:
         name = f"attempt.{attempt.attempt}"
         yield f"{name}.outcome", attempt.outcome

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..config.metrics import show
-from ..evidence.finding import add_place
+from ..evidence.finding import ISOLATION_FINDING, add_place
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.run_counts import AttemptRecord, MissingRecord
 from ..evidence.run_record import (
@@ -183,3 +183,13 @@ def _miss(name: str, metric: MetricRecord) -> str:
     if isinstance(metric.value, str) or not expected:
         return f"{name} {metric.value}"
     return f"{name} {(metric.value / expected - 1) * 100:+.1f} %"
+
+
+def describe_isolation(phase: PhaseRecord) -> str:
+    """What --cluster-isolate found, in a few words; empty if it was not asked."""
+    answers = [
+        finding.detail.get("answer")
+        for finding in phase.findings
+        if finding.id == ISOLATION_FINDING
+    ]
+    return str(answers[0]) if answers else ""

@@ -14,6 +14,7 @@ from .phase_table import (
     COLUMNS,
     NUMBERS,
     describe_attempt,
+    describe_isolation,
     describe_proofs,
     describe_trace,
     explain_failures,
@@ -74,6 +75,7 @@ def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
         yield line, TONES[judge_phase(phase, record.missing).tone]
     yield from ((line, "") for line in record.absent_phases)
     yield from ((line, "yellow") for line in _attempts(record.phases))
+    yield from ((line, "yellow") for line in _isolations(record.phases))
     yield from ((line, "") for line in _proofs(record.phases))
     yield from ((line, "") for line in _traces(record.phases))
     yield from ((f"known: {known_words(known)}", "yellow") for known in record.known)
@@ -120,6 +122,14 @@ def _attempts(phases: Iterable[PhaseRecord]) -> list[str]:
         f"{phase.phase}: {describe_attempt(each)}" for phase in phases for each in phase.attempts
     ]
     return shorten_lines(lines, MAX_ATTEMPTS, IN_REPORT)
+
+
+def _isolations(phases: Iterable[PhaseRecord]) -> list[str]:
+    return [
+        f"{phase.phase}: isolated: {answer}"
+        for phase in phases
+        if (answer := describe_isolation(phase))
+    ]
 
 
 def _proofs(phases: Iterable[PhaseRecord]) -> list[str]:

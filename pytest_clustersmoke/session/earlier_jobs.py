@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..config.phase import Phase
-from ..evidence.run_directory import RunDir
+from ..evidence.run_directory import RunDir, read_json
 from ..evidence.run_journal import JournalledJob, RunJournal
 from ..jobs.backend import Submission
 from .phase_ledger import PhaseLedger
@@ -22,6 +22,13 @@ class EarlierJobs:
     retried: tuple[tuple[Submission, JournalledJob], ...]
     submitted: tuple[tuple[Submission, JournalledJob], ...]
     unanswered: tuple[tuple[Submission, ...], ...]
+
+
+def restore_test(run: RunDir, name: str, phase: Phase) -> Phase:
+    """A test of --cluster-isolate that an earlier controller submitted, of this phase."""
+    spec = read_json(run.phase(name).spec) or {}
+    nodes = replace(phase.nodes, value=int(spec.get("nodes") or phase.nodes.value))
+    return replace(phase, name=name, nodes=nodes, trace=None)
 
 
 def sort_jobs(

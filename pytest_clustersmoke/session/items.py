@@ -18,7 +18,7 @@ from ..text import Problem
 
 MARKERS = (
     "phase(name, script, nodes=1, gpus_per_node=1, args={}, small={}, timeout_s=3600, "
-    'launcher="torchrun", after="", resume=0, sweep={}, needs={}): '
+    'launcher="torchrun", after="", resume=0, nodes_fixed=False, sweep={}, needs={}): '
     "one training job; the class's tests are its criteria",
     "detects(fault, ..., required=True): a criterion that must (or, with False, may) turn red "
     "when --cluster-prove stages one of these faults",

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from queue import SimpleQueue
 
 from .. import diagnose
 from ..config.phase import Phase
@@ -20,14 +21,14 @@ from ..evidence.finding import Finding
 from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.phase_attempts import PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
-from ..evidence.run_directory import RERUN, RunDir
+from ..evidence.run_directory import ISOLATION, RERUN, RunDir
 from ..evidence.run_journal import FencedJournal, read_journal
 from ..jobs.backend import Backend, Submission, prepare_jobs
 from ..jobs.job_watch import Poller, WaitEnd, WatchedJob, watch_job
 from ..jobs.outcome import REQUEUED, Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
 from .cancellation import Cancellation, Leftover
-from .earlier_jobs import sort_jobs
+from .earlier_jobs import restore_test, sort_jobs
 from .job_end import describe_end, judge_end, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 from .lost_answers import withdraw
@@ -53,15 +54,20 @@ class JobSession:
         attaches: bool = False,
         detaches: bool = False,
         avoided: Iterable[str] = (),
+        isolates: bool = False,
     ) -> None:
         """`attaches`: go on with what earlier controllers of the run did; `detaches`: submit all,
-        and leave the jobs to the scheduler; `avoided`: nodes that no job gets. Raises OSError."""
+        and leave the jobs to the scheduler; `avoided`: nodes that no job gets; `isolates`: more
+        jobs may be asked for until `close`. Raises OSError."""
         self.run, self.profile = run, profile
         self.phases = {phase.name: phase for phase in phases}
         self._backend, self._check = backend, check
         self._detaches = detaches
         self._watched: dict[str, WatchedJob] = {}
         self._confirms = profile.history_check == "confirm"  # until `close`, criteria want reruns
+        self._isolates = isolates
+        self._asked_for: SimpleQueue[Phase] = SimpleQueue()
+        self._expired: dict[str, str] = {}  # tests of --cluster-isolate, and why they are ended
         self.board = Board(self.phases)
         # Called with a phase's result that the run's directory did not take.
         self.on_unwritten: Callable[[PhaseResult], object] = lambda result: None
@@ -106,6 +112,15 @@ class JobSession:
     ) -> None:
         """Return when the phase's result is known, as Board.wait does."""
         self.board.wait(phase, report, tick)
+
+    def run_more(self, phases: Iterable[Phase]) -> None:
+        """Run more phases, that no criterion judges: tests of --cluster-isolate."""
+        for phase in phases:
+            self._asked_for.put(phase)
+
+    def end_more(self, names: Iterable[str], why: str) -> None:
+        """End such phases, whose time is over."""
+        self._expired |= dict.fromkeys(names, why)
 
     @property
     def outcomes(self) -> dict[str, Judgement]:
@@ -202,6 +217,8 @@ class JobSession:
         for name in self._earlier.jobs:
             if name not in self.phases and (rerun := RERUN.fullmatch(name)):
                 self._add_rerun(name, rerun[1])
+            elif name not in self.phases and (test := ISOLATION.fullmatch(name)):
+                self._add_phase(restore_test(self.run, name, self.phases[test[1]]))
         self.ledger.restore(self._earlier, self.phases)
         jobs = sort_jobs(self._earlier, self.phases, self.run, self.ledger)
         for name in jobs.ended:
@@ -225,7 +242,7 @@ class JobSession:
     def _has_work(self) -> bool:
         if self.submitter.has_work:
             return True
-        return not self._detaches and bool(self._watched or self._confirms)
+        return not self._detaches and bool(self._watched or self._confirms or self._isolates)
 
     def _take_requests(self) -> None:
         """Queue the reruns that criteria have requested. A rerun is a phase of its own name, which
@@ -233,11 +250,28 @@ class JobSession:
         for name, base in self.run.requested_reruns().items() if self._confirms else ():
             if name not in self.phases and base in self.results:
                 self._add_rerun(name, base)
+        while not self._asked_for.empty():
+            self._add_phase(phase := self._asked_for.get())
+            self.submitter.queue.waiting.append(phase)
+        for name in list(self._expired):
+            self._end_expired(name, self._expired.pop(name))
+
+    def _add_phase(self, phase: Phase) -> None:
+        self.phases[phase.name] = phase
+        self.board.add(phase.name)
+
+    def _end_expired(self, name: str, why: str) -> None:
+        judgement = Judgement("cancelled", why)
+        if job := self._watched.get(name):
+            job.cancel(self._ending)
+            self._settle(job, judgement)
+        elif name not in self.outcomes:
+            self.submitter.queue.drop({name})
+            self._finish(name, judgement, [])
 
     def _add_rerun(self, name: str, base: str) -> None:
-        self.phases[name] = replace(self.phases[base], name=name, trace=None)
-        self.board.add(name)
-        self.submitter.queue.waiting.append(self.phases[name])
+        self._add_phase(phase := replace(self.phases[base], name=name, trace=None))
+        self.submitter.queue.waiting.append(phase)
 
     def _run_preflight(self) -> None:
         """Ask the scheduler about all phases; finish those that it would not run."""

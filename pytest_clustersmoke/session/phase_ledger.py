@@ -21,7 +21,7 @@ from ..evidence.phase_attempts import (
     read_attempt,
     read_attempts,
 )
-from ..evidence.run_directory import RERUN, PhaseDir, RunDir
+from ..evidence.run_directory import ISOLATION, RERUN, PhaseDir, RunDir
 from ..evidence.run_journal import JournalledJob, RunJournal
 
 # Findings with the scheduler's names of nodes.
@@ -61,7 +61,7 @@ class PhaseLedger:
     def directory(self, phase: Phase) -> PhaseDir:
         """Where the phase's next job writes."""
         ended, directory = self.ended(phase.name), self._run.phase(phase.name)
-        is_rerun = bool(RERUN.fullmatch(phase.name))
+        is_rerun = bool(RERUN.fullmatch(phase.name) or ISOLATION.fullmatch(phase.name))
         is_single = not self._limits.retries or phase.staged or is_rerun
         # A controller before may have had other limits, and its job may have a directory.
         if not ended and is_single and not directory.jobs():

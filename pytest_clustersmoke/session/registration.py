@@ -11,6 +11,7 @@ from itertools import chain, pairwise
 import pytest
 
 from ..config.cluster_file import find_config, load_cluster_file
+from ..config.profile import IsolationBudget, Profile
 from ..text import Problem, UsageProblems
 from .collection import scheduler_environ
 from .items import SUITE, Mistakes
@@ -63,6 +64,8 @@ def register_suite(config: pytest.Config, name: str) -> None:
     try:
         path = find_config(config.rootpath, config.getoption("--cluster-config"))
         profile = load_cluster_file(path, os.environ).profile(name)
+        if config.getoption("--cluster-isolate") and not hasattr(config, "workerinput"):
+            refuse_isolation(config, profile)
         attachment = None
         if config.getoption("--cluster-attach") or config.getoption("--cluster-detach"):
             from .attachment import read_options
@@ -77,11 +80,14 @@ def register_suite(config: pytest.Config, name: str) -> None:
         from .avoided_nodes import refuse_backend
 
         refuse_backend(profile, config.getoption("--cluster-here"))
-    chosen: dict[str, float] = {}
+    chosen: dict[str, object] = {}
     if jobs := config.getoption("--cluster-max-jobs"):
         chosen["max_jobs"] = jobs
     if wait := config.getoption("--cluster-wait"):
         chosen["queue_wait_s"] = float(wait)
+    if budget := config.getoption("--cluster-isolate-budget"):
+        tests, minutes = budget
+        chosen["isolate"] = IsolationBudget(tests=tests, minutes=minutes)
     limits = profile.limits.model_copy(update=chosen)
     profile = profile.model_copy(update={"limits": limits})
     if config.getoption("--cluster-screen"):
@@ -100,8 +106,27 @@ def register_suite(config: pytest.Config, name: str) -> None:
     else:
         suite = Suite(config, profile, attachment)
         config.pluginmanager.register(suite, SUITE)
+        if config.getoption("--cluster-isolate"):
+            from .fault_isolation import IsolationOfPhases
+
+            config.pluginmanager.register(IsolationOfPhases(suite))
         if getattr(config.option, "tx", None):  # pytest-xdist, by -n or --tx
             control_workers(config, suite)
+
+
+def refuse_isolation(config: pytest.Config, profile: Profile) -> None:
+    """Refuse --cluster-isolate where no phase can be pinned to nodes, and beside options under
+    which no phase is judged. Raises UsageProblems."""
+    option = "--cluster-isolate"
+    others = ["--cluster-prove", "--cluster-detach", "--cluster-screen"]
+    clash = [other for other in others if config.getoption(other, default=False)]
+    if clash:
+        what = f"{option} and {clash[0]} exclude each other"
+        raise UsageProblems([Problem(what, option, "one of them")])
+    if profile.backend != "slurm":
+        what = f"{option} pins jobs to nodes, which the backend of {profile.name} cannot"
+        expected = "a profile with `backend: slurm`"
+        raise UsageProblems([Problem(what, profile.where("backend"), expected)])
 
 
 def control_workers(config: pytest.Config, suite: Suite) -> None:

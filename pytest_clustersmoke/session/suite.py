@@ -181,6 +181,7 @@ class Suite:
                 self.attachment is not None,
                 self._detaches,
                 self.collection.avoided.names,
+                bool(self.config.getoption("--cluster-isolate")),
             )
             self._announce(start.run, phases)
         except OSError as error:
@@ -202,8 +203,7 @@ class Suite:
             self.config.add_cleanup(lock.release)
 
     def _announce(self, run: RunDir, phases: list[Phase]) -> None:
-        """Record the run, so that a later command can report it even if this process is killed.
-        Raises OSError."""
+        """Record the run, for a later command if this process is killed. Raises OSError."""
         from ..evidence.locks import ControllerLock
         from .attachment import describe_resolved
 

@@ -294,7 +294,8 @@ def test_invalid_reference_is_refused(
             "{ddp_2gpu: {nods: 8}}",
             "6: unknown key `nods` in clusters.one.phases.ddp_2gpu; expected one of `nodes`, "
             "`gpus_per_node`, `timeout_s`, `launcher`, `after`, `proof`, `proof_steps`, "
-            "`resume`, `sweep`, `writes_gib`, `slurm`, `args`, `env`, `stage_limits_s`; "
+            "`resume`, `sweep`, `nodes_fixed`, `writes_gib`, `slurm`, `args`, `env`, "
+            "`stage_limits_s`; "
             "did you mean `nodes`?",
         ),
         (

@@ -13,6 +13,7 @@ import pytest
 from pytest_clustersmoke.evidence import run_directory
 from pytest_clustersmoke.evidence.run_directory import (
     PhaseDir,
+    RunDir,
     create_once,
     create_run,
     read_json,
@@ -148,6 +149,7 @@ def test_later_attempt_shares_only_what_belongs_to_the_job() -> None:
     job = {"seen", "spec.json", "preflight.txt", "batch.sh", "submitit", "array", "setup_failed"}
     job |= {"result.json", "attempt.json", "withdrawn.0", "0.pkl"}
     job |= {"past.json", "output", "started_again", "scheduler.jsonl", "stop.0.0"}
+    job |= {"isolation.json"}
     assert shared == job
 
 
@@ -158,6 +160,7 @@ def test_jobs_of_a_retried_phase_share_its_results_alone(tmp_path: Path) -> None
     assert {path.name for path in {*paths_of(first)} & {*paths_of(second)}} == {
         "result.json",
         "past.json",
+        "isolation.json",
     }
     assert (first.name, first.number, first.run.root) == ("p", 1, tmp_path / "run")
     assert phase.jobs() == [] and phase.last_job == phase
@@ -166,6 +169,15 @@ def test_jobs_of_a_retried_phase_share_its_results_alone(tmp_path: Path) -> None
     assert phase.jobs() == [phase.job(2), phase.job(10)]
     assert phase.last_job == phase.newest == phase.job(10)
     assert second.last_job == second
+
+
+def test_tests_of_an_isolation_lie_below_their_phase(tmp_path: Path) -> None:
+    """Each has the paths of a phase, under its own name, in the same run."""
+    run = RunDir(tmp_path / "run")
+    test = run.phase("p.isolate7")
+    assert test.root == run.phase("p").isolation.parent / "p.isolate7"
+    assert (test.name, test.run) == ("p.isolate7", run)
+    assert run.phase("isolation").run == run
 
 
 def make_fifo(path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,12 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.lab import lab_state
 from tests.faults import staged
 from tests.faults.table import SCHEDULER, Fault
 from tests.faults.table.lab import MEMORY, NO_NODE_LEFT
 from tests.faults.watched_phase import WatchedPhase
 from tests.support.harness import IDLE, Outcome, Suite
-from tests.support.labs import running_lab
+from tests.support.labs import kill_daemon, running_lab
 from tests.support.leftovers import none_left
 
 pytestmark = pytest.mark.lab
@@ -88,12 +85,6 @@ def strikes(
             f"jobid={phases['time_limit_of_slurm'].job}", "EndTime=now+2seconds"
         ),
     }
-
-
-def kill_daemon(own: lab.Lab, role: str) -> None:
-    (record,) = [record for record in lab_state.list_running() if record.name == own.name]
-    (daemon,) = [daemon for daemon in record.daemons if daemon.role == role]
-    os.kill(daemon.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,21 @@ def test_unparsable_output_gives_no_records(text: str) -> None:
     assert not records.parse_nodes(text) and not records.parse_partitions(text)
     assert not records.parse_qos(text) and not records.parse_associations(text, "pf")
     assert "\x1b" not in records.parse_nodes(texts.node(reason="\x1b[31mred"))["n0"].description
+
+
+def test_topology_lists_the_nodes_below_each_switch_and_block() -> None:
+    """Lines of a tree and of blocks, with their host lists expanded; no other line counts."""
+    tree = (
+        "SwitchName=leaf0 Level=0 LinkSpeed=1 Nodes=gpu[00-03]\n"
+        "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=gpu[04-05,07]\n"
+        "SwitchName=spine Level=1 LinkSpeed=1 Nodes=gpu[00-05,07] Switches=leaf[0-1]\n"
+        "SwitchName=empty Level=0 LinkSpeed=1 Nodes=(null)\n"
+    )
+    found = records.parse_topology(tree)
+    assert found["leaf0"] == ("gpu00", "gpu01", "gpu02", "gpu03")
+    assert found["leaf1"] == ("gpu04", "gpu05", "gpu07")
+    assert found["spine"] == (*found["leaf0"], *found["leaf1"])
+    assert "empty" not in found
+    block = "BlockName=b1 BlockIndex=0 Nodes=gpu[0-1] BlockSize=2\n"
+    assert records.parse_topology(block) == {"b1": ("gpu0", "gpu1")}
+    assert records.parse_topology("No topology information available\n") == {}

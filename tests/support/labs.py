@@ -83,3 +83,10 @@ class LabHosts:
     def slurmd(self, node: str) -> psutil.Process:
         """The node's daemon."""
         return psutil.Process(self._holders[f"slurmd-{node}"])
+
+
+def kill_daemon(running: lab.Lab, role: str) -> None:
+    """Kill one daemon of a lab by SIGKILL, such as `slurmd-node3`."""
+    (record,) = [record for record in lab_state.list_running() if record.name == running.name]
+    (daemon,) = [daemon for daemon in record.daemons if daemon.role == role]
+    os.kill(daemon.pid, signal.SIGKILL)

@@ -1,0 +1,220 @@
+"""Which groups of nodes are tested, and what their results say about nodes, links and switches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
+
+import pytest
+
+from benchmarks.isolation import plant_faults, run_trial
+from pytest_clustersmoke.session.group_tests import FAILED, NO_ANSWER, PASSED, SLOW, Group
+from pytest_clustersmoke.session.isolation_answer import (
+    JOB,
+    LINK,
+    NODES,
+    NOT_AGAIN,
+    PAIR,
+    SWITCH,
+    TOGETHER,
+    UNKNOWN,
+    UNSTABLE,
+    IsolationAnswer,
+    explain_answer,
+)
+from pytest_clustersmoke.session.isolation_plan import IsolationPlan
+
+Judge = Callable[[Group], str]
+
+
+def name_nodes(count: int) -> list[str]:
+    return [f"n{number}" for number in range(count)]
+
+
+def fails_with(*bad: str, result: str = FAILED) -> Judge:
+    """A group fails if it has any of these nodes."""
+    return lambda group: result if {*bad} & {*group} else PASSED
+
+
+def fails_together(*bad: str) -> Judge:
+    """A group fails if it has all of these nodes."""
+    return lambda group: FAILED if {*bad} <= {*group} else PASSED
+
+
+def follow(plan: IsolationPlan, judge: Judge) -> IsolationAnswer:
+    """Test groups until the plan has its answer; each round must be of disjoint groups."""
+    while plan.answer is None:
+        nodes = [node for group in plan.round for node in group]
+        assert len(nodes) == len({*nodes}), plan.round
+        assert min(map(len, plan.round)) > 1, plan.round
+        plan.take({group: judge(group) for group in plan.round})
+    return plan.answer
+
+
+def find(count: int, judge: Judge, good: Iterable[str] = ()) -> IsolationAnswer:
+    return follow(IsolationPlan(name_nodes(count), good), judge)
+
+
+def leaves(count: int, size: int) -> Mapping[str, list[str]]:
+    names = name_nodes(count)
+    return {f"leaf{at // size}": names[at : at + size] for at in range(0, count, size)}
+
+
+@pytest.mark.parametrize("count", range(3, 11))
+def test_each_bad_node_of_a_small_job_is_named_alone(count: int) -> None:
+    for node in name_nodes(count):
+        answer = find(count, fails_with(node))
+        assert (answer.kind, answer.nodes) == (NODES, (node,)), answer
+
+
+@pytest.mark.parametrize("count", range(4, 11))
+def test_two_bad_nodes_of_a_small_job_are_named(count: int) -> None:
+    for bad in combinations(name_nodes(count), 2):
+        answer = find(count, fails_with(*bad))
+        assert (answer.kind, {*answer.nodes}) == (NODES, {*bad}), answer
+
+
+@pytest.mark.parametrize("count", range(3, 11))
+def test_two_nodes_that_fail_only_together_are_a_link(count: int) -> None:
+    for ends in combinations(name_nodes(count), 2):
+        answer = find(count, fails_together(*ends))
+        assert (answer.kind, {*answer.nodes}) == (LINK, {*ends}), answer
+
+
+@pytest.mark.parametrize("count", range(3, 9))
+def test_three_nodes_that_fail_only_together_are_said_to_and_none_is_named(count: int) -> None:
+    for three in combinations(name_nodes(count), 3):
+        answer = find(count, fails_together(*three))
+        assert answer.kind == TOGETHER and not answer.nodes, answer
+        assert {*answer.suspects} == {*three}
+
+
+def test_job_that_passes_again_did_not_fail_again_after_one_test() -> None:
+    """It is never worded as healthy."""
+    plan = IsolationPlan(name_nodes(64))
+    answer = follow(plan, lambda group: PASSED)
+    assert answer.kind == NOT_AGAIN and len(plan.history.tests) == 1
+    finding = explain_answer(answer, 1, "isolation.json")
+    assert "did not fail again" in finding.cause
+    assert "does not make its nodes healthy" in finding.fix
+
+
+def test_two_nodes_without_a_third_are_the_answer_as_a_pair() -> None:
+    answer = find(2, fails_with("n0"))
+    assert answer.kind == PAIR and not answer.nodes and answer.suspects == ("n0", "n1")
+
+
+def test_bad_node_of_two_is_named_by_nodes_that_passed_other_phases() -> None:
+    answer = find(2, fails_with("n0"), good=["g0", "g1"])
+    assert (answer.kind, answer.nodes) == (NODES, ("n0",))
+
+
+@pytest.mark.parametrize("count", [2, 4, 16, 64])
+def test_program_that_fails_on_known_good_nodes_is_the_job_itself(count: int) -> None:
+    answer = find(count, lambda group: FAILED, good=["g0", "g1", "g2"])
+    assert answer.kind == JOB and not answer.nodes
+
+
+def test_without_known_good_nodes_a_job_that_always_fails_is_not_isolated() -> None:
+    plan = IsolationPlan(name_nodes(64))
+    answer = follow(plan, lambda group: FAILED)
+    assert answer.kind == UNKNOWN and not answer.nodes
+    assert len(plan.history.tests) <= 21, "it must not test every pair"
+
+
+def test_slow_groups_count_as_those_that_fail() -> None:
+    answer = find(12, fails_with("n7", result=SLOW))
+    assert (answer.kind, answer.nodes) == (NODES, ("n7",))
+    assert "slow with" in answer.support[0]
+
+
+def test_node_that_gives_no_answer_is_reported_and_not_named() -> None:
+    """Another user's job may have it."""
+    answer = find(12, fails_with("n7", result=NO_ANSWER))
+    assert answer.kind == UNKNOWN and not answer.nodes and answer.suspects == ("n7",)
+    assert "n7 gave no answer" in answer.support
+
+
+def test_node_that_gives_no_answer_does_not_hide_a_bad_one() -> None:
+    def judge(group: Group) -> str:
+        return NO_ANSWER if "n7" in group else FAILED if "n2" in group else PASSED
+
+    answer = find(12, judge)
+    assert (answer.kind, answer.nodes) == (NODES, ("n2",))
+    assert "n7 gave no answer" in answer.support
+
+
+def test_nodes_that_slurm_has_down_are_named_by_its_words() -> None:
+    plan = IsolationPlan(name_nodes(8), down={"n3": "Slurm says: n3 is down"})
+    answer = follow(plan, lambda group: PASSED)
+    assert (answer.kind, answer.nodes) == (NODES, ("n3",))
+    assert "n3: Slurm says: n3 is down" in answer.support
+    assert all("n3" not in test.nodes for test in plan.history.tests)
+
+
+def test_node_that_goes_down_in_a_test_is_left_out_of_the_next() -> None:
+    plan = IsolationPlan(name_nodes(8))
+    plan.take({plan.round[0]: FAILED}, {"n5": "Slurm says: n5 is down"})
+    answer = follow(plan, lambda group: PASSED)
+    assert (answer.kind, answer.nodes) == (NODES, ("n5",))
+
+
+def test_fault_that_comes_and_goes_names_nothing() -> None:
+    plan = IsolationPlan(name_nodes(8))
+    plan.take({plan.round[0]: FAILED})
+    answer = follow(plan, lambda group: PASSED)
+    assert answer.kind == UNSTABLE and not answer.nodes
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["all of its traffic", "its uplink"])
+def test_bad_leaf_switch_is_named_with_a_topology(inside: bool) -> None:
+    switches = leaves(48, 8)
+
+    def judge(group: Group) -> str:
+        below = {*switches["leaf2"]} & {*group}
+        return FAILED if below and (inside or len(below) < len(group)) else PASSED
+
+    answer = follow(IsolationPlan(name_nodes(48), switches=switches), judge)
+    assert (answer.kind, answer.switch, answer.nodes) == (SWITCH, "leaf2", ())
+
+
+def test_without_a_topology_a_switch_is_never_named() -> None:
+    """Only the set of nodes is."""
+    bad = leaves(48, 4)["leaf2"]
+    answer = find(48, fails_with(*bad))
+    assert answer.switch == "" and {*answer.nodes} == {*bad}
+
+
+def test_single_bad_node_below_a_switch_does_not_blame_the_switch() -> None:
+    for node in name_nodes(24):
+        plan = IsolationPlan(name_nodes(24), switches=leaves(24, 6))
+        answer = follow(plan, fails_with(node))
+        assert (answer.kind, answer.nodes) == (NODES, (node,)), answer
+
+
+def test_budget_ends_the_tests_and_nothing_unproven_is_named() -> None:
+    plan = IsolationPlan(name_nodes(232), tests=8)
+    answer = follow(plan, fails_with("n100"))
+    assert len(plan.history.tests) <= 8
+    assert answer.kind == UNKNOWN and "n100" in answer.suspects
+    assert "the budget of 8 tests is spent" in answer.support
+
+
+@pytest.mark.parametrize("switches", [{}, leaves(232, 16)], ids=["no topology", "topology"])
+def test_bad_node_of_232_is_found_in_19_tests_and_6_rounds(
+    switches: Mapping[str, list[str]],
+) -> None:
+    """Whichever it is, confirmation included."""
+    for node in name_nodes(232):
+        plan = IsolationPlan(name_nodes(232), switches=switches)
+        answer = follow(plan, fails_with(node))
+        assert answer.nodes == (node,)
+        assert len(plan.history.tests) <= 19 and plan.rounds <= 6
+
+
+def test_planted_faults_are_isolated_and_nothing_healthy_is_named() -> None:
+    """A short form of the simulation, whose figures are published."""
+    trials = {planting: run_trial(planting, 64) for planting in plant_faults(216)}
+    wrong = [p for p, trial in trials.items() if p.chance == 1 and not trial.is_right]
+    assert wrong == []
+    assert [p for p, trial in trials.items() if trial.is_false] == []
