@@ -6,6 +6,7 @@
     journal.jsonl                    submissions, ends and judgements, in order
     hosts/token, hosts/<host>/seen   what each host reads before the first job, and writes again
     reruns/<phase>.confirm<N>        created by a criterion that wants the phase to run again
+    peaks/<node>.<device>            created by the rank that measures the device, once in a run
     phases/<phase>/                  of a rerun, phases/<phase>.confirm<N>/; of a phase that may be
                                      retried, each job has all but the last two of these files in
                                      phases/<phase>/attempt-<n>/, with attempt.json: how it ended
@@ -63,6 +64,7 @@ ATTEMPT = re.compile(r"[1-9]\d{0,2}")
 JOB_ATTEMPT = re.compile(r"attempt-([1-9]\d{0,2})")  # the directory of one of a phase's jobs
 MAX_RERUNS = 3  # of a phase in one run
 RERUN = re.compile(rf"(.+)\.confirm([1-{MAX_RERUNS}])")  # no phase has a word after a dot
+NOT_IN_NAMES = re.compile(r"[^\w.-]")
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
@@ -361,6 +363,10 @@ class RunDir:
     def host(self, number: int) -> PhaseDir:
         """What one host writes before the first job; its files are named as those of a phase."""
         return PhaseDir(self.root / "hosts" / f"{number:04d}")
+
+    def peak_claim(self, node: str, device: str) -> Path:
+        """Created by the rank that measures what the device can do, or the node itself (`""`)."""
+        return self.root / "peaks" / NOT_IN_NAMES.sub("_", f"{node}.{device or 'node'}")
 
     def controller(self, number: int) -> Path:
         return self.root / f"controller.{number}"

@@ -21,6 +21,7 @@ from .run_counts import (
     KnownRecord,
     MissingRecord,
     Outcome,
+    PeaksRecord,
     PhaseCounts,
     RecordModel,
     RunCounts,
@@ -329,6 +330,9 @@ class PhaseRecord(RecordModel):
     stage_seconds: dict[str, float]
     proven_steps: ProvenStepsRecord | None = Field(
         default=None, description="null: the program gave no `Proof`"
+    )
+    peaks: PeaksRecord | None = Field(
+        default=None, description="null: no device was measured in this phase"
     )
     traces: list[TraceRecord] = Field(default=[], description="those of --cluster-trace")
     criteria: dict[str, CriterionRecord] = Field(description="by name; `job` is the job itself")

@@ -5,15 +5,25 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from ..criteria import gpu_past, stragglers
 from ..criteria.training_proofs import list_proofs
 from ..evidence.history.gpu_history import describe_gpu
 from ..evidence.job_results import RankResult
+from ..evidence.measured_peaks import first_attempt, read_peaks
 from ..evidence.metric import Unmeasured
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_record import Number, ProvenStepsRecord, RankRecord, SpreadRecord, TraceRecord
+from ..evidence.run_counts import FigureRecord, PeaksRecord
+from ..evidence.run_record import (
+    Number,
+    ProvenStepsRecord,
+    RankRecord,
+    SpreadRecord,
+    TraceRecord,
+)
 from ..evidence.telemetry import parse_finite, parse_int, parse_ints, parse_numbers, parse_text
+from ..text import sanitize_line
 
 MAX_LOSSES = 500
 FEWEST_STEPS = 2
@@ -117,6 +127,30 @@ def proven_steps_record(result: PhaseResult) -> ProvenStepsRecord | None:
         proven=len(whole),
         seconds=max(took),
         share=max(took) / train_s if train_s else None,
+    )
+
+
+def peaks_record(result: PhaseResult) -> PeaksRecord | None:
+    """What its ranks measured of their devices; None if they measured none."""
+    peaks = read_peaks(first_attempt(result).ranks)
+    figures = [
+        FigureRecord(rank=peak.rank.rank, **asdict(figure))
+        for peak in peaks
+        for figure in peak.figures
+    ]
+    missing = [
+        sanitize_line(f"{peak.rank} {name}: {why}")
+        for peak in peaks
+        for name, why in peak.not_measured.items()
+    ]
+    if not figures and not missing:
+        return None
+    return PeaksRecord(
+        seconds=max(peak.seconds or 0.0 for peak in peaks),
+        figures=figures,
+        calls=sum(peak.calls for peak in peaks),
+        wrong=sum(peak.wrong for peak in peaks),
+        not_measured=missing,
     )
 
 

@@ -42,7 +42,13 @@ from ..preflight.observed_variables import remark_on_job
 from ..text import sanitize_line
 from .acknowledgements import Acknowledgements
 from .node_records import FactsCollector, find_differences
-from .rank_records import mean_losses, proven_steps_record, rank_records, trace_records
+from .rank_records import (
+    mean_losses,
+    peaks_record,
+    proven_steps_record,
+    rank_records,
+    trace_records,
+)
 from .topology import build_topology
 from .verdict import INCONCLUSIVE, RunVerdict, judge_record
 
@@ -226,6 +232,7 @@ def describe_phase(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
         "remarks": _remarks(result, run),
         "stage_seconds": result.stage_seconds(),
         "proven_steps": proven_steps_record(result),
+        "peaks": peaks_record(result),
         "traces": trace_records(result),
     }
 
