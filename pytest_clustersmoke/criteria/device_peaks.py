@@ -26,10 +26,10 @@ from dataclasses import dataclass
 import pytest
 
 from ..config.metrics import show
-from ..evidence.node_observation import DeviceFigure
 from ..evidence.job_results import RankResult
 from ..evidence.measured_peaks import ONCE, RankPeaks, first_attempt, read_peaks
 from ..evidence.metric import Unmeasured, fail
+from ..evidence.node_observation import DeviceFigure
 from ..evidence.phase_result import PhaseResult
 from ..text import plural, shorten
 from .peer_judge import CPU_FACTOR, PeerVerdict, judge_by_factor, judge_peers

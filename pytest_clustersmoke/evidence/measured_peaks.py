@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..text import sanitize_line
-from .node_observation import DeviceFigure
 from .job_results import RankResult
+from .node_observation import DeviceFigure
 from .phase_result import PhaseResult
 from .telemetry import parse_finite, parse_int, parse_rows, parse_text
 

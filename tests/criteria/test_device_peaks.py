@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.criteria.device_peaks import Place, check_peaks, judge_figures
-from pytest_clustersmoke.evidence.node_observation import DeviceFigure
 from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.node_observation import DeviceFigure
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from pytest_clustersmoke.evidence.run_directory import write_json
 from tests.support.evidence import Evidence
