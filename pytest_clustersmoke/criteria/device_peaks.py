@@ -12,6 +12,10 @@ apart healthy ones lie, depends on the figure:
 - what the host's processor does: a fixed factor, by CPU time, since others may use the node as
   well. Where the nodes are whole (`--cluster-screen`) their spread decides.
 
+And each figure is compared with those of the same device in past runs, of which there must be
+eight, as each GPU's own step is (`gpu_past.py`); the factors above are then the smallest loss that
+is named.
+
 All judgements of a phase share the chance of a false name. What all ranks measure together, as
 `overlap_share`, shows no single device, and is not judged.
 """
@@ -21,18 +25,21 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from ..config.metrics import show
+from ..evidence.history.figure_history import FigureKey, key_of, read_figure_past
+from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.job_results import RankResult
 from ..evidence.measured_peaks import ONCE, RankPeaks, first_attempt, read_peaks
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.node_observation import DeviceFigure
 from ..evidence.phase_result import PhaseResult
 from ..text import plural, shorten
-from .peer_judge import CPU_FACTOR, PeerVerdict, judge_by_factor, judge_peers
+from .gpu_past import judge_gpus
+from .peer_judge import CPU_FACTOR, FLOOR, PeerVerdict, judge_by_factor, judge_peers
 
 KIND = "peaks"
 OF_HOST = ("cpu_copy_gb_per_s", "cpu_latency_ns")
@@ -59,11 +66,12 @@ class SlowFigure:
     figure: DeviceFigure
     usual: float
     at: int  # in the figures that were judged
+    others: str = "peers"
 
     def __str__(self) -> str:
         figure = self.figure
         return (
-            f"its {figure.name} is {show(figure.value)} {figure.unit}, that of its peers "
+            f"its {figure.name} is {show(figure.value)} {figure.unit}, that of its {self.others} "
             f"{show(self.usual)} {figure.unit}"
         )
 
@@ -164,19 +172,73 @@ def check_peaks(phase: PhaseResult) -> None:
     peaks = read_peaks(first_attempt(phase).ranks)
     _require_events(phase, peaks)
     wrong = [*_wrong_answers(peaks), *_outvoted(peaks)]
-    verdict, names = _judge_ranks(peaks)
+    pairs = [(figure, peak.rank) for peak in peaks for figure in peak.figures]
+    figures, places = [figure for figure, _ in pairs], [_place(rank) for _, rank in pairs]
+    verdict = judge_figures(figures, places)
+    became = judge_past(figures, places, _read_past(phase, figures))
+    fails = phase.past is None or phase.past.fails
     slow = [
         f"{rank} on {rank.host}{_of(found.figure)}: {found}"
-        for found in verdict.slow
-        for rank in [names[found.at]]
+        for found in (*verdict.slow, *(became if fails else ()))
+        for _, rank in [pairs[found.at]]
     ]
     if wrong or slow:
         phase.judged.add(KIND)
         fail("\n".join([*wrong, *slow]))
     _require_figures(peaks)
+    for found in became:
+        words = f"{pairs[found.at][1]}{_of(found.figure)}: {found} (history_check: warn)"
+        raise Unmeasured(KIND, words)
     phase.judged.add(KIND)
     if words := verdict.describe():
         phase.sensitivity.append(f"would have named a device that takes longer by: {words}")
+
+
+def judge_past(
+    figures: Sequence[DeviceFigure], places: Sequence[Place], past: Mapping[FigureKey, list[float]]
+) -> list[SlowFigure]:
+    """The figures that are worse than those of the same device in past runs, the worst first."""
+    names: dict[str, dict[str, int]] = defaultdict(dict)
+    for number, figure in enumerate(figures):
+        if figure.name not in NOT_JUDGED and _time(figure) > 0:
+            names[figure.name][key_of(figure)[0]] = number
+    slow: list[tuple[float, SlowFigure]] = []
+    for name, numbers in names.items():
+        times = {device: _time(figures[number]) for device, number in numbers.items()}
+        before = {
+            device: [_time(replace(figures[number], value=value)) for value in past[key]]
+            for device, number in numbers.items()
+            if (key := key_of(figures[number])) in past
+        }
+        on_gpu = all(places[number].on_gpu for number in numbers.values())
+        verdicts = judge_gpus(times, before, _least_loss(name, on_gpu), len(names))
+        for device, verdict in verdicts.items():
+            if verdict.slow:
+                figure, usual_s = figures[numbers[device]], verdict.level.median
+                usual = 1 / usual_s if figure.higher_is_better else usual_s
+                found = SlowFigure(figure, usual, numbers[device], "good runs of the past")
+                slow.append((verdict.own_s / usual_s, found))
+    return [found for _, found in sorted(slow, key=lambda pair: -pair[0])]
+
+
+def _least_loss(name: str, on_gpu: bool) -> float:
+    if not on_gpu or name in OF_HOST:
+        return CPU_FACTOR - 1
+    return COPY_FACTOR - 1 if name in OF_BOTH else FLOOR
+
+
+def _read_past(
+    phase: PhaseResult, figures: Sequence[DeviceFigure]
+) -> Mapping[FigureKey, list[float]]:
+    """The past of each figure; empty without a history that can be read, which other criteria
+    report."""
+    if phase.past is None:
+        return {}
+    try:
+        past = phase.past
+        return read_figure_past(past.report_dir, past.cluster, figures, past.begun)
+    except HistoryUnusable:
+        return {}
 
 
 def _require_events(phase: PhaseResult, peaks: Sequence[RankPeaks]) -> None:
@@ -243,11 +305,5 @@ def _of(figure: DeviceFigure) -> str:
     return f" ({figure.device})" if figure.device else ""
 
 
-def _judge_ranks(peaks: Iterable[RankPeaks]) -> tuple[PeakVerdict, list[RankResult]]:
-    """The verdict on all figures, and the rank of each."""
-    pairs = [(figure, peak.rank) for peak in peaks for figure in peak.figures]
-    places = [
-        Place(rank.device_name or "", rank.local_rank, rank.device.startswith("cuda"))
-        for _, rank in pairs
-    ]
-    return judge_figures([figure for figure, _ in pairs], places), [rank for _, rank in pairs]
+def _place(rank: RankResult) -> Place:
+    return Place(rank.device_name or "", rank.local_rank, rank.device.startswith("cuda"))

@@ -29,6 +29,7 @@ from . import (
     device_peaks,
     finite_values,
     gpu_past,
+    hardware_health,
     outvoted_ranks,
     resumption,
     stragglers,
@@ -147,6 +148,10 @@ class Started:
     def test_devices_reach_their_peaks(self, phase: PhaseView) -> None:
         """No device gives a wrong answer, or is slower than its peers, before it trains."""
         device_peaks.check_peaks(phase)
+
+    def test_hardware_stays_healthy(self, phase: PhaseView) -> None:
+        """No GPU or RDMA port counted damage during the job, and each rail carried its share."""
+        hardware_health.check_health(phase)
 
     def test_metrics_are_as_in_the_past(self, phase: PhaseView) -> None:
         """No metric is worse than in past runs of the phase on the same hardware and versions."""

@@ -196,7 +196,9 @@ class FigureRecord(RecordModel):
 
     rank: int = Field(description="that measured it")
     node: str
-    device: str = Field(description="the GPU's UUID, `cpu:` and a rank's number, or empty")
+    device: str = Field(
+        description="the GPU's UUID; of a CPU its node and local rank; empty: the node"
+    )
     name: str
     value: float
     unit: str

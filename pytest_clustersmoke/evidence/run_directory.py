@@ -21,6 +21,7 @@
         scheduler.jsonl              the scheduler's record of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
         nodes/<node>/                facts.json, meeting.json (its checks of the other nodes),
+                                     health.json (counters of its hardware, before and after),
                                      events.jsonl, result.json, launcher.log,
                                      logs/**/<local rank>/stdout.log and stderr.log,
                                      dumped (its ranks' dumps are complete); accelerate.yaml,
@@ -245,6 +246,9 @@ class PhaseDir:
 
     def node_facts(self, node_rank: int) -> Path:
         return self.node(node_rank) / "facts.json"
+
+    def node_health(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "health.json"
 
     def node_meeting(self, node_rank: int) -> Path:
         return self.node(node_rank) / "meeting.json"

@@ -140,7 +140,8 @@ class Rank:
         self._output.open()
         self._hook.opened()
         if (order := self._environment.peaks) is not None:
-            identity = self._identity or f"{self.device.type}:{self.local_rank}"
+            node = self._environment.node
+            identity = self._identity or f"{node}/{self.device.type}:{self.local_rank}"
             self._peaks = Peaks(
                 self._environment, order, self.device, identity, self._hook.multiply
             )

@@ -19,6 +19,7 @@ from ..config.hostlist import expand_hostlist
 from ..evidence.node_observation import (
     BY_SCHEDULER,
     CHECKS,
+    DAMAGE,
     DEFINITE,
     DRIVER,
     GPU,
@@ -157,7 +158,7 @@ def _accuses(finding: FindingRecord, named: int, nodes: int, graver: bool) -> bo
 
 
 def _is_definite(finding: FindingRecord) -> bool:
-    return finding.id in DEFINITE and finding.severity == FAILURE
+    return finding.id in DAMAGE or (finding.id in DEFINITE and finding.severity == FAILURE)
 
 
 def _find_slow(phase: PhaseRecord) -> dict[str, list[int]]:

@@ -52,7 +52,7 @@ def rank_of(
     }
     order = PeakOrder(RunDir(folder), phase, changes.pop("always", False), "")
     environment = RankEnvironment(**{**values, **changes})
-    device = f"cpu:{environment.local_rank}"
+    device = f"{environment.node}/cpu:{environment.local_rank}"
     return Peaks(environment, order, CPU, device, multiply)
 
 
@@ -67,7 +67,7 @@ def test_device_and_node_are_measured_once_in_a_run(tmp_path: Path, quick: None)
     fields = first.measure()
     measured = {(figure["device"], figure["name"]) for figure in fields["figures"]}
     assert measured == {
-        ("cpu:0", "gemm_fp32_tflops"),
+        ("n0/cpu:0", "gemm_fp32_tflops"),
         ("", "cpu_copy_gb_per_s"),
         ("", "cpu_latency_ns"),
     }

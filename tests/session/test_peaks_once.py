@@ -36,7 +36,7 @@ def test_first_phase_measures_and_the_next_one_does_not(
     names = [(figure["device"], figure["name"]) for figure in first["peaks"]["figures"]]
     gemm = "gemm_fp32_tflops"
     host = [("", "cpu_copy_gb_per_s"), ("", "cpu_latency_ns")]
-    assert names == [("cpu:0", gemm), *host, ("cpu:1", gemm)]
+    assert names == [("local0/cpu:0", gemm), *host, ("local0/cpu:1", gemm)]
     assert first["peaks"]["wrong"] == 0 < first["peaks"]["calls"]
     assert first["stage_seconds"]["peaks"] >= first["peaks"]["seconds"] > 0
     assert second["peaks"] is None and "peaks" not in second["stage_seconds"]
