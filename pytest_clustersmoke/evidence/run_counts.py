@@ -203,6 +203,10 @@ class FigureRecord(RecordModel):
     value: float
     unit: str
     higher_is_better: bool
+    dense_share: float | None = Field(
+        default=None,
+        description="of what the GPU could multiply at its highest clock; null: not known",
+    )
 
 
 class PeaksRecord(RecordModel):

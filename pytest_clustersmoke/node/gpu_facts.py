@@ -21,6 +21,7 @@ HEALTH = {
         ("uuid", "ecc.errors.uncorrected.volatile.total", "persistence_mode"),
         ("uuid", "retired_pages.pending"),
         ("uuid", "mig.mode.current"),
+        ("uuid", "clocks.max.sm"),
     ),
     "--query-remapped-rows": (("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure"),),
 }

@@ -80,6 +80,16 @@ def _is_damaged(node: ScreenedNode) -> bool:
     )
 
 
+def list_figures(record: RunRecord) -> Iterator[DeviceFigure]:
+    """What devices reached in a run, without the phases of staged faults."""
+    for phase in record.phases:
+        if phase.fault or phase.peaks is None:
+            continue
+        for made in phase.peaks.figures:
+            values = made.model_dump(exclude={"rank", "dense_share"})
+            yield DeviceFigure(**values)
+
+
 def _observe_phase(phase: PhaseRecord) -> Iterator[NodeObservation]:
     """Every node of the phase, those that failed in its earlier jobs, and those that the scheduler
     names. A node may be named twice; the worst counts."""

@@ -9,10 +9,12 @@ from dataclasses import asdict
 
 from ..criteria import gpu_past, stragglers
 from ..criteria.training_proofs import list_proofs
+from ..evidence.gpu_model import dense_tflops
 from ..evidence.history.gpu_history import describe_gpu
 from ..evidence.job_results import RankResult
-from ..evidence.measured_peaks import first_attempt, read_peaks
+from ..evidence.measured_peaks import RankPeaks, first_attempt, read_peaks
 from ..evidence.metric import Unmeasured
+from ..evidence.node_observation import DeviceFigure
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_counts import FigureRecord, PeaksRecord
 from ..evidence.run_record import (
@@ -22,7 +24,14 @@ from ..evidence.run_record import (
     SpreadRecord,
     TraceRecord,
 )
-from ..evidence.telemetry import parse_finite, parse_int, parse_ints, parse_numbers, parse_text
+from ..evidence.telemetry import (
+    parse_finite,
+    parse_int,
+    parse_ints,
+    parse_numbers,
+    parse_rows,
+    parse_text,
+)
 from ..text import sanitize_line
 
 MAX_LOSSES = 500
@@ -133,8 +142,17 @@ def proven_steps_record(result: PhaseResult) -> ProvenStepsRecord | None:
 def peaks_record(result: PhaseResult) -> PeaksRecord | None:
     """What its ranks measured of their devices; None if they measured none."""
     peaks = read_peaks(first_attempt(result).ranks)
+    clocks = {
+        str(gpu.get("uuid")): parse_text(gpu.get("clocks.max.sm"))
+        for node in result.nodes
+        for gpu in parse_rows(node.facts.get("gpus"))
+    }
     figures = [
-        FigureRecord(rank=peak.rank.rank, **asdict(figure))
+        FigureRecord(
+            rank=peak.rank.rank,
+            **asdict(figure),
+            dense_share=_dense_share(peak, figure, clocks.get(peak.rank.gpu_uuid or "")),
+        )
         for peak in peaks
         for figure in peak.figures
     ]
@@ -152,6 +170,17 @@ def peaks_record(result: PhaseResult) -> PeaksRecord | None:
         wrong=sum(peak.wrong for peak in peaks),
         not_measured=missing,
     )
+
+
+def _dense_share(peak: RankPeaks, figure: DeviceFigure, clock: str | None) -> float | None:
+    """What a GPU multiplied, as a share of what it could at its highest clock."""
+    if figure.name != f"gemm_{peak.precision}_tflops":
+        return None
+    rank, start = peak.rank, peak.rank.start
+    capability = parse_text(start.get("capability"))
+    processors = parse_int(start.get("multiprocessors"))
+    most = dense_tflops(rank.device_name, capability, processors, clock, peak.precision)
+    return figure.value / most if most else None
 
 
 def mean_losses(result: PhaseResult) -> list[tuple[int, Number]]:
