@@ -22,6 +22,8 @@ HEALTH = {
         ("uuid", "retired_pages.pending"),
         ("uuid", "mig.mode.current"),
         ("uuid", "clocks.max.sm"),
+        ("uuid", "power.limit"),
+        ("uuid", "vbios_version"),
     ),
     "--query-remapped-rows": (("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure"),),
 }

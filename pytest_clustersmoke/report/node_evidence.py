@@ -27,6 +27,7 @@ from ..evidence.node_observation import (
     NODE_DOWN,
     SCREEN,
     SLOW,
+    DeviceFigure,
     NodeObservation,
     NodeState,
 )

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_clustersmoke.criteria.device_peaks import Place, check_peaks, judge_figures
+from pytest_clustersmoke.evidence.history import history_store
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.node_observation import DeviceFigure
-from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.phase_result import PastRuns, PhaseResult
 from pytest_clustersmoke.evidence.run_directory import write_json
+from tests.evidence.history.made import night
+from tests.support import records
 from tests.support.evidence import Evidence
 
 GEMM, COPY, LATENCY = "gemm_bf16_tflops", "host_to_device_gb_per_s", "cpu_latency_ns"
@@ -219,3 +223,29 @@ def test_healthy_spreads_name_nobody() -> None:
                     )
                     places.append(Place(H100, gpu % 8, True))
             assert judge_figures(figures, places, whole_nodes=True).slow == ()
+
+
+def after_nights(folder: Path, tonight: float, nights: int, fails: bool = True) -> PhaseResult:
+    """A single GPU that reaches this tonight, and 700 TFLOP/s within 0.3 % in each night before."""
+    result = ran(folder / "run", gemms([tonight]), per_node=1)
+    for number in range(nights):
+        value = 700 * (1 + 0.003 * (number % 3 - 1))
+        figures = [DeviceFigure("n0", "GPU-0", GEMM, value, "TFLOP/s", True)]
+        history_store.store_run(records.parsed(night(number)), folder, figures=figures)
+    return replace(result, past=PastRuns("gilbreth", folder, fails, 1e12))
+
+
+def test_device_slower_than_it_was_is_named(tmp_path: Path) -> None:
+    """A lone GPU has no peers; 6 % less than in eight nights is named, 3 % is not."""
+    assert failure(after_nights(tmp_path / "slow", 658.0, 8)) == (
+        "rank 0 (n0, GPU 0) on h0 (GPU-0): its gemm_bf16_tflops is 658.0 TFLOP/s, that of its good "
+        "runs of the past 700.0 TFLOP/s"
+    )
+    check_peaks(after_nights(tmp_path / "noise", 680.0, 8))
+    check_peaks(after_nights(tmp_path / "new", 658.0, 7))
+
+
+def test_profile_that_only_warns_fails_for_no_past(tmp_path: Path) -> None:
+    """`history_check: warn`, as for metrics."""
+    with pytest.raises(Unmeasured, match=r"658.0 TFLOP/s.*\(history_check: warn\)"):
+        check_peaks(after_nights(tmp_path, 658.0, 8, fails=False))

@@ -21,14 +21,17 @@ DAMAGE = {
     ),
 }
 # Counter -> the finding, the least of it, and what it is.
-WORN, LINKS = "gpu-memory-wear", "gpu-link-errors"
 WEAR = {
-    "retired_pages": (WORN, 1, "pages of its memory retired"),
-    "remapped_corrected": (WORN, 1, "rows of its memory replaced after correctable errors"),
-    "pcie_replays": (LINKS, 100, "repeated packets on its PCIe link"),
-    "nvlink_recoveries": (LINKS, 1, "recoveries of its NVLinks"),
-    "nvlink_replays": (LINKS, 100, "repeated packets on its NVLinks"),
-    "nvlink_crc_errors": (LINKS, 1000, "packets with errors on its NVLinks"),
+    "retired_pages": ("gpu-memory-wear", 1, "pages of its memory retired"),
+    "remapped_corrected": (
+        "gpu-memory-wear",
+        1,
+        "rows of its memory replaced after correctable errors",
+    ),
+    "pcie_replays": ("gpu-link-errors", 100, "repeated packets on its PCIe link"),
+    "nvlink_recoveries": ("gpu-link-errors", 1, "recoveries of its NVLinks"),
+    "nvlink_replays": ("gpu-link-errors", 100, "repeated packets on its NVLinks"),
+    "nvlink_crc_errors": ("gpu-link-errors", 1000, "packets with errors on its NVLinks"),
 }
 HELD_DOWN = {
     "thermal_ns": "by its temperature",

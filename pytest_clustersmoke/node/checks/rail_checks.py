@@ -24,8 +24,7 @@ LEAST_BYTES = 2**26  # of a rail: with less nothing can be said
 SILENT, DOUBLED = 0.05, 1.6  # of a rail's share
 MORE_TOTAL = 0.15  # by which other traffic makes what a node carries more than the others
 CARRIED_NOTHING = 2**20
-# Counters whose growth is damage; the others are of a worn cable, or of congestion.
-BROKEN = {"link_downed": "rdma-link-went-down"}
+# Counters of a worn cable, and how much of each is too much.
 ERRORS = {
     "symbol_error": 100,
     "link_error_recovery": 1,
@@ -75,10 +74,11 @@ def check_traffic(nodes: Sequence[Traffic]) -> Iterator[Finding]:
 
 def _count_errors(traffic: Traffic) -> Iterator[Finding]:
     for port in traffic.ports:
-        for name, identity in BROKEN.items():
-            if times := port.counted[name].value if name in port.counted else None:
-                cause = f"RDMA port {_show(port)} went down {plural(times, 'time')} during the job"
-                yield traffic.node.build_finding(identity, cause, LINK_FIX, "rdma_ports")
+        downs = port.counted.get("link_downed")
+        if downs is not None and downs.value:
+            times = plural(downs.value, "time")
+            cause = f"RDMA port {_show(port)} went down {times} during the job"
+            yield traffic.node.build_finding("rdma-link-went-down", cause, LINK_FIX, "rdma_ports")
         grown = {
             name: counted.value
             for name, least in ERRORS.items()
