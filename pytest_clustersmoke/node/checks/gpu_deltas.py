@@ -20,19 +20,20 @@ DAMAGE = {
         "rows of its memory replaced after such an error",
     ),
 }
-# Counter -> the finding, the least of it, and what it is.
-WEAR = {
-    "retired_pages": ("gpu-memory-wear", 1, "pages of its memory retired"),
-    "remapped_corrected": (
+# A counter, the finding about it, the least of it, and what it counts.
+WEAR = (
+    ("retired_pages", "gpu-memory-wear", 1, "pages of its memory retired"),
+    (
+        "remapped_corrected",
         "gpu-memory-wear",
         1,
         "rows of its memory replaced after correctable errors",
     ),
-    "pcie_replays": ("gpu-link-errors", 100, "repeated packets on its PCIe link"),
-    "nvlink_recoveries": ("gpu-link-errors", 1, "recoveries of its NVLinks"),
-    "nvlink_replays": ("gpu-link-errors", 100, "repeated packets on its NVLinks"),
-    "nvlink_crc_errors": ("gpu-link-errors", 1000, "packets with errors on its NVLinks"),
-}
+    ("pcie_replays", "gpu-link-errors", 100, "repeated packets on its PCIe link"),
+    ("nvlink_recoveries", "gpu-link-errors", 1, "recoveries of its NVLinks"),
+    ("nvlink_replays", "gpu-link-errors", 100, "repeated packets on its NVLinks"),
+    ("nvlink_crc_errors", "gpu-link-errors", 1000, "packets with errors on its NVLinks"),
+)
 HELD_DOWN = {
     "thermal_ns": "by its temperature",
     "board_limit_ns": "by its board's limit",
@@ -79,7 +80,7 @@ def _damage(
 
 
 def _wear(node: Node, uuid: str, counted: Mapping[str, int]) -> Iterator[Finding]:
-    for name, (identity, least, words) in WEAR.items():
+    for name, identity, least, words in WEAR:
         if (count := counted.get(name, 0)) >= least:
             yield _find(node, identity, uuid, f"{count:,} {words}", FIX, WARNING)
 
