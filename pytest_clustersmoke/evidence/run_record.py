@@ -334,6 +334,11 @@ class PhaseRecord(RecordModel):
     peaks: PeaksRecord | None = Field(
         default=None, description="null: no device was measured in this phase"
     )
+    peak_share: float | None = Field(
+        default=None,
+        description="FLOP/s of the training over the GEMM that its devices reached, of the lowest "
+        "rank: per token 4 x parameters + 2 x trained ones; null: not known",
+    )
     traces: list[TraceRecord] = Field(default=[], description="those of --cluster-trace")
     criteria: dict[str, CriterionRecord] = Field(description="by name; `job` is the job itself")
     all_criteria: bool = Field(description="every criterion of the class reported a result")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from ..criteria import gpu_past, stragglers
@@ -170,6 +170,39 @@ def peaks_record(result: PhaseResult) -> PeaksRecord | None:
         wrong=sum(peak.wrong for peak in peaks),
         not_measured=missing,
     )
+
+
+def measure_peak_shares(results: Mapping[str, PhaseResult]) -> dict[str, float]:
+    """Phase -> what its training reached of its devices' own GEMM, measured in any phase of the
+    run, on the rank that reached least; phases of which that is not known for every rank are left
+    out. Each parameter costs a token two FLOP in the forward pass and two in the backward pass, and
+    each that is trained two more."""
+    reached = {
+        figure.device: figure.value * 1e12
+        for result in results.values()
+        for peak in read_peaks(first_attempt(result).ranks)
+        for figure in peak.figures
+        if figure.name.startswith("gemm_") and figure.value > 0
+    }
+    found = {
+        name: [_peak_share(rank, reached) for rank in result.ranks]
+        for name, result in results.items()
+    }
+    return {
+        name: min(share for share in shares if share is not None)
+        for name, shares in found.items()
+        if shares and None not in shares
+    }
+
+
+def _peak_share(rank: RankResult, reached: Mapping[str, float]) -> float | None:
+    peak = reached.get(rank.gpu_uuid or f"{rank.node}/{rank.device}:{rank.local_rank}")
+    tokens = rank.metrics().get("tokens_per_s_per_rank")
+    sizes = rank.events.last("own_steps") or {}
+    held, trained = parse_int(sizes.get("parameters")), parse_int(sizes.get("trained"))
+    if not peak or held is None or trained is None or tokens is None or not math.isfinite(tokens):
+        return None
+    return tokens * (4 * held + 2 * trained) / peak
 
 
 def _dense_share(peak: RankPeaks, figure: DeviceFigure, clock: str | None) -> float | None:

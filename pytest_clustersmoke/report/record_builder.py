@@ -44,6 +44,7 @@ from .acknowledgements import Acknowledgements
 from .node_records import FactsCollector, find_differences
 from .rank_records import (
     mean_losses,
+    measure_peak_shares,
     peaks_record,
     proven_steps_record,
     rank_records,
@@ -172,6 +173,9 @@ def make_record(run: FinishedRun) -> RunRecord:
     results = {name: run.results.get(name) or _read_phase(run, name) for name in run.tally.phases}
     evidence = {name: describe_phase(result, run) for name, result in results.items()}
     record = count_run(run, evidence)
+    shares = measure_peak_shares(results)
+    for phase in record.phases:
+        phase.peak_share = shares.get(phase.phase)
     store_verdict(record, judge_record(record))
     collector = FactsCollector()
     for result in results.values():

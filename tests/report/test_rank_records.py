@@ -13,6 +13,7 @@ from pytest_clustersmoke.report.phase_table import describe_proofs, describe_tra
 from pytest_clustersmoke.report.rank_records import (
     MAX_LOSSES,
     mean_losses,
+    measure_peak_shares,
     peaks_record,
     proven_steps_record,
     rank_records,
@@ -194,3 +195,23 @@ def test_peaks_are_recorded_with_their_share_of_the_dense_peak(tmp_path: Path) -
     assert gemm.dense_share == pytest.approx(500 / 989, rel=0.01)
     assert (gemm.node, gemm.device, gemm.value) == ("n0", "GPU-0", 500.0)
     assert (latency.device, latency.dense_share, latency.higher_is_better) == ("", None, False)
+
+
+def test_training_is_a_share_of_the_peak_that_an_earlier_phase_measured(tmp_path: Path) -> None:
+    """Of 1,000 parameters 100 are trained: 4,200 FLOP a token. The lower rank counts, and without
+    any of it there is no share."""
+    first = Evidence(tmp_path / "first", ranks_per_node=2).started()
+    second = Evidence(tmp_path / "second", ranks_per_node=2).started()
+    for rank, tokens in ((0, 1e6), (1, 2e6)):
+        start = {"rank": rank, "node": "n0", "device": f"cuda:{rank}", "gpu_uuid": f"GPU-{rank}"}
+        figure = {"device": f"GPU-{rank}", "name": "gemm_bf16_tflops", "value": 0.1, "unit": "T"}
+        sizes = {"parameters": 1000, "trained": 100}
+        first.rank(rank, ("start", start), ("peaks", {"figures": [figure]}))
+        metrics = {"values": {"tokens_per_s_per_rank": tokens}}
+        second.rank(rank, ("start", start), ("own_steps", sizes), ("metrics", metrics))
+    results = {"first": first.result(), "second": second.result()}
+    assert measure_peak_shares(results) == {"second": pytest.approx(0.042)}
+    assert measure_peak_shares({"second": second.result()}) == {}
+    second.rank(1, ("own_steps", {"parameters": 1000}))
+    results["second"] = second.result()
+    assert measure_peak_shares(results) == {}
