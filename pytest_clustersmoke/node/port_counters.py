@@ -120,6 +120,7 @@ class PortDelta:
     counted: Mapping[str, Delta] = field(default_factory=dict)
     width: int | None = None
     max_width: int | None = None
+    was_lost: bool = False  # it was active before, and is there, and is not active any more
 
     @property
     def name(self) -> str:
@@ -162,18 +163,25 @@ def _compare_port(before: Mapping[str, Any], after: Mapping[str, Any]) -> PortDe
         for name in (SENT, RECEIVED)
     }
     hca, port = _key(before)
-    state = parse_text(after.get("state")) or ""
+    was_active, is_active = _is_active(before), _is_active(after)
     return PortDelta(
         hca,
         port,
         parse_text(before.get("link_layer")) or "",
-        "ACTIVE" in state.split(),
+        is_active is True,
         data[SENT],
         data[RECEIVED],
         dict(_counted(first, last)),
         parse_int(after.get("width")),
         parse_int(after.get("max_width")),
+        was_active is True and is_active is False,
     )
+
+
+def _is_active(port: Mapping[str, Any]) -> bool | None:
+    """None if the port does not say."""
+    state = parse_text(port.get("state"))
+    return None if state is None else "ACTIVE" in state.split()
 
 
 def _counters(port: Mapping[str, Any]) -> dict[str, int | None]:

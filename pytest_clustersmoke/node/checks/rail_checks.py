@@ -75,9 +75,10 @@ def check_traffic(nodes: Sequence[Traffic]) -> Iterator[Finding]:
 def _count_errors(traffic: Traffic) -> Iterator[Finding]:
     for port in traffic.ports:
         downs = port.counted.get("link_downed")
-        if downs is not None and downs.value:
-            times = plural(downs.value, "time")
-            cause = f"RDMA port {_show(port)} went down {times} during the job"
+        times = (downs.value or 0) if downs is not None else 0
+        if times or port.was_lost:
+            how = f"went down {plural(times, 'time')}" if times else "went down for good"
+            cause = f"RDMA port {_show(port)} {how} during the job"
             yield traffic.node.build_finding("rdma-link-went-down", cause, LINK_FIX, "rdma_ports")
         grown = {
             name: counted.value

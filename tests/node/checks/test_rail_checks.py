@@ -172,6 +172,14 @@ def gone(fabric: Fabric) -> Iterable[tuple[str, str]]:
     return ()
 
 
+def down_at_the_end(fabric: Fabric) -> Iterable[tuple[str, str]]:
+    """A port that is down when the job ends, and whose count of that is saturated."""
+    for ports in (fabric.before[1], fabric.after[1]):
+        ports[2].counters = {"link_downed": 255}
+    fabric.after[1][2].state = "1: DOWN"
+    return [("rdma-link-went-down", "n1")]
+
+
 def narrow_slot(fabric: Fabric) -> Iterable[tuple[str, str]]:
     """A card that came up with half of its lanes."""
     fabric.after[3][0].width = 8
@@ -182,6 +190,7 @@ CASES = (
     *(healthy, dead_rail, rail_doubled, reset, saturated, reaches_maximum, backwards),
     *(narrow_counters, shared_nic, other_traffic, link_down, sockets, chosen_sockets, roce, gone),
     narrow_slot,
+    down_at_the_end,
 )
 
 
