@@ -6,12 +6,14 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ..evidence.run_directory import write_json
+from ..evidence.telemetry import parse_int
 from . import gpu_facts
 from .node_job import NodeJob
-from .port_counters import read_interfaces, read_ports
+from .port_counters import SYS, read_number, read_ports, subtract
 
 GPU_COUNTERS = [sys.executable, "-m", "pytest_clustersmoke.node.gpu_counters"]
 GPU_S = 10.0  # the other nodes wait for this one, and a broken driver may hang
@@ -45,3 +47,34 @@ def watched_health(job: NodeJob) -> Iterator[None]:
     with contextlib.suppress(OSError):
         readings["after"] = read_health(device)
         write_json(path, readings)
+
+
+# Bytes of network interfaces: class/net/<interface>/statistics.
+
+
+def read_interfaces(root: Path = SYS) -> dict[str, dict[str, int | None]]:
+    """The bytes that each interface of an adapter sent and received."""
+    return {
+        interface.name: {
+            "sent": read_number(interface / "statistics" / "tx_bytes"),
+            "received": read_number(interface / "statistics" / "rx_bytes"),
+        }
+        for interface in sorted((root / "class/net").glob("*"))
+        if (interface / "device").exists()
+    }
+
+
+def compare_interfaces(before: Any, after: Any) -> dict[str, int]:
+    """Interface -> the bytes that it sent and received together, where both could be read."""
+    found = {}
+    first, last = (value if isinstance(value, dict) else {} for value in (before, after))
+    for name, counted in first.items():
+        later = last.get(name)
+        if isinstance(counted, dict) and isinstance(later, dict):
+            ways = [
+                subtract(parse_int(counted.get(way)), parse_int(later.get(way)), 64).value
+                for way in ("sent", "received")
+            ]
+            if None not in ways:
+                found[str(name)] = sum(filter(None, ways))
+    return found

@@ -3,7 +3,6 @@
     class/infiniband/<hca>/ports/<port>/counters      of InfiniBand, and of most RoCE devices
     class/infiniband/<hca>/ports/<port>/hw_counters   what else the device counts
     class/infiniband/<hca>/device/current_link_width  of its PCIe slot, beside max_link_width
-    class/net/<interface>/statistics                  bytes of network interfaces
 
 `port_xmit_data` and `port_rcv_data` count words of four bytes. The counters of the InfiniBand
 architecture (volume 1, 16.1.3.5) do not wrap: one that has reached its maximum stays there, so what
@@ -54,7 +53,7 @@ def read_ports(root: Path = SYS) -> list[dict[str, Any]]:
 def _read_port(port: Path) -> dict[str, Any]:
     device = port.parent.parent
     counters = {
-        name: _read_number(port / folder / name)
+        name: read_number(port / folder / name)
         for folder, names in (("counters", (SENT, RECEIVED, *BITS)), ("hw_counters", HARDWARE))
         for name in names
     }
@@ -63,21 +62,9 @@ def _read_port(port: Path) -> dict[str, Any]:
         "port": port.name,
         "state": _read_word(port / "state"),
         "link_layer": _read_word(port / "link_layer"),
-        "width": _read_number(device / "device" / "current_link_width"),
-        "max_width": _read_number(device / "device" / "max_link_width"),
+        "width": read_number(device / "device" / "current_link_width"),
+        "max_width": read_number(device / "device" / "max_link_width"),
         "counters": {name: value for name, value in counters.items() if value is not None},
-    }
-
-
-def read_interfaces(root: Path = SYS) -> dict[str, dict[str, int | None]]:
-    """The bytes that each interface of an adapter sent and received."""
-    return {
-        interface.name: {
-            "sent": _read_number(interface / "statistics" / "tx_bytes"),
-            "received": _read_number(interface / "statistics" / "rx_bytes"),
-        }
-        for interface in sorted((root / "class/net").glob("*"))
-        if (interface / "device").exists()
     }
 
 
@@ -88,7 +75,7 @@ def _read_word(path: Path) -> str | None:
         return None
 
 
-def _read_number(path: Path) -> int | None:
+def read_number(path: Path) -> int | None:
     word = _read_word(path) or ""
     is_number = word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS
     return int(word) if is_number else None
@@ -202,19 +189,3 @@ def _counted(
 
 def _to_bytes(words: Delta) -> Delta:
     return words if words.value is None else Delta(words.value * WORD_BYTES)
-
-
-def compare_interfaces(before: Any, after: Any) -> dict[str, int]:
-    """Interface -> the bytes that it sent and received together, where both could be read."""
-    found = {}
-    first, last = (value if isinstance(value, dict) else {} for value in (before, after))
-    for name, counted in first.items():
-        later = last.get(name)
-        if isinstance(counted, dict) and isinstance(later, dict):
-            ways = [
-                subtract(parse_int(counted.get(way)), parse_int(later.get(way)), 64).value
-                for way in ("sent", "received")
-            ]
-            if None not in ways:
-                found[str(name)] = sum(filter(None, ways))
-    return found

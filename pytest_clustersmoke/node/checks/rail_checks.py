@@ -17,7 +17,8 @@ from typing import Any
 from ...evidence.finding import Finding
 from ...evidence.variable_names import show_value
 from ...text import FAILURE, WARNING, format_bytes, plural
-from ..port_counters import INFINIBAND, PortDelta, compare_interfaces, compare_ports
+from ..health_readings import compare_interfaces
+from ..port_counters import INFINIBAND, PortDelta, compare_ports
 from .node_values import Node, shorten_names
 
 LEAST_BYTES = 2**26  # of a rail: with less nothing can be said

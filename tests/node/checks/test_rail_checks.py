@@ -12,11 +12,11 @@ import pytest
 from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.node.checks.node_values import Node
 from pytest_clustersmoke.node.checks.rail_checks import Traffic, check_traffic, read_traffic
+from pytest_clustersmoke.node.health_readings import read_interfaces
 from pytest_clustersmoke.node.port_counters import (
     BACKWARDS,
     MISSING,
     SATURATED,
-    read_interfaces,
     read_ports,
 )
 from tests.fakes.sysfs import FakePort, write_tree
