@@ -37,11 +37,11 @@ from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_counts import RunTally
 from pytest_clustersmoke.evidence.run_directory import (
     RunDir,
-    create_run,
     job_name,
     read_json,
     write_json,
 )
+from pytest_clustersmoke.evidence.run_ownership import create_run
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter
 from pytest_clustersmoke.jobs.backend import Submission

@@ -21,7 +21,8 @@ from filelock import BaseFileLock
 
 from ..config.profile import Profile
 from ..text import Problem, UsageProblems, sanitize_line
-from .run_directory import RunDir, create_once, create_shared, list_directory, read_json, write_json
+from .run_directory import RunDir, create_once, list_directory, read_json, write_json
+from .run_ownership import create_shared
 from .telemetry import parse_rows
 
 OPTION = "--cluster-exclusive"

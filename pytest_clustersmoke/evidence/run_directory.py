@@ -6,6 +6,7 @@
     journal.jsonl                    submissions, ends and judgements, in order
     hosts/token, hosts/<host>/seen   what each host reads before the first job, and writes again
     reruns/<phase>.confirm<N>        created by a criterion that wants the phase to run again
+    peaks/<node>.<device>            created by the rank that measures the device, once in a run
     phases/<phase>/                  of a rerun, phases/<phase>.confirm<N>/; of a phase that may be
                                      retried, each job has all but the last two of these files in
                                      phases/<phase>/attempt-<n>/, with attempt.json: how it ended
@@ -20,6 +21,7 @@
         scheduler.jsonl              the scheduler's record of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
         nodes/<node>/                facts.json, meeting.json (its checks of the other nodes),
+                                     health.json (counters of its hardware, before and after),
                                      events.jsonl, result.json, launcher.log,
                                      logs/**/<local rank>/stdout.log and stderr.log,
                                      dumped (its ranks' dumps are complete); accelerate.yaml,
@@ -44,15 +46,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..text import Problem, UsageProblems
 from .whole_files import create_once as create_once
 from .whole_files import list_directory as list_directory
 from .whole_files import read_json as read_json
@@ -67,6 +66,7 @@ MAX_RERUNS = 3  # of a phase in one run
 RERUN = re.compile(rf"(.+)\.confirm([1-{MAX_RERUNS}])")  # no phase has a word after a dot
 # A test of --cluster-isolate: the phase's program on a group of its nodes.
 ISOLATION = re.compile(r"(.+)\.isolate([1-9]\d{0,4})")
+NOT_IN_NAMES = re.compile(r"[^\w.-]")
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
@@ -254,6 +254,9 @@ class PhaseDir:
     def node_facts(self, node_rank: int) -> Path:
         return self.node(node_rank) / "facts.json"
 
+    def node_health(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "health.json"
+
     def node_meeting(self, node_rank: int) -> Path:
         return self.node(node_rank) / "meeting.json"
 
@@ -372,6 +375,10 @@ class RunDir:
         """What one host writes before the first job; its files are named as those of a phase."""
         return PhaseDir(self.root / "hosts" / f"{number:04d}")
 
+    def peak_claim(self, node: str, device: str) -> Path:
+        """Created by the rank that measures what the device can do, or the node itself (`""`)."""
+        return self.root / "peaks" / NOT_IN_NAMES.sub("_", f"{node}.{device or 'node'}")
+
     def controller(self, number: int) -> Path:
         return self.root / f"controller.{number}"
 
@@ -394,43 +401,6 @@ class RunDir:
         except OSError:  # none was requested
             return {}
         return {name: match[1] for name in names if (match := RERUN.fullmatch(name))}
-
-
-def create_run(shared_dir: Path, run_id: str) -> RunDir:
-    """Create the run's directory with mode 0700.
-
-    Raises UsageProblems if it cannot be created or belongs to another user.
-    """
-    root = shared_dir / run_id
-    try:
-        create_shared(shared_dir)
-        root.mkdir(mode=0o700)
-        root.chmod(0o700)  # whatever its parent hands down
-        info = root.lstat()
-    except OSError as error:
-        raise UsageProblems(
-            [
-                Problem(
-                    f"the run directory {root} cannot be created ({error.strerror or error})",
-                    "shared_dir",
-                    "a directory that this user can write",
-                    "change `shared_dir` of this cluster",
-                )
-            ]
-        ) from error
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
-        what = f"the run directory {root} is not a directory that this user alone can open"
-        raise UsageProblems([Problem(what, "shared_dir")])
-    return RunDir(root)
-
-
-def create_shared(directory: Path) -> None:
-    """Create the directory that runs share, for this user alone, with its parents, which others
-    must not be able to write, whatever the umask. Raises OSError."""
-    for parent in reversed(directory.parents):
-        if not parent.exists():
-            parent.mkdir(mode=0o775, exist_ok=True)
-    directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def create_phase(phase: PhaseDir, nodes: int) -> None:

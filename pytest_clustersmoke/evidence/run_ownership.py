@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..text import Problem, UsageProblems
 from .run_directory import RUN_ID, RunDir
 
 
@@ -48,3 +49,40 @@ def find_run(shared_dir: Path, word: str) -> tuple[RunDir | None, str]:
     if why := find_stranger(root):
         return None, f"run {word} is not this user's alone: {why}"
     return RunDir(root), ""
+
+
+def create_run(shared_dir: Path, run_id: str) -> RunDir:
+    """Create the run's directory with mode 0700.
+
+    Raises UsageProblems if it cannot be created or belongs to another user.
+    """
+    root = shared_dir / run_id
+    try:
+        create_shared(shared_dir)
+        root.mkdir(mode=0o700)
+        root.chmod(0o700)  # whatever its parent hands down
+        info = root.lstat()
+    except OSError as error:
+        raise UsageProblems(
+            [
+                Problem(
+                    f"the run directory {root} cannot be created ({error.strerror or error})",
+                    "shared_dir",
+                    "a directory that this user can write",
+                    "change `shared_dir` of this cluster",
+                )
+            ]
+        ) from error
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        what = f"the run directory {root} is not a directory that this user alone can open"
+        raise UsageProblems([Problem(what, "shared_dir")])
+    return RunDir(root)
+
+
+def create_shared(directory: Path) -> None:
+    """Create the directory that runs share, for this user alone, with its parents, which others
+    must not be able to write, whatever the umask. Raises OSError."""
+    for parent in reversed(directory.parents):
+        if not parent.exists():
+            parent.mkdir(mode=0o775, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)

@@ -17,7 +17,8 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import Finding
 from ..evidence.locks import describe_run
-from ..evidence.run_directory import RunDir, create_run, write_json
+from ..evidence.run_directory import RunDir, write_json
+from ..evidence.run_ownership import create_run
 from ..jobs.backend import Backend
 from ..text import FAILURE, WARNING, Problem, UsageProblems
 from .mounts import exists

@@ -15,11 +15,11 @@ from pytest_clustersmoke.evidence.run_directory import (
     PhaseDir,
     RunDir,
     create_once,
-    create_run,
     read_json,
     write_atomically,
     write_json,
 )
+from pytest_clustersmoke.evidence.run_ownership import create_run
 from pytest_clustersmoke.evidence.telemetry import read_events, read_start
 from pytest_clustersmoke.text import UsageProblems
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.evidence.phase_result import collect_phase
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, create_run
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir
+from pytest_clustersmoke.evidence.run_ownership import create_run
 from pytest_clustersmoke.evidence.telemetry import EventWriter, read_events
 from pytest_clustersmoke.jobs.outcome import Judgement
 from pytest_clustersmoke.session.job_end import write_result
