@@ -318,7 +318,8 @@ class FaultIsolation:
             "answer": answer.as_record(),
             "ended": ended,
         }
-        finding = explain_answer(answer, len(self._jobs), "isolation/isolation.json")
+        where = str(self._directory.isolation.relative_to(self._directory.phase))
+        finding = explain_answer(answer, len(self._jobs), where)
         others = [each for each in self.result.findings if each.id != ISOLATION_FINDING]
         found = [each.as_dict() for each in (*others, finding)]
         job = {**self.result.job, "findings": found}

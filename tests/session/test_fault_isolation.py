@@ -266,8 +266,9 @@ def test_isolation_is_refused_where_no_phase_can_be_pinned(suite: Suite) -> None
     suite.phase("small", nodes=2)
     (line,) = suite.refused("--cluster-isolate")
     assert "the backend of one cannot" in line and "a profile with `backend: slurm`" in line
-    (line,) = suite.refused("--cluster-isolate", "--cluster-prove")
-    assert "--cluster-isolate and --cluster-prove exclude each other" in line
+    for other in ("--cluster-prove", "--cluster-screen", "--cluster-detach"):
+        line = suite.refused("--cluster-isolate", other)[0]
+        assert f"--cluster-isolate and {other} exclude each other" in line
     (line,) = suite.refused("--cluster-isolate-budget", "8:10")
     assert line == "--cluster-isolate-budget needs --cluster-isolate"
     assert "expected a number of tests and one of minutes" in "".join(
