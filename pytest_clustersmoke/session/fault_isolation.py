@@ -286,6 +286,7 @@ class FaultIsolation:
             nodes=Sourced(len(group), SOURCE),
             slurm={**kept, "nodelist": Sourced(",".join(group), SOURCE)},
             after=Sourced("", DEFAULT),
+            peaks=Sourced("never", SOURCE),
             base="",
             trace=None,
         )
