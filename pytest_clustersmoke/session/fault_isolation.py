@@ -286,6 +286,7 @@ class FaultIsolation:
             nodes=Sourced(len(group), SOURCE),
             slurm={**kept, "nodelist": Sourced(",".join(group), SOURCE)},
             after=Sourced("", DEFAULT),
+            peaks=Sourced("never", SOURCE),
             base="",
             trace=None,
         )
@@ -294,20 +295,11 @@ class FaultIsolation:
         job.outcome, job.reason = result.outcome, result.reason
         job.job_id, job.run_s = result.job_id, result.run_s
         if result.outcome == "passed":
-            job.result = self._judge_transports(result) if self._symptom == BETWEEN else PASSED
+            expect = self._profile.expect.get(self._phase.entry)
+            judged = replace(result, expect=expect)
+            job.result = judge_transports(judged) if self._symptom == BETWEEN else PASSED
         else:
             job.result = FAILED if result.outcome in ("failed", NODE_FAILED) else NO_ANSWER
-
-    def _judge_transports(self, result: PhaseResult) -> str:
-        """Whether the group's nodes talk as the cluster expects of the phase."""
-        expect = self._profile.expect.get(self._phase.entry)
-        try:
-            view_phase(replace(result, expect=expect)).transports.inter_node.check()
-        except AssertionError:
-            return FAILED
-        except Unmeasured:
-            return NO_ANSWER
-        return PASSED
 
     # What is written
 
@@ -327,7 +319,8 @@ class FaultIsolation:
             "answer": answer.as_record(),
             "ended": ended,
         }
-        finding = explain_answer(answer, len(self._jobs), "isolation/isolation.json")
+        where = str(self._directory.isolation.relative_to(self._directory.phase))
+        finding = explain_answer(answer, len(self._jobs), where)
         others = [each for each in self.result.findings if each.id != ISOLATION_FINDING]
         found = [each.as_dict() for each in (*others, finding)]
         job = {**self.result.job, "findings": found}
@@ -337,6 +330,17 @@ class FaultIsolation:
             write_json(self._directory.result, to_json_value(job))
         self.result = replace(self.result, job=job)
         return self.result
+
+
+def judge_transports(result: PhaseResult) -> str:
+    """Whether a group's nodes talk as the cluster expects of the phase."""
+    try:
+        view_phase(result).transports.inter_node.check()
+    except AssertionError:
+        return FAILED
+    except Unmeasured:
+        return NO_ANSWER
+    return PASSED
 
 
 def _judge_slow(found: Sequence[tuple[GroupJob, PhaseResult]]) -> None:

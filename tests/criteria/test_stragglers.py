@@ -11,7 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.criteria.stragglers import check_stragglers, find_stragglers
+from pytest_clustersmoke.criteria.stragglers import (
+    check_stragglers,
+    find_slow_groups,
+    find_stragglers,
+)
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from tests.support.evidence import Evidence
@@ -280,3 +284,13 @@ def test_noise_within_the_score_blames_no_rank(
     """In any order, ranks within a third of each other are equally fast."""
     folder = tmp_path_factory.mktemp("noise")
     assert not find_stragglers(ran(folder, *own, step_s=0.02, device="cuda:0"))
+
+
+def test_slow_groups_are_found_by_the_ranks_of_all_groups(tmp_path: Path) -> None:
+    """Also one of which all ranks are equally slow, which its own ranks cannot show."""
+    usual, slow = [0.05] * STEPS, [0.1] * STEPS
+    owns = [(usual, usual), (usual, usual), (slow, slow), (usual, usual)]
+    groups = [ran(tmp_path / str(number), *own) for number, own in enumerate(owns)]
+    assert find_stragglers(groups[2]) == []
+    assert find_slow_groups(groups) == [False, False, True, False]
+    assert find_slow_groups(groups[:2]) == [False, False]

@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke import lab
+from pytest_clustersmoke.evidence.metric import BETWEEN
+from pytest_clustersmoke.evidence.run_counts import JOB, CriterionRecord
+from pytest_clustersmoke.session.fault_isolation import find_symptom, judge_transports
+from pytest_clustersmoke.session.group_tests import FAILED, NO_ANSWER, PASSED
+from tests.support.evidence import make_profile
 from tests.support.harness import TRAIN, Outcome, Suite, properties
 from tests.support.killed import KILLER, attach
 from tests.support.labs import kill_daemon, running_lab
+from tests.support.nccl_phase import EXPECT, Job, swap
 
 # By the file `plan`, beside it: fails on the nodes `bad`, is slow on `slow`, and never ends on
 # `waits` in the phase's own job, on `hangs` in a test of the isolation.
@@ -218,13 +224,51 @@ def test_slow_dying_and_unreachable_nodes_of_sixteen_are_named(
             assert find_answer(outcome)["hosts"] == [node], outcome.output
 
 
+@pytest.mark.parametrize(
+    ("failed", "symptom"),
+    [
+        ({"job": ""}, JOB),
+        ({"test_links": BETWEEN}, BETWEEN),
+        ({"test_no_rank_falls_behind": "stragglers"}, "stragglers"),
+        ({"test_checkpoint": "", "test_memory": "references"}, ""),
+    ],
+    ids=["job", "transports", "slow rank", "nothing that a node or link causes"],
+)
+def test_only_what_nodes_or_links_can_cause_is_isolated(
+    failed: dict[str, str], symptom: str
+) -> None:
+    criteria = {
+        name: CriterionRecord.of("failed", "staged", judged=kind) for name, kind in failed.items()
+    }
+    passed = {"test_other": CriterionRecord.of("passed", judged="stragglers")}
+    assert find_symptom({**passed, **criteria}) == symptom
+    known = {name: CriterionRecord.of("known", "staged", judged=BETWEEN) for name in failed}
+    assert find_symptom(known) == ""
+
+
+@pytest.mark.parametrize(
+    ("edges", "backend", "result"),
+    [({}, "nccl", PASSED), ({(1, 2): "NET/Socket/0"}, "nccl", FAILED), ({}, "gloo", NO_ANSWER)],
+    ids=["as expected", "sockets between two nodes", "nothing logged"],
+)
+def test_group_is_judged_by_the_transports_between_its_nodes(
+    tmp_path: Path, edges: dict[tuple[int, int], str | None], backend: str, result: str
+) -> None:
+    job = Job(2, 2)
+    job.wording = swap(job, edges)
+    evidence = job.stage(tmp_path, backend=backend, silent=() if backend == "nccl" else range(4))
+    profile = make_profile(tmp_path, expect={"small": EXPECT})
+    assert judge_transports(evidence.result(profile)) == result
+
+
 def test_isolation_is_refused_where_no_phase_can_be_pinned(suite: Suite) -> None:
     """A usage error, as with options under which no phase is judged."""
     suite.phase("small", nodes=2)
     (line,) = suite.refused("--cluster-isolate")
     assert "the backend of one cannot" in line and "a profile with `backend: slurm`" in line
-    (line,) = suite.refused("--cluster-isolate", "--cluster-prove")
-    assert "--cluster-isolate and --cluster-prove exclude each other" in line
+    for other in ("--cluster-prove", "--cluster-screen", "--cluster-detach"):
+        line = suite.refused("--cluster-isolate", other)[0]
+        assert f"--cluster-isolate and {other} exclude each other" in line
     (line,) = suite.refused("--cluster-isolate-budget", "8:10")
     assert line == "--cluster-isolate-budget needs --cluster-isolate"
     assert "expected a number of tests and one of minutes" in "".join(
