@@ -13,7 +13,7 @@
 #                   how often a rank that computes wrongly is named, which slow ranks would be,
 #                   false alarms and power of the history check (simulated), how often the bad
 #                   node, link or switch is named (simulated), how time and memory grow with
-#                   ranks, phases and past runs
+#                   ranks, phases and past runs; how often a healthy device is named
 # make faults       stages every fault and writes the results to docs/reference/staged-faults.md
 # make soak         on the lab, all phases 20 times, and eight ranks of which one is slow; on this
 #                   machine, ten jobs for each way in which a rank computes wrongly; goes on where
@@ -136,6 +136,7 @@ bench: slurm
 	$(BIN)/python benchmarks/drift.py --short
 	$(BIN)/python -m benchmarks.isolation --plantings 540
 	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.peaks
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 \
 	  benchmarks/proof_cost.py --blocks 40
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 -m benchmarks.corruption

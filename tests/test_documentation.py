@@ -27,13 +27,15 @@ OWN_FILE = re.compile(
     r"(?<![\w/-])((?:benchmarks|pytest_clustersmoke|smoke_tests|tests)/[\w./-]*\w)"
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-# Criteria that need a GPU, references, a past, other ranks, or `proof: twin`.
+# Criteria that need a GPU, references, a past, other ranks, `proof: twin`, or `peaks: once`.
 SKIPPABLE = {
     "test_twin_run_gives_the_same_bits",
     "test_metrics_are_as_in_the_past",
     "test_other_ranks_compute_the_same_gradients",  # needs three ranks
     "test_each_gpu_is_as_fast_as_it_was",
     "test_other_references_are_met",
+    "test_devices_reach_their_peaks",
+    "test_hardware_stays_healthy",
     "test_throughput_meets_the_reference",
     "test_memory_meets_the_reference",
     "test_transports_inside_nodes_are_those_expected",

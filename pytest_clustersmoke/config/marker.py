@@ -41,6 +41,7 @@ SIMPLE_KEYS = (
     "resume",
     "proof",
     "proof_steps",
+    "peaks",
 )
 SET_KEYS = (*SIMPLE_KEYS, "args.X", "slurm.X", "env.X", "stage_limits_s.X")  # of --cluster-set
 # What is expected of a value of `needs`, by its type.

@@ -96,6 +96,7 @@ class Phase:
     proof: Sourced = Sourced("sampled", DEFAULT)
     proof_steps: Sourced = Sourced(3, DEFAULT)  # besides the first step and the last
     nodes_fixed: bool = False  # its program runs on this number of nodes only
+    peaks: Sourced = Sourced("once", DEFAULT)  # when to measure what its devices can do
     writes_gib: float = 0.0  # its checkpoint
     base: str = ""  # the phase of whose sweep this one is a point
     point: Mapping[str, Any] = field(default_factory=dict)  # arguments that differ from the phase's
@@ -219,6 +220,7 @@ def resolve(marked: PhaseMarker, profile: Profile, settings: Iterable[Setting]) 
         after=Sourced(marked.after, marked.where if marked.after else DEFAULT),
         resume=Sourced(marked.resume, marked.where if marked.resume else DEFAULT),
         nodes_fixed=marked.nodes_fixed,
+        peaks=_with_sources(profile, (), {"peaks": profile.peaks})["peaks"],
         args={**args, **small} if profile.sizes == "small" else args,
         small=small,
         writes_gib=0.0 if profile.sizes == "small" else marked.needs.writes_gib,
@@ -291,7 +293,7 @@ def _with_sources(
     are the tool's defaults."""
 
     def source(key: str) -> str:
-        default = path == ("stage_limits_s",) and not profile.has_key(*path, key)
+        default = path in ((), ("stage_limits_s",)) and not profile.has_key(*path, key)
         return "default" if default else profile.where(*path, key)
 
     return {key: Sourced(value, source(key)) for key, value in values.items()}

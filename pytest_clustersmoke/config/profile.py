@@ -29,6 +29,7 @@ from .yaml_source import Reading, Route, Source
 # Seconds without progress after which a stage counts as hung; a profile can override them.
 STAGE_LIMITS_S: dict[str, float] = {
     "init": 120,
+    "peaks": 300,
     "data": 600,
     "model": 300,
     "compile": 600,
@@ -182,6 +183,9 @@ class PhaseSettings(f.Section):
         default=None,
         description="steps to be proven besides the first and the last, drawn at random (3)",
     )
+    peaks: Literal["once", "never"] | None = Field(
+        default=None, description="as for the cluster, for this phase"
+    )
     resume: f.Count | Literal[0] | bool | None = Field(
         default=None,
         description="steps after which the phase stops, saves, and goes on in new processes; "
@@ -267,6 +271,10 @@ class Profile(f.Section):
     )
     require: tuple[Annotated[str, f.one_of("kind of criteria", CRITERIA_KINDS)], ...] = Field(
         default=(), description="kinds of criteria without which a phase cannot be FIT"
+    )
+    peaks: Literal["once", "never"] = Field(
+        default="once",
+        description="`once`: the first phase on a device measures what it can do, before it trains",
     )
     sizes: Literal["full", "small"] = Field(
         default="full",

@@ -50,10 +50,14 @@ class GpuVerdict:
 
 
 def judge_gpus(
-    times: Mapping[str, float], past: Mapping[str, Sequence[float]], floor: float = FLOOR
+    times: Mapping[str, float],
+    past: Mapping[str, Sequence[float]],
+    floor: float = FLOOR,
+    judgements: int = 1,
 ) -> dict[str, GpuVerdict]:
     """Judge GPUs by their past: GPU -> seconds, and GPU -> its past seconds, the newest first.
-    GPUs with too few runs are left out. A loss below the floor is never named."""
+    GPUs with too few runs are left out. A loss below the floor is never named. So many `judgements`
+    are made of them, which share the chance of a false name."""
     levels = {
         gpu: level
         for gpu in times
@@ -67,7 +71,7 @@ def judge_gpus(
         others = min(RUNS_OF_OTHERS, freedom - own)
         of_others = (squares - own_variance * own) / max(1, freedom - own)
         variance = max(0.0, (others * of_others + own * own_variance) / (others + own))
-        quantile = student_quantile(FALSE_NAMES / len(levels), others + own)
+        quantile = student_quantile(FALSE_NAMES / len(levels) / judgements, others + own)
         far = quantile * math.sqrt(variance * (1 + 1 / level.runs))
         verdicts[gpu] = GpuVerdict(times[gpu], level, level.median * (1 + max(floor, far)))
     return verdicts

@@ -54,12 +54,13 @@ class PeerVerdict:
         return "" if self.factor is None else f" (by a fixed factor of {self.factor:g})"
 
 
-def judge_peers(times: Mapping[int, float]) -> PeerVerdict:
-    """Judge the ranks of one role: rank -> its typical seconds, of two ranks or more."""
+def judge_peers(times: Mapping[int, float], judgements: int = 1) -> PeerVerdict:
+    """Judge the ranks of one role: rank -> its typical seconds, of two ranks or more. So many
+    `judgements` are made of them, which share the chance of a false name."""
     if len(times) <= FEWEST_PEERS:
         return judge_by_factor(times, FEW_PEERS_FACTOR)
     most = min(MOST_SLOW, int(len(times) * MOST_SLOW_SHARE))
-    return _judge_by_spread(times, most, len(times), FEW_PEERS_FACTOR)
+    return _judge_by_spread(times, most, len(times), FEW_PEERS_FACTOR, judgements)
 
 
 def judge_pairs(times: Mapping[int, float], nodes: int) -> PeerVerdict:
@@ -70,7 +71,7 @@ def judge_pairs(times: Mapping[int, float], nodes: int) -> PeerVerdict:
 
 
 def _judge_by_spread(
-    times: Mapping[int, float], most: int, freedom: int, factor: float
+    times: Mapping[int, float], most: int, freedom: int, factor: float, judgements: int = 1
 ) -> PeerVerdict:
     """Judge by the others' spread, which has at most these degrees of freedom, and by a factor over
     the slowest of them if they are too few; at most `most` are slow."""
@@ -87,14 +88,14 @@ def _judge_by_spread(
         elif ordered[peers] <= (1 + FLOOR) * usual_s:
             continue  # whatever the spread is
         else:
-            bound_s = _bound(usual_s, error_s, _quantile(peers, number, freedom))
+            bound_s = _bound(usual_s, error_s, _quantile(peers, number, freedom, judgements))
         if ordered[peers] > bound_s:
             slow = number
     healthy = len(names) - slow
     usual_s, named = spread[healthy][0], tuple(reversed(names[healthy:]))
     if healthy <= FEWEST_PEERS:
         return PeerVerdict(named, usual_s, factor * ordered[healthy - 1] / usual_s - 1, factor)
-    quantile = _quantile(healthy - 1, slow + 1, freedom)
+    quantile = _quantile(healthy - 1, slow + 1, freedom, judgements)
     return PeerVerdict(named, usual_s, _highest_bound(ordered[:healthy], quantile) / usual_s - 1)
 
 
@@ -116,9 +117,9 @@ def _median_without(ordered: Sequence[float], value: float) -> float:
     return (ordered[low + (low >= at)] + ordered[high + (high >= at)]) / 2
 
 
-def _quantile(peers: int, number: int, freedom: int) -> float:
+def _quantile(peers: int, number: int, freedom: int, judgements: int) -> float:
     """How many standard errors above its peers the `number`-th slowest must be."""
-    return student_quantile(_chance(peers + 1, number), min(peers - 1, freedom))
+    return student_quantile(_chance(peers + 1, number) / judgements, min(peers - 1, freedom))
 
 
 def _bound(usual_s: float, error_s: float, quantile: float) -> float:

@@ -26,8 +26,10 @@ from ..evidence.gpu_model import ANY_GPU, is_gpu_model
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult, find_unmatched_interfaces
 from . import (
+    device_peaks,
     finite_values,
     gpu_past,
+    hardware_health,
     outvoted_ranks,
     resumption,
     stragglers,
@@ -142,6 +144,14 @@ class Started:
                 assert version is not None and fnmatchcase(version, wanted), (
                     f"{place} runs {name} {version}, expected {wanted}"
                 )
+
+    def test_devices_reach_their_peaks(self, phase: PhaseView) -> None:
+        """No device gives a wrong answer, or is slower than its peers, before it trains."""
+        device_peaks.check_peaks(phase)
+
+    def test_hardware_stays_healthy(self, phase: PhaseView) -> None:
+        """No GPU or RDMA port counted damage during the job, and each rail carried its share."""
+        hardware_health.check_health(phase)
 
     def test_metrics_are_as_in_the_past(self, phase: PhaseView) -> None:
         """No metric is worse than in past runs of the phase on the same hardware and versions."""

@@ -1,8 +1,10 @@
-"""Compares a GPU's name with a profile's model: names have changed between drivers."""
+"""Compares a GPU's name with a profile's model, since names have changed between drivers; and what
+a model could do at most."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 ANY_GPU = ("", "any", "fake", "none", None)  # values of hardware.gpu that do not name a model
 MAKERS = {"nvidia", "tesla", "geforce", "quadro"}
@@ -16,3 +18,33 @@ def is_gpu_model(name: object, model: object) -> bool:
     if not wanted - MAKERS:
         return name == model
     return wanted - MAKERS <= has and ("mig" in wanted) is ("mig" in has)
+
+
+# FLOP per clock and multiprocessor of dense matrices, a multiplication with its addition counting
+# two, by compute capability and precision (fp32 without its tensor cores). From NVIDIA's papers on
+# the architectures of the Tesla V100 (2017: 8 tensor cores of 64 FMA), the A100 (2020: 4 of 256)
+# and the H100 (2022: 4 of 512). Other capabilities are left out: of some, models differ.
+FLOP_PER_CLOCK: Mapping[str, Mapping[str, int]] = {
+    "7.0": {"fp16": 1024, "fp32": 128},
+    "8.0": {"fp16": 2048, "bf16": 2048, "fp32": 128},
+    "9.0": {"fp16": 4096, "bf16": 4096, "fp32": 256},
+}
+LIMITED = {"h20"}  # models that do less than their capability says
+CLOCK = re.compile(r"\s*(\d{2,5})(?:\.\d+)? MHz\s*")
+
+
+def dense_tflops(
+    name: str | None,
+    capability: str | None,
+    multiprocessors: int | None,
+    clock: str | None,
+    precision: str,
+) -> float | None:
+    """TFLOP/s of a GPU at its highest clock, as nvidia-smi writes it; None if anything is
+    unknown."""
+    flop = FLOP_PER_CLOCK.get(capability or "", {}).get(precision)
+    match = CLOCK.fullmatch(clock or "")
+    is_limited = bool(LIMITED & set(WORD.findall((name or "").casefold())))
+    if flop is None or match is None or not multiprocessors or is_limited:
+        return None
+    return flop * multiprocessors * int(match[1]) * 1e6 / 1e12

@@ -23,11 +23,17 @@ DEFINITE = frozenset(
     {NODE_DOWN, "host-lost", "gpu-ecc-errors", "gpu-row-remap-failed", "rdma-port-down"}
     | {"interface-down"}
 )
+# What a device did, whatever the outcome of the job that saw it.
+DAMAGE = frozenset({"device-wrong-answer", "gpu-errors-during-job", "rdma-link-went-down"})
 # What looked at the node itself, or compared it with other nodes of its job.
 CHECKS = frozenset(
     {
         SLOW,
         *DEFINITE,
+        *DAMAGE,
+        *("gpu-clocks-held-down", "gpu-link-errors", "gpu-memory-wear", "pcie-link-narrow"),
+        *("rdma-port-errors", "rdma-rail-doubled", "rdma-rail-silent"),
+        "sockets-beside-infiniband",
         *("build-directory-not-writable", "clock-differs", "driver-differs", "gpu-driver-failed"),
         *("gpu-in-use", "gpu-model-differs", "gpu-page-retirement-pending", "gpus-missing"),
         *("gpu-row-remap-pending", "interface-missing", "memlock-limit", "open-files-limit"),

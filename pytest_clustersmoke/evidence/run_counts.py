@@ -189,3 +189,31 @@ class RunTally:
             "interrupted": self.interrupted,
             "counts": self.counts,
         }
+
+
+class FigureRecord(RecordModel):
+    """One figure of a device, or of a node itself, measured before the training."""
+
+    rank: int = Field(description="that measured it")
+    node: str
+    device: str = Field(
+        description="the GPU's UUID; of a CPU its node and local rank; empty: the node"
+    )
+    name: str
+    value: float
+    unit: str
+    higher_is_better: bool
+    dense_share: float | None = Field(
+        default=None,
+        description="of what the GPU could multiply at its highest clock; null: not known",
+    )
+
+
+class PeaksRecord(RecordModel):
+    """What the devices of a phase can do, measured before it trained."""
+
+    seconds: float = Field(description="how long that took, on the slowest rank")
+    figures: list[FigureRecord]
+    calls: int = Field(description="multiplications whose answer was compared, of all ranks")
+    wrong: int = Field(description="how many of them gave another answer")
+    not_measured: list[str] = Field(description="figures that are missing, and why")

@@ -21,6 +21,7 @@ from .run_counts import (
     KnownRecord,
     MissingRecord,
     Outcome,
+    PeaksRecord,
     PhaseCounts,
     RecordModel,
     RunCounts,
@@ -329,6 +330,14 @@ class PhaseRecord(RecordModel):
     stage_seconds: dict[str, float]
     proven_steps: ProvenStepsRecord | None = Field(
         default=None, description="null: the program gave no `Proof`"
+    )
+    peaks: PeaksRecord | None = Field(
+        default=None, description="null: no device was measured in this phase"
+    )
+    peak_share: float | None = Field(
+        default=None,
+        description="FLOP/s of the training over the GEMM that its devices reached, of the lowest "
+        "rank: per token 4 x parameters + 2 x trained ones; null: not known",
     )
     traces: list[TraceRecord] = Field(default=[], description="those of --cluster-trace")
     criteria: dict[str, CriterionRecord] = Field(description="by name; `job` is the job itself")

@@ -50,6 +50,7 @@ class Fault:
     stage_limits_s: Mapping[str, float] = field(default_factory=dict)
     timeout_s: float | None = None
     proof: str = ""  # in place of the phase's
+    peaks: bool = False  # its ranks measure what their devices can do; without it they do not
     setup: tuple[str, ...] = ()
     python_flags: str = ""
     slower_than_baseline: bool = False  # its reference is the throughput without the fault

@@ -15,6 +15,7 @@ BETWEEN = "test_transports_between_nodes_are_those_expected"
 
 # A rank of a small phase that makes no progress for this long is hung.
 NO_PROGRESS_S = 10.0
+PEAKS = "test_devices_reach_their_peaks"
 
 
 def _rank_death(name: str, description: str, finding: str = "rank-died", **more: Any) -> Fault:
@@ -84,6 +85,26 @@ RANKS = (
         blames=ALONE,
         ranks=2,
         trains=True,
+    ),
+)
+DEVICES = (
+    Fault(
+        "device-wrong-answer",
+        "on one rank one of the multiplications whose product is known has a wrong element",
+        "rank",
+        frozenset({PEAKS}),
+        blames=ALONE,
+        ranks=2,
+        peaks=True,
+    ),
+    Fault(
+        "device-slow",
+        "one rank does each multiplication four times while its device is measured",
+        "rank",
+        frozenset({PEAKS}),
+        blames=ALONE,
+        ranks=2,
+        peaks=True,
     ),
 )
 CHECKPOINTS = (
@@ -224,5 +245,6 @@ SETTINGS = (
 )
 
 FAULTS: dict[str, Fault] = {
-    fault.name: fault for fault in (*RANKS, *TRAINING, *CHECKPOINTS, *COLLECTIVE, *SETTINGS)
+    fault.name: fault
+    for fault in (*RANKS, *DEVICES, *TRAINING, *CHECKPOINTS, *COLLECTIVE, *SETTINGS)
 }

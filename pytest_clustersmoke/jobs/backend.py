@@ -247,6 +247,7 @@ def make_spec(
         "launcher": phase.launcher.value,
         "proof": phase.proof.value,
         "proof_steps": phase.proof_steps.value,
+        "peaks": phase.peaks.value,
         "dump_wait_s": profile.limits.dump_wait_s,
         "nccl_hostid": profile.backend == "local",
         **fault,

@@ -21,6 +21,9 @@ HEALTH = {
         ("uuid", "ecc.errors.uncorrected.volatile.total", "persistence_mode"),
         ("uuid", "retired_pages.pending"),
         ("uuid", "mig.mode.current"),
+        ("uuid", "clocks.max.sm"),
+        ("uuid", "power.limit"),
+        ("uuid", "vbios_version"),
     ),
     "--query-remapped-rows": (("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure"),),
 }
@@ -185,13 +188,13 @@ def _read_word(path: Path) -> str:
         return ""
 
 
-def run_all(commands: list[list[str]]) -> list[Answer]:
+def run_all(commands: list[list[str]], timeout_s: float = TIMEOUT_S) -> list[Answer]:
     """Run these commands at the same time and return their answers.
 
     With a broken driver a tool can hang in uninterruptible sleep: it is killed, but not waited for.
     """
     started = [_start(command) for command in commands]
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     return [_answer(process, deadline) for process in started]
 
 

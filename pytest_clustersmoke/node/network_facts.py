@@ -104,6 +104,7 @@ def _rdma_ports() -> list[dict[str, str | None]]:
             "state": _read_text(port / "state"),
             "rate": _read_text(port / "rate"),
             "link_layer": _read_text(port / "link_layer"),
+            "firmware": _read_text(port.parent.parent / "fw_ver"),
         }
         for port in ports
     ]

@@ -255,7 +255,15 @@ class _Result:
 
 
 def _run_launcher(job: NodeJob, events: EventWriter, deadline: float) -> dict[str, Any]:
-    from . import checks, launch_environment, launchers, node_facts, rendezvous, supervisor
+    from . import (
+        checks,
+        health_readings,
+        launch_environment,
+        launchers,
+        node_facts,
+        rendezvous,
+        supervisor,
+    )
 
     spec = job.spec
     launch_environment.apply_environment(spec["env_set"], spec["env_unset"])
@@ -272,7 +280,8 @@ def _run_launcher(job: NodeJob, events: EventWriter, deadline: float) -> dict[st
     try:
         env = launcher.prepare(launch, launch_environment.rank_environment(job, endpoint))
         command = [*launcher.command(), *launcher.arguments(launch)]
-        return supervisor.supervise_ranks(job, command, env, events)
+        with health_readings.watched_health(job):
+            return supervisor.supervise_ranks(job, command, env, events)
     finally:
         # It may hold a token, and only the ranks' start needs it.
         with contextlib.suppress(OSError):

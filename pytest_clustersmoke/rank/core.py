@@ -16,6 +16,7 @@ from .gradients import Probe
 from .hook import RankHook, load_hook
 from .leaves import free_whole
 from .own_step import OwnStep
+from .peaks import STAGE, Peaks
 from .proof import Proof, StepProver, draw_steps
 from .rank_dumps import RankDumps, record_failure
 from .rank_environment import TWIN, RankEnvironment, RankMisuse, read_rank_environment
@@ -53,6 +54,8 @@ class Rank:
         self._began = time.monotonic()
         self._marks = ProgramMarks(self._events)
         self._resume = Resume(environment, self._events)
+        self._peaks: Peaks | None = None
+        self._identity = ""
         self._hook: RankHook = load_hook(self, environment.fault, self._events.event)
 
     @classmethod
@@ -100,6 +103,8 @@ class Rank:
         result = function()
         seconds = time.perf_counter() - started
         self._events.event("stage", name=name, state="end", seconds=seconds)
+        if name == "init" and self._peaks is not None:
+            self._measure_peaks()
         return result
 
     def fact(self, **values: Any) -> None:
@@ -134,6 +139,12 @@ class Rank:
         self._events.event("barrier", seconds=process_group.barrier(self.device))
         self._output.open()
         self._hook.opened()
+        if (order := self._environment.peaks) is not None:
+            node = self._environment.node
+            identity = self._identity or f"{node}/{self.device.type}:{self.local_rank}"
+            self._peaks = Peaks(
+                self._environment, order, self.device, identity, self._hook.multiply
+            )
 
     # -- Training ----------------------------------------------------------------------------------
 
@@ -364,13 +375,22 @@ class Rank:
     def _record_start(self, init: str) -> None:
         self.device = choose_device(self._environment)
         process_group.prepare(init, self.device, repeats=self._environment.proof == TWIN)
-        self._events.event("start", **start_facts(self._environment, self.device), init=init)
+        facts = start_facts(self._environment, self.device)
+        self._identity = facts["gpu_uuid"] or ""
+        self._events.event("start", **facts, init=init)
         self._hook.introduced()
 
     def _open_group(self, init: str) -> None:
         self._record_start(init)
         process_group.open_group(init, self.device, self.timeout_s)
         self.group_opened()
+
+    def _measure_peaks(self) -> None:
+        """Measure what the devices can do, after the stage in which the group was opened."""
+        peaks, self._peaks = self._peaks, None
+        if peaks is not None:
+            fields = self.stage(STAGE, peaks.measure) if peaks.claim() else peaks.fields()
+            self._events.event("peaks", **fields)
 
     def _close(self) -> None:
         self._resume.check_saved()

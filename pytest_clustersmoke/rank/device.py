@@ -75,6 +75,7 @@ def start_facts(environment: RankEnvironment, device: torch.device) -> dict[str,
         "device": str(device),
         "device_name": name_device(device),
         "gpu_uuid": _gpu_uuid(device) if on_cuda else None,
+        **(_processors(device) if on_cuda else {}),
     }
 
 
@@ -83,6 +84,17 @@ def name_device(device: torch.device) -> str:
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+
+
+def _processors(device: torch.device) -> dict[str, Any]:
+    """From what the peak of the GPU follows, with its clock."""
+    import torch
+
+    known = torch.cuda.get_device_properties(device)
+    return {
+        "capability": f"{known.major}.{known.minor}",
+        "multiprocessors": known.multi_processor_count,
+    }
 
 
 def _gpu_uuid(device: torch.device) -> str | None:

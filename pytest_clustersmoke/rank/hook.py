@@ -31,6 +31,10 @@ class RankHook:
     def opened(self) -> None:
         """The process group is open, the libraries are loaded, no model is built yet."""
 
+    def multiply(self, multiply: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Multiply two matrices, whose product is known, to measure the device."""
+        return multiply()
+
     def before_step(self, index: int, count: int) -> None:
         """Step `index` of `count` (from 0) begins; its time is already running."""
 

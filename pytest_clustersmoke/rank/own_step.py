@@ -132,8 +132,10 @@ class OwnStep:
         if self._reason:
             return {"not_measured": self._reason}
         held = sum(parameter.numel() for parameter in self._proof.model.parameters())
+        trained = sum(parameter.numel() for parameter in self._parameters)
         return {
             "parameters": None if self._is_sharded else held,
+            "trained": None if self._is_sharded else trained,
             "seconds": self._totals("seconds"),
             "cpu_seconds": self._totals("cpu_seconds"),
             "parts": {name: vars(times) for name, times in self._parts.items()},

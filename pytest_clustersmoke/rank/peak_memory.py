@@ -56,8 +56,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self._device)
             self._reserved = max(self._reserved, reserved)
             return
-        with suppress(OSError):  # without it the proven steps count
-            CLEAR_REFS.write_text(RESET_PEAK)
+        forget_peak()
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -84,6 +83,13 @@ class PeakMemory:
         import torch
 
         return int(torch.cuda.max_memory_allocated(self._device))
+
+
+def forget_peak() -> None:
+    """Count the resident memory of this process from now on; where the kernel refuses, what was
+    before counts as well."""
+    with suppress(OSError):
+        CLEAR_REFS.write_text(RESET_PEAK)
 
 
 def _resident_bytes() -> int:

@@ -101,6 +101,17 @@ def reduce_max(values: torch.Tensor) -> None:
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
 
 
+def any_rank(holds: bool, device: torch.device) -> bool:
+    """Whether it holds on any rank."""
+    import torch
+    import torch.distributed as dist
+
+    place = device if dist.get_backend() == "nccl" else "cpu"
+    found = torch.tensor([float(holds)], device=place)
+    reduce_max(found)
+    return bool(found.item())
+
+
 def backend_of(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
@@ -192,6 +203,15 @@ def broadcast_object(value: Any) -> Any:
     shared = [value]
     dist.broadcast_object_list(shared, src=0)
     return shared[0]
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Every rank's value, on every rank."""
+    import torch.distributed as dist
+
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def close_group() -> None:

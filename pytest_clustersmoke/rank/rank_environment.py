@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import PhaseDir, job_name, place_of_rank, read_json
+from ..evidence.run_directory import (
+    PhaseDir,
+    RunDir,
+    is_job_root,
+    job_name,
+    place_of_rank,
+    read_json,
+)
 
 DEFAULT_TIMEOUT_S = 600.0
 PROOF_STEPS = 3  # drawn between the first step and the last
@@ -38,6 +45,17 @@ class TraceOrder:
 
 
 @dataclass(frozen=True)
+class PeakOrder:
+    """What is to be measured of the devices: once in a run, or again in this phase (`always`); the
+    precision of the training, if the phase's arguments say it."""
+
+    run: RunDir
+    phase: str
+    always: bool
+    precision: str
+
+
+@dataclass(frozen=True)
 class RankEnvironment:
     """This rank's numbers, the directory it writes to (None if run by hand), and the fault it has
     to stage (None except under --cluster-prove)."""
@@ -59,6 +77,7 @@ class RankEnvironment:
     trace: TraceOrder | None = None
     # Steps after which the first attempt stops; True: where the scheduler asks; 0: it does not.
     resume: int = 0
+    peaks: PeakOrder | None = None
 
 
 def read_rank_environment() -> RankEnvironment:
@@ -86,7 +105,20 @@ def read_rank_environment() -> RankEnvironment:
         proof=str(spec.get("proof", SAMPLED)),
         trace=_read_trace(spec, phase_dir) if phase_dir else None,
         resume=spec.get("resume", 0),
+        peaks=_read_peaks(spec, phase_dir) if phase_dir else None,
     )
+
+
+def _read_peaks(spec: Mapping[str, Any], phase_dir: PhaseDir) -> PeakOrder | None:
+    """The order to measure; None if there is none, as in every later attempt of a job."""
+    when, phase, args = spec.get("peaks"), str(spec.get("phase", "")), spec.get("args")
+    if when not in ("once", "always") or phase_dir.attempt:
+        return None
+    root = phase_dir.root
+    owner = root.parent if is_job_root(root, phase) else None
+    precision = args.get("precision") if isinstance(args, dict) else None
+    run = PhaseDir(root, owner=owner).run
+    return PeakOrder(run, phase, when == "always", str(precision or ""))
 
 
 def _read_trace(spec: Mapping[str, Any], phase_dir: PhaseDir) -> TraceOrder | None:

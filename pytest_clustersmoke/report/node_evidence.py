@@ -19,6 +19,7 @@ from ..config.hostlist import expand_hostlist
 from ..evidence.node_observation import (
     BY_SCHEDULER,
     CHECKS,
+    DAMAGE,
     DEFINITE,
     DRIVER,
     GPU,
@@ -26,6 +27,7 @@ from ..evidence.node_observation import (
     NODE_DOWN,
     SCREEN,
     SLOW,
+    DeviceFigure,
     NodeObservation,
     NodeState,
 )
@@ -77,6 +79,16 @@ def _is_damaged(node: ScreenedNode) -> bool:
     return any(
         check.finding in DEFINITE and check.severity == FAILURE for check in node.checks.values()
     )
+
+
+def list_figures(record: RunRecord) -> Iterator[DeviceFigure]:
+    """What devices reached in a run, without the phases of staged faults."""
+    for phase in record.phases:
+        if phase.fault or phase.peaks is None:
+            continue
+        for made in phase.peaks.figures:
+            values = made.model_dump(exclude={"rank", "dense_share"})
+            yield DeviceFigure(**values)
 
 
 def _observe_phase(phase: PhaseRecord) -> Iterator[NodeObservation]:
@@ -157,7 +169,7 @@ def _accuses(finding: FindingRecord, named: int, nodes: int, graver: bool) -> bo
 
 
 def _is_definite(finding: FindingRecord) -> bool:
-    return finding.id in DEFINITE and finding.severity == FAILURE
+    return finding.id in DAMAGE or (finding.id in DEFINITE and finding.severity == FAILURE)
 
 
 def _find_slow(phase: PhaseRecord) -> dict[str, list[int]]:

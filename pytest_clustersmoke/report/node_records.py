@@ -33,6 +33,12 @@ COMMON = (
     "memlock_limit_bytes",
     "open_files_limit",
 )
+# Facts of GPUs, and nvidia-smi's names of them.
+OF_GPUS = {
+    "GPU clock limit": "clocks.max.sm",
+    "GPU power cap": "power.limit",
+    "GPU firmware": "vbios_version",
+}
 MAX_WORDS = 200
 MAX_DIFFERENCES = 1000
 UNKNOWN = "not reported"
@@ -141,10 +147,16 @@ def common_facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "GPUs", str(len(gpus))
         yield "GPU", ", ".join(sorted({_word(gpu.get("name")) for gpu in gpus}))
         yield "driver", ", ".join(sorted({_word(gpu.get("driver_version")) for gpu in gpus}))
+        for name, field in OF_GPUS.items():
+            if any(gpu.get(field) is not None for gpu in gpus):
+                yield name, ", ".join(sorted({_word(gpu.get(field)) for gpu in gpus}))
     ports = parse_rows(facts.get("rdma_ports"))
     if ports:
         rates = sorted(f"{_word(port.get('hca'))} {_word(port.get('rate'))}" for port in ports)
         yield "RDMA ports", ", ".join(rates)[:MAX_WORDS]
+        firmware = {_word(port.get("firmware")) for port in ports if port.get("firmware")}
+        if firmware:
+            yield "RDMA firmware", ", ".join(sorted(firmware))[:MAX_WORDS]
 
 
 def _word(value: Any) -> str:

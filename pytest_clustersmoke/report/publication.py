@@ -27,7 +27,7 @@ from ..evidence.run_directory import RunDir, write_atomically, write_json
 from ..evidence.run_record import RunRecord
 from ..evidence.telemetry import to_json_value
 from ..text import sanitize_line
-from .node_evidence import observe_nodes
+from .node_evidence import list_figures, observe_nodes
 from .openmetrics import render_metrics
 from .page import page
 from .record_builder import MAX_REMARK, FinishedRun, try_history
@@ -120,7 +120,7 @@ def publish(
             report_dir,
             not unread,
             observations=[*observe_nodes(record), *observations],
-            figures=figures,
+            figures=[*list_figures(record), *figures],
             private=redactor is not None,
         )
     )

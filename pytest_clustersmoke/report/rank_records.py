@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from ..criteria import gpu_past, stragglers
 from ..criteria.training_proofs import list_proofs
+from ..evidence.gpu_model import dense_tflops
 from ..evidence.history.gpu_history import describe_gpu
 from ..evidence.job_results import RankResult
+from ..evidence.measured_peaks import RankPeaks, first_attempt, read_peaks
 from ..evidence.metric import Unmeasured
+from ..evidence.node_observation import DeviceFigure
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_record import Number, ProvenStepsRecord, RankRecord, SpreadRecord, TraceRecord
-from ..evidence.telemetry import parse_finite, parse_int, parse_ints, parse_numbers, parse_text
+from ..evidence.run_counts import FigureRecord, PeaksRecord
+from ..evidence.run_record import (
+    Number,
+    ProvenStepsRecord,
+    RankRecord,
+    SpreadRecord,
+    TraceRecord,
+)
+from ..evidence.telemetry import (
+    parse_finite,
+    parse_int,
+    parse_ints,
+    parse_numbers,
+    parse_rows,
+    parse_text,
+)
+from ..text import sanitize_line
 
 MAX_LOSSES = 500
 FEWEST_STEPS = 2
@@ -118,6 +137,83 @@ def proven_steps_record(result: PhaseResult) -> ProvenStepsRecord | None:
         seconds=max(took),
         share=max(took) / train_s if train_s else None,
     )
+
+
+def peaks_record(result: PhaseResult) -> PeaksRecord | None:
+    """What its ranks measured of their devices; None if they measured none."""
+    peaks = read_peaks(first_attempt(result).ranks)
+    clocks = {
+        str(gpu.get("uuid")): parse_text(gpu.get("clocks.max.sm"))
+        for node in result.nodes
+        for gpu in parse_rows(node.facts.get("gpus"))
+    }
+    figures = [
+        FigureRecord(
+            rank=peak.rank.rank,
+            **asdict(figure),
+            dense_share=_dense_share(peak, figure, clocks.get(peak.rank.gpu_uuid or "")),
+        )
+        for peak in peaks
+        for figure in peak.figures
+    ]
+    missing = [
+        sanitize_line(f"{peak.rank} {name}: {why}")
+        for peak in peaks
+        for name, why in peak.not_measured.items()
+    ]
+    if not figures and not missing:
+        return None
+    return PeaksRecord(
+        seconds=max(peak.seconds or 0.0 for peak in peaks),
+        figures=figures,
+        calls=sum(peak.calls for peak in peaks),
+        wrong=sum(peak.wrong for peak in peaks),
+        not_measured=missing,
+    )
+
+
+def measure_peak_shares(results: Mapping[str, PhaseResult]) -> dict[str, float]:
+    """Phase -> what its training reached of its devices' own GEMM, measured in any phase of the
+    run, on the rank that reached least; phases of which that is not known for every rank are left
+    out. Each parameter costs a token two FLOP in the forward pass and two in the backward pass, and
+    each that is trained two more."""
+    reached = {
+        figure.device: figure.value * 1e12
+        for result in results.values()
+        for peak in read_peaks(first_attempt(result).ranks)
+        for figure in peak.figures
+        if figure.name.startswith("gemm_") and figure.value > 0
+    }
+    found = {
+        name: [_peak_share(rank, reached) for rank in result.ranks]
+        for name, result in results.items()
+    }
+    return {
+        name: min(share for share in shares if share is not None)
+        for name, shares in found.items()
+        if shares and None not in shares
+    }
+
+
+def _peak_share(rank: RankResult, reached: Mapping[str, float]) -> float | None:
+    peak = reached.get(rank.gpu_uuid or f"{rank.node}/{rank.device}:{rank.local_rank}")
+    tokens = rank.metrics().get("tokens_per_s_per_rank")
+    sizes = rank.events.last("own_steps") or {}
+    held, trained = parse_int(sizes.get("parameters")), parse_int(sizes.get("trained"))
+    if not peak or held is None or trained is None or tokens is None or not math.isfinite(tokens):
+        return None
+    return tokens * (4 * held + 2 * trained) / peak
+
+
+def _dense_share(peak: RankPeaks, figure: DeviceFigure, clock: str | None) -> float | None:
+    """What a GPU multiplied, as a share of what it could at its highest clock."""
+    if figure.name != f"gemm_{peak.precision}_tflops":
+        return None
+    rank, start = peak.rank, peak.rank.start
+    capability = parse_text(start.get("capability"))
+    processors = parse_int(start.get("multiprocessors"))
+    most = dense_tflops(rank.device_name, capability, processors, clock, peak.precision)
+    return figure.value / most if most else None
 
 
 def mean_losses(result: PhaseResult) -> list[tuple[int, Number]]:

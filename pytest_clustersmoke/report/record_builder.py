@@ -42,7 +42,14 @@ from ..preflight.observed_variables import remark_on_job
 from ..text import sanitize_line
 from .acknowledgements import Acknowledgements
 from .node_records import FactsCollector, find_differences
-from .rank_records import mean_losses, proven_steps_record, rank_records, trace_records
+from .rank_records import (
+    mean_losses,
+    measure_peak_shares,
+    peaks_record,
+    proven_steps_record,
+    rank_records,
+    trace_records,
+)
 from .topology import build_topology
 from .verdict import INCONCLUSIVE, RunVerdict, judge_record
 
@@ -166,6 +173,9 @@ def make_record(run: FinishedRun) -> RunRecord:
     results = {name: run.results.get(name) or _read_phase(run, name) for name in run.tally.phases}
     evidence = {name: describe_phase(result, run) for name, result in results.items()}
     record = count_run(run, evidence)
+    shares = measure_peak_shares(results)
+    for phase in record.phases:
+        phase.peak_share = shares.get(phase.phase)
     store_verdict(record, judge_record(record))
     collector = FactsCollector()
     for result in results.values():
@@ -226,6 +236,7 @@ def describe_phase(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
         "remarks": _remarks(result, run),
         "stage_seconds": result.stage_seconds(),
         "proven_steps": proven_steps_record(result),
+        "peaks": peaks_record(result),
         "traces": trace_records(result),
     }
 

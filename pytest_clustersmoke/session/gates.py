@@ -121,6 +121,7 @@ def with_fault(fault: Fault, candidate: Candidate) -> Phase:
         phase,
         timeout_s=timeout_s,
         proof=Sourced(fault.proof, source) if fault.proof else phase.proof,
+        peaks=Sourced("always", source) if fault.peaks else phase.peaks,
         slurm={**phase.slurm, **_sourced(fault.slurm, source)},
         env_set={**phase.env_set, **_sourced(fault.env, source)},
         env_unset={name: value for name, value in phase.env_unset.items() if name not in fault.env},
@@ -143,7 +144,9 @@ def _shrink(candidate: Candidate, name: str) -> Phase:
     }
     staged = Staged(NOTHING, phase.name, phase.world_size - 1, HOOK)
     args = {**phase.args, **small, **overridden}
-    return replace(phase, name=name, args=args, writes_gib=0.0, staged=staged)
+    # Which phase measures a device would depend on their order, and so would its criterion.
+    peaks = Sourced("never", "--cluster-prove")
+    return replace(phase, name=name, args=args, writes_gib=0.0, staged=staged, peaks=peaks)
 
 
 def _sourced(values: Any, source: str) -> dict[str, Sourced]:

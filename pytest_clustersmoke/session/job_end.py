@@ -10,6 +10,7 @@ from typing import Any
 from .. import diagnose
 from ..config.hostlist import expand_hostlist
 from ..config.profile import Profile
+from ..criteria.hardware_health import warn_of_devices
 from ..diagnose.node_findings import check_warnings
 from ..evidence.finding import Finding
 from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
@@ -45,7 +46,7 @@ def judge_end(
     findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
     if judgement.outcome == "failed":  # the reason that a node gave may be a consequence
         judgement = Judgement("failed", findings[0].cause)
-    return result, judgement, findings + check_warnings(result)
+    return result, judgement, findings + check_warnings(result) + warn_of_devices(result)
 
 
 def describe_end(

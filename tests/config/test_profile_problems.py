@@ -116,8 +116,8 @@ def added(lines: str) -> str:
         (
             "stage_limits_s: {compil: 5}",
             "unknown stage `compil` in clusters.one.stage_limits_s; expected one of `init`, "
-            "`data`, `model`, `compile`, `first_step`, `train_step`, `probe`, `checkpoint`, "
-            "`reload`; did you mean `compile`?",
+            "`peaks`, `data`, `model`, `compile`, `first_step`, `train_step`, `probe`, "
+            "`checkpoint`, `reload`; did you mean `compile`?",
         ),
         (
             "require: [transport]",
@@ -159,7 +159,7 @@ def added(lines: str) -> str:
             "setpu: []",
             "unknown key `setpu` in clusters.one; expected one of `backend`, `description`, "
             "`shared_dir`, `node_local`, `python`, `lab`, `hosts`, `ssh`, `hardware`, `setup`, "
-            "`slurm`, `env`, `limits`, `stage_limits_s`, `require`, `sizes`, `phases`, "
+            "`slurm`, `env`, `limits`, `stage_limits_s`, `require`, `peaks`, `sizes`, `phases`, "
             "`references`, `history_check`, `expect`, `known`; did you mean `setup`?",
         ),
         (
@@ -294,7 +294,7 @@ def test_invalid_reference_is_refused(
             "{ddp_2gpu: {nods: 8}}",
             "6: unknown key `nods` in clusters.one.phases.ddp_2gpu; expected one of `nodes`, "
             "`gpus_per_node`, `timeout_s`, `launcher`, `after`, `proof`, `proof_steps`, "
-            "`resume`, `sweep`, `nodes_fixed`, `writes_gib`, `slurm`, `args`, `env`, "
+            "`peaks`, `resume`, `sweep`, `nodes_fixed`, `writes_gib`, `slurm`, `args`, `env`, "
             "`stage_limits_s`; "
             "did you mean `nodes`?",
         ),

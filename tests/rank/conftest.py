@@ -81,13 +81,13 @@ def started(line: list[str], environment: dict[str, str]) -> Iterator[subprocess
 
 @pytest.fixture
 def torchrun(tmp_path: Path) -> Callable[..., Run]:
-    """Run a script of smoke_tests/ or programs/ on this many ranks, to its end; `proof` as in the
-    phase's spec."""
+    """Run a script of smoke_tests/ or programs/ on this many ranks, to its end; `proof` and `spec`
+    as in the phase's spec."""
 
-    def run(script: str, *args: str, ranks: int, proof: str = "sampled") -> Run:
+    def run(script: str, *args: str, ranks: int, proof: str = "sampled", **spec: Any) -> Run:
         phase = PhaseDir(tmp_path / "phase")
         phase.root.mkdir()
-        write_json(phase.spec, {"proof": proof})
+        write_json(phase.spec, {"proof": proof, "phase": "phase", **spec})
         path = next(p for p in (SMOKE_TESTS / script, PROGRAMS / script) if p.exists())
         with started(torchrun_line(path, ranks, args), rank_environment(phase)) as process:
             output, _ = process.communicate(timeout=RUN_WITHIN_S)

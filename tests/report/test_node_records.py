@@ -150,6 +150,22 @@ def test_packages_gpus_and_ports_are_compared() -> None:
     assert by_fact["package torch"] == {"2.5.1": ["node0"], UNKNOWN: ["node1"]}
 
 
+def test_power_caps_clocks_and_firmware_are_compared() -> None:
+    """A GPU with a lower cap, and a card with old firmware; a fact that no node has is none."""
+    gpu = {"name": "NVIDIA H100", "driver_version": "550.54.15", "power.limit": "700.00 W"}
+    port = {"hca": "mlx5_0", "rate": "400 Gb/sec", "firmware": "28.39.1002"}
+    usual = [records.facts(number, gpus=[gpu], rdma_ports=[port]) for number in range(3)]
+    capped = {**gpu, "power.limit": "500.00 W"}
+    old = {**port, "firmware": "28.33.4030"}
+    by_fact = differences(*usual, records.facts(3, gpus=[gpu, capped], rdma_ports=[old]))
+    most = ["node0", "node1", "node2"]
+    assert by_fact == {
+        "GPUs": {"1": most, "2": ["node3"]},
+        "GPU power cap": {"700.00 W": most, "500.00 W, 700.00 W": ["node3"]},
+        "RDMA firmware": {"28.39.1002": most, "28.33.4030": ["node3"]},
+    }
+
+
 def test_hostile_facts_are_sanitized() -> None:
     """Facts of a wrong type raise no error, and the record has no escape sequences."""
     odd = records.facts(1, kernel="\x1b[2J", packages=["x"], gpus="many", rdma_ports=[1])

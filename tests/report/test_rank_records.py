@@ -13,6 +13,8 @@ from pytest_clustersmoke.report.phase_table import describe_proofs, describe_tra
 from pytest_clustersmoke.report.rank_records import (
     MAX_LOSSES,
     mean_losses,
+    measure_peak_shares,
+    peaks_record,
     proven_steps_record,
     rank_records,
     trace_records,
@@ -169,3 +171,47 @@ def test_hostile_plan_of_proofs_is_recorded_as_empty(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path).started().each("proof_plan", seed=3, steps="all")
     record = proven_steps_record(evidence.result())
     assert record is not None and (record.seed, record.drawn, record.proven) == ("", [], 0)
+
+
+def test_peaks_are_recorded_with_their_share_of_the_dense_peak(tmp_path: Path) -> None:
+    """By the clock that nvidia-smi showed on the node; figures of the node have none."""
+    evidence = Evidence(tmp_path, ranks_per_node=1).done()
+    assert peaks_record(evidence.result()) is None
+    gpu = {"device": "cuda:0", "device_name": "NVIDIA H100 80GB HBM3", "gpu_uuid": "GPU-0"}
+    start = {"rank": 0, "node": "n0", "capability": "9.0", "multiprocessors": 132, **gpu}
+    figure = {"device": "GPU-0", "name": "gemm_bf16_tflops", "value": 500.0, "unit": "TFLOP/s"}
+    node = {"device": "", "name": "cpu_latency_ns", "value": 90.0, "unit": "ns"}
+    figures = [{**figure, "higher_is_better": True}, {**node, "higher_is_better": False}]
+    counted = {"calls": 3000, "wrong": 1, "precision": "bf16", "seconds": 2.5}
+    reasons = {"not_measured": {"overlap_share": "RuntimeError: no"}}
+    evidence.rank(0, ("start", start), ("peaks", {"figures": figures, **counted, **reasons}))
+    gpus = [{"uuid": "GPU-0", "clocks.max.sm": "1830 MHz"}]
+    write_json(evidence.dir.node_facts(0), {"node": "n0", "host": "h", "gpus": gpus})
+    record = peaks_record(evidence.result())
+    assert record is not None
+    assert (record.seconds, record.calls, record.wrong) == (2.5, 3000, 1)
+    assert record.not_measured == ["rank 0 (n0, GPU 0) overlap_share: RuntimeError: no"]
+    gemm, latency = record.figures
+    assert gemm.dense_share == pytest.approx(500 / 989, rel=0.01)
+    assert (gemm.node, gemm.device, gemm.value) == ("n0", "GPU-0", 500.0)
+    assert (latency.device, latency.dense_share, latency.higher_is_better) == ("", None, False)
+
+
+def test_training_is_a_share_of_the_peak_that_an_earlier_phase_measured(tmp_path: Path) -> None:
+    """Of 1,000 parameters 100 are trained: 4,200 FLOP a token. The lower rank counts, and without
+    any of it there is no share."""
+    first = Evidence(tmp_path / "first", ranks_per_node=2).started()
+    second = Evidence(tmp_path / "second", ranks_per_node=2).started()
+    for rank, tokens in ((0, 1e6), (1, 2e6)):
+        start = {"rank": rank, "node": "n0", "device": f"cuda:{rank}", "gpu_uuid": f"GPU-{rank}"}
+        figure = {"device": f"GPU-{rank}", "name": "gemm_bf16_tflops", "value": 0.1, "unit": "T"}
+        sizes = {"parameters": 1000, "trained": 100}
+        first.rank(rank, ("start", start), ("peaks", {"figures": [figure]}))
+        metrics = {"values": {"tokens_per_s_per_rank": tokens}}
+        second.rank(rank, ("start", start), ("own_steps", sizes), ("metrics", metrics))
+    results = {"first": first.result(), "second": second.result()}
+    assert measure_peak_shares(results) == {"second": pytest.approx(0.042)}
+    assert measure_peak_shares({"second": second.result()}) == {}
+    second.rank(1, ("own_steps", {"parameters": 1000}))
+    results["second"] = second.result()
+    assert measure_peak_shares(results) == {}

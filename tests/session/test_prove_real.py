@@ -16,10 +16,11 @@ from pytest_clustersmoke.faults import FAULTS
 ROOT = Path(__file__).resolve().parents[2]
 # This machine has no NCCL transports (CPU ranks communicate over gloo), and no sbatch.
 NOT_HERE = {"p2p-off", "network-in-node", "infiniband-off", "submission-refused"}
-# One of each kind: a death, a criterion that blames a rank, a setting, a limit.
+# One of each kind: a death, criteria that blame a rank or a device, a setting, a limit.
 SOME = {
     "rank-killed": "test_ddp.py::TestDdpOnTwoGpus",
     "gradient-flipped": "test_ddp.py::TestDdpOnTwoGpus",
+    "device-wrong-answer": "test_ddp.py::TestDdpOnTwoGpus",
     "setup-line-fails": "test_mlp.py::TestMlpOnOneGpu",
     "time-limit": "test_mlp.py::TestMlpOnOneGpu",
 }

@@ -142,6 +142,7 @@ class Suite(RunFiles):
         self.profile = {
             "backend": "local",
             "shared_dir": str(self.shared),
+            "peaks": "never",
             "hardware": {"gpu": "any", "device": "cpu", "gpus_per_node": 2},
             "env": {"common": {"set": {**variables, self.marker: "1"}}},
             **own,

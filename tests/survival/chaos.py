@@ -103,6 +103,7 @@ class Chaos:
         return {
             "backend": "slurm",
             "shared_dir": str(self.shared),
+            "peaks": "never",
             # No GPUs: a slurmctld that was started again refuses them for some seconds.
             "hardware": {"gpu": "none", "device": "cpu", "gpus_per_node": 1},
             "slurm": {"partition": "main", "cpus_per_task": 1, "time": 5},

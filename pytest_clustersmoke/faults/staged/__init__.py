@@ -1,7 +1,7 @@
 """What a rank does to stage a fault, only in a phase whose spec names it, under `--cluster-prove`.
 
 staging.py             the base class
-rank_faults.py         ranks that die, hang, fall behind or call other collectives
+rank_faults.py         ranks that die, hang, fall behind or call other collectives; sick devices
 training_faults.py     wrong gradients, losses and results
 reduction_faults.py    gradients that are not reduced, or not averaged
 data_faults.py         the same data on all ranks; wrong evidence of what was trained

@@ -1,4 +1,5 @@
-"""Ranks that die, hang, fall behind or call other collectives than the rest."""
+"""Ranks that die, hang, fall behind or call other collectives than the rest, and devices that
+compute wrongly or slowly before they train."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 from ...rank.proof import find_optimizer
 from .staging import AT_STEP, NO_PROOF, Staging, cannot_stage
@@ -16,6 +19,8 @@ LEAST_SLEEP_S = 0.25
 # Rank 0 enters the collective this late; the waiting rank is killed after half that time.
 LATE_S = 3.0
 LEAST_BURN_S = 0.05
+WRONG_AT = 100  # the known product that is changed
+SLOWER = 4  # times the work of a device
 
 
 def _kill() -> None:
@@ -172,6 +177,33 @@ class SlowOptimizer(SlowPart):
         register_optimizer_step_post_hook(lambda *_: self.burn())
 
 
+class WrongAnswer(Staging):
+    """One answer of the chosen rank's known products is wrong."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self._calls = 0
+
+    def multiply(self, multiply: Callable[[], Any]) -> Any:
+        product = multiply()
+        self._calls += 1
+        if self.chosen and self._calls == WRONG_AT:
+            self.stage()
+            product[0, 0] += 1
+        return product
+
+
+class SlowDevice(Staging):
+    """The chosen rank repeats each multiplication."""
+
+    def multiply(self, multiply: Callable[[], Any]) -> Any:
+        if self.chosen:
+            self.stage()
+            for _ in range(SLOWER - 1):
+                multiply()
+        return multiply()
+
+
 STAGINGS: dict[str, type[Staging]] = {
     "rank-killed-at-start": KilledAtStart,
     "rank-killed": Killed,
@@ -184,4 +216,6 @@ STAGINGS: dict[str, type[Staging]] = {
     "all-slow": AllSlow,
     "rank-slow-backward": SlowBackward,
     "rank-slow-optimizer": SlowOptimizer,
+    "device-wrong-answer": WrongAnswer,
+    "device-slow": SlowDevice,
 }

@@ -1,0 +1,309 @@
+"""The criterion: no device gives wrong answers, and none is slower than its peers.
+
+A device that multiplies the same matrices must get the same bits. One that does not is named, and
+so is one whose answer differs from that of all others of its kind, of which there must be two.
+
+Slow is what lies outside the peers' distribution (`peer_judge.py`). Which are peers, and how far
+apart healthy ones lie, depends on the figure:
+
+- what a GPU does by itself: all GPUs of the model;
+- copies between host and GPU: those with the same place in their node, since the way there is
+  longer for some of them; within a node only a fixed factor decides;
+- what the host's processor does: a fixed factor, by CPU time, since others may use the node as
+  well. Where the nodes are whole (`--cluster-screen`) their spread decides.
+
+And each figure is compared with those of the same device in past runs, of which there must be
+eight, as each GPU's own step is (`gpu_past.py`); the factors above are then the smallest loss that
+is named.
+
+All judgements of a phase share the chance of a false name. What all ranks measure together, as
+`overlap_share`, shows no single device, and is not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from ..config.metrics import show
+from ..evidence.history.figure_history import FigureKey, key_of, read_figure_past
+from ..evidence.history.history_database import HistoryUnusable
+from ..evidence.job_results import RankResult
+from ..evidence.measured_peaks import ONCE, RankPeaks, first_attempt, read_peaks
+from ..evidence.metric import Unmeasured, fail
+from ..evidence.node_observation import DeviceFigure
+from ..evidence.phase_result import PhaseResult
+from ..text import plural, shorten
+from .gpu_past import judge_gpus
+from .peer_judge import CPU_FACTOR, FLOOR, PeerVerdict, judge_by_factor, judge_peers
+
+KIND = "peaks"
+OF_HOST = ("cpu_copy_gb_per_s", "cpu_latency_ns")
+OF_BOTH = ("host_to_device_gb_per_s", "device_to_host_gb_per_s")
+NOT_JUDGED = ("overlap_share",)
+# Half of a link's lanes make copies take twice as long; a GPU of the other socket less than this.
+COPY_FACTOR = 1.8
+MOST_NAMES = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a figure was measured: the model of the device, and its number in its node."""
+
+    model: str
+    local_rank: int | None
+    on_gpu: bool
+
+
+@dataclass(frozen=True)
+class SlowFigure:
+    """A figure outside what its peers show, and the usual one of these."""
+
+    figure: DeviceFigure
+    usual: float
+    at: int  # in the figures that were judged
+    others: str = "peers"
+
+    def __str__(self) -> str:
+        figure = self.figure
+        return (
+            f"its {figure.name} is {show(figure.value)} {figure.unit}, that of its {self.others} "
+            f"{show(self.usual)} {figure.unit}"
+        )
+
+
+@dataclass(frozen=True)
+class PeakVerdict:
+    """The slow figures, the worst first, and by figure the smallest loss that would have been named
+    (0.25: it takes 25 % longer)."""
+
+    slow: tuple[SlowFigure, ...]
+    visible: Mapping[str, float]
+
+    def describe(self) -> str:
+        """`gemm_bf16_tflops 4%, cpu_latency_ns 100%`."""
+        return ", ".join(
+            f"{name} {math.ceil(loss * 100 - 1e-6)}%" for name, loss in self.visible.items()
+        )
+
+
+def judge_figures(
+    figures: Sequence[DeviceFigure], places: Sequence[Place], whole_nodes: bool = False
+) -> PeakVerdict:
+    """Judge figures, each with its place, among their peers. `whole_nodes`: nobody else uses them,
+    so the spread of what the hosts do tells."""
+    groups = _group(figures, places)
+    by_spread = {key for key in groups if _has_spread(key, places, groups, whole_nodes)}
+    slow: list[tuple[float, SlowFigure]] = []
+    visible: dict[str, float] = {}
+    for key, numbers in groups.items():
+        times = {number: _time(figures[number]) for number in numbers}
+        verdict = _judge(times, key, places[numbers[0]], len(by_spread), key in by_spread)
+        name = figures[numbers[0]].name
+        visible[name] = max(visible.get(name, 0.0), verdict.visible)
+        for number in verdict.slow:
+            figure = figures[number]
+            usual = 1 / verdict.usual_s if figure.higher_is_better else verdict.usual_s
+            slow.append((times[number] / verdict.usual_s, SlowFigure(figure, usual, number)))
+    slow.sort(key=lambda pair: -pair[0])
+    return PeakVerdict(tuple(found for _, found in slow), visible)
+
+
+def _group(
+    figures: Sequence[DeviceFigure], places: Sequence[Place]
+) -> dict[tuple[Hashable, ...], list[int]]:
+    """The figures that are compared with each other, by their numbers; those without a peer are
+    left out."""
+    several_nodes = len({figure.node for figure in figures}) > 1
+    groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
+    for number, (figure, place) in enumerate(zip(figures, places, strict=True)):
+        if figure.name in NOT_JUDGED or _time(figure) <= 0:
+            continue
+        by_place = figure.name in OF_BOTH and several_nodes
+        groups[figure.name, place.model, place.local_rank if by_place else None].append(number)
+    return {key: numbers for key, numbers in groups.items() if len(numbers) > 1}
+
+
+def _has_spread(
+    key: tuple[Hashable, ...],
+    places: Sequence[Place],
+    groups: Mapping[tuple[Hashable, ...], Sequence[int]],
+    whole_nodes: bool,
+) -> bool:
+    """Whether the peers' spread decides."""
+    name, _, local_rank = key
+    if not places[groups[key][0]].on_gpu:
+        return False
+    if name in OF_HOST:
+        return whole_nodes
+    return name not in OF_BOTH or local_rank is not None
+
+
+def _judge(
+    times: Mapping[int, float],
+    key: tuple[Hashable, ...],
+    place: Place,
+    judgements: int,
+    by_spread: bool,
+) -> PeerVerdict:
+    if by_spread:
+        return judge_peers(times, judgements)
+    is_copy = key[0] in OF_BOTH and place.on_gpu
+    return judge_by_factor(times, COPY_FACTOR if is_copy else CPU_FACTOR)
+
+
+def _time(figure: DeviceFigure) -> float:
+    """What takes longer the worse the figure is; 0 if there is none."""
+    if figure.higher_is_better:
+        return 1 / figure.value if figure.value > 0 else math.inf
+    return figure.value
+
+
+def check_peaks(phase: PhaseResult) -> None:
+    """Fail, naming the devices with wrong answers and the slow ones; unmeasured if a rank that was
+    asked to has no figure. Skipped where nobody asked, or an earlier phase measured them all."""
+    __tracebackhide__ = True
+    if phase.spec.get("peaks") not in ONCE:
+        pytest.skip("what its devices can do was not measured (`peaks: never`)")
+    peaks = read_peaks(first_attempt(phase).ranks)
+    _require_events(phase, peaks)
+    wrong = [*_wrong_answers(peaks), *_outvoted(peaks)]
+    pairs = [(figure, peak.rank) for peak in peaks for figure in peak.figures]
+    figures, places = [figure for figure, _ in pairs], [_place(rank) for _, rank in pairs]
+    verdict = judge_figures(figures, places)
+    became = judge_past(figures, places, _read_past(phase, figures))
+    fails = phase.past is None or phase.past.fails
+    slow = [
+        f"{rank} on {rank.host}{_of(found.figure)}: {found}"
+        for found in (*verdict.slow, *(became if fails else ()))
+        for _, rank in [pairs[found.at]]
+    ]
+    if wrong or slow:
+        phase.judged.add(KIND)
+        fail("\n".join([*wrong, *slow]))
+    _require_figures(peaks)
+    for found in became:
+        words = f"{pairs[found.at][1]}{_of(found.figure)}: {found} (history_check: warn)"
+        raise Unmeasured(KIND, words)
+    phase.judged.add(KIND)
+    if words := verdict.describe():
+        phase.sensitivity.append(f"would have named a device that takes longer by: {words}")
+
+
+def judge_past(
+    figures: Sequence[DeviceFigure], places: Sequence[Place], past: Mapping[FigureKey, list[float]]
+) -> list[SlowFigure]:
+    """The figures that are worse than those of the same device in past runs, the worst first."""
+    names: dict[str, dict[str, int]] = defaultdict(dict)
+    for number, figure in enumerate(figures):
+        if figure.name not in NOT_JUDGED and _time(figure) > 0:
+            names[figure.name][key_of(figure)[0]] = number
+    slow: list[tuple[float, SlowFigure]] = []
+    for name, numbers in names.items():
+        times = {device: _time(figures[number]) for device, number in numbers.items()}
+        before = {
+            device: [_time(replace(figures[number], value=value)) for value in past[key]]
+            for device, number in numbers.items()
+            if (key := key_of(figures[number])) in past
+        }
+        on_gpu = all(places[number].on_gpu for number in numbers.values())
+        verdicts = judge_gpus(times, before, _least_loss(name, on_gpu), len(names))
+        for device, verdict in verdicts.items():
+            if verdict.slow:
+                figure, usual_s = figures[numbers[device]], verdict.level.median
+                usual = 1 / usual_s if figure.higher_is_better else usual_s
+                found = SlowFigure(figure, usual, numbers[device], "good runs of the past")
+                slow.append((verdict.own_s / usual_s, found))
+    return [found for _, found in sorted(slow, key=lambda pair: -pair[0])]
+
+
+def _least_loss(name: str, on_gpu: bool) -> float:
+    if not on_gpu or name in OF_HOST:
+        return CPU_FACTOR - 1
+    return COPY_FACTOR - 1 if name in OF_BOTH else FLOOR
+
+
+def _read_past(
+    phase: PhaseResult, figures: Sequence[DeviceFigure]
+) -> Mapping[FigureKey, list[float]]:
+    """The past of each figure; empty without a history that can be read, which other criteria
+    report."""
+    if phase.past is None:
+        return {}
+    try:
+        past = phase.past
+        return read_figure_past(past.report_dir, past.cluster, figures, past.begun)
+    except HistoryUnusable:
+        return {}
+
+
+def _require_events(phase: PhaseResult, peaks: Sequence[RankPeaks]) -> None:
+    silent = phase.world_size - len(peaks)
+    if silent:
+        raise Unmeasured(
+            KIND,
+            f"{plural(silent, 'rank')} of {phase.world_size} measured nothing of their devices; "
+            'expected it after the stage "init", in which the process group is opened',
+        )
+    elsewhere = {peak.measured_in for peak in peaks}
+    if not any(peak.figures or peak.not_measured for peak in peaks) and "" not in elsewhere:
+        names = shorten(sorted(elsewhere), MOST_NAMES)
+        pytest.skip(f"its devices were measured in an earlier phase of the run ({names})")
+
+
+def _require_figures(peaks: Sequence[RankPeaks]) -> None:
+    """Raise Unmeasured for a figure that a device could not give."""
+    for peak in peaks:
+        for name, why in peak.not_measured.items():
+            raise Unmeasured(KIND, f"{peak.rank} could not measure {name}: {why}")
+    if not any(peak.calls for peak in peaks):
+        raise Unmeasured(KIND, "no rank multiplied matrices whose product is known")
+
+
+def _wrong_answers(peaks: Iterable[RankPeaks]) -> Iterator[str]:
+    for peak in peaks:
+        if peak.wrong:
+            yield (
+                f"{peak.rank} on {peak.rank.host} computes wrongly: {_name(peak)} gave another "
+                f"answer in {peak.wrong} of {plural(peak.calls, 'equal multiplication')} "
+                f"({peak.precision}); take it out of service"
+            )
+
+
+def _outvoted(peaks: Iterable[RankPeaks]) -> Iterator[str]:
+    """GPUs that always give another answer than all others of their kind. Libraries choose their
+    kernels by model and version, and other kernels add in another order; what they choose by on a
+    CPU, its name does not say."""
+    kinds: dict[tuple[str | None, ...], list[RankPeaks]] = defaultdict(list)
+    for peak in peaks:
+        rank = peak.rank
+        if peak.answer is not None and rank.device.startswith("cuda"):
+            versions = rank.version("torch"), rank.version("cuda")
+            kinds[rank.device_name, peak.precision, versions[0], versions[1]].append(peak)
+    for alike in kinds.values():
+        counted = Counter(peak.answer for peak in alike)
+        (usual, votes), *_ = counted.most_common(1)
+        if len(alike) < 3 or votes != len(alike) - 1:
+            continue  # two witnesses are no majority, nor are two camps
+        for peak in alike:
+            if peak.answer != usual and not peak.wrong:
+                yield (
+                    f"{peak.rank} on {peak.rank.host} computes another product than the "
+                    f"{votes} others of its kind, each time: {_name(peak)} ({peak.precision})"
+                )
+
+
+def _name(peak: RankPeaks) -> str:
+    return peak.rank.gpu_uuid or peak.device or "its device"
+
+
+def _of(figure: DeviceFigure) -> str:
+    return f" ({figure.device})" if figure.device else ""
+
+
+def _place(rank: RankResult) -> Place:
+    return Place(rank.device_name or "", rank.local_rank, rank.device.startswith("cuda"))

@@ -1,0 +1,130 @@
+"""The criterion: the hardware of no node counted damage during the phase.
+
+The nodes read the counters of their ports and GPUs before the ranks start and after they end. What
+they counted meanwhile is judged with what NCCL's log says of the connections between nodes: the log
+says which ports were chosen, the counters say which carried.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from ..evidence.finding import Finding
+from ..evidence.job_results import NodeResult
+from ..evidence.measured_peaks import first_attempt, read_peaks
+from ..evidence.metric import Unmeasured, fail
+from ..evidence.phase_result import PhaseResult
+from ..evidence.run_directory import read_json
+from ..evidence.whole_files import MAX_NODE_BYTES
+from ..node.checks.gpu_deltas import check_gpu_deltas
+from ..node.checks.node_values import Node
+from ..node.checks.rail_checks import check_traffic, read_traffic
+from ..text import FAILURE, WARNING, plural, shorten
+from .transport_sides import Transports
+
+KIND = "health"
+SOCKET = "NET/Socket"
+MOST_NAMES = 4
+Reading = dict[str, dict[str, object]]  # `before` and `after`
+
+
+def check_health(phase: PhaseResult) -> None:
+    """Fail, naming the nodes whose hardware counted damage; unmeasured if a node has no readings.
+    Skipped where no node shows a counter, as on machines without RDMA and without NVML."""
+    __tracebackhide__ = True
+    readings = _read_health(phase)
+    silent = [
+        node.name for node in phase.nodes if not readings.get(node.node_rank, {}).get("after")
+    ]
+    if silent:
+        names = shorten(silent, MOST_NAMES)
+        raise Unmeasured(KIND, f"{names} read no counters after the ranks had ended")
+    if not any(reading["after"].get(k) for reading in readings.values() for k in ("ports", "gpus")):
+        pytest.skip("its nodes show no counters of RDMA ports or GPUs")
+    damage = [found for found in find_damage(phase) if found.severity == FAILURE]
+    phase.judged.add(KIND)
+    if damage:
+        fail("\n".join(f"{', '.join(found.hosts)}: {found.cause}" for found in damage))
+
+
+def find_damage(phase: PhaseResult) -> list[Finding]:
+    """What the hardware of the nodes counted: damage is a failure, the rest a warning."""
+    readings = _read_health(phase)
+    nodes = {node.node_rank: _node(phase, node) for node in phase.nodes}
+    found = [
+        finding
+        for number, reading in readings.items()
+        for finding in check_gpu_deltas(nodes[number], reading)
+    ]
+    connections, sockets = _connections(phase, readings)
+    traffic = [
+        read
+        for number, reading in readings.items()
+        if (read := read_traffic(nodes[number], reading, connections[number], number in sockets))
+    ]
+    return [*found, *check_traffic(traffic)]
+
+
+def warn_of_devices(phase: PhaseResult) -> list[Finding]:
+    """Findings about the hardware for a job's list: its outcome is another matter, and criteria
+    fail for damage."""
+    wrong = [
+        Finding(
+            "device-wrong-answer",
+            f"{peak.rank}: {peak.rank.gpu_uuid or peak.device} gave another answer in {peak.wrong} "
+            f"of {plural(peak.calls, 'equal multiplication')} before the training",
+            "take the device out of service, and repeat the phase without its node",
+            hosts=(peak.rank.node,),
+            ranks=(peak.rank.rank,),
+        )
+        for peak in read_peaks(first_attempt(phase).ranks)
+        if peak.wrong
+    ]
+    return [
+        replace(found, severity=WARNING, primary=False) for found in (*wrong, *find_damage(phase))
+    ]
+
+
+def _read_health(phase: PhaseResult) -> dict[int, Reading]:
+    """Node rank -> its readings; a reading that is not whole is left out."""
+    found = {}
+    for node in phase.nodes:
+        read = read_json(phase.directory.node_health(node.node_rank), MAX_NODE_BYTES) or {}
+        found[node.node_rank] = {
+            when: read[when] for when in ("before", "after") if isinstance(read.get(when), dict)
+        }
+    return found
+
+
+def _node(phase: PhaseResult, node: NodeResult) -> Node:
+    path = phase.directory.node_health(node.node_rank)
+    return Node(node.node_rank, node.name, {}, path)
+
+
+def _connections(
+    phase: PhaseResult, readings: dict[int, Reading]
+) -> tuple[dict[int, Counter[str]], set[int]]:
+    """Node -> HCA -> NCCL's connections to other nodes; and the nodes with some over sockets. Of
+    several cards under one name nothing is known."""
+    chosen: dict[int, Counter[str]] = {number: Counter() for number in readings}
+    sockets: set[int] = set()
+    if len(phase.nodes) < 2 or phase.backends != {"nccl"} or not _has_ports(readings.values()):
+        return chosen, sockets
+    transports = Transports(phase)
+    for link in transports.inter_node.links():
+        rank = link.destination if link.edge.role == "receive" else link.source
+        number = transports.nodes.get(rank, -1)
+        if number in chosen and link.transport.kind.startswith(SOCKET):
+            sockets.add(number)
+        elif number in chosen and link.edge.nic:
+            chosen[number][link.edge.nic.partition(":")[0]] += max(1, len(link.edge.channels))
+    merged = {number for number, nics in chosen.items() if any("+" in nic for nic in nics)}
+    return {number: Counter() if number in merged else n for number, n in chosen.items()}, sockets
+
+
+def _has_ports(readings: Iterable[Reading]) -> bool:
+    return any(reading.get("after", {}).get("ports") for reading in readings)

@@ -1,0 +1,86 @@
+"""What the ranks of a phase measured of their devices before they trained.
+
+The events were written by a job: a figure that is not a positive number counts as missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..text import sanitize_line
+from .job_results import RankResult
+from .node_observation import DeviceFigure
+from .phase_result import PhaseResult
+from .telemetry import parse_finite, parse_int, parse_rows, parse_text
+
+MAX_FIGURES, MAX_TEXT = 64, 100  # of a rank
+ONCE = ("once", "always")
+
+
+@dataclass(frozen=True)
+class RankPeaks:
+    """The `peaks` event of a rank: its figures, and how often the device multiplied two matrices
+    whose product is known. `measured_in`: the phase that measured this device before."""
+
+    rank: RankResult
+    figures: tuple[DeviceFigure, ...]
+    calls: int
+    wrong: int
+    answer: int | None  # the sum of the bits of most products
+    precision: str
+    measured_in: str
+    seconds: float | None
+    not_measured: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        """What its event names the device; empty if it measured none."""
+        return next((figure.device for figure in self.figures if figure.device), "")
+
+
+def read_rank_peaks(rank: RankResult) -> RankPeaks | None:
+    """None if the rank wrote no event, since it did not get so far, or nobody asked it."""
+    event = rank.events.last("peaks")
+    if event is None:
+        return None
+    reasons = event.get("not_measured")
+    return RankPeaks(
+        rank,
+        tuple(_read_figures(rank, event)),
+        max(0, parse_int(event.get("calls")) or 0),
+        max(0, parse_int(event.get("wrong")) or 0),
+        parse_int(event.get("answer")),
+        parse_text(event.get("precision")) or "",
+        parse_text(event.get("measured_in")) or "",
+        parse_finite(event.get("seconds")),
+        {
+            str(name): why
+            for name, why in (reasons.items() if isinstance(reasons, dict) else ())
+            if isinstance(why, str)
+        },
+    )
+
+
+def _read_figures(rank: RankResult, event: dict[str, Any]) -> list[DeviceFigure]:
+    figures = []
+    for record in parse_rows(event.get("figures"))[:MAX_FIGURES]:
+        texts = [parse_text(record.get(key)) for key in ("device", "name", "unit")]
+        device, name, unit = (sanitize_line((text or "")[:MAX_TEXT]) for text in texts)
+        value = parse_finite(record.get("value"))
+        if None not in texts and value is not None and value >= 0:
+            higher = record.get("higher_is_better") is True
+            figures.append(DeviceFigure(rank.node, device, name, value, unit, higher))
+    return figures
+
+
+def first_attempt(result: PhaseResult) -> PhaseResult:
+    """The attempt of a phase whose ranks measure their devices."""
+    return (*result.earlier, result)[0]
+
+
+def read_peaks(ranks: Sequence[RankResult]) -> list[RankPeaks]:
+    """What the ranks measured; those that measured nothing are left out."""
+    found = (read_rank_peaks(rank) for rank in ranks)
+    return [peaks for peaks in found if peaks is not None]

@@ -1,0 +1,107 @@
+"""Judges what the GPUs of a node counted during a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...evidence.finding import Finding
+from ...evidence.telemetry import parse_int, parse_rows
+from ...evidence.variable_names import show_value
+from ...text import FAILURE, WARNING
+from ..gpu_counters import subtract_counters
+from .node_values import Node
+
+# Counter -> the finding, whether it is damage, and what happened in words.
+DAMAGE = {
+    "ecc_uncorrected": ("gpu-errors-during-job", "uncorrectable memory errors"),
+    "remapped_uncorrected": (
+        "gpu-errors-during-job",
+        "rows of its memory replaced after such an error",
+    ),
+}
+# A counter, the finding about it, the least of it, and what it counts.
+WEAR = (
+    ("retired_pages", "gpu-memory-wear", 1, "pages of its memory retired"),
+    (
+        "remapped_corrected",
+        "gpu-memory-wear",
+        1,
+        "rows of its memory replaced after correctable errors",
+    ),
+    ("pcie_replays", "gpu-link-errors", 100, "repeated packets on its PCIe link"),
+    ("nvlink_recoveries", "gpu-link-errors", 1, "recoveries of its NVLinks"),
+    ("nvlink_replays", "gpu-link-errors", 100, "repeated packets on its NVLinks"),
+    ("nvlink_crc_errors", "gpu-link-errors", 1000, "packets with errors on its NVLinks"),
+)
+HELD_DOWN = {
+    "thermal_ns": "by its temperature",
+    "board_limit_ns": "by its board's limit",
+    "reliability_ns": "by its voltage",
+}
+LEAST_HELD_NS = 10**9
+# Bits of NVML's clock event reasons that a healthy GPU under load does not show.
+HARDWARE_SLOWDOWN, HW_THERMAL, POWER_BRAKE = 0x8, 0x40, 0x80
+FIX = "look for its Xid in the kernel log, and take the node out of service if it happens again"
+RESEAT = "reseat the card, or have its slot and riser checked"
+COOLING = "check the node's cooling, its power supplies and the GPU's power cap (nvidia-smi -q)"
+
+
+def check_gpu_deltas(node: Node, readings: Any) -> Iterator[Finding]:
+    """All findings about the GPUs of a node, by its two readings."""
+    pair = readings if isinstance(readings, dict) else {}
+    first, last = (_by_uuid(pair.get(when)) for when in ("before", "after"))
+    for uuid, after in last.items():
+        before = first.get(uuid, {})
+        counted = subtract_counters(before, after)
+        yield from _damage(node, uuid, counted, before, after)
+        yield from _wear(node, uuid, counted)
+        yield from _held_down(node, uuid, counted, after)
+
+
+def _by_uuid(reading: Any) -> dict[str, dict[str, Any]]:
+    gpus = parse_rows(reading.get("gpus")) if isinstance(reading, dict) else []
+    return {str(gpu["uuid"]): gpu for gpu in gpus if isinstance(gpu.get("uuid"), str)}
+
+
+def _damage(
+    node: Node,
+    uuid: str,
+    counted: Mapping[str, int],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+) -> Iterator[Finding]:
+    for name, (identity, words) in DAMAGE.items():
+        if count := counted.get(name):
+            yield _find(node, identity, uuid, f"{count:,} {words}", FIX, FAILURE)
+    if after.get("remap_failed") == 1 and before.get("remap_failed") == 0:
+        words = "a bad row of its memory that could not be replaced"
+        yield _find(node, "gpu-errors-during-job", uuid, words, FIX, FAILURE)
+
+
+def _wear(node: Node, uuid: str, counted: Mapping[str, int]) -> Iterator[Finding]:
+    for name, identity, least, words in WEAR:
+        if (count := counted.get(name, 0)) >= least:
+            yield _find(node, identity, uuid, f"{count:,} {words}", FIX, WARNING)
+
+
+def _held_down(
+    node: Node, uuid: str, counted: Mapping[str, int], after: Mapping[str, Any]
+) -> Iterator[Finding]:
+    for name, words in HELD_DOWN.items():
+        if (held := counted.get(name, 0)) >= LEAST_HELD_NS:
+            text = f"clocks held down {words} for {held / 1e9:.1f} s"
+            yield _find(node, "gpu-clocks-held-down", uuid, text, COOLING, WARNING)
+    reasons = parse_int(after.get("clock_event_reasons")) or 0
+    if reasons & (HARDWARE_SLOWDOWN | HW_THERMAL | POWER_BRAKE):
+        text = f"clocks slowed down by the hardware at the job's end (reasons {reasons:#x})"
+        yield _find(node, "gpu-clocks-held-down", uuid, text, COOLING, WARNING)
+    width, most = (parse_int(after.get(name)) for name in ("pcie_width", "pcie_max_width"))
+    if width and most and width < most:
+        text = f"{width} of the {most} lanes of its PCIe link in use"
+        yield _find(node, "pcie-link-narrow", uuid, text, RESEAT, WARNING)
+
+
+def _find(node: Node, identity: str, uuid: str, words: str, fix: str, severity: str) -> Finding:
+    cause = f"{show_value(uuid)} had {words} during the job"
+    return node.build_finding(identity, cause, fix, "gpus", severity, uuid=uuid)

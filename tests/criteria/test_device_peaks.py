@@ -1,0 +1,251 @@
+"""Devices with wrong answers, and devices slower than their peers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.device_peaks import Place, check_peaks, judge_figures
+from pytest_clustersmoke.evidence.history import history_store
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.node_observation import DeviceFigure
+from pytest_clustersmoke.evidence.phase_result import PastRuns, PhaseResult
+from pytest_clustersmoke.evidence.run_directory import write_json
+from tests.evidence.history.made import night
+from tests.support import records
+from tests.support.evidence import Evidence
+
+GEMM, COPY, LATENCY = "gemm_bf16_tflops", "host_to_device_gb_per_s", "cpu_latency_ns"
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def figure(device: str, name: str, value: float, higher: bool = True) -> dict[str, Any]:
+    unit = {GEMM: "TFLOP/s", COPY: "GB/s", LATENCY: "ns"}[name]
+    kind = {"device": device, "name": name, "unit": unit, "higher_is_better": higher}
+    return {**kind, "value": value}
+
+
+def ran(
+    folder: Path,
+    events: Sequence[Mapping[str, Any] | None],
+    *,
+    per_node: int = 4,
+    cuda: bool = True,
+    peaks: str = "once",
+) -> PhaseResult:
+    """A phase whose ranks wrote these `peaks` events, on nodes of `per_node` GPUs or CPUs."""
+    evidence = Evidence(folder, nodes=len(events) // per_node, ranks_per_node=per_node)
+    for rank, event in enumerate(events):
+        node, local_rank = divmod(rank, per_node)
+        start = {"rank": rank, "local_rank": local_rank, "node": f"n{node}", "host": f"h{node}"}
+        device = {"device": f"cuda:{local_rank}", "device_name": H100, "gpu_uuid": f"GPU-{rank}"}
+        evidence.rank(rank, ("start", {**start, **(device if cuda else {"device": "cpu"})}))
+        if event is not None:
+            usual = {"calls": 3000, "wrong": 0, "answer": 17, "precision": "bf16", "seconds": 2.0}
+            evidence.rank(rank, ("peaks", {**usual, **event}))
+    spec = {"phase": "small", "nodes": len(events) // per_node, "ranks_per_node": per_node}
+    write_json(evidence.dir.spec, {**spec, "peaks": peaks})
+    return evidence.result()
+
+
+def gemms(values: Sequence[float]) -> list[dict[str, Any]]:
+    return [{"figures": [figure(f"GPU-{rank}", GEMM, v)]} for rank, v in enumerate(values)]
+
+
+HEALTHY = (700.0, 702.0, 698.0, 705.0, 695.0, 701.0, 703.0, 697.0)
+
+
+def failure(result: PhaseResult) -> str:
+    with pytest.raises(AssertionError) as raised:
+        check_peaks(result)
+    assert "peaks" in result.judged
+    return str(raised.value)
+
+
+def test_healthy_devices_pass(tmp_path: Path) -> None:
+    """The criterion says which loss it would have seen."""
+    result = ran(tmp_path, gemms(HEALTHY))
+    check_peaks(result)
+    (words,) = result.sensitivity
+    assert words.startswith("would have named a device that takes longer by: gemm_bf16_tflops ")
+    assert "peaks" in result.judged
+
+
+def test_slow_gpu_is_named_with_its_figure(tmp_path: Path) -> None:
+    """With rank, host and UUID, and what its peers reach."""
+    events = gemms([*HEALTHY[:5], 600.0, *HEALTHY[6:]])
+    assert failure(ran(tmp_path, events)) == (
+        "rank 5 (n1, GPU 1) on h1 (GPU-5): its gemm_bf16_tflops is 600.0 TFLOP/s, that of its "
+        "peers 700.0 TFLOP/s"
+    )
+
+
+def test_wrong_answers_are_named_with_host_and_uuid(tmp_path: Path) -> None:
+    """One in 3,000 is enough."""
+    events = gemms(HEALTHY)
+    events[2]["wrong"] = 1
+    assert failure(ran(tmp_path, events)) == (
+        "rank 2 (n0, GPU 2) on h0 computes wrongly: GPU-2 gave another answer in 1 of 3,000 "
+        "equal multiplications (bf16); take it out of service"
+    )
+
+
+def test_gpu_that_is_always_wrong_is_outvoted(tmp_path: Path) -> None:
+    """All of its answers agree, and differ from those of the others."""
+    events = gemms(HEALTHY)
+    events[7]["answer"] = 18
+    words = failure(ran(tmp_path, events))
+    assert words.startswith("rank 7 (n1, GPU 3) on h1 computes another product than the 7 others")
+    assert "GPU-7" in words and len(words.splitlines()) == 1
+
+
+@pytest.mark.parametrize("answers", [(17, 18), (17, 17, 18, 18), (17, 18, 19, 20)])
+def test_nobody_is_blamed_without_a_majority(answers: Sequence[int], tmp_path: Path) -> None:
+    """Two devices, two camps, or all different: the libraries may have chosen other kernels."""
+    events = gemms(HEALTHY[: len(answers)])
+    for event, answer in zip(events, answers, strict=True):
+        event["answer"] = answer
+    check_peaks(ran(tmp_path, events, per_node=len(answers)))
+
+
+def test_cpus_are_not_outvoted(tmp_path: Path) -> None:
+    """The name of a CPU does not say which kernels its library chooses."""
+    events = gemms(HEALTHY[:4])
+    events[3]["answer"] = 18
+    check_peaks(ran(tmp_path, events, cuda=False))
+
+
+def test_gpus_that_are_far_from_the_host_are_not_named(tmp_path: Path) -> None:
+    """On each node two GPUs share a switch, and get half of what the others get. Those of other
+    nodes with the same number are their peers."""
+    usual = (54.0, 55.0, 30.0, 31.0)
+    copies = [
+        {"figures": [figure(f"GPU-{rank}", COPY, usual[rank % 4] + 0.1 * (rank // 4))]}
+        for rank in range(24)
+    ]
+    check_peaks(ran(tmp_path / "healthy", copies))
+    copies[9] = {"figures": [figure("GPU-9", COPY, 27.5)]}
+    assert "GPU-9" in failure(ran(tmp_path / "sick", copies))
+
+
+def test_within_one_node_copies_are_judged_by_a_factor(tmp_path: Path) -> None:
+    """GPUs of the other socket are slower, and half of the lanes makes it half."""
+    for slowest, named in ((36.0, False), (27.0, True)):
+        events = [
+            {"figures": [figure(f"GPU-{rank}", COPY, slowest if rank == 3 else 54.0)]}
+            for rank in range(8)
+        ]
+        result = ran(tmp_path / str(slowest), events, per_node=8)
+        if named:
+            assert failure(result).startswith("rank 3 (n0, GPU 3) on h0 (GPU-3): its host_to_dev")
+        else:
+            check_peaks(result)
+
+
+def test_hosts_are_judged_by_a_factor(tmp_path: Path) -> None:
+    """Others may use the node as well; a lower latency is better."""
+    latencies = (100.0, 150.0, 110.0, 90.0)
+    events = [{"figures": [figure("", LATENCY, value, False)]} for value in latencies]
+    check_peaks(ran(tmp_path / "healthy", events, per_node=1))
+    events[1] = {"figures": [figure("", LATENCY, 230.0, False)]}
+    words = failure(ran(tmp_path / "sick", events, per_node=1))
+    assert words == (
+        "rank 1 (n1, GPU 0) on h1: its cpu_latency_ns is 230.0 ns, that of its peers 100.0 ns"
+    )
+
+
+def test_whole_nodes_are_judged_by_their_spread() -> None:
+    """A screen has them to itself, so 15 % are seen."""
+    values = [100.0 + 0.1 * node for node in range(32)]
+    values[7] = 115.0
+    figures = [DeviceFigure(f"n{at}", "", LATENCY, v, "ns", False) for at, v in enumerate(values)]
+    places = [Place(H100, 0, True)] * len(figures)
+    assert judge_figures(figures, places).slow == ()
+    (slow,) = judge_figures(figures, places, whole_nodes=True).slow
+    assert slow.figure.node == "n7"
+
+
+def test_other_models_are_no_peers(tmp_path: Path) -> None:
+    """Nor are figures of another name, and a figure alone is not judged."""
+    figures = [
+        DeviceFigure(f"n{at}", f"GPU-{at}", name, value, "TFLOP/s", True)
+        for at, (name, value) in enumerate([(GEMM, 700.0), (GEMM, 100.0), ("gemm_fp32_tflops", 9)])
+    ]
+    places = [Place("H100", 0, True), Place("T4", 0, True), Place("H100", 0, True)]
+    verdict = judge_figures(figures, places)
+    assert verdict.slow == () and verdict.visible == {}
+
+
+def test_phase_of_devices_measured_before_is_skipped(tmp_path: Path) -> None:
+    """The first phase of the run has them."""
+    events = [{"measured_in": "first", "figures": [], "calls": 0}] * 4
+    with pytest.raises(pytest.skip.Exception, match=r"in an earlier phase of the run \(first\)"):
+        check_peaks(ran(tmp_path, events))
+
+
+def test_never_is_skipped(tmp_path: Path) -> None:
+    """Whatever a job writes that nobody asked."""
+    with pytest.raises(pytest.skip.Exception, match="peaks: never"):
+        check_peaks(ran(tmp_path, gemms(HEALTHY), peaks="never"))
+
+
+def test_missing_evidence_is_no_pass(tmp_path: Path) -> None:
+    """A rank without its event, a figure that could not be measured, or no known answer."""
+    for name, event in {
+        "silent": None,
+        "failed": {"figures": [], "not_measured": {GEMM: "RuntimeError: out of memory"}},
+        "torn": {"figures": [{"device": 3}], "calls": "many", "wrong": None},
+    }.items():
+        events: list[Any] = [event, *gemms(HEALTHY[:3])]
+        if name == "torn":
+            events = [event] * 4
+        with pytest.raises(Unmeasured) as raised:
+            check_peaks(ran(tmp_path / name, events))
+        assert raised.value.kind == "peaks"
+
+
+def test_healthy_spreads_name_nobody() -> None:
+    """64 nodes of 8 GPUs that differ by 1, 3 and 8 %: each of all figures, many times."""
+    normal = random.Random(4).gauss
+    for spread in (0.01, 0.03, 0.08):
+        for _ in range(10):
+            figures, places = [], []
+            for name in (GEMM, "device_copy_gb_per_s", COPY):
+                for gpu in range(512):
+                    value = 700 / max(0.1, normal(1, spread))
+                    figures.append(
+                        DeviceFigure(f"n{gpu // 8}", f"GPU-{gpu}", name, value, "1", True)
+                    )
+                    places.append(Place(H100, gpu % 8, True))
+            assert judge_figures(figures, places, whole_nodes=True).slow == ()
+
+
+def after_nights(folder: Path, tonight: float, nights: int, fails: bool = True) -> PhaseResult:
+    """A single GPU that reaches this tonight, and 700 TFLOP/s within 0.3 % in each night before."""
+    result = ran(folder / "run", gemms([tonight]), per_node=1)
+    for number in range(nights):
+        value = 700 * (1 + 0.003 * (number % 3 - 1))
+        figures = [DeviceFigure("n0", "GPU-0", GEMM, value, "TFLOP/s", True)]
+        history_store.store_run(records.parsed(night(number)), folder, figures=figures)
+    return replace(result, past=PastRuns("gilbreth", folder, fails, 1e12))
+
+
+def test_device_slower_than_it_was_is_named(tmp_path: Path) -> None:
+    """A lone GPU has no peers; 6 % less than in eight nights is named, 3 % is not."""
+    assert failure(after_nights(tmp_path / "slow", 658.0, 8)) == (
+        "rank 0 (n0, GPU 0) on h0 (GPU-0): its gemm_bf16_tflops is 658.0 TFLOP/s, that of its good "
+        "runs of the past 700.0 TFLOP/s"
+    )
+    check_peaks(after_nights(tmp_path / "noise", 680.0, 8))
+    check_peaks(after_nights(tmp_path / "new", 658.0, 7))
+
+
+def test_profile_that_only_warns_fails_for_no_past(tmp_path: Path) -> None:
+    """`history_check: warn`, as for metrics."""
+    with pytest.raises(Unmeasured, match=r"658.0 TFLOP/s.*\(history_check: warn\)"):
+        check_peaks(after_nights(tmp_path, 658.0, 8, fails=False))

@@ -1,0 +1,81 @@
+"""Nodes whose hardware counted damage during a phase."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.hardware_health import check_health, warn_of_devices
+from pytest_clustersmoke.criteria.phase_criteria import PhaseView
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.run_directory import write_json
+from tests.support.evidence import Evidence
+
+PORT = {"hca": "mlx5_0", "port": "1", "state": "4: ACTIVE", "link_layer": "InfiniBand"}
+
+
+def reading(downs: int = 0, ecc: int = 0, **more: Any) -> dict[str, Any]:
+    counters = {"port_xmit_data": 1000, "port_rcv_data": 1000, "link_downed": downs}
+    gpu = {"uuid": "GPU-0", "ecc_uncorrected": ecc}
+    return {"ports": [{**PORT, "counters": counters}], "interfaces": {}, "gpus": [gpu], **more}
+
+
+def ran(folder: Path, *after: dict[str, Any] | None) -> PhaseView:
+    """A phase whose nodes read these counters at its end."""
+    evidence = Evidence(folder, nodes=len(after)).done()
+    for node, last in enumerate(after):
+        readings = {"before": reading(), **({} if last is None else {"after": last})}
+        write_json(evidence.dir.node_health(node), readings)
+    return evidence.result()
+
+
+def test_quiet_hardware_passes(tmp_path: Path) -> None:
+    """Nothing is found about it."""
+    result = ran(tmp_path, reading(), reading())
+    check_health(result)
+    assert "health" in result.judged and warn_of_devices(result) == []
+
+
+def test_damage_fails_and_names_its_node(tmp_path: Path) -> None:
+    """A link that went down, and memory errors; the job's list has both as warnings."""
+    result = ran(tmp_path, reading(), reading(downs=2, ecc=1))
+    with pytest.raises(AssertionError) as raised:
+        check_health(result)
+    assert str(raised.value).splitlines() == [
+        "n1: GPU-0 had 1 uncorrectable memory errors during the job",
+        "n1: RDMA port mlx5_0:1 went down 2 times during the job",
+    ]
+    findings = warn_of_devices(result)
+    assert {finding.id for finding in findings} == {"gpu-errors-during-job", "rdma-link-went-down"}
+    assert {(finding.severity, finding.primary, finding.hosts) for finding in findings} == {
+        ("warning", False, ("n1",))
+    }
+    assert findings[0].evidence[0].file.endswith("nodes/0001/health.json")
+
+
+def test_node_without_a_second_reading_is_unmeasured(tmp_path: Path) -> None:
+    """Missing evidence is never a pass."""
+    with pytest.raises(Unmeasured, match="n1 read no counters") as raised:
+        check_health(ran(tmp_path, reading(), None))
+    assert raised.value.kind == "health"
+
+
+def test_machines_without_counters_are_skipped(tmp_path: Path) -> None:
+    """As a laptop, and the lab."""
+    empty: dict[str, Any] = {
+        "ports": [],
+        "interfaces": {"eth0": {"sent": 1, "received": 1}},
+        "gpus": None,
+    }
+    with pytest.raises(pytest.skip.Exception, match="no counters"):
+        check_health(ran(tmp_path, empty))
+
+
+def test_wrong_answer_is_in_the_list_of_the_job(tmp_path: Path) -> None:
+    """With its node and rank, for the ledger of nodes."""
+    evidence = Evidence(tmp_path, ranks_per_node=2).done()
+    evidence.rank(1, ("peaks", {"figures": [], "calls": 3000, "wrong": 2}))
+    (finding,) = warn_of_devices(evidence.result())
+    assert (finding.id, finding.hosts, finding.ranks) == ("device-wrong-answer", ("n0",), (1,))

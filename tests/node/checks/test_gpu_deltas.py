@@ -1,0 +1,94 @@
+"""What GPUs counted during a phase, read from a fake of NVML."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.node.checks.gpu_deltas import check_gpu_deltas
+from pytest_clustersmoke.node.checks.node_values import Node
+from pytest_clustersmoke.node.gpu_counters import read_gpus
+from pytest_clustersmoke.text import FAILURE, WARNING
+from tests.fakes.nvml import FakeNvml, Violation, gpu
+
+NODE = Node(0, "n0", {})
+ECC, ROWS = ("nvmlDeviceGetTotalEccErrors", 1, 1), "nvmlDeviceGetRemappedRows"
+REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
+OLD_REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
+THERMAL = ("nvmlDeviceGetViolationStatus", 1)
+PAGES = ("nvmlDeviceGetRetiredPages", 1)
+NVLINK = ("nvmlDeviceGetNvLinkErrorCounter", 2, 1)
+
+
+def found(after: dict[Any, Any], before: dict[Any, Any] | None = None) -> list[tuple[str, str]]:
+    """The findings of one healthy GPU and one that changed, with their severity."""
+    usual = gpu("GPU-0")
+    first = FakeNvml(usual, {**gpu("GPU-1"), **(before or {})})
+    last = FakeNvml(usual, {**gpu("GPU-1"), **(before or {}), **after})
+    readings = {"before": {"gpus": read_gpus(first)}, "after": {"gpus": read_gpus(last)}}
+    findings = list(check_gpu_deltas(NODE, readings))
+    assert all(finding.cause.startswith("GPU-1 had ") for finding in findings)
+    return [(finding.id, finding.severity) for finding in findings]
+
+
+CASES: dict[str, tuple[dict[Any, Any], list[tuple[str, str]]]] = {
+    "healthy": ({}, []),
+    "an uncorrectable error": ({ECC: 1}, [("gpu-errors-during-job", FAILURE)]),
+    "correctable errors": ({("nvmlDeviceGetTotalEccErrors", 0, 1): 9000}, []),
+    "a row replaced": ({ROWS: (0, 1, True, False)}, [("gpu-errors-during-job", FAILURE)]),
+    "a row that cannot be": ({ROWS: (0, 0, False, True)}, [("gpu-errors-during-job", FAILURE)]),
+    "a few replays": ({"nvmlDeviceGetPcieReplayCounter": 5}, []),
+    "many replays": ({"nvmlDeviceGetPcieReplayCounter": 5000}, [("gpu-link-errors", WARNING)]),
+    "an NVLink recovered": ({NVLINK: 1}, [("gpu-link-errors", WARNING)]),
+    "half of the lanes": ({"nvmlDeviceGetCurrPcieLinkWidth": 8}, [("pcie-link-narrow", WARNING)]),
+    "too hot": ({THERMAL: Violation(9 * 10**9)}, [("gpu-clocks-held-down", WARNING)]),
+    "hot for a moment": ({THERMAL: Violation(5 * 10**9 + 10**6)}, []),
+    "slowed down": ({REASONS: 0x48}, [("gpu-clocks-held-down", WARNING)]),
+    "idle": ({REASONS: 0x1}, []),
+    "a counter that went back": ({ECC: -5, "nvmlDeviceGetPcieReplayCounter": 0}, []),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case_has_exactly_its_findings(name: str) -> None:
+    """About the GPU that changed, and no other."""
+    after, expected = CASES[name]
+    assert found(after) == expected
+
+
+def test_event_reasons_are_read_under_both_names() -> None:
+    """NVML renamed them in version 12.2."""
+    old = {name: value for name, value in gpu("GPU-0").items() if name != REASONS}
+    reading = read_gpus(FakeNvml({**old, OLD_REASONS: 0x40}, missing=(REASONS,)))
+    assert reading is not None and reading[0]["clock_event_reasons"] == 0x40
+
+
+def test_retired_pages_stand_for_rows_before_ampere() -> None:
+    """A GPU without rows to remap has lists of pages."""
+    before = {PAGES: [1, 2]}
+    assert found({PAGES: [1, 2, 3]}, before) == [("gpu-memory-wear", WARNING)]
+    assert found({PAGES: [1, 2]}, before) == []
+
+
+def test_what_a_gpu_does_not_know_is_left_out() -> None:
+    """No count is taken for zero."""
+    reading = read_gpus(FakeNvml({"nvmlDeviceGetUUID": b"GPU-7"}))
+    assert reading == [{"uuid": "GPU-7"}]
+    assert read_gpus(FakeNvml()) is None
+
+
+@pytest.mark.parametrize("readings", [None, {"after": []}, {"after": {"gpus": [{"uuid": 3}]}}])
+def test_readings_that_are_not_whole_say_nothing(readings: Any) -> None:
+    """As of a node that died, or of a job that wrote them."""
+    assert list(check_gpu_deltas(NODE, readings)) == []
+
+
+def test_machine_without_nvml_reads_null() -> None:
+    """In the process of its own that a node starts."""
+    command = [sys.executable, "-m", "pytest_clustersmoke.node.gpu_counters"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) is None or isinstance(json.loads(done.stdout), list)

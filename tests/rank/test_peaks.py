@@ -1,0 +1,264 @@
+"""What a rank measures of its device before it trains."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_json, write_json
+from pytest_clustersmoke.rank import known_answer, memory_speed, peaks, process_group
+from pytest_clustersmoke.rank.known_answer import KnownAnswer, choose_precision
+from pytest_clustersmoke.rank.memory_speed import parse_cpulist
+from pytest_clustersmoke.rank.overlap import share_hidden
+from pytest_clustersmoke.rank.peaks import Peaks
+from pytest_clustersmoke.rank.rank_environment import PeakOrder, RankEnvironment
+from tests.rank.conftest import RUN_WITHIN_S, Run, rank_environment, started
+
+CPU = torch.device("cpu")
+Multiply = Callable[[], torch.Tensor]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank without a group, and little work."""
+    monkeypatch.setattr(process_group, "barrier", lambda device: 0.0)
+    monkeypatch.setattr(process_group, "any_rank", lambda holds, device: holds)
+    monkeypatch.setattr(known_answer, "CALLS", 50)
+    monkeypatch.setattr(memory_speed, "LATENCY_WORDS", 2**12)
+    monkeypatch.setattr(memory_speed, "HOPS", 1000)
+    monkeypatch.setattr(memory_speed, "HOST_BYTES", 2**16)
+
+
+def rank_of(
+    folder: Path, phase: str, multiply: Callable[[Multiply], torch.Tensor], **changes: Any
+) -> Peaks:
+    """What measures for rank 0 of a phase of this run."""
+    place = PhaseDir(folder / "phases" / phase)
+    values: dict[str, Any] = {
+        "rank": 0,
+        "local_rank": 0,
+        "world_size": 1,
+        "local_world_size": 1,
+        "node_rank": 0,
+        "node": "n0",
+        "phase_dir": place,
+        "wanted_device": "cpu",
+        "timeout_s": 60.0,
+    }
+    order = PeakOrder(RunDir(folder), phase, changes.pop("always", False), "")
+    environment = RankEnvironment(**{**values, **changes})
+    device = f"{environment.node}/cpu:{environment.local_rank}"
+    return Peaks(environment, order, CPU, device, multiply)
+
+
+def call(multiply: Multiply) -> torch.Tensor:
+    return multiply()
+
+
+def test_device_and_node_are_measured_once_in_a_run(tmp_path: Path, quick: None) -> None:
+    """The first phase measures both; the second names the first, and measures nothing."""
+    first = rank_of(tmp_path, "one", call)
+    assert first.claim()
+    fields = first.measure()
+    measured = {(figure["device"], figure["name"]) for figure in fields["figures"]}
+    assert measured == {
+        ("n0/cpu:0", "gemm_fp32_tflops"),
+        ("", "cpu_copy_gb_per_s"),
+        ("", "cpu_latency_ns"),
+    }
+    assert all(len(figure["rounds"]) == peaks.ROUNDS for figure in fields["figures"])
+    assert all(figure["value"] > 0 for figure in fields["figures"])
+    assert (fields["calls"], fields["wrong"], fields["not_measured"]) == (50, 0, {})
+    second = rank_of(tmp_path, "two", call)
+    assert not second.claim()
+    assert second.fields()["measured_in"] == "one" and second.fields()["figures"] == []
+    assert rank_of(tmp_path, "two", call, node="n1").claim()
+    assert rank_of(tmp_path, "two", call, local_rank=1).claim()
+
+
+def test_later_job_of_the_same_phase_measures_again(tmp_path: Path, quick: None) -> None:
+    """The job that had the device may have died before it wrote anything."""
+    assert rank_of(tmp_path, "one", call).claim()
+    again = PhaseDir(tmp_path / "phases" / "one" / "attempt-1")
+    assert rank_of(tmp_path, "one", call, phase_dir=again).claim()
+    assert not rank_of(tmp_path, "two", call).claim()
+    assert rank_of(tmp_path, "two", call, always=True).claim()
+
+
+def test_wrong_answer_is_counted(quick: None) -> None:
+    """One element of one product; the other answers agree."""
+    calls = 0
+
+    def change_one(multiply: Multiply) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        product = multiply()
+        if calls == 20:
+            product[3, 5] += 1e-3
+        return product
+
+    known = KnownAnswer(CPU, "fp32", change_one)
+    for _ in range(2):
+        known.check(2)
+    fields = known.fields()
+    assert (fields["calls"], fields["wrong"]) == (50, 1)
+
+
+def test_same_matrices_give_the_same_answer_in_another_rank(quick: None) -> None:
+    """The seed is fixed, and the program's own random numbers stay as they are."""
+    before = torch.get_rng_state()
+    answers = set()
+    for _ in range(2):
+        known = KnownAnswer(CPU, "bf16", call)
+        known.check(25)
+        answers.add(known.fields()["answer"])
+    assert len(answers) == 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_repeated_work_makes_the_figure_smaller() -> None:
+    """By CPU time, so that the load of the machine does not matter."""
+
+    def thrice(multiply: Multiply) -> torch.Tensor:
+        multiply(), multiply()
+        return multiply()
+
+    with known_answer.one_thread():
+        usual, slow = (
+            max(KnownAnswer(CPU, "fp32", how).time() for _ in range(3)) for how in (call, thrice)
+        )
+    assert slow < usual / 2
+
+
+def test_what_cannot_be_measured_has_its_reason(tmp_path: Path, quick: None) -> None:
+    """The rank goes on, and the other figures are there."""
+
+    def refuse(multiply: Multiply) -> torch.Tensor:
+        raise RuntimeError("no such kernel")
+
+    rank = rank_of(tmp_path, "one", refuse)
+    assert rank.claim()
+    fields = rank.measure()
+    assert fields["not_measured"] == {"gemm_fp32_tflops": "RuntimeError: no such kernel"}
+    assert {figure["name"] for figure in fields["figures"]} == {
+        "cpu_copy_gb_per_s",
+        "cpu_latency_ns",
+    }
+
+
+def test_claims_that_cannot_be_written_measure_nothing(tmp_path: Path, quick: None) -> None:
+    """A run directory that is a file, as after a wrong clean-up."""
+    (tmp_path / "peaks").write_text("")
+    rank = rank_of(tmp_path, "one", call)
+    assert not rank.claim()
+    assert rank.fields()["figures"] == []
+
+
+def test_latency_visits_every_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One circle: after as many hops as there are words the walk is back, and not before."""
+    monkeypatch.setattr(memory_speed, "LATENCY_WORDS", 257)
+    memory = memory_speed.HostMemory()
+    words = memory._words  # its memory is the object's
+    at, seen = 0, set()
+    for _ in range(257):
+        seen.add(at)
+        at = words[at]
+    assert at == 0 and len(seen) == 257
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [("fp16", "fp16"), ("bfloat16", "bf16"), ("", "fp32"), ("int8", "fp32")]
+)
+def test_precision_is_that_of_the_training(asked: str, expected: str) -> None:
+    """Unless it is unknown."""
+    assert choose_precision(asked, CPU) == expected
+
+
+@pytest.mark.parametrize(
+    ("both_s", "share"), [(2.0, 1.0), (3.0, 0.0), (2.5, 0.5), (1.0, 1.0), (9.0, 0.0)]
+)
+def test_hidden_share(both_s: float, share: float) -> None:
+    """Of a reduction of 1 s beside multiplications of 2 s."""
+    assert share_hidden(2.0, 1.0, both_s) == pytest.approx(share)
+    assert share_hidden(0.0, 1.0, 1.0) == 0.0
+
+
+def test_cores_of_the_kernel_are_read() -> None:
+    """As in /sys/bus/pci/devices/*/local_cpulist."""
+    assert parse_cpulist("0-2,8\n") == {0, 1, 2, 8} and parse_cpulist("\n") == set()
+
+
+def test_ranks_measure_between_init_and_the_program(torchrun: Callable[..., Run]) -> None:
+    """The stage is no part of `init`, its time stands in its own stage, and the peak of memory that
+    the kernel counts is the program's again."""
+    began = time.monotonic()
+    run = torchrun("open_group.py", ranks=2, peaks="always")
+    assert run.status == 0, run.output
+    for rank in range(2):
+        stages = [(e["name"], e["state"]) for e in run.events(rank).named("stage")]
+        assert stages == [
+            ("init", "begin"),
+            ("init", "end"),
+            ("peaks", "begin"),
+            ("peaks", "end"),
+        ]
+        event = run.only("peaks", rank)
+        assert 0 < event["seconds"] < time.monotonic() - began
+        assert event["not_measured"] == {} and event["wrong"] == 0
+        names = [figure["name"] for figure in event["figures"]]
+        assert names == [
+            "gemm_fp32_tflops",
+            *(["cpu_copy_gb_per_s", "cpu_latency_ns"] * (not rank)),
+        ]
+    answers = {run.only("peaks", rank)["answer"] for rank in range(2)}
+    assert len(answers) == 1
+
+
+def test_never_measures_nothing(torchrun: Callable[..., Run]) -> None:
+    """No stage, no event."""
+    run = torchrun("open_group.py", ranks=1, peaks="never")
+    assert run.status == 0, run.output
+    assert {event["name"] for event in run.events().named("stage")} == {"init"}
+    assert not list(run.events().named("peaks"))
+
+
+def test_spec_without_the_key_measures_nothing(tmp_path: Path) -> None:
+    """As one that an older version wrote."""
+    from pytest_clustersmoke.rank.rank_environment import _read_peaks
+
+    phase = PhaseDir(tmp_path / "phases" / "one")
+    assert _read_peaks({"phase": "one"}, phase) is None
+    later = PhaseDir(phase.root, attempt=1)
+    spec = {"phase": "one", "peaks": "once", "args": {"precision": "bf16"}}
+    assert _read_peaks(spec, later) is None
+    order = _read_peaks(spec, phase)
+    assert order is not None and (order.run.root, order.precision) == (tmp_path, "bf16")
+    retried = _read_peaks(spec, PhaseDir(phase.root / "attempt-2"))
+    assert retried is not None and retried.run.root == tmp_path
+    write_json(phase.spec, spec)
+
+
+def test_node_is_measured_outside_of_any_phase(tmp_path: Path) -> None:
+    """By its own ranks, which write one file with all figures, as a screen reads them."""
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    path = tmp_path / "figures" / "n0.json"
+    names = {"CLUSTERSMOKE_FIGURES": str(path), "CLUSTERSMOKE_NODE_NAME": "n0"}
+    with started(
+        [*line, "-m", "pytest_clustersmoke.rank.peaks"], {**rank_environment(None), **names}
+    ) as process:
+        output, _ = process.communicate(timeout=RUN_WITHIN_S)
+    assert process.returncode == 0, output
+    written = read_json(path) or {}
+    assert [(device["wrong"], device["not_measured"]) for device in written["devices"]] == [
+        (0, {})
+    ] * 2
+    named = [(figure["device"], figure["name"]) for figure in written["figures"]]
+    host = [("", "cpu_copy_gb_per_s"), ("", "cpu_latency_ns")]
+    gemm = "gemm_fp32_tflops"
+    assert named == [("n0/cpu:0", gemm), *host, ("n0/cpu:1", gemm)]
