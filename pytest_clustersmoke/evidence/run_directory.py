@@ -20,8 +20,7 @@
         started_again                written by a later start, which found the claim and ended
         scheduler.jsonl              the scheduler's record of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
-        nodes/<node>/                facts.json, meeting.json (its checks of the other nodes),
-                                     health.json (counters of its hardware, before and after),
+        nodes/<node>/                facts.json, health.json, meeting.json (checks of other nodes),
                                      events.jsonl, result.json, launcher.log,
                                      logs/**/<local rank>/stdout.log and stderr.log,
                                      dumped (its ranks' dumps are complete); accelerate.yaml,

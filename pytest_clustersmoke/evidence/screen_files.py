@@ -6,7 +6,7 @@
     setup_failed.<node>  status and text of the setup line that failed
     answers/<node>.json  what the node found of itself, written whole
     figures/<node>.json  what its devices reached, if that was measured
-    logs/<node>.log      the output of its job
+    job_logs/<node>.log  the output of its job
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ScreenFiles:
         return self.root / "figures" / f"{node}.json"
 
     def log(self, node: str) -> Path:
-        return self.root / "logs" / f"{node}.log"
+        return self.root / "job_logs" / f"{node}.log"
 
     def setup_failed(self, node: str) -> Path:
         """`node` may be a variable of the shell."""
