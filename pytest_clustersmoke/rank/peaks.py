@@ -12,23 +12,29 @@ training has any part of it: it ends before the model is built.
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import create_once, read_json
+from ..evidence.run_directory import RunDir, create_once, read_json, write_json
 from ..evidence.telemetry import typical_s
 from . import process_group
+from .device import start_facts
 from .known_answer import KnownAnswer, choose_precision, one_thread
 from .memory_speed import DeviceMemory, HostCopies, HostMemory
 from .overlap import Overlap
 from .peak_memory import forget_peak
-from .rank_environment import PeakOrder, RankEnvironment
+from .rank_environment import PeakOrder, RankEnvironment, read_rank_environment
 
 ROUNDS = 5
 MAX_REASON = 300
 STAGE = "peaks"
+# Of a node that is measured outside of any phase: the file of its figures, and the precision.
+FIGURES, PRECISION = "CLUSTERSMOKE_FIGURES", "CLUSTERSMOKE_PRECISION"
+ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured")
 # name -> unit, whether higher is better
 UNITS = {
     "device_copy_gb_per_s": ("GB/s", True),
@@ -196,3 +202,30 @@ class Peaks:
             "measured_in": self._elsewhere,
             "not_measured": self._reasons,
         }
+
+
+def measure_alone() -> None:
+    """The ranks of one node measure it, outside of any phase: the first one writes all figures to
+    the file that FIGURES names.
+
+    torchrun --standalone --nproc_per_node=N -m pytest_clustersmoke.rank.peaks
+    """
+    from .core import Rank
+
+    with Rank.start() as rank:
+        environment = read_rank_environment()
+        order = PeakOrder(RunDir(Path()), "", True, os.environ.get(PRECISION, ""))
+        identity = f"{environment.node}/{rank.device.type}:{rank.local_rank}"
+        if rank.device.type == "cuda":
+            identity = start_facts(environment, rank.device)["gpu_uuid"] or identity
+        peaks = Peaks(environment, order, rank.device, identity, lambda multiply: multiply())
+        peaks.claim()
+        found = process_group.gather_objects(peaks.measure())
+        if rank.is_main:
+            figures = [figure for fields in found for figure in fields["figures"]]
+            devices = [{key: fields.get(key) for key in ANSWERED} for fields in found]
+            write_json(Path(os.environ[FIGURES]), {"figures": figures, "devices": devices})
+
+
+if __name__ == "__main__":
+    measure_alone()

@@ -205,6 +205,15 @@ def broadcast_object(value: Any) -> Any:
     return shared[0]
 
 
+def gather_objects(value: Any) -> list[Any]:
+    """Every rank's value, on every rank."""
+    import torch.distributed as dist
+
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def close_group() -> None:
     """Close the open group, after a clean run only: this would wait for a peer that is gone."""
     import torch.distributed as dist

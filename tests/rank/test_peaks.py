@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, write_json
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_json, write_json
 from pytest_clustersmoke.rank import known_answer, memory_speed, peaks, process_group
 from pytest_clustersmoke.rank.known_answer import KnownAnswer, choose_precision
 from pytest_clustersmoke.rank.memory_speed import parse_cpulist
 from pytest_clustersmoke.rank.overlap import share_hidden
 from pytest_clustersmoke.rank.peaks import Peaks
 from pytest_clustersmoke.rank.rank_environment import PeakOrder, RankEnvironment
-from tests.rank.conftest import Run
+from tests.rank.conftest import RUN_WITHIN_S, Run, rank_environment, started
 
 CPU = torch.device("cpu")
 Multiply = Callable[[], torch.Tensor]
@@ -241,3 +242,23 @@ def test_spec_without_the_key_measures_nothing(tmp_path: Path) -> None:
     retried = _read_peaks(spec, PhaseDir(phase.root / "attempt-2"))
     assert retried is not None and retried.run.root == tmp_path
     write_json(phase.spec, spec)
+
+
+def test_node_is_measured_outside_of_any_phase(tmp_path: Path) -> None:
+    """By its own ranks, which write one file with all figures, as a screen reads them."""
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    path = tmp_path / "figures" / "n0.json"
+    names = {"CLUSTERSMOKE_FIGURES": str(path), "CLUSTERSMOKE_NODE_NAME": "n0"}
+    with started(
+        [*line, "-m", "pytest_clustersmoke.rank.peaks"], {**rank_environment(None), **names}
+    ) as process:
+        output, _ = process.communicate(timeout=RUN_WITHIN_S)
+    assert process.returncode == 0, output
+    written = read_json(path) or {}
+    assert [(device["wrong"], device["not_measured"]) for device in written["devices"]] == [
+        (0, {})
+    ] * 2
+    named = [(figure["device"], figure["name"]) for figure in written["figures"]]
+    host = [("", "cpu_copy_gb_per_s"), ("", "cpu_latency_ns")]
+    gemm = "gemm_fp32_tflops"
+    assert named == [("n0/cpu:0", gemm), *host, ("n0/cpu:1", gemm)]
