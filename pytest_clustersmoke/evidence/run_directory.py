@@ -20,7 +20,8 @@
         started_again                written by a later start, which found the claim and ended
         scheduler.jsonl              the scheduler's record of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
-        nodes/<node>/                facts.json, health.json, meeting.json (checks of other nodes),
+        nodes/<node>/                facts.json, meeting.json (its checks of the other nodes),
+                                     health.json (counters of its hardware, before and after),
                                      events.jsonl, result.json, launcher.log,
                                      logs/**/<local rank>/stdout.log and stderr.log,
                                      dumped (its ranks' dumps are complete); accelerate.yaml,
@@ -65,6 +66,7 @@ MAX_RERUNS = 3  # of a phase in one run
 RERUN = re.compile(rf"(.+)\.confirm([1-{MAX_RERUNS}])")  # no phase has a word after a dot
 # A test of --cluster-isolate: the phase's program on a group of its nodes.
 ISOLATION = re.compile(r"(.+)\.isolate([1-9]\d{0,4})")
+NOT_IN_NAMES = re.compile(r"[^\w.-]")
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
@@ -372,6 +374,10 @@ class RunDir:
     def host(self, number: int) -> PhaseDir:
         """What one host writes before the first job; its files are named as those of a phase."""
         return PhaseDir(self.root / "hosts" / f"{number:04d}")
+
+    def peak_claim(self, node: str, device: str) -> Path:
+        """Created by the rank that measures what the device can do, or the node itself (`""`)."""
+        return self.root / "peaks" / NOT_IN_NAMES.sub("_", f"{node}.{device or 'node'}")
 
     def controller(self, number: int) -> Path:
         return self.root / f"controller.{number}"

@@ -73,7 +73,7 @@ class Peaks:
         return process_group.any_rank(self._mine or self._node, self._device)
 
     def _claim(self, device: str) -> bool:
-        order, path = self._order, self._order.claim(self._environment.node, device)
+        order, path = self._order, self._order.run.peak_claim(self._environment.node, device)
         place = self._environment.phase_dir
         if order.always or place is None:
             return order.always

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from ..evidence.run_directory import (
 DEFAULT_TIMEOUT_S = 600.0
 PROOF_STEPS = 3  # drawn between the first step and the last
 SAMPLED, TWIN = "sampled", "twin"  # what is proven of a training loop: some steps, or all again
-NOT_IN_NAMES = re.compile(r"[^\w.-]")
 FAULT, NONCE = "CLUSTERSMOKE_FAULT", "CLUSTERSMOKE_NONCE"
 
 
@@ -55,10 +53,6 @@ class PeakOrder:
     phase: str
     always: bool
     precision: str
-
-    def claim(self, node: str, device: str) -> Path:
-        """The file that the rank creates which measures the device, or the node itself (`""`)."""
-        return self.run.root / "peaks" / NOT_IN_NAMES.sub("_", f"{node}.{device or 'node'}")
 
 
 @dataclass(frozen=True)
