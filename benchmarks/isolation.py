@@ -69,11 +69,11 @@ def name_node(number: int) -> str:
     return f"n{number}"
 
 
-def plant_faults(count: int) -> Iterator[Planting]:
+def plant_faults(count: int, first_seed: int = 0) -> Iterator[Planting]:
     """Every kind in both sizes, each third one showing only half of the time."""
     chances = (1.0, 1.0, 0.5)
     rows = [(kind, size, chance) for size in SIZES for kind in KINDS for chance in chances]
-    for seed, (kind, size, chance) in enumerate(islice(cycle(rows), count)):
+    for seed, (kind, size, chance) in enumerate(islice(cycle(rows), count), first_seed):
         draw = random.Random(seed)
         chance = 1.0 if kind == "no fault" else chance
         yield Planting(kind, size, draw_nodes(kind, size, draw), chance, seed)
@@ -178,8 +178,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--plantings", type=int, default=10_000)
     parser.add_argument("--tests", type=int, default=64, help="the budget (`limits.isolate.tests`)")
+    parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args()
-    plantings = plant_faults(options.plantings)
+    plantings = plant_faults(options.plantings, options.first_seed)
     print_tables({planting: run_trial(planting, options.tests) for planting in plantings})
 
 
