@@ -14,6 +14,7 @@ const Charts = (() => {
       keys.forEach((key, at) => {
         if (!key) return;
         let text = row.cells[at].dataset.value;
+        for (const word of ["note", "poor", "other"]) if (row.cells[at].dataset[word]) made[`${key}_${word}`] = row.cells[at].dataset[word];
         if (text === undefined && rounded) text = row.cells[at].textContent.trim().replaceAll(",", "");
         if (rounded && (text === "-" || text === "")) text = undefined;
         made[key] = text === undefined ? null : Number(text);
@@ -205,7 +206,7 @@ const Charts = (() => {
   function trend(head, runs, width) {
     const { key, unit, status, met } = head.dataset;
     const of = (name) => (head.dataset[name] === undefined ? null : Number(head.dataset[name]));
-    const points = runs.filter((one) => known(one[key]));
+    const points = runs.filter((one) => known(one[key])).map((one) => ({ ...one, good: one.good && !one[key + "_poor"], same: one.same && !one[key + "_other"] }));
     const past = points.filter((one) => !one.now);
     const kind = (test) => past.filter(test);
     const lines = [["warn", of("warn")], ["fail", of("fail")]].filter(([, value]) => known(value));
@@ -224,6 +225,7 @@ const Charts = (() => {
       y: { domain, label: null, grid: true, ticks: 4 },
       marks: [
         Plot.rectY(band, { x1: d3.min(points, (p) => p.when), x2: d3.max(points, (p) => p.when), y1: "y1", y2: "y2", fill: "var(--band)" }),
+        Plot.ruleX(points.filter((one) => one[key + "_note"]), { x: "when", stroke: "var(--warn)", strokeDasharray: "2 3" }),
         Plot.ruleY(known(reference) ? [reference] : [], { stroke: "var(--good)" }),
         Plot.ruleY(lines, { y: (one) => one[1], stroke: "var(--bad)", strokeDasharray: "2 3" }),
         ...lines.map((one, at) => Plot.text([one], { y: one[1], text: [one[0]], frameAnchor: "right", textAnchor: "start", dx: 4, dy: (at ? 1 : -1) * side, fontSize: 10, fill: "var(--bad)" })),
