@@ -5,16 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..evidence.run_directory import RUN_ID, RunDir, read_json
-from ..evidence.whole_files import MAX_JSON_BYTES, explain_unreadable
+from ..evidence.run_directory import RUN_ID
 from ..text import near, sanitize_line
 from . import history_arguments as arguments
 from .subcommand import add, print_lines
-
-if TYPE_CHECKING:
-    from ..evidence.run_record import RunRecord
 
 DESCRIPTION = """\
 Renders the page and the metrics of a run again, from its report.json, and the page over all runs,
@@ -43,18 +38,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _run_command(parsed: argparse.Namespace) -> int:
-    # Loaded here: the other commands need no renderer.
-    from ..report.publication import RUNS, list_views, write_views
-    from ..report.runs_page import has_run, write_runs_page
+    from ..report.publication import render_again  # the other commands need no renderer
 
-    report_dir: Path = parsed.report_dir
-    target = _find_report(report_dir, sanitize_line(parsed.run_id))
-    record = _read_record(target)
-    has_journal = RunDir(target).journal.exists()
-    in_history = has_run(report_dir, record.run_id)
-    views = list_views(record, target, has_journal, in_history=in_history)
-    views[RUNS] = lambda: write_runs_page(report_dir)
-    remarks = write_views(views)
+    target = _find_report(parsed.report_dir, sanitize_line(parsed.run_id))
+    try:
+        remarks = render_again(target)
+    except ValueError as error:
+        arguments.refuse(str(error))
     for remark in remarks:
         print(f"clustersmoke: {remark}", file=sys.stderr)
     print_lines([str(target / "index.html")])
@@ -91,25 +81,3 @@ def _find_report(report_dir: Path, word: str) -> Path:
             near(word, names),
         )
     return report_dir / found[0]
-
-
-def _read_record(target: Path) -> RunRecord:
-    from pydantic import ValidationError
-
-    from ..evidence.run_record import SCHEMA, RunRecord
-
-    path = target / "report.json"
-    value = read_json(path)
-    if value is None:
-        why = explain_unreadable(path, MAX_JSON_BYTES) or "cannot be read"
-        arguments.refuse(f"{path} {why}", "", "the record of a run")
-    try:
-        return RunRecord.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        arguments.refuse(
-            f"{path} is not a record of this version: {place}: {first['msg']}",
-            "",
-            f"a record of schema {SCHEMA}",
-        )

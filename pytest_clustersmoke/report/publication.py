@@ -22,13 +22,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from pydantic import ValidationError
+
 from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.history.history_store import is_stored, store_run
 from ..evidence.node_observation import DeviceFigure, NodeObservation
-from ..evidence.run_directory import RunDir, write_atomically, write_json
-from ..evidence.run_record import RunRecord
+from ..evidence.run_directory import RunDir, read_json, write_atomically, write_json
+from ..evidence.run_record import SCHEMA, RunRecord
 from ..evidence.telemetry import to_json_value
-from ..evidence.whole_files import make_shared_directory, shared_mode
+from ..evidence.whole_files import (
+    MAX_JSON_BYTES,
+    explain_unreadable,
+    make_shared_directory,
+    shared_mode,
+)
 from ..text import sanitize_line
 from .node_evidence import list_figures, observe_nodes
 from .openmetrics import render_metrics
@@ -36,7 +43,7 @@ from .page import page
 from .record_builder import MAX_REMARK, FinishedRun, try_history
 from .redaction import Redactor, choose_redactor
 from .run_archive import EvidenceCopier, list_protected, point_link, prune_runs
-from .runs_page import write_runs_page
+from .runs_page import has_run, write_runs_page
 from .screen_lists import render_lists
 from .summary import add_step_summary
 from .terminal import write_summary
@@ -160,6 +167,30 @@ def _prune(report_dir: Path, run_dir: Path, keep_runs: int) -> None:
     protected = list_protected(report_dir)
     prune_runs(report_dir, keep_runs, protected)
     prune_runs(run_dir, keep_runs, protected)
+
+
+def render_again(target: Path) -> list[str]:
+    """Render a kept report from its record, and the page over all runs; remarks on what could not
+    be written. Raises ValueError if the record cannot be read."""
+    record = _read_record(target / "report.json")
+    has_journal = RunDir(target).journal.exists()
+    views = list_views(record, target, has_journal, has_run(target.parent, record.run_id))
+    return write_views({**views, RUNS: partial(write_runs_page, target.parent)})
+
+
+def _read_record(path: Path) -> RunRecord:
+    value = read_json(path)
+    if value is None:
+        raise ValueError(f"{path} {explain_unreadable(path, MAX_JSON_BYTES) or 'cannot be read'}")
+    try:
+        return RunRecord.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"{path} is not a record of this version: {place}: {first['msg']}; expected a record "
+            f"of schema {SCHEMA}"
+        ) from error
 
 
 def list_views(
