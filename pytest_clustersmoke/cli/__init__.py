@@ -28,6 +28,7 @@ from . import init_command as init
 from . import lab_command as lab
 from . import nodes_command as nodes
 from . import propose_command as propose
+from . import report_command as report
 from . import sensitivity_command as sensitivity
 from . import transports_command as transports
 
@@ -50,6 +51,7 @@ SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]
     init.add_parser,
     history.add_parser,
     compare.add_parser,
+    report.add_parser,
     _add_references,
     nodes.add_parser,
     exclude.add_parser,

@@ -10,6 +10,7 @@ from typing import Any
 from ..config.metrics import show
 from ..evidence.fingerprint import COMPARED
 from ..evidence.history.history_query import PhaseCount, PhaseRun
+from ..evidence.history.newest_runs import HEADLINES
 from ..evidence.history.outlier_judge import PastLevel, measure_level
 from ..evidence.history.setup_changes import describe_setup_changes
 from ..evidence.telemetry import to_json_value
@@ -17,8 +18,6 @@ from ..text import format_seconds, plural, shorten
 from .subcommand import format_json
 from .tables import moment, sparkline, table
 
-# The metric that represents a phase: the first of these that it has.
-HEADLINES = ("busbw_gb_per_s", "steps_per_s")
 RESULTS = ("passed", "failed", "skipped", "known")
 CSV = (
     *("cluster", "phase", "run_id", "begun", "outcome", "good", "metric", "value", "unit"),

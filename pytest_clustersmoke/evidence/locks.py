@@ -24,6 +24,7 @@ from ..text import Problem, UsageProblems, sanitize_line
 from .run_directory import RunDir, create_once, list_directory, read_json, write_json
 from .run_ownership import create_shared
 from .telemetry import parse_rows
+from .whole_files import make_shared_directory, shared_mode
 
 OPTION = "--cluster-exclusive"
 CLUSTER_MODE, RUN_MODE = 0o666, 0o600  # every user who can reach a cluster's directory can lock it
@@ -151,8 +152,9 @@ class ControllerLock:
         the evidence if no report follows. Raises OSError if it cannot be written."""
         self.about.update(asked, locks=self._locks, report=str(report))
         write_json(self._run.run, self.about)
-        report.mkdir(parents=True, exist_ok=True)
-        write_json(RunDir(report).run, {**self.about, "evidence": str(self._run.root)}, 0o644)
+        make_shared_directory(report)
+        about = {**self.about, "evidence": str(self._run.root)}
+        write_json(RunDir(report).run, about, shared_mode(report))
 
     def release(self) -> None:
         self._lock.release()

@@ -15,6 +15,7 @@ from ..text import format_bytes
 from .telemetry import open_regular, read_part
 
 MAX_JSON_BYTES = 64 * 2**20
+READABLE, SHARED, SHARED_DIRECTORY = 0o644, 0o664, 0o2775
 MAX_NODE_BYTES = 8 * 2**20  # what one node writes of itself is a few KiB
 
 
@@ -30,6 +31,27 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def shared_mode(directory: Path) -> int:
+    """The permissions of a file that others read: in a setgid directory that its group can write,
+    several users share the files, too; elsewhere one user writes them."""
+    try:
+        mode = directory.stat().st_mode
+    except OSError:
+        return READABLE
+    return SHARED if mode & stat.S_ISGID and mode & stat.S_IWGRP else READABLE
+
+
+def make_shared_directory(directory: Path) -> None:
+    """Create a directory, and those above it that are missing. Below one that several users share,
+    they share it, too. Raises OSError."""
+    if directory.is_dir():
+        return
+    make_shared_directory(directory.parent)
+    directory.mkdir(exist_ok=True)
+    if shared_mode(directory.parent) == SHARED:
+        directory.chmod(SHARED_DIRECTORY)
 
 
 def write_json(path: Path, value: Any, mode: int = 0o600) -> None:

@@ -41,29 +41,35 @@ MAX_TEXT = 8000
 MAX_DIFFERENCES = 200
 
 
-def page(record: RunRecord, exists: Callable[[str], bool] = lambda name: True) -> str:
+def page(
+    record: RunRecord,
+    exists: Callable[[str], bool] = lambda name: True,
+    runs_page: bool = False,
+) -> str:
     """The page of a record; every text in the record is treated as hostile.
 
     `exists` says whether a file of this name is, or will be, beside the page; other files are named
-    without a link.
+    without a link. `runs_page`: there is a page over runs, in the folder above, with this run.
     """
     sanitized = RunRecord.model_validate(_sanitize(record.as_json()))
-    scripts = [(HERE / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            run=sanitized,
-            view=build_view(sanitized),
-            max_differences=MAX_DIFFERENCES,
-            scripts=scripts,
-            styles=(HERE / "page.css").read_text(encoding="utf-8"),
-            policy=_policy(scripts),
-            percentiles=PERCENTILES,
-            allowed=bounds_words,
-            evidence_link=partial(evidence_link, exists),
-        )
+    return render(
+        "page.html.j2",
+        run=sanitized,
+        runs_page=runs_page,
+        view=build_view(sanitized),
+        max_differences=MAX_DIFFERENCES,
+        percentiles=PERCENTILES,
+        allowed=bounds_words,
+        evidence_link=partial(evidence_link, exists),
     )
+
+
+def render(template: str, **context: Any) -> str:
+    """A page from its template, with the styles and scripts of all pages in it."""
+    scripts = [(HERE / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    styles = (HERE / "page.css").read_text(encoding="utf-8")
+    shared = {"scripts": scripts, "styles": styles, "policy": _policy(scripts)}
+    return _environment().get_template(template).render(**context, **shared)
 
 
 def _policy(scripts: list[str]) -> str:

@@ -87,10 +87,10 @@ class PageContent:
 
 def build_view(record: RunRecord) -> PageContent:
     """The view of a record whose texts are sanitized."""
-    anchors = _anchors([phase.phase for phase in record.phases])
-    highlights = find_highlights(record, anchors)
+    named = anchors(phase.phase for phase in record.phases)
+    highlights = find_highlights(record, named)
     places = {item.where for group in highlights for item in group.items}
-    phases = [_phase(phase, anchors, places, record.missing) for phase in record.phases]
+    phases = [_phase(phase, named, places, record.missing) for phase in record.phases]
     columns, rows = _node_table(record)
     return PageContent(
         stands_out=highlights,
@@ -110,7 +110,7 @@ def _node_table(record: RunRecord) -> tuple[list[str], list[tuple[FactsRecord, l
     columns = [name for name in NODE_FACTS if any(name in facts for facts in by_node.values())]
     usual = {difference.fact: next(iter(difference.values)) for difference in record.differences}
     rows = []
-    for node in sorted(record.nodes, key=lambda node: _natural(node.node)):
+    for node in sorted(record.nodes, key=lambda node: natural(node.node)):
         cells = []
         for name in columns:
             value = by_node[node.node].get(name, UNKNOWN)
@@ -152,18 +152,18 @@ def _optional(record: RunRecord) -> list[str]:
     ]
 
 
-def _anchors(names: Iterable[str]) -> dict[str, str]:
-    """Phase -> a unique id that needs no escaping."""
+def anchors(names: Iterable[str], kind: str = "phase") -> dict[str, str]:
+    """Name -> a unique id that needs no escaping."""
     made: dict[str, str] = {}
     for number, name in enumerate(names, 1):
-        anchor = "phase-" + re.sub(r"[^A-Za-z0-9_-]", "-", name)
+        anchor = f"{kind}-" + re.sub(r"[^A-Za-z0-9_-]", "-", name)
         made[name] = f"{anchor}-{number}" if anchor in made.values() else anchor
     return made
 
 
 def _phase(
     record: PhaseRecord,
-    anchors: dict[str, str],
+    named: dict[str, str],
     places: set[str],
     missing: Iterable[MissingRecord],
 ) -> PhaseSection:
@@ -171,7 +171,7 @@ def _phase(
     held = [name for name in RATES if name in record.metrics]
     return PhaseSection(
         record=record,
-        anchor=anchors[record.phase],
+        anchor=named[record.phase],
         folder=f"phases/{quote(record.phase, safe='')}/",
         job=f"attempt-{record.attempts[-1].attempt}/" if record.attempts else "",
         verdict=judge_phase(record, missing),
@@ -193,7 +193,7 @@ def _versions(phases: Iterable[PhaseRecord]) -> list[tuple[str, list[tuple[str, 
     return [(name, list(values.items())) for name, values in versions.items()]
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
     """node2 before node10."""
     parts = re.split(r"(\d{1,18})", name)  # int() refuses thousands of digits
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

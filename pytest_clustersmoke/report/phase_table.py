@@ -45,17 +45,9 @@ def judge_phase(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> PhaseVe
     """The worst of the phase's job, its criteria and what is missing of it."""
     results = [criterion.result for criterion in phase.criteria.values()]
     failed, known = results.count("failed"), results.count("known")
-    words = phase.outcome.replace("_", " ")
-    if phase.known:
-        return PhaseVerdict(f"{words}, known", "warn")
-    if phase.outcome in NOT_MEASURED:
-        return PhaseVerdict(f"not measured ({words})", "warn")
-    if phase.outcome != "passed":
-        return PhaseVerdict(words, "bad")
-    if failed:
-        return PhaseVerdict(f"{failed} failed", "bad")
-    if known:
-        return PhaseVerdict(f"passed, {known} known", "warn")
+    counted = judge_counts(phase.outcome, phase.known is not None, failed, known)
+    if counted.words != "passed":
+        return counted
     lacks = [entry.kind for entry in missing if entry.phase == phase.phase]
     if lacks:
         kinds = ", ".join(filter(None, lacks))
@@ -64,6 +56,22 @@ def judge_phase(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> PhaseVe
         lost_node = any(attempt.outcome != "preempted" for attempt in phase.attempts[:-1])
         words = f"passed on attempt {phase.attempts[-1].attempt}"
         return PhaseVerdict(words, "warn" if lost_node else "good")
+    return counted
+
+
+def judge_counts(outcome: str, is_known: bool, failed: int, known: int) -> PhaseVerdict:
+    """The worst of a phase's job, which may be a known failure, and of its criteria."""
+    words = outcome.replace("_", " ")
+    if is_known:
+        return PhaseVerdict(f"{words}, known", "warn")
+    if outcome in NOT_MEASURED:
+        return PhaseVerdict(f"not measured ({words})", "warn")
+    if outcome != "passed":
+        return PhaseVerdict(words, "bad")
+    if failed:
+        return PhaseVerdict(f"{failed} failed", "bad")
+    if known:
+        return PhaseVerdict(f"passed, {known} known", "warn")
     return PhaseVerdict(words, "good")
 
 

@@ -5,6 +5,7 @@ metrics.prom    its figures for Prometheus; those of a complete run are also wri
                 reports/metrics-<cluster>.prom, for a node exporter's textfile collector
 index.html      the page for people
 screen/         of a screen: lists of its nodes, one a line, and a table of all
+../index.html   the page over all runs, from the history
 GITHUB_STEP_SUMMARY, if GitHub Actions sets it: the summary is appended to that file
 
 Each file is written whole or not at all. Whatever fails here, the run keeps its verdict.
@@ -21,22 +22,34 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..evidence.history.history_store import store_run
+from pydantic import ValidationError
+
+from ..evidence.history.history_database import HistoryUnusable
+from ..evidence.history.history_store import is_stored, store_run
 from ..evidence.node_observation import DeviceFigure, NodeObservation
-from ..evidence.run_directory import RunDir, write_atomically, write_json
-from ..evidence.run_record import RunRecord
+from ..evidence.run_directory import RunDir, read_json, write_atomically, write_json
+from ..evidence.run_record import SCHEMA, RunRecord
 from ..evidence.telemetry import to_json_value
+from ..evidence.whole_files import (
+    MAX_JSON_BYTES,
+    explain_unreadable,
+    make_shared_directory,
+    shared_mode,
+)
 from ..text import sanitize_line
 from .node_evidence import list_figures, observe_nodes
 from .openmetrics import render_metrics
 from .page import page
 from .record_builder import MAX_REMARK, FinishedRun, try_history
 from .redaction import Redactor, choose_redactor
-from .run_archive import EvidenceCopier, point_link, prune_runs
+from .run_archive import EvidenceCopier, list_protected, point_link, prune_runs
+from .runs_page import has_run, write_runs_page
 from .screen_lists import render_lists
 from .summary import add_step_summary
 from .terminal import write_summary
-from .unreported_runs import MODE, mark_unreportable
+from .unreported_runs import mark_unreportable
+
+RUNS = "the page over all runs, index.html of the report directory,"
 
 
 def finish(
@@ -70,7 +83,8 @@ def finish(
             figures=run.figures,
             redactor=choose_redactor(run.about),
         )
-        written = (run.target / "index.html").exists()
+        missing = (unwritten_words(RUNS), unwritten_words("index.html"))
+        written = not any(line.startswith(missing) for line in unwritten)
         lines += [*unwritten, f"report: {run.target}"]
     except OSError as error:  # a full disk, say
         written = False
@@ -105,15 +119,21 @@ def publish(
     could not be read or written. Raises OSError if report.json cannot be written.
     """
     target = report_dir / record.run_id
-    target.mkdir(parents=True, exist_ok=True)
+    make_shared_directory(target)
     shown = record if redactor is None else redactor.hide_record(record)
-    write_json(target / "report.json", to_json_value(shown.as_json()), mode=MODE)
+    write_json(target / "report.json", to_json_value(shown.as_json()), mode=shared_mode(target))
     copier = EvidenceCopier(run, target, redactor)
+    copier.share(target / "junit.xml")  # pytest wrote it
     for phase in record.phases:
         copier.copy_phase(phase)
     for phase in record.phases:
         copier.copy_traces(phase)
-    remarks = [*unread, *_write_views(shown, target, environ, copier.will_copy_journal())]
+    views = list_views(shown, target, copier.will_copy_journal(), in_history=not unread)
+    views |= {
+        path.name: partial(_write_metrics, shown, path) for path in metrics_path(shown, report_dir)
+    }
+    views["GitHub's step summary"] = lambda: add_step_summary(shown, environ)
+    remarks = [*unread, *write_views(views)]
     remarks += try_history(
         lambda: store_run(
             record,
@@ -136,42 +156,88 @@ def publish(
         except OSError as error:
             remarks.append(f"cannot point `{latest}` to this run: {error}")
     if keep_runs is not None:
-        prune_runs(report_dir, keep_runs)
-        prune_runs(run.root.parent, keep_runs)
+        remarks += try_history(lambda: _prune(report_dir, run.root.parent, keep_runs))
+    remarks += write_views({RUNS: partial(write_runs_page, report_dir)})
     return [*dict.fromkeys(remarks), *copier.remarks()]
 
 
-def _write_views(
-    record: RunRecord, target: Path, environ: Mapping[str, str], has_journal: bool
-) -> list[str]:
-    """Write what is rendered from the record; remarks on what could not be written."""
+def _prune(report_dir: Path, run_dir: Path, keep_runs: int) -> None:
+    """Delete the oldest reports and their runs. Raises HistoryUnusable: without the history nothing
+    is deleted, since it says which runs must stay."""
+    protected = list_protected(report_dir)
+    prune_runs(report_dir, keep_runs, protected)
+    prune_runs(run_dir, keep_runs, protected)
+
+
+def render_again(target: Path) -> list[str]:
+    """Render a kept report from its record, and the page over all runs; remarks on what could not
+    be written. Raises ValueError if the record cannot be read."""
+    record = _read_record(target / "report.json")
+    has_journal = RunDir(target).journal.exists()
+    views = list_views(record, target, has_journal, has_run(target.parent, record.run_id))
+    return write_views({**views, RUNS: partial(write_runs_page, target.parent)})
+
+
+def _read_record(path: Path) -> RunRecord:
+    value = read_json(path)
+    if value is None:
+        raise ValueError(f"{path} {explain_unreadable(path, MAX_JSON_BYTES) or 'cannot be read'}")
+    try:
+        return RunRecord.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"{path} is not a record of this version: {place}: {first['msg']}; expected a record "
+            f"of schema {SCHEMA}"
+        ) from error
+
+
+def list_views(
+    record: RunRecord, target: Path, has_journal: bool, in_history: bool
+) -> dict[str, Callable[[], None]]:
+    """The files of a report that are rendered from the record alone, and what writes each."""
 
     def is_there(name: str) -> bool:
         return (target / name).exists() or (name == "journal.jsonl" and has_journal)
 
-    views: dict[str, Callable[[], None]] = {
-        path.name: partial(_write_metrics, record, path)
-        for path in [target / "metrics.prom", *metrics_path(record, target.parent)]
-    }
-    views["index.html"] = lambda: write_atomically(
-        target / "index.html", page(record, is_there), mode=MODE
-    )
+    def write_page() -> None:
+        text = page(record, is_there, in_history and is_stored(record))
+        write_atomically(target / "index.html", text, mode=shared_mode(target))
+
     lists = render_lists(record.screen) if record.screen is not None else {}
-    for name, text in lists.items():
-        views[name] = partial(write_atomically, target / name, text, MODE)
-    views["GitHub's step summary"] = lambda: add_step_summary(record, environ)
+    mode = shared_mode(target)
+    return {
+        "metrics.prom": partial(_write_metrics, record, target / "metrics.prom"),
+        "index.html": write_page,
+        **{
+            name: partial(write_atomically, target / name, text, mode)
+            for name, text in lists.items()
+        },
+    }
+
+
+def write_views(views: Mapping[str, Callable[[], None]]) -> list[str]:
+    """Write each file; remarks on those that could not be written."""
     remarks = []
     for name, write in views.items():
         try:
             write()
+        except HistoryUnusable as error:
+            remarks.append(str(error))
         except Exception as error:
             words = sanitize_line(f"{type(error).__name__}: {error}"[:MAX_REMARK])
-            remarks.append(f"{name} was not written: {words}")
+            remarks.append(unwritten_words(name) + words)
     return remarks
 
 
+def unwritten_words(name: str) -> str:
+    """How a remark on a file that could not be written begins."""
+    return f"{name} was not written: "
+
+
 def _write_metrics(record: RunRecord, path: Path) -> None:
-    write_atomically(path, render_metrics(record), mode=MODE)
+    write_atomically(path, render_metrics(record), mode=shared_mode(path.parent))
 
 
 def metrics_path(record: RunRecord, report_dir: Path) -> list[Path]:

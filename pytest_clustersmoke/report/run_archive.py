@@ -12,18 +12,22 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from ..evidence.finding import Evidence, Finding, first_around, read_around
+from ..evidence.history.history_database import open_for_reading
+from ..evidence.history.newest_runs import find_last_verdicts
 from ..evidence.run_directory import RUN_ID, PhaseDir, RunDir
 from ..evidence.run_journal import is_closed
 from ..evidence.run_record import PhaseRecord
 from ..evidence.telemetry import read_events
+from ..evidence.whole_files import SHARED, make_shared_directory, shared_mode
 from ..text import plural
 from .redaction import Redactor
 from .settings_excerpt import hide_variables, write_excerpt
+from .verdict import FIT, UNFIT
 
 MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # one file, and all files
 EXCERPT_LINES, MAX_LINE = 200, 4000
@@ -31,6 +35,7 @@ EXCERPT = re.compile(r"(?P<file>.+)\.line-(?P<line>\d{1,15})\.txt")
 # Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.
 SKIPPED = {"output", "build"}
 TRACES = "traces"
+KEEP = "keep"  # a file of this name, in the report of a run, protects it
 # A run whose controller was killed never closes its journal; after a month it counts as over.
 ABANDONED_S = 30 * 24 * 3600
 
@@ -104,8 +109,9 @@ class EvidenceCopier:
         lines = read_around(source, int(match["line"]), EXCERPT_LINES)
         copied = self._target / root.relative_to(self._run.root) / name
         with self._counting_errors():
-            copied.parent.mkdir(parents=True, exist_ok=True)
+            make_shared_directory(copied.parent)
             copied.write_text("".join(f"{line[:MAX_LINE]}\n" for line in lines))
+            self.share(copied)
 
     def copy_journal(self) -> None:
         """A report is complete once it has a journal, so the journal has a budget of its own."""
@@ -117,6 +123,7 @@ class EvidenceCopier:
             if self._has_room(self._run.journal):
                 copied = RunDir(self._target)
                 self._redactor.copy_journal(self._run.journal, copied.journal)
+                self.share(copied.journal)
                 copied.run.unlink(missing_ok=True)  # it has the path of the run directory
 
     def will_copy_journal(self) -> bool:
@@ -136,11 +143,17 @@ class EvidenceCopier:
             with self._counting_errors():
                 if self._has_room(source):
                     copied = self._target / source.relative_to(self._run.root)
-                    copied.parent.mkdir(parents=True, exist_ok=True)
+                    make_shared_directory(copied.parent)
                     if (text := hide_variables(source)) is not None:
                         copied.write_text(text)
                     else:
                         shutil.copyfile(source, copied)
+                    self.share(copied)
+
+    def share(self, path: Path) -> None:
+        """Let the other users of the report directory write a file, if they share it."""
+        if shared_mode(self._target) == SHARED and path.is_file():
+            path.chmod(SHARED)
 
     @contextlib.contextmanager
     def _counting_errors(self) -> Iterator[None]:
@@ -181,12 +194,22 @@ def point_link(link: Path, target: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def prune_runs(directory: Path, keep: int) -> None:
-    """Delete the oldest runs beyond `keep`: only our own directories, by name, owner and content,
-    and only of runs that are over."""
+def list_protected(report_dir: Path) -> set[str]:
+    """The ids of runs that pruning never takes: each cluster's last FIT and last UNFIT run, and
+    those whose report has a file `keep`. Raises HistoryUnusable."""
+    with open_for_reading(report_dir) as connection:
+        last = set() if connection is None else find_last_verdicts(connection, (FIT, UNFIT))
+    return last | {path.parent.name for path in report_dir.glob(f"*/{KEEP}")}
+
+
+def prune_runs(directory: Path, keep: int, protected: Collection[str] = ()) -> None:
+    """Delete the oldest runs beyond `keep`, but none of these: only our own directories, by name,
+    owner and content, and only of runs that are over."""
     runs = [path for path in directory.iterdir() if RUN_ID.fullmatch(path.name)]
     begun = sorted((when, run) for run in runs if (when := _began(run)) is not None)
     for _, run in begun[:-keep]:
+        if run.name in protected or (run / KEEP).exists():
+            continue
         with contextlib.suppress(OSError):
             shutil.rmtree(run)
 

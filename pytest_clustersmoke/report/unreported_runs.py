@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..evidence.run_directory import RUN_ID, RunDir, read_json, write_atomically
+from ..evidence.whole_files import shared_mode
 
-MODE = 0o644  # a node exporter and readers of reports are other users
 GIVEN_UP = "report_failed.txt"
 
 
@@ -44,7 +44,7 @@ def is_whole(target: Path) -> bool:
 def mark_unreportable(target: Path, words: str) -> None:
     """Mark a run whose report cannot be created, so that no later command tries again."""
     with contextlib.suppress(OSError):
-        write_atomically(target / GIVEN_UP, words + "\n", MODE)
+        write_atomically(target / GIVEN_UP, words + "\n", shared_mode(target))
 
 
 def has_unreported(report_dir: Path) -> bool:

@@ -48,10 +48,10 @@ class Elements(HTMLParser):
 
 
 def links(report: Path) -> set[str]:
-    """The files and folders of the report to which its page links."""
+    """The files and folders to which the page of a report links, without their fragments."""
     elements = Elements((report / "index.html").read_text(encoding="utf-8")).all("a")
     targets = [str(element["href"]) for element in elements]
-    return {unquote(target) for target in targets if not target.startswith("#")}
+    return {unquote(target).partition("#")[0] for target in targets if not target.startswith("#")}
 
 
 def dead(report: Path) -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from datetime import datetime, timezone
 
 import pytest
 
+from pytest_clustersmoke.config.metrics import show
 from tests.report import staged
 from tests.report.browsing import PATIENCE_MS, PHONE, Browse, Opened
 from tests.support import records
@@ -117,6 +119,63 @@ def test_trends_show_each_metric_over_its_past(browse: Browse) -> None:
     assert set(off) == {"steps_per_s", "samples_per_s"}
     text = part.locator(".small.off svg").first.get_attribute("aria-label")
     assert text == "steps_per_s over 30 past runs, outside its bounds now."
+
+
+def test_chart_tells_each_value_by_pointer_and_by_keyboard(browse: Browse) -> None:
+    """Date, value with its unit, and run; a screen reader gets them as the value of a slider."""
+    run = staged.run()
+    opened = browse(run)
+    part = opened.page.locator(chart(opened, "trends"))
+    small = part.locator(".small").first
+    slow = next(phase for phase in run["phases"] if phase["phase"] == "zero1_4node")
+    value = show(slow["metrics"]["steps_per_s"]["value"])
+    tip = small.locator(".tip")
+    assert tip.is_hidden()
+    small.focus()
+    words = tip.inner_text()
+    assert f"UTC: {value} steps/s; {run['run_id']} (this run)" in words
+    opened.page.keyboard.press("ArrowLeft")
+    before = str(small.get_attribute("aria-valuetext"))
+    assert slow["trend"]["run_ids"][-1] in before and before == tip.inner_text()
+    opened.page.keyboard.press("Home")
+    assert slow["trend"]["run_ids"][0] in tip.inner_text()
+    opened.page.keyboard.press("Escape")
+    assert tip.is_hidden()
+    box = small.bounding_box()
+    assert box
+    opened.page.mouse.move(box["x"] + box["width"] - 20, box["y"] + box["height"] / 2)
+    assert tip.inner_text() == words
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("steps", "rank 7: 142.0 ms per step"), ("memory", "rank 7: 9.007 GiB"), ("loss", "step 30")],
+)
+def test_charts_of_ranks_and_of_the_loss_tell_their_values(
+    browse: Browse, kind: str, words: str
+) -> None:
+    """The last one first, when they get the focus."""
+    opened = browse(staged.run())
+    part = opened.page.locator(f"{chart(opened, kind)} .explore")
+    part.focus()
+    assert part.locator(".tip").inner_text().startswith(words)
+
+
+def test_45_nights_have_enough_ticks(browse: Browse) -> None:
+    """At least three, evenly apart, and the newest night has one; the reference has a label."""
+    phase = records.phase(metrics={"steps_per_s": staged.against(9.9, 10.0, "steps/s")})
+    phase["trend"] = made = staged.trend(phase, 44)
+    made["begun"] = [records.BEGUN - (44 - n) * staged.DAY_S for n in range(44)]
+    opened = browse(records.run(phase))
+    opened.open_all()
+    small = opened.page.locator(chart(opened, "trends")).locator(".small").first
+    labels = small.locator('g[data-mark="x-axis tick label"] text').all_text_contents()
+    days = [datetime.strptime(f"2026 {label}", "%Y %d %b") for label in labels]
+    assert len(days) >= 3 and len({later - day for day, later in itertools.pairwise(days)}) == 1
+    newest = datetime.fromtimestamp(records.BEGUN, timezone.utc)
+    assert (days[-1].month, days[-1].day) == (newest.month, newest.day)
+    sides = small.locator('g[data-mark="text"] text').all_text_contents()
+    assert sorted(sides) == ["fail", "ref", "warn"]
 
 
 def test_timeline_has_every_phase(browse: Browse) -> None:

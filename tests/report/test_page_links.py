@@ -14,7 +14,7 @@ from tests.report.page_samples import dead, links
 from tests.support import records
 from tests.support.harness import Suite
 
-WRITTEN = {"report.json", "metrics.prom"}  # with every page
+WRITTEN = {"report.json", "metrics.prom", "../index.html"}  # with every page
 
 
 def published(tmp_path: Path, *names: str) -> Path:

@@ -125,13 +125,13 @@ def test_run_with_unreadable_past_is_not_good(
     with closing(sqlite3.connect(suite.reports / "history.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
 
-        write_views = publication._write_views
+        list_views = publication.list_views
 
-        def then_free(*words: Any) -> list[str]:
+        def then_free(*words: Any, **more: Any) -> dict[str, Any]:
             other.execute("ROLLBACK")
-            return write_views(*words)
+            return list_views(*words, **more)
 
-        monkeypatch.setattr(publication, "_write_views", then_free)
+        monkeypatch.setattr(publication, "list_views", then_free)
         result = suite.run()
     (phase,) = suite.record()["phases"]
     assert phase["metrics"]["steps_per_s"]["past"] is None

@@ -119,8 +119,8 @@ def test_view_that_fails_to_render_is_a_remark(
     remarks = published(tmp_path, record)
     assert [remark.split(" was not written: ")[0] for remark in remarks] == [
         "metrics.prom",
-        "metrics-gilbreth.prom",
         "index.html",
+        "metrics-gilbreth.prom",
     ]
     assert (tmp_path / record.run_id / "report.json").is_file()
 
@@ -163,6 +163,43 @@ def test_page_that_a_full_disk_costs_shows_in_the_exit_status(suite: Suite) -> N
     (line,) = lines_with(result, "was not written")
     assert line == "index.html was not written: OSError: [Errno 28] No space left on device"
     assert lines_with(result, "FIT: 1 of 1 phases passed")
+
+
+def test_page_over_runs_that_cannot_be_written_shows_in_the_exit_status(suite: Suite) -> None:
+    """The verdict stays, and a line names the page, as for the page of the run."""
+    suite.phase()
+    (suite.reports / "index.html" / "in_the_way").mkdir(parents=True)
+    result = suite.run_apart()
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    (line,) = lines_with(result, "was not written")
+    assert line.startswith(
+        "the page over all runs, index.html of the report directory, was not written: "
+    )
+    assert lines_with(result, "FIT: 1 of 1 phases passed")
+    assert suite.record()["verdict"] == "FIT"
+
+
+def test_users_of_a_shared_report_directory_can_write_all_its_files(tmp_path: Path) -> None:
+    """If it is setgid and its group can write it: files are 0664 and directories 2775, whatever the
+    umask; the page over runs and the history as well."""
+    shared, run = tmp_path / "reports", RunDir(tmp_path / "runs" / "20261101-020000-abcdef")
+    shared.mkdir()
+    shared.chmod(0o2775)
+    record = records.parsed(records.run(records.phase("wide", nodes=2)))
+    log = run.phase("wide").root / "nodes" / "0001" / "launcher.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("a line\n")
+    run.journal.write_text('{"event": "closed", "time": 1, "mono": 1}\n')
+    old = os.umask(0o077)
+    try:
+        assert publish(record, run, shared, {}) == []
+    finally:
+        os.umask(old)
+    modes = {path: path.lstat().st_mode & 0o7777 for path in shared.rglob("*")}
+    files = {path.name: mode for path, mode in modes.items() if path.is_file()}
+    assert {"index.html", "history.db", "launcher.log", "journal.jsonl", *RENDERED} <= set(files)
+    assert set(files.values()) == {0o664}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o2775}
 
 
 @pytest.mark.parametrize("name", ["run.json", "report.json", "journal.jsonl"])

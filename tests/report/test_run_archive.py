@@ -10,7 +10,8 @@ import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir
 from pytest_clustersmoke.evidence.telemetry import EventWriter
-from pytest_clustersmoke.report.run_archive import _is_evidence, prune_runs
+from pytest_clustersmoke.report.publication import publish
+from pytest_clustersmoke.report.run_archive import _is_evidence, list_protected, prune_runs
 from pytest_clustersmoke.report.terminal import write_summary
 from pytest_clustersmoke.text import sanitize_lines
 from tests.support import records
@@ -146,7 +147,8 @@ def test_latest_is_updated_and_old_runs_are_pruned(suite: Suite) -> None:
         ids.append(suite.record()["run_id"])
         assert suite.report.is_symlink() and suite.report.readlink() == Path(ids[-1])
     names = {path.name for path in suite.reports.iterdir()}
-    assert names == {"README.md", "mine", "latest", "history.db", "metrics-one.prom", *ids[1:]}
+    files = {"README.md", "mine", "latest", "history.db", "metrics-one.prom", "index.html"}
+    assert names == files | set(ids[1:])
     assert {path.name for path in suite.runs()} == set(ids[1:])
 
 
@@ -317,3 +319,51 @@ def test_run_that_was_attached_again_is_not_pruned(tmp_path: Path) -> None:
         journal.close()
     prune_runs(tmp_path, 1)
     assert {path.name for path in tmp_path.iterdir()} == {runs[0].run_id, runs[2].run_id}
+
+
+def make_over(report_dir: Path, record: records.Record) -> None:
+    """The report of a run that is over, and its row in the history."""
+    records.store_run(record, report_dir)
+    journal = EventWriter(RunDir(report_dir / record["run_id"]).journal)
+    for event in ("intent", "closed"):
+        journal.write(event)
+    journal.close()
+
+
+def test_pruning_keeps_the_last_fit_and_unfit_run_and_runs_marked_to_keep(tmp_path: Path) -> None:
+    """Of each cluster, however old they are; a file `keep` protects any other run."""
+    made = [
+        ("one", "UNFIT"),
+        ("one", "FIT"),
+        ("two", "FIT"),
+        ("one", "UNFIT"),
+        ("one", "INCONCLUSIVE"),
+        ("two", "FIT"),
+        *[("one", "FIT")] * 4,
+    ]
+    ids = []
+    for number, (cluster, verdict) in enumerate(made):
+        record = records.run(cluster=cluster, verdict=verdict, begun=records.BEGUN + number)
+        record["run_id"] = f"20261101-0200{number:02}-abcdef"
+        ids.append(record["run_id"])
+        make_over(tmp_path, record)
+    (tmp_path / ids[4] / "keep").touch()
+    protected = list_protected(tmp_path)
+    assert protected == {ids[3], ids[4], ids[5], ids[9]}
+    prune_runs(tmp_path, 2, protected)
+    kept = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert kept == {*protected, *ids[-2:]}
+
+
+def test_nothing_is_pruned_without_the_history(tmp_path: Path) -> None:
+    """It says which runs must stay; a remark says what is wrong with it."""
+    (tmp_path / "history.db").write_text("not a database")
+    for number in range(3):
+        record = records.parsed(records.run())
+        record.run_id = f"20261101-02000{number}-abcdef"
+        run = RunDir(tmp_path / "runs" / record.run_id)
+        run.root.mkdir(parents=True)
+        run.journal.write_text('{"event": "closed", "time": 1, "mono": 1}\n')
+        remarks = publish(record, run, tmp_path, {}, keep_runs=1)
+        assert any("is damaged, or not a database" in remark for remark in remarks)
+    assert len(list(tmp_path.glob("2*"))) == len(list((tmp_path / "runs").iterdir())) == 3

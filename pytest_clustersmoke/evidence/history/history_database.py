@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from ...text import sanitize_line
+from ..whole_files import shared_mode
 from .history_schema import VERSION, migrate, read_version
 
 NAME = "history.db"
@@ -21,7 +22,7 @@ NAME = "history.db"
 # shorter, since somebody is waiting for the prompt.
 PATIENCE_S, HURRIED_S = 20.0, 5.0
 READ_PATIENCE_S = 2.0
-MODE, PRIVATE_MODE = 0o644, 0o600  # as for all files of a report; for the user alone
+PRIVATE_MODE = 0o600  # for the user alone
 MAX_HOLDER = 500
 _DAMAGED = ("not a database", "malformed", "decode")
 
@@ -80,11 +81,10 @@ def open_for_writing(
     try:
         report_dir.mkdir(parents=True, exist_ok=True)
         with _lock_file(path, patience_s):
-            if not path.exists():  # before SQLite does: the journal inherits its permissions
+            is_new = not path.exists()
+            if is_new:  # before SQLite does: the journal inherits its permissions
                 path.touch(PRIVATE_MODE)
-                path.chmod(PRIVATE_MODE if private else MODE)
-            elif private:
-                path.chmod(PRIVATE_MODE)
+            _set_mode(path, private, is_new)
             left_s = max(0.0, give_up - time.monotonic())
             with closing(_connect(path, left_s)) as connection:
                 _begin(connection, path)
@@ -94,6 +94,20 @@ def open_for_writing(
         raise HistoryUnusable(_explain(path, "written", str(error))) from error
     except OSError as error:
         raise HistoryUnusable(_explain(path, "written", error.strerror or str(error))) from error
+
+
+def _set_mode(path: Path, private: bool, is_new: bool) -> None:
+    """Let others read the database, or write it if they share the directory; only the user if it
+    is private, and from then on."""
+    if not (private or is_new or not is_private(path)):
+        return
+    with suppress(PermissionError):  # it is another user's, who shares it
+        path.chmod(PRIVATE_MODE if private else shared_mode(path.parent))
+
+
+def is_private(path: Path) -> bool:
+    """Whether only the user can read a database. Raises OSError."""
+    return path.stat().st_mode & 0o077 == 0
 
 
 def _begin(connection: sqlite3.Connection, path: Path) -> None:
@@ -135,7 +149,8 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> int:
 def _lock_file(path: Path, patience_s: float) -> Iterator[None]:
     from filelock import SoftFileLock, Timeout
 
-    lock = SoftFileLock(path.with_name(f"{NAME}.lock"), timeout=patience_s, mode=MODE)
+    mode = shared_mode(path.parent)
+    lock = SoftFileLock(path.with_name(f"{NAME}.lock"), timeout=patience_s, mode=mode)
     try:
         lock.acquire(poll_interval=0.05)
     except Timeout as error:

@@ -175,8 +175,17 @@ _NODES = (
     "CREATE INDEX device_figures_by_node ON device_figures (node, seen)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_TABLES, _INDEXES, _ACCEPTED_LEVELS, _GPUS, _NODES)
-WITH_ACCEPTED_LEVELS, WITH_GPUS, WITH_NODES = 3, 4, 5
+# The reference that a metric was judged by, with its bounds; NULL if none was of the phase's sizes.
+_REFERENCES = (
+    "ALTER TABLE metrics ADD COLUMN reference REAL",
+    "ALTER TABLE metrics ADD COLUMN low REAL",
+    "ALTER TABLE metrics ADD COLUMN high REAL",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    *(_TABLES, _INDEXES, _ACCEPTED_LEVELS, _GPUS, _NODES, _REFERENCES),
+)
+WITH_ACCEPTED_LEVELS, WITH_GPUS, WITH_NODES, WITH_REFERENCES = 3, 4, 5, 6
 VERSION = len(MIGRATIONS)
 
 

@@ -38,9 +38,9 @@ def store_run(
     Runs and phases with staged faults say nothing about the cluster and are not stored. Without
     `judged` the run was not compared with the past, so it does not count as good.
     """
-    phases = [phase for phase in record.phases if not phase.fault]
-    if record.proof is not None or (record.phases and not phases):
+    if not is_stored(record):
         return
+    phases = [phase for phase in record.phases if not phase.fault]
     ended = not (record.interrupted or record.partial)
     patience_s = history_database.PATIENCE_S if ended else history_database.HURRIED_S
     with history_database.open_for_writing(report_dir, patience_s, private) as connection:
@@ -50,6 +50,12 @@ def store_run(
         place = (connection, run, record.cluster, record.begun)
         insert_observations(*place, observations)
         insert_figures(*place, figures)
+
+
+def is_stored(record: RunRecord) -> bool:
+    """Whether the history has this run: not if faults were staged in all of its phases."""
+    is_staged = bool(record.phases) and all(phase.fault for phase in record.phases)
+    return record.proof is None and not is_staged
 
 
 def is_good(phase: PhaseRecord, run: RunRecord) -> bool:
@@ -145,7 +151,7 @@ def _insert_phase(
     connection.execute("DELETE FROM metrics WHERE phase = ?", (number,))
     metrics = phase.metrics if _is_undisturbed(phase) else {}
     rows = [_metric_row(number, name, metric) for name, metric in metrics.items()]
-    connection.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
+    connection.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
     ranks = phase.ranks if _is_undisturbed(phase) else []
     steps = {rank.gpu: float(rank.own_step_s) for rank in ranks if rank.own_step_s}
     insert_gpu_steps(connection, number, steps)
@@ -154,7 +160,9 @@ def _insert_phase(
 
 def _metric_row(phase: int, name: str, metric: MetricRecord) -> tuple[Any, ...]:
     value = float(metric.value)  # float() also reads nan, inf and -inf
-    return phase, name, to_json_value(value), metric.unit, int(metric.higher_is_better)
+    reference = metric.reference if metric.met is not None else None
+    bounds = (reference.value, reference.low, reference.high) if reference else (None, None, None)
+    return phase, name, to_json_value(value), metric.unit, int(metric.higher_is_better), *bounds
 
 
 def find_or_insert_setup(connection: Connection, setup: Setup) -> int:

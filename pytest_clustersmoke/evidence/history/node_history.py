@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from sqlite3 import Connection
 from typing import Any
@@ -134,6 +135,37 @@ def _parse_observation(name: str, *row: Any) -> PastObservation:
         run_id=str(run_id),
         seen=float(seen),
     )
+
+
+@dataclass(frozen=True)
+class NodeCount:
+    """How often a node was in a state in a phase, or in its screen, and what was found then: the id
+    of a finding or check, empty for none."""
+
+    node: str
+    source: str
+    state: NodeState
+    kind: str
+    count: int
+
+
+def count_node_states(
+    connection: Connection, cluster: str, since: float = -math.inf
+) -> list[NodeCount]:
+    """Count what was seen of each node since a time."""
+    if (read_version(connection) or 0) < WITH_NODES:
+        return []
+    kind = "trim(substr(o.reason, 1, instr(o.reason || ':', ':') - 1))"
+    rows = connection.execute(
+        f"SELECT n.name, o.source, o.state, {kind}, count(*) "
+        "FROM nodes n JOIN node_observations o ON o.node = n.id "
+        f"WHERE n.cluster = ? AND o.seen >= ? GROUP BY n.name, o.source, o.state, {kind}",
+        (cluster, since),
+    )
+    return [
+        NodeCount(str(node), str(source), _parse_state(state), str(found), int(count))
+        for node, source, state, found, count in rows
+    ]
 
 
 def _parse_state(value: object) -> NodeState:

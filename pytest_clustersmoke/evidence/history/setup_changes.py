@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from ...text import shorten
 from ..fingerprint import SHAPE, VERSIONS
-from .history_query import PhaseRun
+from .history_schema import Setup
 
 MAX_NAMED = 4
 MAX_VALUE = 40
+
+
+class StoredSetup(Protocol):
+    """A stored run of a phase: what it ran on."""
+
+    @property
+    def setup(self) -> Setup: ...
+    @property
+    def versions(self) -> Mapping[str, str]: ...
 
 
 def describe_version_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -24,7 +34,7 @@ def describe_version_changes(old: Mapping[str, str], new: Mapping[str, str]) -> 
 
 
 def describe_setup_changes(
-    old: PhaseRun, hardware: str, shape: str, new: Mapping[str, str]
+    old: StoredSetup, hardware: str, shape: str, new: Mapping[str, str]
 ) -> list[str]:
     """Changes of versions, hardware and shape. A side whose ranks never started is not compared."""
     changes = describe_version_changes(old.versions, new) if old.versions and new else []

@@ -14,6 +14,7 @@ const Charts = (() => {
       keys.forEach((key, at) => {
         if (!key) return;
         let text = row.cells[at].dataset.value;
+        for (const word of ["note", "poor", "other"]) if (row.cells[at].dataset[word]) made[`${key}_${word}`] = row.cells[at].dataset[word];
         if (text === undefined && rounded) text = row.cells[at].textContent.trim().replaceAll(",", "");
         if (rounded && (text === "-" || text === "")) text = undefined;
         made[key] = text === undefined ? null : Number(text);
@@ -94,7 +95,9 @@ const Charts = (() => {
       ],
     }, `Step time by ${nodes ? "node" : "rank"}, ${ranks.length} ${nodes ? "nodes" : "ranks"}. ` + (behind.length ? `Behind: ${behind.join(", ")}.` : "No rank is behind."));
     inside(svg, width);
-    return svg;
+    const who = (one) => (nodes ? one.node : `rank ${one.rank}`);
+    const own_ = (one) => (known(one.own_p50) ? `, ${show(ms("own_p50")(one))} ms of it its own` : "");
+    return told(svg, ranks.map((one) => ({ x: one.at, y: ms("step_p50")(one), words: `${who(one)}: ${show(ms("step_p50")(one))} ms per step${own_(one)}` })), `Step time by ${nodes ? "node" : "rank"}`);
   }
 
   const place = (nodes) => (v) => (!Number.isInteger(v) ? "" : nodes ? (nodes[v] && nodes[v].place) || "" : String(v));
@@ -117,7 +120,7 @@ const Charts = (() => {
     const ranks = (nodes || rows(near(figure, "ranks")).map((one) => ({ ...one, at: Number(one.rank) }))).filter((one) => known(one.memory));
     if (!ranks.length) return null;
     const thick = Math.max(1, Math.min(18, ((width - 64) / ranks.length) * 0.6));
-    return plot({
+    const svg = plot({
       width, height: 240,
       x: { domain: [-0.5 + d3.min(ranks, (r) => r.at), d3.max(ranks, (r) => r.at) + 0.5], label: nodes ? "node rank" : "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: place(nodes) },
       y: { label: "GiB", grid: true, zero: true, nice: true },
@@ -126,6 +129,7 @@ const Charts = (() => {
         Plot.ruleY([0], { stroke: "var(--steel)" }),
       ],
     }, `Peak memory by ${nodes ? "node" : "rank"}, from ${d3.min(ranks, (r) => r.memory)} to ${d3.max(ranks, (r) => r.memory)} GiB.`);
+    return told(svg, ranks.map((one) => ({ x: one.at, y: one.memory, words: `${nodes ? one.node : `rank ${one.rank}`}: ${show(one.memory)} GiB` })), `Peak memory by ${nodes ? "node" : "rank"}`);
   }
 
   function loss(figure, width) {
@@ -141,12 +145,13 @@ const Charts = (() => {
       Plot.text(bad.slice(0, 1), { x: "step", text: "loss_word", frameAnchor: "top", fill: "var(--bad)", fontWeight: 650, dx: 4, textAnchor: "start" }),
     ];
     if (good.length <= 40) marks.push(Plot.dot(good, { x: "step", y: "loss", r: 2, fill: "var(--accent)" }));
-    return plot({
+    const svg = plot({
       width, height: 240,
       x: { label: "step", domain: d3.extent(points, (one) => one.step), ticks: Math.floor(width / 60), tickFormat: (v) => (Number.isInteger(v) ? String(v) : "") },
       y: { label: log ? "loss, logarithmic" : "loss", grid: true, type: log ? "log" : "linear", nice: true, ticks: 5, tickFormat: log ? "~g" : undefined },
       marks,
     }, `Loss over ${points.length} steps` + (good.length ? `, from ${good[0].loss} to ${good[good.length - 1].loss}.` : ".") + (bad.length ? ` Not a number from step ${bad[0].step} on.` : ""));
+    return told(svg, good.map((one) => ({ x: one.step, y: one.loss, words: `step ${one.step}: loss ${show(one.loss)}` })), "Loss by step");
   }
 
   function timeline(figure, width) {
@@ -180,7 +185,10 @@ const Charts = (() => {
   function trends(figure, width) {
     const table = figure.querySelector("table");
     const runs = rows(table);
-    for (const one of runs) one.when = new Date(Number(one.begun) * 1e3);
+    runs.forEach((one, row) => {
+      one.when = new Date(Number(one.begun) * 1e3);
+      one.cells = table.tBodies[0].rows[row].cells;
+    });
     const heads = [...table.tHead.rows[0].cells].filter((cell) => cell.dataset.key);
     const drawn = heads.filter((head) => runs.filter((one) => known(one[head.dataset.key])).length > 1);
     const gap = 32, least = Math.min(width, 270);
@@ -195,6 +203,7 @@ const Charts = (() => {
     const [format, wide, whole] = hours > 24 * 300 ? ["%b %Y", 62, d3.utcMonth] : hours > 36 ? ["%-d %b", 52, d3.utcDay]
       : hours > 0.1 ? ["%H:%M", 44, d3.utcMinute] : ["%H:%M:%S", 62, d3.utcSecond];
     const words = d3.utcFormat(format), fits = Math.floor(room / wide);
+    if (whole === d3.utcDay) return { ticks: days(from, to, Math.max(1, fits)), tickFormat: words };
     for (let count = fits; count > 0; count--) {
       const ticks = d3.utcTicks(from, to, count).filter((at) => +whole(at) === +at);
       if (ticks.length && ticks.length <= fits) return { ticks, tickFormat: words };
@@ -202,10 +211,97 @@ const Charts = (() => {
     return { ticks: [to], tickFormat: words };
   }
 
+  // Midnights, evenly apart, of which so many fit; the newest is one of them.
+  function days(from, to, fits) {
+    const all = d3.utcDays(d3.utcDay.ceil(from), new Date(+to + 1));
+    if (!all.length) return [to];
+    const apart = [1, 2, 3, 5, 7, 10, 14, 21, 28, 42, 56, 91, 182, 365].find((step) => Math.ceil(all.length / step) <= fits) || all.length;
+    return all.reverse().filter((_, at) => at % apart === 0).reverse();
+  }
+
+  // Labels at the right of a chart, moved apart where their lines are close.
+  function sides(labels, domain, height) {
+    let below = -Infinity;
+    return labels.sort((one, other) => other[1] - one[1]).map(([word, value, fill]) => {
+      below = Math.max(below + 10, ((domain[1] - value) / (domain[1] - domain[0])) * height);
+      return Plot.text([word], { frameAnchor: "top-right", textAnchor: "start", lineAnchor: "middle", dx: 4, dy: below, fontSize: 10, fill });
+    });
+  }
+
+  const show = d3.format(",.4r");
+  const at = d3.utcFormat("%-d %b %Y, %H:%M UTC");
+
+  // Makes a chart tell its values, one at a time: under the pointer, and with the arrow keys.
+  function explore(place, svg, points, name) {
+    if (!points.length) return;
+    const tip = document.createElement("p"), ring = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+    tip.className = "tip";
+    tip.hidden = true;
+    tip.setAttribute("aria-hidden", "true"); // a screen reader says the value of the slider
+    ring.setAttribute("class", "ring");
+    ring.setAttribute("r", "6");
+    ring.setAttribute("visibility", "hidden");
+    svg.append(ring);
+    place.append(tip);
+    place.classList.add("explore");
+    place.tabIndex = 0;
+    for (const [key, value] of [["role", "slider"], ["aria-label", name], ["aria-valuemin", 1], ["aria-valuemax", points.length]]) place.setAttribute(key, value);
+    let now = points.length - 1;
+    const tell = () => {
+      place.setAttribute("aria-valuenow", now + 1);
+      place.setAttribute("aria-valuetext", points[now].words);
+    };
+    const scale = () => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width || 1;
+    function pick(to) {
+      now = Math.min(points.length - 1, Math.max(0, to));
+      const { x, y, words } = points[now];
+      ring.setAttribute("cx", x);
+      ring.setAttribute("cy", y);
+      ring.setAttribute("visibility", "visible");
+      tip.textContent = words;
+      tip.hidden = false;
+      tip.style.left = "0px";
+      const room = place.clientWidth - tip.offsetWidth;
+      tip.style.left = `${Math.max(0, Math.min(room, x * scale() - tip.offsetWidth / 2))}px`;
+      const over = svg.offsetTop || svg.getBoundingClientRect().top - place.getBoundingClientRect().top;
+      const above = over + y * scale() - tip.offsetHeight - 12;
+      tip.style.top = `${above >= 0 ? above : over + y * scale() + 12}px`;
+      tell();
+    }
+    function hide() {
+      tip.hidden = true;
+      ring.setAttribute("visibility", "hidden");
+    }
+    place.addEventListener("pointermove", (event) => {
+      const x = (event.clientX - svg.getBoundingClientRect().left) / scale();
+      pick(d3.minIndex(points, (one) => Math.abs(one.x - x)));
+    });
+    place.addEventListener("pointerleave", hide);
+    place.addEventListener("focus", () => pick(now));
+    place.addEventListener("blur", hide);
+    place.addEventListener("keydown", (event) => {
+      const to = { ArrowLeft: now - 1, ArrowDown: now - 1, ArrowRight: now + 1, ArrowUp: now + 1, Home: 0, End: points.length - 1 }[event.key];
+      if (event.key === "Escape") hide();
+      if (to === undefined) return;
+      event.preventDefault();
+      pick(to);
+    });
+    tell();
+  }
+
+  // A chart in a box of its own, which tells its values.
+  function told(svg, points, name) {
+    const box = document.createElement("div");
+    box.append(svg);
+    const [x, y] = [svg.scale("x"), svg.scale("y")];
+    explore(box, svg, points.map((one) => ({ words: one.words, x: x.apply(one.x), y: y.apply(one.y) })), name);
+    return box;
+  }
+
   function trend(head, runs, width) {
     const { key, unit, status, met } = head.dataset;
     const of = (name) => (head.dataset[name] === undefined ? null : Number(head.dataset[name]));
-    const points = runs.filter((one) => known(one[key]));
+    const points = runs.filter((one) => known(one[key])).map((one) => ({ ...one, good: one.good && !one[key + "_poor"], same: one.same && !one[key + "_other"] }));
     const past = points.filter((one) => !one.now);
     const kind = (test) => past.filter(test);
     const lines = [["warn", of("warn")], ["fail", of("fail")]].filter(([, value]) => known(value));
@@ -215,18 +311,18 @@ const Charts = (() => {
     const pad = (most - least) * 0.12 || Math.abs(most) * 0.05 || 1;
     const domain = [least - pad, most + pad];
     const band = known(low) || known(high) ? [{ y1: known(low) ? low : domain[0], y2: known(high) ? high : domain[1] }] : [];
-    // Keep both labels apart if their lines are close.
-    const side = lines.length > 1 && lines[0][1] > lines[1][1] ? 4 : -4;
+    const labels = [...lines.map(([word, value]) => [word, value, "var(--bad)"]), ...(known(reference) ? [["ref", reference, "var(--good)"]] : [])];
     const off = met === "no" || status === "fail";
     const svg = plot({
-      width, height: 156, marginTop: 8, marginBottom: 34, marginLeft: 60, marginRight: lines.length ? 30 : 12,
-      x: { type: "utc", label: null, ...times(d3.extent(points, (p) => p.when), width - 72 - 18 * (lines.length > 0)) },
+      width, height: 156, marginTop: 8, marginBottom: 34, marginLeft: 60, marginRight: labels.length ? 30 : 12,
+      x: { type: "utc", label: null, ...times(d3.extent(points, (p) => p.when), width - 72 - 18 * (labels.length > 0)) },
       y: { domain, label: null, grid: true, ticks: 4 },
       marks: [
         Plot.rectY(band, { x1: d3.min(points, (p) => p.when), x2: d3.max(points, (p) => p.when), y1: "y1", y2: "y2", fill: "var(--band)" }),
+        Plot.ruleX(points.filter((one) => one[key + "_note"]), { x: "when", stroke: "var(--warn)", strokeDasharray: "2 3" }),
         Plot.ruleY(known(reference) ? [reference] : [], { stroke: "var(--good)" }),
         Plot.ruleY(lines, { y: (one) => one[1], stroke: "var(--bad)", strokeDasharray: "2 3" }),
-        ...lines.map((one, at) => Plot.text([one], { y: one[1], text: [one[0]], frameAnchor: "right", textAnchor: "start", dx: 4, dy: (at ? 1 : -1) * side, fontSize: 10, fill: "var(--bad)" })),
+        ...sides(labels, domain, 156 - 8 - 34),
         Plot.line(points.filter((one) => one.same && (one.good || one.now)), { x: "when", y: key, stroke: "var(--steel)" }),
         Plot.dot(kind((one) => one.same && one.good), { x: "when", y: key, r: 2.5, fill: "var(--steel)" }),
         Plot.dot(kind((one) => !one.same && one.good), { x: "when", y: key, r: 3, stroke: "var(--steel)", fill: "var(--bg)" }),
@@ -242,8 +338,11 @@ const Charts = (() => {
     small.textContent = unit === "1" ? "" : ` ${unit}`;
     title.append(off ? "⚠ " : "", key, small);
     made.append(title, svg);
+    const [x, y] = [svg.scale("x"), svg.scale("y")];
+    const words = (one) => [`${at(one.when)}: ${one.cells[head.cellIndex].textContent}${unit === "1" ? "" : ` ${unit}`}`, one.cells[0].textContent, one.good || one.now ? "" : "not good", one[key + "_note"] ? `changed: ${one[key + "_note"]}` : ""].filter(Boolean).join("; ");
+    explore(made, svg, points.map((one) => ({ words: words(one), x: x.apply(one.when), y: y.apply(one[key]) })), `${key}, run by run`);
     return made;
   }
 
-  return { rows, byNode, near, known, kinds: { steps, memory, loss, timeline, trends } };
+  return { rows, byNode, near, known, explore, kinds: { steps, memory, loss, timeline, trends } };
 })();

@@ -65,7 +65,7 @@ def build(directory: Path, phases: int) -> None:
             ),
         )
         connection.executemany(
-            "INSERT INTO metrics VALUES (?, ?, ?, 'steps/s', 1)",
+            "INSERT INTO metrics VALUES (?, ?, ?, 'steps/s', 1, 9.5, 9.0, NULL)",
             (
                 (10 + n * phases + i, name, 9.5 + 0.01 * (n % 7))
                 for n in range(count)

@@ -1,0 +1,213 @@
+"""reports/index.html: what it says of the runs of each cluster, and what it takes to write it."""
+
+from __future__ import annotations
+
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.evidence.history import history_store
+from pytest_clustersmoke.evidence.history.history_database import open_for_reading
+from pytest_clustersmoke.evidence.history.newest_runs import ListedPhase, read_newest_runs
+from pytest_clustersmoke.report.node_evidence import observe_nodes
+from pytest_clustersmoke.report.runs_page import (
+    NIGHTS,
+    judge_listed,
+    render_runs_page,
+    write_runs_page,
+)
+from tests.report.nights import add_report, night, rated, store_nights
+from tests.report.page_samples import HOSTILE, Elements
+from tests.support import records
+
+
+class Cells(HTMLParser):
+    """The cells of the tables of a page, by the table's name: rows of (class, text, link)."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[list[str]]]] = {}
+        self._name = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag == "table":
+            self._name = str(values["data-table"])
+            self.tables[self._name] = []
+        elif self._name and tag == "tr":
+            self.tables[self._name].append([])
+        elif self._name and tag in ("td", "th"):
+            self.tables[self._name][-1].append([values.get("class") or "", "", ""])
+        elif self._name and tag == "a":
+            self.tables[self._name][-1][-1][2] = str(values["href"])
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "table":
+            self._name = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._name and self.tables[self._name] and self.tables[self._name][-1]:
+            self.tables[self._name][-1][-1][1] += data
+
+
+def listed(report_dir: Path) -> dict[str, ListedPhase]:
+    """The phases of the newest run."""
+    with open_for_reading(report_dir) as connection:
+        assert connection is not None
+        return read_newest_runs(connection, 1)[0].newest[0].phases
+
+
+def test_strip_has_each_night_and_links_only_to_kept_reports(tmp_path: Path) -> None:
+    """A night is a column, the newest at the right; what is wrong links to its place in the report.
+    A night whose report was pruned has no link."""
+    ids = store_nights(tmp_path, 6, ["wide", "small"])
+    add_report(tmp_path, ids[-1])
+    tables = Cells(render_runs_page(tmp_path)).tables
+    _, days, verdicts, wide, small = tables["strip"]
+    assert [link for _, _, link in days[1:]] == [""] * 5 + [f"{ids[-1]}/index.html"]
+    assert [tone for tone, _, _ in verdicts[1:]] == ["good"] * 5 + ["bad"]
+    assert wide[0][1] == "wide" and [cell[0] for cell in wide[1:]] == ["good"] * 5 + ["bad"]
+    assert wide[-1][2] == f"{ids[-1]}/index.html#phase-wide" and wide[1][2] == ""
+    assert "1 failed" in wide[-1][1] and "slow-rank" in wide[-1][1]
+    assert [cell[0] for cell in small[1:]] == ["good"] * 6
+    rows = tables["runs"][1:]
+    assert [row[2][1].split()[0] for row in rows] == ids[::-1]
+    assert ["report pruned" in row[2][1] for row in rows] == [False] + [True] * 5
+
+
+def test_row_of_a_run_has_its_id(tmp_path: Path) -> None:
+    """The pages of runs link to it."""
+    ids = store_nights(tmp_path, 3, ["wide"])
+    elements = Elements(render_runs_page(tmp_path)).all("tr")
+    assert [row["id"] for row in elements if "id" in row] == ids[::-1]
+
+
+def test_change_of_versions_is_marked(tmp_path: Path) -> None:
+    """In the strip, in the row of the run, and at the phase's point in the chart."""
+    store_nights(tmp_path, 6, ["wide"])
+    text = render_runs_page(tmp_path)
+    tables = Cells(text).tables
+    changed = [cell[0] for cell in tables["strip"][1][1:]]
+    assert changed == ["", "", "", "changed", "", ""]
+    words = "torch 2.5.1+cu121 -> 2.6.0+cu124"
+    assert [words in row[4][1] for row in tables["runs"][1:]] == [False, False, True] + [False] * 3
+    notes = [cell.get("data-note") for cell in Elements(text).all("td")]
+    assert [note for note in notes if note] == [words]
+
+
+def test_trend_has_the_reference_of_each_phase(tmp_path: Path) -> None:
+    """With its bounds; the newest value outside of them is marked."""
+    store_nights(tmp_path, 4, ["wide", "small"])
+    heads = [head for head in Elements(render_runs_page(tmp_path)).all("th") if "data-key" in head]
+    assert [(head["data-key"], head["data-unit"], head.get("data-met")) for head in heads] == [
+        ("wide", "steps/s", "no"),
+        ("small", "steps/s", None),
+    ]
+    assert {(head["data-reference"], head["data-low"]) for head in heads} == {("10.0", "9.3")}
+
+
+def test_matrix_counts_bad_nodes_and_names_the_worst_first(tmp_path: Path) -> None:
+    """`node2: slow-rank in 1 of 2 phases`; the others are in order of their names."""
+    store_nights(tmp_path, 5, ["wide", "small"])
+    head, *rows = Cells(render_runs_page(tmp_path)).tables["nodes"]
+    assert [cell[1].strip() for cell in head] == ["Node", "Named for", "wide", "small"]
+    assert [row[0][1] for row in rows] == ["node2", "node0", "node1", "node3"]
+    assert rows[0][1][1] == "slow-rank in 1 of 2 phases"
+    assert [[tone, text.strip()] for tone, text, _ in rows[0][2:]] == [
+        ["n off", "1/5"],
+        ["n", "0/5"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, ("passed", "good")),
+        ({"outcome": "never_ran"}, ("not measured (never ran)", "none")),
+        ({"outcome": "failed"}, ("failed", "bad")),
+        ({"criteria": {"test_a": {"result": "failed", "text": ""}}}, ("1 failed", "bad")),
+        ({"criteria": {"test_a": {"result": "known", "text": ""}}}, ("passed, 1 known", "warn")),
+        (
+            {"outcome": "failed", "criteria": {"job": {"result": "known", "text": ""}}},
+            ("failed, known", "warn"),
+        ),
+    ],
+)
+def test_stored_phase_has_the_verdict_of_its_report(
+    tmp_path: Path, changes: records.Record, verdict: tuple[str, str]
+) -> None:
+    """From what the history has of it."""
+    records.store_run(night(0, {**rated("wide", 10.0), **changes}), tmp_path)
+    assert judge_listed(listed(tmp_path)["wide"]) == verdict
+
+
+def test_each_cluster_has_its_section(tmp_path: Path) -> None:
+    """The one with the newest run comes first; its name is an anchor without escapes."""
+    for number, cluster in enumerate(("old", "a new/one")):
+        records.store_run(night(number, rated("wide", 10.0), cluster=cluster), tmp_path)
+    text = render_runs_page(tmp_path)
+    sections = [part["id"] for part in Elements(text).all("section")]
+    assert sections == ["cluster-a-new-one", "cluster-old"] and "2 of 2 FIT" in text
+
+
+def test_old_runs_are_left_out_unless_their_report_is_kept(tmp_path: Path) -> None:
+    """The strip has the newest NIGHTS runs; the rows have kept older ones, too."""
+    ids = [night(number, rated("wide", 10.0)) for number in range(NIGHTS + 3)]
+    for made in ids:
+        records.store_run(made, tmp_path)
+    add_report(tmp_path, ids[1]["run_id"])
+    tables = Cells(render_runs_page(tmp_path)).tables
+    assert len(tables["strip"][1]) == 1 + NIGHTS
+    rows = [row[2][1].split()[0] for row in tables["runs"][1:]]
+    assert len(rows) == NIGHTS + 1 and rows[-1] == ids[1]["run_id"]
+
+
+def test_hostile_text_is_escaped(tmp_path: Path) -> None:
+    """Names, sentences, findings and versions come from users and jobs."""
+    bad = rated("wide", 10.0)
+    bad |= {"phase": f"wide{HOSTILE}", "outcome": "failed", "reason": HOSTILE}
+    bad["findings"] = [records.finding(id=f"slow{HOSTILE}", cause=HOSTILE)]
+    for number in range(2):
+        bad["versions"] = {**records.VERSIONS, "torch": f"{number}{HOSTILE}"}
+        made = night(number, bad, cluster=f"one{HOSTILE}", sentence=HOSTILE, partial=HOSTILE)
+        records.store_run(made, tmp_path)
+    text = render_runs_page(tmp_path)
+    elements = Elements(text)
+    assert not elements.all("img") and len(elements.scripts) == 5
+    assert "\u202e" not in text and "\x1b" not in text and "&lt;script&gt;" in text
+
+
+def test_what_only_a_private_history_has_is_hidden(tmp_path: Path) -> None:
+    """With `publish: names` only the user can read the history; the page has no path or UUID of
+    it, and the names of nodes."""
+    secret = "GPU-11111111-2222-3333-4444-555555555555 in /home/alice/run"
+    bad = {**rated("wide", 10.0), "outcome": "failed", "reason": secret}
+    bad["findings"] = []
+    for number in range(2):
+        bad["versions"] = {**records.VERSIONS, "torch": f"/opt/{number}/torch"}
+        record = records.parsed(night(number, bad, sentence=f"UNFIT: {secret}"))
+        history_store.store_run(record, tmp_path, observations=observe_nodes(record), private=True)
+    assert (tmp_path / "history.db").stat().st_mode & 0o777 == 0o600
+    text = render_runs_page(tmp_path)
+    assert "/home/alice" not in text and "11111111" not in text and "/opt/" not in text
+    assert "&lt;path&gt;" in text and "node2" in text
+
+
+def test_page_is_absent_without_a_history(tmp_path: Path) -> None:
+    write_runs_page(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_page_over_45_nights_takes_less_than_03_seconds(tmp_path: Path) -> None:
+    """45 nights of 14 phases; CPU time, the best of three, which other load affects little."""
+    store_nights(tmp_path, 45, [f"phase_{number}" for number in range(14)])
+    taken = []
+    for _ in range(3):
+        begun = time.process_time()
+        write_runs_page(tmp_path)
+        taken.append(time.process_time() - begun)
+    assert min(taken) < 0.3, taken

@@ -1,0 +1,78 @@
+"""reports/index.html in real Chromium: no messages, accessible, on any screen, without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_clustersmoke.report.runs_page import write_runs_page
+from tests.report.browsing import LAPTOP, PHONE, Opened, first_screen
+from tests.report.nights import add_report, store_nights
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """45 nights of four phases; the newest night has a report."""
+    folder = tmp_path_factory.mktemp("reports")
+    ids = store_nights(folder, 45, ["mlp_1gpu", "zero1_4node", "fsdp_2node", "allreduce"])
+    add_report(folder, ids[-1])
+    write_runs_page(folder)
+    return folder
+
+
+@pytest.fixture
+def opened(chromium: Browser, reports: Path) -> Iterator[Opened]:
+    with first_screen(chromium, reports / "index.html") as page:
+        yield page
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [LAPTOP, PHONE])
+def test_axe_finds_nothing_and_nothing_is_requested(
+    opened: Opened, scheme: Any, size: tuple[int, int]
+) -> None:
+    """In light and dark colours, on a laptop and a phone: no violation, message or request, and
+    nothing wider than the screen."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    opened.page.emulate_media(color_scheme=scheme)
+    opened.page.set_viewport_size({"width": size[0], "height": size[1]})
+    opened.open_all()
+    answer = Axe().run(opened.page).response
+    assert len(answer["passes"]) > 15 and answer["violations"] == []
+    opened.check_quiet()
+    assert opened.ask("document.documentElement.scrollWidth") == size[0]
+
+
+def test_newest_night_is_in_view_on_a_phone(chromium: Browser, reports: Path) -> None:
+    """The strip starts at its right end, also without scripts."""
+    page = chromium.new_page(
+        viewport={"width": PHONE[0], "height": PHONE[1]}, java_script_enabled=False
+    )
+    page.goto((reports / "index.html").as_uri())
+    cell = page.locator("table.strip tr.whole td").last.bounding_box()
+    name = page.locator("table.strip tr.whole th").bounding_box()
+    page.close()
+    assert cell and cell["x"] > 0 and cell["x"] + cell["width"] <= PHONE[0]
+    assert name and name["x"] >= 0  # names stay in view
+
+
+def test_every_phase_has_its_chart(opened: Opened) -> None:
+    """With the change of versions as a line; the one outside its reference is marked."""
+    names = opened.page.locator(".small").evaluate_all("all => all.map(e => e.dataset.metric)")
+    assert names == ["mlp_1gpu", "zero1_4node", "fsdp_2node", "allreduce"]
+    assert opened.page.locator(".small.off").get_attribute("data-metric") == "mlp_1gpu"
+
+
+def test_print_cuts_nothing(opened: Opened) -> None:
+    """The whole strip fits on a landscape page."""
+    opened.page.set_viewport_size({"width": 1017, "height": 700})  # A4 less its margins
+    opened.page.emulate_media(media="print")
+    strip = opened.page.locator("table.strip").bounding_box()
+    assert strip and strip["x"] >= 0 and strip["x"] + strip["width"] <= 1017
