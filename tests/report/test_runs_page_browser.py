@@ -32,8 +32,15 @@ def opened(chromium: Browser, reports: Path) -> Iterator[Opened]:
         yield page
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [LAPTOP, PHONE])
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    [
+        ("light", PHONE),
+        pytest.param("dark", PHONE, marks=pytest.mark.slow),
+        pytest.param("light", LAPTOP, marks=pytest.mark.slow),
+        ("dark", LAPTOP),
+    ],
+)
 def test_axe_finds_nothing_and_nothing_is_requested(
     opened: Opened, scheme: Any, size: tuple[int, int]
 ) -> None:
