@@ -145,8 +145,8 @@ def _make_verdict(
 ) -> RunVerdict:
     """The verdict of this name and reasons, without their lists."""
     selection = record.counts.selection
-    if record.interrupted and not any(reasons):
-        reasons = ["interrupted"]
+    if record.interrupted and (record.counts.signal or not any(reasons)):
+        reasons = [_describe_interrupt(record), *reasons]
     scope = f" for {selection}" if selection else ""
     why = f" ({'; '.join(filter(None, reasons))})" if any(reasons) else ""
     reported, every = _count_criteria(record)
@@ -163,6 +163,10 @@ def _make_verdict(
     )
 
 
+def _describe_interrupt(record: RunRecord) -> str:
+    return f"interrupted by {record.counts.signal}" if record.counts.signal else "interrupted"
+
+
 def _ended_early(record: RunRecord) -> bool:
     """Whether pytest ended before all tests were done."""
     return record.counts.exit_status > 1
@@ -173,7 +177,7 @@ def _describe_end(record: RunRecord, unjudged: list[str]) -> str:
     if record.counts.cut_off:
         return record.counts.cut_off
     if record.interrupted:
-        return "the run was interrupted"
+        return f"the run was {_describe_interrupt(record)}"
     if _ended_early(record):
         return f"pytest ended early with exit status {record.counts.exit_status}"
     return f"no result for {', '.join(unjudged)}" if unjudged else ""
