@@ -192,6 +192,8 @@ CALLS: dict[tuple[str, int], tuple[str, ...]] = {
     ("init", 0): ("init", "new"),
     ("init", 2): ("init", "quiet.log"),
     ("summary", 2): ("summary",),
+    ("status", 0): ("status", "--shared-dir", "none"),
+    ("status", 2): ("status",),
     ("history", 2): ("history", "--report-dir", "none"),
     ("compare", 2): ("compare", "a", "b"),
     ("report", 2): ("report", "20261101"),
