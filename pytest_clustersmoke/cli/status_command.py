@@ -9,16 +9,16 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..config.cluster_file import find_config, load_cluster_file
 from ..evidence.run_directory import RunDir
 from ..evidence.telemetry import to_json_value
-from ..session.live.rows import ansi, expected_end, rows
-from ..session.run_status import RunStatus, list_open_runs, read_status
 from ..text import Problem, UsageProblems, plural, sanitize_line, shorten_lines
 from .subcommand import TextOutput, add, format_json, print_lines
 from .tables import NO_WIDTH
+
+if TYPE_CHECKING:  # these load rich and filelock, which other commands do not need
+    from ..session.run_status import RunStatus
 
 DESCRIPTION = """\
 Shows the runs of this user that are under way, from any shell that sees their shared_dir: phases,
@@ -72,6 +72,8 @@ def _list_directories(parsed: argparse.Namespace) -> list[Path]:
     """The shared directories to look in. Raises UsageProblems, also if no profile can be used."""
     if parsed.shared_dir is not None:
         return [parsed.shared_dir]
+    from ..config.cluster_file import find_config, load_cluster_file
+
     path = find_config(Path.cwd(), parsed.cluster_config)
     file = load_cluster_file(path, os.environ)
     directories, problems = dict[Path, None](), list[Problem]()
@@ -91,6 +93,8 @@ def _read_runs(
     directories: Iterable[Path], cluster: str | None
 ) -> tuple[list[RunStatus], list[str]]:
     """The runs under way, and a line on each directory that cannot be read."""
+    from ..session.run_status import list_open_runs
+
     found, left_out = [], []
     for directory in directories:
         try:
@@ -109,6 +113,8 @@ def _read_runs(
 
 def _read_run(run: RunDir) -> tuple[RunStatus | None, str]:
     """The status of a run; None, and why, if its files cannot be looked at."""
+    from ..session.run_status import read_status
+
     try:
         return read_status(run), ""
     except OSError as error:
@@ -117,6 +123,8 @@ def _read_run(run: RunDir) -> tuple[RunStatus | None, str]:
 
 def _text_lines(status: RunStatus, now: float) -> Iterator[str]:
     """Who watches the run, then a row for each phase, as in pytest's own view."""
+    from ..session.live.rows import ansi, rows
+
     on = f"run {status.run_id} on {status.cluster}"
     selected = f", {status.selection}" if status.selection else ""
     yield f"{on}{selected}: {_describe_watcher(status)}"
@@ -155,6 +163,8 @@ def _json_run(status: RunStatus) -> dict[str, Any]:
 
 
 def _json_phase(status: RunStatus, index: int) -> dict[str, Any]:
+    from ..session.live.rows import expected_end
+
     state = status.states[index]
     mark = status.marks.get(state.phase)
     names = ("phase", "state", "outcome", "job_id", "submitted", "started", "run_s")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..evidence.run_directory import RUN_ID, read_json
-from ..evidence.run_record import RunRecord
-from ..report.run_digest import RunDigest
 from ..text import near, sanitize_line
 from . import history_arguments as arguments
 from .subcommand import add, format_json, print_lines
+
+if TYPE_CHECKING:  # pydantic is slow to load
+    from ..evidence.run_record import RunRecord
 
 DESCRIPTION = """\
 Prints a run in at most ten lines, the verdict first: for mails and chats. RUN is a run id, a prefix
@@ -50,6 +52,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _run_command(parsed: argparse.Namespace) -> int:
+    from ..report.run_digest import RunDigest
+
     arguments.report_killed_runs(parsed.report_dir)
     digest = RunDigest.of(*_find_record(parsed.report_dir, parsed.run_id, parsed.cluster))
     if parsed.json:
@@ -65,7 +69,7 @@ def _find_record(report_dir: Path, word: str, cluster: str | None) -> tuple[RunR
     if word == arguments.LATEST:
         for name in names:
             record = _read_record(report_dir / name)
-            if record.proof is None and cluster in (None, record.cluster):
+            if record.is_of_cluster and cluster in (None, record.cluster):
                 return record, report_dir / name
         on = "" if cluster is None else f" on {cluster}"
         arguments.refuse(f"no report of a run{on} in {report_dir}", "--report-dir")
@@ -99,6 +103,8 @@ def _list_reports(report_dir: Path) -> Iterator[str]:
 
 def _read_record(report: Path) -> RunRecord:
     from pydantic import ValidationError
+
+    from ..evidence.run_record import RunRecord
 
     path = report / "report.json"
     try:

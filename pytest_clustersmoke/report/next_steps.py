@@ -15,7 +15,7 @@ MAX_NAMES, MAX_REASON = 4, 160
 
 def list_next_steps(record: RunRecord) -> list[str]:
     """The next steps, each once, the most important first; none if the cluster is fit."""
-    if record.proof is not None or record.verdict not in (UNFIT, INCONCLUSIVE):
+    if not record.is_of_cluster or record.verdict not in (UNFIT, INCONCLUSIVE):
         return []
     steps = _list_fixes(record) if record.verdict == UNFIT else _complete(record)
     return list(dict.fromkeys(steps))

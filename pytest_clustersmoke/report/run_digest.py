@@ -50,7 +50,7 @@ class RunDigest:
             cluster=record.cluster,
             begun=record.begun,
             ended=record.written,
-            nodes=len(nodes),
+            nodes=len(nodes) if record.screen is None else len(record.screen.nodes),
             phases=len(record.phases_chosen),
             partial=_one_line(record.partial),
             causes=[*map(_one_line, _list_causes(record))],

@@ -119,10 +119,13 @@ def read_runs(
 def read_run_times(
     connection: Connection, cluster: str, selection: str, *, before: float, limit: int
 ) -> list[float]:
-    """How long the newest complete runs of this selection took, in seconds, the newest first."""
+    """How long the newest complete runs of this selection took, in seconds, the newest first; a
+    screen, which has no phases, is none."""
     rows = connection.execute(
         "SELECT written - begun FROM runs WHERE cluster = ? AND selection = ? AND begun < ? "
-        "AND interrupted = 0 AND partial = '' ORDER BY begun DESC, id DESC LIMIT ?",
+        "AND interrupted = 0 AND partial = '' "
+        "AND EXISTS (SELECT 1 FROM phases WHERE run = runs.id) "
+        "ORDER BY begun DESC, id DESC LIMIT ?",
         (cluster, selection, before, limit),
     )
     return [float(seconds) for (seconds,) in rows]
