@@ -9,16 +9,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..evidence.run_directory import RunDir
 from ..evidence.telemetry import to_json_value
 from ..text import Problem, UsageProblems, plural, sanitize_line, shorten_lines
 from .subcommand import TextOutput, add, format_json, print_lines
 from .tables import NO_WIDTH
-
-if TYPE_CHECKING:  # these load rich and filelock, which other commands do not need
-    from ..session.run_status import RunStatus
 
 DESCRIPTION = """\
 Shows the runs of this user that are under way, from any shell that sees their shared_dir: phases,
@@ -89,9 +86,7 @@ def _list_directories(parsed: argparse.Namespace) -> list[Path]:
     return list(directories)
 
 
-def _read_runs(
-    directories: Iterable[Path], cluster: str | None
-) -> tuple[list[RunStatus], list[str]]:
+def _read_runs(directories: Iterable[Path], cluster: str | None) -> tuple[list[Any], list[str]]:
     """The runs under way, and a line on each directory that cannot be read."""
     from ..session.run_status import list_open_runs
 
@@ -111,7 +106,7 @@ def _read_runs(
     return found, left_out
 
 
-def _read_run(run: RunDir) -> tuple[RunStatus | None, str]:
+def _read_run(run: RunDir) -> tuple[Any | None, str]:
     """The status of a run; None, and why, if its files cannot be looked at."""
     from ..session.run_status import read_status
 
@@ -121,7 +116,7 @@ def _read_run(run: RunDir) -> tuple[RunStatus | None, str]:
         return None, sanitize_line(f"{error.strerror or error}")
 
 
-def _text_lines(status: RunStatus, now: float) -> Iterator[str]:
+def _text_lines(status: Any, now: float) -> Iterator[str]:
     """Who watches the run, then a row for each phase, as in pytest's own view."""
     from ..session.live.rows import ansi, rows
 
@@ -138,16 +133,16 @@ def _text_lines(status: RunStatus, now: float) -> Iterator[str]:
     yield from ansi(lines, output.colours)
 
 
-def _describe_watcher(status: RunStatus) -> str:
+def _describe_watcher(status: Any) -> str:
     attach = f"pytest --cluster {status.cluster} --cluster-attach {status.run_id}"
     if status.controller:
-        return status.controller
+        return str(status.controller)
     if status.detached:
         return f"detached; {attach} judges it"
     return f"no process watches it; {attach} goes on with it"
 
 
-def _json_run(status: RunStatus) -> dict[str, Any]:
+def _json_run(status: Any) -> dict[str, Any]:
     usual = status.usual
     return {
         "run_id": status.run_id,
@@ -162,7 +157,7 @@ def _json_run(status: RunStatus) -> dict[str, Any]:
     }
 
 
-def _json_phase(status: RunStatus, index: int) -> dict[str, Any]:
+def _json_phase(status: Any, index: int) -> dict[str, Any]:
     from ..session.live.rows import expected_end
 
     state = status.states[index]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..evidence.run_directory import RUN_ID, read_json
 from ..text import near, sanitize_line
 from . import history_arguments as arguments
 from .subcommand import add, format_json, print_lines
-
-if TYPE_CHECKING:  # pydantic is slow to load
-    from ..evidence.run_record import RunRecord
 
 DESCRIPTION = """\
 Prints a run in at most ten lines, the verdict first: for mails and chats. RUN is a run id, a prefix
@@ -63,7 +60,7 @@ def _run_command(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _find_record(report_dir: Path, word: str, cluster: str | None) -> tuple[RunRecord, Path]:
+def _find_record(report_dir: Path, word: str, cluster: str | None) -> tuple[Any, Path]:
     """The record of a run with its directory. Raises UsageProblems."""
     names = list(_list_reports(report_dir))
     if word == arguments.LATEST:
@@ -101,7 +98,7 @@ def _list_reports(report_dir: Path) -> Iterator[str]:
     )
 
 
-def _read_record(report: Path) -> RunRecord:
+def _read_record(report: Path) -> Any:
     from pydantic import ValidationError
 
     from ..evidence.run_record import RunRecord
