@@ -62,7 +62,7 @@ endif
 # The tests start hundreds of processes that import the package; each would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install smoke test test-all test-oldest lint format bench faults soak soak-chaos slurm browser ssh clean
+.PHONY: help install smoke test test-all test-oldest lint format bench faults soak soak-chaos slurm browser ssh prometheus clean
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -94,10 +94,15 @@ browser: $(INSTALLED)
 ssh: $(INSTALLED)
 	@$(BIN)/python -m tests.support.ssh_servers || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 
+# The same for Debian's Prometheus package, whose promtool tests the alert rules
+# (CLUSTERSMOKE_REQUIRE_PROMETHEUS=1).
+prometheus: $(INSTALLED)
+	@$(BIN)/python -m tests.support.promtool || test -z "$$CLUSTERSMOKE_REQUIRE_PROMETHEUS"
+
 test: slurm browser ssh
 	$(TESTS) tests -m 'not slow and not slow_lab'
 
-test-all: slurm browser ssh
+test-all: slurm browser ssh prometheus
 	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 	$(TESTS) $(CHOSEN)
 

@@ -94,6 +94,11 @@ def shorten_lines(lines: Sequence[str], most: int | None, where: str = "") -> li
     return [*lines[:most], f"... and {len(lines) - most:,} more{where}"]
 
 
+def clip(text: str, most: int) -> str:
+    """The text, or its beginning and `...`: at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Sorted numbers as `0-7, 9`."""
     spans: list[list[int]] = []

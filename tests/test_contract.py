@@ -149,6 +149,7 @@ class Surface:
             ("history", *reports),
             ("compare", "latest", "latest", *reports),
             ("nodes", "--cluster", "one", *reports),
+            ("summary", *reports),
         ):
             for key in keys_of(json.loads(run_command(*words, "--json"))):
                 yield words[0] + NAMES.sub(r"\1*", key)

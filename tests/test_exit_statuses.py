@@ -29,6 +29,7 @@ ELSEWHERE = {
     ("nodes", 0): "tests/cli/test_nodes_command.py",
     ("exclude", 0): "tests/cli/test_exclude_command.py::test_one_word_is_printed",
     ("exclude", 1): "tests/cli/test_exclude_command.py::test_too_many_nodes_are_none",
+    ("summary", 0): "tests/cli/test_summary_command.py::test_first_line_is_the_verdict_of_the_run",
     ("references", 0): (
         "tests/cli/test_propose_command.py::test_output_can_be_pasted_into_cluster_yaml"
     ),
@@ -190,6 +191,9 @@ CALLS: dict[tuple[str, int], tuple[str, ...]] = {
     ("diagnose", 2): ("diagnose", "none.log"),
     ("init", 0): ("init", "new"),
     ("init", 2): ("init", "quiet.log"),
+    ("summary", 2): ("summary",),
+    ("status", 0): ("status", "--shared-dir", "none"),
+    ("status", 2): ("status",),
     ("history", 2): ("history", "--report-dir", "none"),
     ("compare", 2): ("compare", "a", "b"),
     ("report", 2): ("report", "20261101"),

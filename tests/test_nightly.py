@@ -25,6 +25,7 @@ from tests.support.needs import need_lab
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = DOCS / "examples"
 SCRIPT, CRONTAB, WORKFLOW = (EXAMPLES / f"nightly.{kind}" for kind in ("sh", "crontab", "yml"))
+RULES = EXAMPLES / "clustersmoke.rules.yml"  # tests/report/test_prometheus.py
 # Tools that pip installed next to this Python, even if its environment is not activated.
 TOOLS = Path(sys.executable).parent
 # The environment of a job in a user's crontab (man 5 crontab).
@@ -66,7 +67,7 @@ def test_page_shows_the_example_files() -> None:
     for path in (SCRIPT, CRONTAB, WORKFLOW):
         assert path.read_text() in blocks, path.name
         assert f"(../examples/{path.name})" in page
-    assert sorted(EXAMPLES.iterdir()) == sorted([SCRIPT, CRONTAB, WORKFLOW])
+    assert sorted(EXAMPLES.iterdir()) == sorted([SCRIPT, CRONTAB, WORKFLOW, RULES])
 
 
 def test_page_shows_the_refusal_of_a_second_run(tmp_path: Path) -> None:
@@ -181,9 +182,15 @@ def test_fit_night_is_silent(night: Path, suite: Suite) -> None:
     assert (suite.report / "junit.xml").is_file()
 
 
-def test_unfit_night_is_mailed(night: Path, suite: Suite) -> None:
-    """pytest's output, its exit status and its path are mailed; old outputs are deleted."""
+def fail_suite(suite: Suite) -> None:
+    """Make the criterion of the phase fail."""
     suite.phase(file="smoke_tests/test_small.py", body="def test_fails(self, phase):\n    assert 0")
+
+
+def test_unfit_night_is_mailed_in_ten_lines(night: Path, suite: Suite) -> None:
+    """The verdict, its cause, the report, pytest's exit status and output; old outputs are
+    deleted."""
+    fail_suite(suite)
     suite.reports.mkdir()
     old, kept = suite.reports / "nightly-20200101-023000-1.log", suite.reports / "mine.log"
     for path in (old, kept):
@@ -191,9 +198,49 @@ def test_unfit_night_is_mailed(night: Path, suite: Suite) -> None:
         os.utime(path, (0, 0))
     done = run_as_cron(night)
     assert done.returncode == 1 and done.stderr == ""
-    assert "UNFIT: 1 of 1 phases failed (small: test_fails)" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("exit status 1; this output: ")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "UNFIT: 1 of 1 phases failed (small: test_fails)"
+    assert lines[1].startswith(f"one, run {suite.report.resolve().name}: 20")
+    assert "small: 1 failed: test_fails: assert 0" in lines
+    assert lines[-2].endswith(f"/reports/{suite.report.resolve().name}")
+    assert lines[-1].startswith("exit status 1; pytest's output: ")
+    assert len(lines) <= 11
     assert not old.exists() and kept.exists()
+
+
+def test_subject_of_the_mail_is_the_verdict(night: Path, suite: Suite) -> None:
+    """With MAIL_TO the script sends the mail itself, and prints nothing."""
+    fail_suite(suite)
+    tools = night / "tools"
+    tools.mkdir()
+    (tools / "mail").write_text(
+        f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{night}/mail\ncat >>{night}/mail\n"
+    )
+    (tools / "mail").chmod(0o755)
+    with (suite.path / "nightly.env").open("a") as settings:
+        settings.write(f"MAIL_TO=owners@example.org\nPATH={tools}:$PATH\n")
+    done = run_as_cron(night)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    mail = (night / "mail").read_text().splitlines()
+    verdict = "UNFIT: 1 of 1 phases failed (small: test_fails)"
+    assert mail[:4] == ["-s", f"one: {verdict}", "owners@example.org", verdict]
+
+
+def test_night_that_reaches_the_limit_says_so(night: Path, suite: Suite) -> None:
+    """First the limit, then the verdict, which names the signal; status 2."""
+    never = {"wait_for": str(suite.path / "never")}
+    suite.phase(file="smoke_tests/test_small.py", args=never)
+    with (suite.path / "nightly.env").open("a") as settings:
+        settings.write("LIMIT=8s\n")
+    done = run_as_cron(night)
+    assert done.returncode == 2 and done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == "stopped by the nightly limit of 8s"
+    assert lines[1].startswith("INCONCLUSIVE: 0 of 1 phases finished")
+    assert "(interrupted by SIGTERM; small: cancelled)" in lines[1]
+    assert "incomplete: the run was interrupted by SIGTERM" in lines
+    assert "next: run it again: pytest --cluster one -k 'small'" in lines
+    assert "KeyboardInterrupt" not in done.stdout
 
 
 def test_second_run_names_the_holder_of_the_cluster(night: Path, suite: Suite) -> None:

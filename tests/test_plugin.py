@@ -98,7 +98,7 @@ def test_selection_by_keyword_keeps_the_job(suite: Suite) -> None:
     result = suite.run("-k", "test_x", "-v")
     result.assert_outcomes(passed=2, deselected=1)
     assert lines_with(result, "TestSmall::job PASSED")
-    assert "FIT for test_x: 1 of 1 phases passed" in result.outlines[-1]
+    assert result.outlines[-1].startswith("FIT: 1 of 1 phases passed")
 
 
 def test_failed_job_is_reported_once(suite: Suite) -> None:
@@ -261,7 +261,7 @@ def test_phase_changed_on_the_command_line_is_not_compared(suite: Suite) -> None
 def test_verdict_names_its_selection(sizes: Suite) -> None:
     """With -m the verdict names the selection, and how many of the cluster's phases it has."""
     result = sizes.run("-m", "singlegpu")
-    assert result.outlines[-1] == "FIT for singlegpu: 1 of 3 phases passed"
+    assert result.outlines[-1] == "FIT: 1 of 3 phases passed; selected: singlegpu"
 
 
 def test_no_colour_in_pipes(suite: Suite) -> None:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the suite once, for cron. Prints nothing if the cluster is FIT, otherwise pytest's output,
-# which cron mails. Exits with pytest's status. Arguments are passed on to pytest.
+# Runs the suite once, for cron. Prints nothing if the cluster is FIT, otherwise the run in ten
+# lines, which cron mails; pytest's whole output if there is no report. Exits with pytest's status.
+# Arguments are passed on to pytest.
 set -euo pipefail
 
 SUITE=${SUITE:-$HOME/clustersmoke}  # the directory that `clustersmoke init` wrote
@@ -26,13 +27,26 @@ mkdir -p "$REPORTS" || exit 3
 log=$REPORTS/nightly-$(date +%Y%m%d-%H%M%S)-$$.log
 : >"$log" || exit 3
 status=0
-# At the limit, SIGTERM makes pytest cancel its jobs and report what is known (status 2).
-timeout --preserve-status --kill-after=10m "$LIMIT" \
+# At the limit, SIGTERM makes pytest cancel its jobs and report what is known (status 2); then
+# timeout's own status is 124.
+timeout --kill-after=10m "$LIMIT" \
   "$PYTHON" -m pytest smoke_tests --cluster "$CLUSTER" --cluster-exclusive \
   --cluster-report-dir="$REPORTS" --color=no "$@" >"$log" 2>&1 </dev/null || status=$?
+limit=
+case $status in
+  124) status=2 limit="stopped by the nightly limit of $LIMIT" ;;
+  137) limit="pytest was killed (out of memory, or ten minutes after the limit of $LIMIT)" ;;
+esac
 if [ "$status" -ne 0 ]; then
-  cat "$log"
-  echo "exit status $status; this output: $log"
+  run=$(sed -n 's/^cluster: .*, run \([0-9a-f-]*\).*/\1/p;T;q' "$log")  # in pytest's header
+  summary=("$PYTHON" -m pytest_clustersmoke.cli summary --report-dir="$REPORTS" "${run:-none}")
+  body=$("${summary[@]}" 2>/dev/null) || body=$(cat "$log")
+  text=$(printf '%s\n' ${limit:+"$limit"} "$body" "exit status $status; pytest's output: $log")
+  if [ -n "${MAIL_TO:-}" ]; then
+    mail -s "$CLUSTER: $(head -n 1 <<<"${limit:+$limit: }$body")" "$MAIL_TO" <<<"$text"
+  else
+    echo "$text"
+  fi
 fi
 find "$REPORTS" -maxdepth 1 -name 'nightly-*.log' -mtime +30 -delete || true
 exit "$status"

@@ -30,6 +30,8 @@ from . import nodes_command as nodes
 from . import propose_command as propose
 from . import report_command as report
 from . import sensitivity_command as sensitivity
+from . import status_command as status
+from . import summary_command as summary
 from . import transports_command as transports
 
 
@@ -49,6 +51,8 @@ SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]
     transports.add_parser,
     diagnose.add_parser,
     init.add_parser,
+    summary.add_parser,
+    status.add_parser,
     history.add_parser,
     compare.add_parser,
     report.add_parser,

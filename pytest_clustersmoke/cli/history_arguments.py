@@ -32,15 +32,20 @@ def add_report_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@contextmanager
-def open_history(report_dir: Path) -> Iterator[Connection]:
-    """Open the history. First report runs whose controller was killed, so that they are in it.
-    Raises UsageProblems if there is no readable history."""
+def report_killed_runs(report_dir: Path) -> None:
+    """Report runs whose controller was killed, with a line on each on standard error."""
     if has_unreported(report_dir):
         from ..session.dead_runs import report_dead_runs
 
         for line in report_dead_runs(report_dir, os.environ):
             print(sanitize_line(line), file=sys.stderr)
+
+
+@contextmanager
+def open_history(report_dir: Path) -> Iterator[Connection]:
+    """Open the history. First report runs whose controller was killed, so that they are in it.
+    Raises UsageProblems if there is no readable history."""
+    report_killed_runs(report_dir)
     try:
         with open_for_reading(report_dir) as connection:
             if connection is None:

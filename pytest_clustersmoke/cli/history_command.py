@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from sqlite3 import Connection
 
 from ..config.metrics import METRICS
-from ..evidence.history.history_query import PhaseCount, read_phase_runs
+from ..evidence.history.history_query import PhaseCount, read_phase_runs, read_runs
 from ..evidence.history.outlier_judge import WINDOW
 from ..text import near
 from . import history_arguments as arguments
@@ -25,6 +25,7 @@ examples:
   clustersmoke history --cluster gilbreth --phase zero1_4node
   clustersmoke history --metric peak_memory_gib --last 60
   clustersmoke history --csv > history.csv
+  clustersmoke history --openmetrics --last 400 > past.om
 
 exit status: 0 done, 2 unusable history or arguments
 """
@@ -48,6 +49,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     form.add_argument(
         "--csv", action="store_true", help="print CSV with one line per metric of each run"
     )
+    form.add_argument(
+        "--openmetrics",
+        action="store_true",
+        help="print complete runs as OpenMetrics with timestamps, to fill Prometheus with the past",
+    )
     history.set_defaults(run=_run_command)
 
 
@@ -61,9 +67,15 @@ def _run_command(parsed: argparse.Namespace) -> int:
     with arguments.open_history(parsed.report_dir) as connection:
         counts = arguments.choose_phases(connection, parsed.cluster, parsed.phase)
         series = [_series(connection, count, parsed) for count in counts]
+        runs = read_runs(connection, cluster=parsed.cluster) if parsed.openmetrics else []
     series = [phase for phase in series if phase.runs]  # its rows may have been deleted meanwhile
     if parsed.metric is not None:
         _check_metric(parsed.metric, series)
+    if parsed.openmetrics:
+        from ..report.openmetrics import render_backfill
+
+        print(render_backfill(runs, (run for phase in series for run in phase.runs)), end="")
+        return 0
     form = json_lines if parsed.json else csv_lines if parsed.csv else text_lines
     print_lines(form(series))
     return 0

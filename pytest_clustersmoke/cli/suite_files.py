@@ -31,7 +31,6 @@ PYTEST_INI = """\
 # pytest finds the root of the suite, and with it cluster.yaml, by this file.
 [pytest]
 testpaths = smoke_tests
-addopts = -ra
 """
 
 

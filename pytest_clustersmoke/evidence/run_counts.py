@@ -138,6 +138,9 @@ class RunCounts(RecordModel):
         default=[], description="tests during which a pytest-xdist worker died"
     )
     exit_status: int = Field(default=0, description="pytest's own, before the verdict")
+    signal: str = Field(
+        default="", description="the signal that interrupted the run; empty for Ctrl-C"
+    )
     cut_off: str = Field(
         default="", description="how the run ended, if its session could not report it"
     )

@@ -440,6 +440,11 @@ class RunRecord(RecordModel):
     proof: ProofRecord | SkipJsonSchema[None] = None
     screen: ScreenRecord | SkipJsonSchema[None] = None
 
+    @property
+    def is_of_cluster(self) -> bool:
+        """Whether phases were to judge the cluster: it is neither a proof nor a screen."""
+        return self.proof is None and self.screen is None
+
     def as_json(self) -> dict[str, Any]:
         """The record as in report.json."""
         return self.model_dump(by_alias=True, exclude_unset=True)

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, get_args
 
 from ..config.metrics import METRICS
+from ..evidence.history.history_query import PastRun, PhaseRun
 from ..evidence.run_counts import Outcome, Result
 from ..evidence.run_record import PhaseRecord, RunRecord
 from ..text import sanitize_line
 from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
 
 PREFIX = "clustersmoke_"
+FIT_MEANING = "1 if the selected phases found the cluster fit to train on, else 0"
+BEGUN_MEANING = "When the run started"
 # The end of a name in METRICS, the OpenMetrics unit, and the factor between them. The first match
 # counts.
 UNITS: tuple[tuple[str, str, float], ...] = (
@@ -67,6 +70,60 @@ def render_metrics(record: RunRecord) -> str:
     return text
 
 
+def render_backfill(runs: Iterable[PastRun], phases: Iterable[PhaseRun]) -> str:
+    """Past runs with a timestamp each, when they began, for `promtool tsdb create-blocks-from
+    openmetrics`. Runs of a part, and incomplete ones, are left out, as they are by
+    reports/metrics-<cluster>.prom."""
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.openmetrics.exposition import generate_latest
+
+    whole = {run.run_id: run for run in runs if not (run.selection or run.partial)}
+    families: dict[str, GaugeMetricFamily] = {}
+
+    def add(gauge: str, meaning: str, labels: dict[str, str], value: float, when: float) -> None:
+        units = (unit for _, unit, _ in UNITS if gauge.endswith(f"_{unit}"))
+        family = families.setdefault(
+            gauge,
+            GaugeMetricFamily(PREFIX + gauge, meaning, labels=[*labels], unit=next(units, "")),
+        )
+        family.add_metric([sanitize_line(word) for word in labels.values()], value, timestamp=when)
+
+    for run in sorted(whole.values(), key=lambda run: run.begun):
+        where = {"cluster": run.cluster}
+        add("run_fit", FIT_MEANING, where, run.verdict == FIT, run.begun)
+        add("run_begun_timestamp_seconds", BEGUN_MEANING, where, run.begun, run.begun)
+    for phase in sorted(phases, key=lambda phase: phase.begun):
+        if phase.run_id in whole:
+            where = {"cluster": phase.cluster, "phase": phase.phase}
+            for gauge, meaning, value in _phase_figures(phase):
+                add(gauge, meaning, where, value, phase.begun)
+    registry = CollectedFamilies(list(families.values()))
+    return str(generate_latest(registry).decode())
+
+
+class CollectedFamilies(NamedTuple):
+    """What `generate_latest` asks for."""
+
+    families: list[Any]
+
+    def collect(self) -> Iterator[Any]:
+        return iter(self.families)
+
+
+def _phase_figures(phase: PhaseRun) -> Iterator[tuple[str, str, float]]:
+    """The gauges of a past phase: name, meaning, value."""
+    for gauge, value in (
+        ("phase_queue_seconds", phase.queue_s),
+        ("phase_run_seconds", phase.run_s),
+    ):
+        if value is not None:
+            yield gauge, PHASE_FIGURES[gauge][0], value
+    for name, metric in phase.metrics.items():
+        gauge, _, factor = gauge_of(name)
+        meaning = METRICS[name].meaning if name in METRICS else name
+        yield gauge, f"Measured: {meaning}", metric.value * factor
+
+
 def gauge_of(metric: str) -> tuple[str, str, float]:
     """The gauge of a metric: its name without the prefix, its unit, and the factor.
 
@@ -81,7 +138,7 @@ def gauge_of(metric: str) -> tuple[str, str, float]:
 
 def _run_gauges(record: RunRecord) -> Iterator[Gauge]:
     figures: dict[str, tuple[str, float]] = {
-        "run_begun_timestamp_seconds": ("When the run started", record.begun),
+        "run_begun_timestamp_seconds": (BEGUN_MEANING, record.begun),
         "run_timestamp_seconds": ("When the run was reported", record.written),
         "run_partial": (
             "1 if the run did not finish",
@@ -95,8 +152,7 @@ def _run_gauges(record: RunRecord) -> Iterator[Gauge]:
         "run_node_differences": ("Facts that differ between nodes", len(record.differences)),
     }
     if record.proof is None:
-        fit = "1 if the selected phases found the cluster fit to train on, else 0"
-        figures["run_fit"] = fit, record.verdict == FIT
+        figures["run_fit"] = FIT_MEANING, record.verdict == FIT
     for name, (meaning, value) in figures.items():
         yield Gauge(name, meaning, (), [((), value)])
     states = (FIT, UNFIT) if record.proof is None else (PROVEN, NOT_PROVEN)

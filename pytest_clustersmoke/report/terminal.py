@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ..evidence.history.outlier_judge import NOT_ENOUGH
 from ..evidence.run_counts import KnownRecord
 from ..evidence.run_record import GateRecord, PhaseRecord, RunRecord
 from ..evidence.screen_record import ScreenRecord
 from ..preflight.variable_remarks import format_remarks, group_remarks
-from ..text import WARNING, Problem, format_seconds, sanitize_line, sanitize_lines, shorten_lines
+from ..text import (
+    WARNING,
+    Problem,
+    format_seconds,
+    plural,
+    sanitize_line,
+    sanitize_lines,
+    shorten,
+    shorten_lines,
+)
+from .next_steps import list_next_steps
 from .phase_table import (
     COLUMNS,
     NUMBERS,
@@ -23,8 +36,9 @@ from .phase_table import (
 )
 from .screen_lists import COLUMNS as NODE_COLUMNS
 from .screen_lists import screen_rows
-from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
+from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
 
+UNMEASURED = re.compile(r"not measured \(([\w ]+)\): ")
 GATE_COLUMNS = ("fault", "staged in", "red", "finding", "on", "seconds", "gate")
 TONES = {"good": "", "bad": "red", "warn": "yellow"}
 COLOURS = {FIT: "green", PROVEN: "green", UNFIT: "red", NOT_PROVEN: "red"}
@@ -45,6 +59,8 @@ def write_summary(reporter: Any, record: RunRecord, report: Iterable[str]) -> No
         reporter.write_line(sanitize_lines(line))
     for line in explain_failures(record) if record.proof is None else ():
         reporter.write_line(sanitize_line(line), red=True)
+    for line in list_next_steps(record) if record.verdict == INCONCLUSIVE else ():
+        reporter.write_line(sanitize_line(f"next: {line}"))
     colour = COLOURS.get(record.verdict, "yellow")
     reporter.write_line(record.sentence, bold=True, **{colour: True})
 
@@ -78,6 +94,7 @@ def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield from ((line, "yellow") for line in _isolations(record.phases))
     yield from ((line, "") for line in _proofs(record.phases))
     yield from ((line, "") for line in _traces(record.phases))
+    yield from ((line, "") for line in _count_skipped(record.phases))
     yield from ((f"known: {known_words(known)}", "yellow") for known in record.known)
     more = [*record.known_remarks, *_off_past(record.phases), *_warnings(record.phases)]
     yield from ((line, "yellow") for line in more)
@@ -144,6 +161,23 @@ def _proofs(phases: Iterable[PhaseRecord]) -> list[str]:
 def _traces(phases: Iterable[PhaseRecord]) -> list[str]:
     lines = [f"{phase.phase}: {describe_trace(each)}" for phase in phases for each in phase.traces]
     return shorten_lines(lines, MAX_TRACES, IN_REPORT)
+
+
+def _count_skipped(phases: Iterable[PhaseRecord]) -> Iterator[str]:
+    """How many criteria were skipped, by the kind that was not measured, and how to see why."""
+    texts = [
+        criterion.text
+        for phase in phases
+        for criterion in phase.criteria.values()
+        if criterion.result == "skipped"
+    ]
+    if not texts:
+        return
+    kinds = Counter(match[1] if (match := UNMEASURED.match(text)) else "others" for text in texts)
+    parts = [f"{kind} {count}" for kind, count in kinds.most_common()]
+    few = " (not enough history)" if any(NOT_ENOUGH in text for text in texts) else ""
+    listed = shorten([f"{part}{few if part.startswith('history ') else ''}" for part in parts], 6)
+    yield f"skipped: {plural(len(texts), 'criterion', 'criteria')}: {listed}; -rs says why"
 
 
 def known_words(known: KnownRecord) -> str:

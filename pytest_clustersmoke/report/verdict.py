@@ -23,7 +23,7 @@ from ..evidence.run_counts import (
 )
 from ..evidence.run_record import PhaseRecord, ProofRecord, RunRecord
 from ..evidence.screen_record import FAILING, NO_ANSWER, PASSING, ScreenRecord
-from ..text import plural, shorten
+from ..text import clip, plural, shorten
 
 # A phase that checks one of these and cannot judge it is never FIT, whatever its cluster requires:
 # the proofs that training is correct, and the result itself (`twin` only where the phase asks for
@@ -40,6 +40,7 @@ OF_PROGRAM = (
     "gradients",
 )
 MAX_NAMES = 3
+MAX_PART = 160  # characters of a part of the sentence; the lists have everything
 EXIT_INCONCLUSIVE = 6  # pytest itself uses 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
 PROVEN, NOT_PROVEN = "PROVEN", "NOT PROVEN"  # verdicts on gates, of --cluster-prove
@@ -52,7 +53,7 @@ class RunVerdict:
 
     name: str
     exit_status: int
-    sentence: str  # the name with its scope and reasons
+    sentence: str  # one line: the name, reasons, and what was selected; each part is cut
     scope: str  # the part that it covers; empty if it covers everything
     failed: list[str]
     missing: list[MissingRecord]
@@ -145,22 +146,27 @@ def _make_verdict(
 ) -> RunVerdict:
     """The verdict of this name and reasons, without their lists."""
     selection = record.counts.selection
-    if record.interrupted and not any(reasons):
-        reasons = ["interrupted"]
-    scope = f" for {selection}" if selection else ""
-    why = f" ({'; '.join(filter(None, reasons))})" if any(reasons) else ""
+    if record.interrupted and (record.counts.signal or not any(reasons)):
+        reasons = [_describe_interrupt(record), *reasons]
+    named = [*filter(None, reasons)]
+    why = f" ({clip(shorten(named, MAX_NAMES, '; '), MAX_PART)})" if named else ""
+    ends = (_describe_retried(record), _describe_unproven(record))
+    scope = f"; selected: {clip(selection, MAX_PART)}" if selection else ""
     reported, every = _count_criteria(record)
     return RunVerdict(
         name=name,
         exit_status=record.counts.exit_status if _ended_early(record) else EXIT_STATUSES[name],
-        sentence=f"{name}{scope}: {count}{why}{_describe_retried(record)}"
-        f"{_describe_unproven(record)}",
+        sentence=f"{name}: {count}{why}{''.join(clip(end, MAX_PART) for end in ends)}{scope}",
         scope=selection or (f"{reported} of {every} criteria" if reported < every else ""),
         failed=[],
         missing=[],
         known=[],
         partial=_describe_end(record, unjudged),
     )
+
+
+def _describe_interrupt(record: RunRecord) -> str:
+    return f"interrupted by {record.counts.signal}" if record.counts.signal else "interrupted"
 
 
 def _ended_early(record: RunRecord) -> bool:
@@ -173,7 +179,7 @@ def _describe_end(record: RunRecord, unjudged: list[str]) -> str:
     if record.counts.cut_off:
         return record.counts.cut_off
     if record.interrupted:
-        return "the run was interrupted"
+        return f"the run was {_describe_interrupt(record)}"
     if _ended_early(record):
         return f"pytest ended early with exit status {record.counts.exit_status}"
     return f"no result for {', '.join(unjudged)}" if unjudged else ""

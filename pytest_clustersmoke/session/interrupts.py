@@ -23,8 +23,14 @@ class Interrupts:
     def __init__(self, cancel: Callable[[], None], hurry: Callable[[], None]) -> None:
         self._cancel, self._hurry = cancel, hurry
         self._has_raised = False
+        self._first: int | None = None
         self._handlers: dict[int, Any] = {}
         self._let_pass = 0
+
+    @property
+    def signal(self) -> str:
+        """The name of the signal that came first; empty for Ctrl-C, and without one."""
+        return "" if self._first in (None, signal.SIGINT) else signal.Signals(self._first).name
 
     def catch(self) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -42,6 +48,7 @@ class Interrupts:
         self._handlers.clear()
 
     def _handle(self, number: int, frame: Any) -> None:
+        self._first = self._first or number
         if self._has_raised:
             self._hurry()
             return

@@ -316,7 +316,7 @@ class Suite:
             self.tally.counts.skipped_files.append(f"{report.nodeid} ({failure_text(report)})")
 
     def pytest_keyboard_interrupt(self) -> None:
-        self.tally.interrupted = True
+        self.tally.interrupted, self.tally.counts.signal = True, self._interrupts.signal
         self._cancel()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

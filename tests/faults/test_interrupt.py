@@ -80,7 +80,7 @@ def check_interrupted(outcome: Outcome, phases: tuple[str, ...] = ("first", "sec
     assert outcome.ret == pytest.ExitCode.INTERRUPTED, outcome.output
     assert outcome.record()["verdict"] == "INCONCLUSIVE"
     assert outcome.record()["interrupted"] is True
-    assert outcome.record()["partial"] == "the run was interrupted"
+    assert outcome.record()["partial"].startswith("the run was interrupted")
     for name in phases:
         assert outcome.phase(name)["outcome"] == "cancelled"
         assert "interrupted" in outcome.phase(name)["reason"]

@@ -85,7 +85,7 @@ def test_scope_is_not_repeated_below_the_sentence() -> None:
     """The number of phases and the selection are shown below the sentence only if it lacks them."""
     chosen: dict[str, Any] = {"phases_chosen": ["a"], "phases_of_cluster": ["a", "b"]}
     chosen["selection"] = "mlp"
-    html = page(records.run(sentence="FIT for mlp: 1 of 2 phases passed", **chosen))
+    html = page(records.run(sentence="FIT: 1 of 2 phases passed; selected: mlp", **chosen))
     assert html.count("1 of 2 phases") == 1 and "(mlp)" not in html
     assert " · 1 of 2 phases: mlp</p>" in page(records.run(sentence="NOT PROVEN", **chosen))
 
@@ -168,3 +168,20 @@ def test_phone_tables_need_no_sideways_scrolling(browse: Browse, table: str) -> 
     assert plain and plain["height"] < 60
     text = rows.first.inner_text()
     assert ("-31.0 % against the median" in text) == (table == "metrics")
+
+
+def test_first_run_says_once_that_there_is_no_past() -> None:
+    """Not beside every metric; with earlier runs each metric says how it compares."""
+    phase = records.phase()
+    for metric in phase["metrics"].values():
+        metric["past"] = {
+            **dict.fromkeys(("median", "mad", "warn", "fail")),
+            "status": "not enough history",
+            "runs": 0,
+            "text": "m is 1: not enough history: 0 good runs",
+        }
+    html = page(records.run(phase))
+    assert html.count("not enough history") == 0
+    assert html.count("There is no earlier run of these phases.") == 1
+    phase["trend"] = staged.trend(phase)
+    assert page(records.run(phase)).count(">not enough history<") == len(phase["metrics"])

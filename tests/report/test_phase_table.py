@@ -137,3 +137,31 @@ def test_red_criterion_is_not_a_phase_that_passed(suite: Suite) -> None:
     result.stdout.fnmatch_lines(
         ["small *1 failed *", "report: *", "small: 1 failed: test_rate: *too slow*", "UNFIT: *"]
     )
+
+
+def test_skipped_criteria_are_counted_in_one_line() -> None:
+    """By kind, with the option that shows each; without one there is no line."""
+    few = "not measured (history): m is 1: not enough history: 0 good runs"
+    texts = [few] * 3 + ["not measured (references): no reference"] * 2 + ["because"]
+    criteria = {
+        f"test_{number}": {"result": "skipped", "text": text} for number, text in enumerate(texts)
+    }
+    lines = printed(records.run(records.phase("a", criteria=criteria)))
+    assert [line for line in lines if line.startswith("skipped")] == [
+        "skipped: 6 criteria: history 3 (not enough history), references 2, others 1; -rs says why"
+    ]
+    assert not any(
+        line.startswith("skipped") for line in printed(records.run(records.phase(criteria={})))
+    )
+
+
+def test_inconclusive_run_says_what_to_do_next_above_the_verdict() -> None:
+    """The verdict stays the last line."""
+    lost = records.phase("a", outcome="lost", counts={"has_ended": True})
+    changes = {"verdict": "INCONCLUSIVE", "sentence": "INCONCLUSIVE: 0 of 1 phases finished"}
+    lines = printed(records.run(lost, **changes))
+    assert lines[-2:] == [
+        "next: run it again: pytest --cluster gilbreth -k 'a'",
+        "INCONCLUSIVE: 0 of 1 phases finished",
+    ]
+    assert not any(line.startswith("next") for line in printed(records.run()))

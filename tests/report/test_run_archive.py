@@ -276,7 +276,7 @@ def test_selection_is_named_in_the_verdict(suite: Suite) -> None:
     suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
     path = suite.phase("one_a")
     suite.phase("one_b")
-    assert "FIT for one_a: 1 of 2 phases passed" in suite.run(path).stdout.str()
+    assert "FIT: 1 of 2 phases passed; selected: one_a" in suite.run(path).stdout.str()
 
 
 def test_undefined_phase_is_not_fit(suite: Suite) -> None:

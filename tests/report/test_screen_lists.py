@@ -105,7 +105,7 @@ def test_interrupted_screen_is_never_fit() -> None:
 
 def test_selection_is_part_of_the_verdict() -> None:
     made = verdict_of(*good(2), selection="n0")
-    assert made.sentence == "FIT for n0: 2 of 2 nodes passed"
+    assert made.sentence == "FIT: 2 of 2 nodes passed; selected: n0"
 
 
 def test_lists_have_each_node_once() -> None:

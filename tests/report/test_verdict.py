@@ -299,3 +299,20 @@ def test_phase_that_reported_nothing_makes_the_run_partial() -> None:
     made = judge(tally(report(phase="a"), a="passed", b="passed"))
     assert made.partial == "no result for b"
     assert judge(tally(report(phase="a"), a="passed")).partial == ""
+
+
+def test_sentence_is_one_short_line_that_begins_with_the_verdict_and_ends_with_the_selection() -> (
+    None
+):
+    """However many phases failed, and whatever was selected; the lists have everything."""
+    names = [f"phase_{number}_" + "x" * 40 for number in range(60)]
+    made = tally(**dict.fromkeys(names, "failed"))
+    made.counts.selection = " or ".join(names)
+    verdict = judge(made)
+    start, _, end = verdict.sentence.partition("; selected: ")
+    assert start.startswith(f"UNFIT: 60 of 60 phases failed ({names[0]}: failed; ")
+    assert made.counts.selection.startswith(end.removesuffix("...")) and end.endswith("...")
+    assert len(verdict.sentence) < 400 and "\n" not in verdict.sentence
+    assert len(verdict.failed) == 60 and verdict.scope == made.counts.selection
+    many = tally(**dict.fromkeys(["a", "b", "c", "d", "e"], "failed"))
+    assert judge(many).sentence.endswith("(a: failed; b: failed; c: failed; and 2 more)")

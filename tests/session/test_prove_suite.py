@@ -29,7 +29,7 @@ def test_gate_that_detects_its_fault_is_proven(suite: Suite) -> None:
     assert result.ret == 0
     assert lines_with(result, "TestSmall::prove[loss-flat] PASSED")
     today = time.strftime("%Y-%m-%d")
-    verdict = f"PROVEN for loss-flat: 1 of 1 gates proven on one, {today}"
+    verdict = f"PROVEN: 1 of 1 gates proven on one, {today}; selected: loss-flat"
     assert result.outlines[-1] == verdict
     result.assert_outcomes(passed=1, deselected=74)
 
@@ -92,8 +92,8 @@ def test_gate_that_stays_green_is_named(suite: Suite) -> None:
     flat(suite, "deaf")
     result = suite.run(*FLAT)
     assert result.ret == 1
-    assert result.outlines[-1].startswith("NOT PROVEN for loss-flat: 0 of 1 gates proven on one")
-    assert result.outlines[-1].endswith("(stayed green: loss-flat)")
+    assert result.outlines[-1].startswith("NOT PROVEN: 0 of 1 gates proven on one")
+    assert result.outlines[-1].endswith("(stayed green: loss-flat); selected: loss-flat")
     assert lines_with(result, "test_loss_over_all_ranks_falls stayed green")
     assert lines_with(result, "no rank recorded that it staged the fault")
 

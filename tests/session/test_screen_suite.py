@@ -88,7 +88,7 @@ def test_selected_nodes_are_those_that_are_screened(suite: Suite, fake: FakeSlur
     """The verdict names the selection."""
     outcome = suite.run("--cluster-screen", "-k", "n2")
     assert outcome.ret == 0, outcome.output
-    assert read_screen(suite)["sentence"] == "FIT for n2: 1 of 1 node passed"
+    assert read_screen(suite)["sentence"] == "FIT: 1 of 1 node passed; selected: n2"
     assert fake.commands().count("sbatch") == 1
 
 

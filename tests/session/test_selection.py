@@ -45,27 +45,31 @@ def test_criterion_of_takes_the_name_from_a_node_id(nodeid: str, name: str) -> N
     [
         (
             ("-k", "small and test_good"),
-            "FIT for small and test_good: 1 of 1 phases passed, 1 of 5 criteria reported",
+            "FIT: 1 of 1 phases passed, 1 of 5 criteria reported; selected: small and test_good",
             "small and test_good",
         ),
         (
             ("--deselect", OF_BAD),
-            f"FIT for --deselect {OF_BAD}: 1 of 1 phases passed, 4 of 5 criteria reported",
+            f"FIT: 1 of 1 phases passed, 4 of 5 criteria reported; selected: --deselect {OF_BAD}",
             f"--deselect {OF_BAD}",
         ),
         (
             ("test_small.py::TestSmall::test_good",),
-            "FIT for test_small.py::TestSmall::test_good: 1 of 1 phases passed, "
-            "1 of 5 criteria reported",
+            "FIT: 1 of 1 phases passed, 1 of 5 criteria reported; selected: "
+            "test_small.py::TestSmall::test_good",
             "test_small.py::TestSmall::test_good",
         ),
         (
             ("-m", "singlegpu", "-k", "test_good or test_skipped"),
-            "FIT for singlegpu and (test_good or test_skipped): 1 of 1 phases passed, "
-            "2 of 5 criteria reported",
+            "FIT: 1 of 1 phases passed, 2 of 5 criteria reported; selected: "
+            "singlegpu and (test_good or test_skipped)",
             "singlegpu and (test_good or test_skipped)",
         ),
-        (("-k", "small"), "UNFIT for small: 1 of 1 phases failed (small: test_bad)", "small"),
+        (
+            ("-k", "small"),
+            "UNFIT: 1 of 1 phases failed (small: test_bad); selected: small",
+            "small",
+        ),
         (("--deselect", "test_other.py"), "UNFIT: 1 of 1 phases failed (small: test_bad)", ""),
     ],
 )
@@ -113,7 +117,7 @@ def test_run_of_last_failures_is_not_the_whole_phase(suite: Suite, word: str, na
     assert suite.run_apart(*cached).ret != 0
     path.write_text(path.read_text().replace("not phase.ranks_done", "phase.ranks_done"))
     sentence = suite.run_apart(*cached).outlines[-1]
-    assert sentence == f"FIT for {named}: 1 of 1 phases passed, 1 of 5 criteria reported"
+    assert sentence == f"FIT: 1 of 1 phases passed, 1 of 5 criteria reported; selected: {named}"
     assert suite.run_apart(*cached).outlines[-1] == "FIT: 1 of 1 phases passed"
 
 
@@ -190,10 +194,10 @@ def test_criteria_of_a_nested_class_count_for_the_phase(suite: Suite) -> None:
     node_id = "test_small.py::TestSmall::TestInner::test_c"
     assert (
         suite.run(node_id).outlines[-1]
-        == f"FIT for {node_id}: 1 of 1 phases passed, 1 of 3 criteria reported"
+        == f"FIT: 1 of 1 phases passed, 1 of 3 criteria reported; selected: {node_id}"
     )
     sentence = suite.run("-k", "test_c").outlines[-1]
-    assert sentence == "FIT for test_c: 1 of 1 phases passed, 1 of 3 criteria reported"
+    assert sentence == "FIT: 1 of 1 phases passed, 1 of 3 criteria reported; selected: test_c"
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
@@ -203,12 +207,12 @@ def test_verdict_names_changed_settings(suite: Suite, workers: tuple[str, ...]) 
     sets = ("--cluster-set", "small.args.steps=3", "--cluster-set", "small.env.X=1")
     result = suite.run_apart(*sets, *workers) if workers else suite.run(*sets)
     how = "with --cluster-set small.args.steps=3, small.env.X=1"
-    assert result.outlines[-1] == f"FIT for all {how}: 1 of 1 phases passed"
+    assert result.outlines[-1] == f"FIT: 1 of 1 phases passed; selected: all {how}"
     assert suite.record()["selection"] == f"all {how}"
     assert [path.name for path in textfiles(suite)] == []
     if not workers:
         sentence = suite.run(*sets, "-m", "singlegpu").outlines[-1]
-        assert sentence == f"FIT for singlegpu {how}: 1 of 1 phases passed"
+        assert sentence == f"FIT: 1 of 1 phases passed; selected: singlegpu {how}"
 
 
 def textfiles(suite: Suite) -> list[Path]:

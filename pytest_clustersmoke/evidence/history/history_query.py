@@ -116,6 +116,21 @@ def read_runs(
     return [PastRun(*row) for row in rows]
 
 
+def read_run_times(
+    connection: Connection, cluster: str, selection: str, *, before: float, limit: int
+) -> list[float]:
+    """How long the newest complete runs of this selection took, in seconds, the newest first; a
+    screen, which has no phases, is none."""
+    rows = connection.execute(
+        "SELECT written - begun FROM runs WHERE cluster = ? AND selection = ? AND begun < ? "
+        "AND interrupted = 0 AND partial = '' "
+        "AND EXISTS (SELECT 1 FROM phases WHERE run = runs.id) "
+        "ORDER BY begun DESC, id DESC LIMIT ?",
+        (cluster, selection, before, limit),
+    )
+    return [float(seconds) for (seconds,) in rows]
+
+
 def read_phases(connection: Connection, run: PastRun) -> list[PhaseRun]:
     """The phases of a run, in the order in which they were stored."""
     return _select_phase_runs(connection, "p.run = ?", [run.id], "p.id", -1)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
+from ...evidence.history.usual_times import UsualTimes, read_usual_times
 from ...evidence.run_directory import RunDir
 from ...text import sanitize_line
 from .board import Board, Progress
@@ -40,7 +41,8 @@ class LiveView:
 
     def __init__(self, title: str, board: Board, run: RunDir, terminal: Terminal) -> None:
         self._title, self._board, self._terminal = title, board, terminal
-        self._tails = EventTails(run)
+        self._tails, self._run = EventTails(run), run
+        self._usual: UsualTimes | None = None  # read once something is drawn
         self._lines: StepLines | None = StepLines()
         self._screen: Screen | None = None
         try:
@@ -97,9 +99,10 @@ class LiveView:
 
         states, size = self._board.snapshot(), screen.size
         marks = self._tails.read_next(states)
-        lines = rows(
-            self._title, states, marks, time.time(), size.columns - 1, size.lines - FREE_ROWS
-        )
+        if self._usual is None:
+            self._usual = read_usual_times(self._run)
+        room = (size.columns - 1, size.lines - FREE_ROWS)
+        lines = rows(self._title, states, marks, time.time(), *room, self._usual)
         screen.draw(ansi(lines, self._terminal.has_colour))
 
     def _print_steps(self, lines: StepLines) -> None:

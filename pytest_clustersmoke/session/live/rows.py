@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from ...evidence.history.usual_times import UsualTimes
 from ...text import plural
 from .board import DONE, ENDING, PENDING, RUNNING, WAITING, PhaseState
 from .event_tail import Mark
@@ -19,6 +20,7 @@ STYLES = {RUNNING: "cyan", ENDING: "cyan", PENDING: "yellow", WAITING: "dim", "p
 ORDER = (RUNNING, ENDING, PENDING, WAITING, DONE)
 MIN_WIDTH, MIN_ROWS = 20, 1
 DAY_S = 24 * 3600
+NOTHING_USUAL = UsualTimes()
 
 
 def rows(
@@ -28,16 +30,18 @@ def rows(
     now: float,
     width: int,
     height: int,
+    usual: UsualTimes = NOTHING_USUAL,
 ) -> list[Text]:
     """At most `height` rows of at most `width` cells; `now` is in Unix seconds. Empty if there is
-    too little room, or every phase is done."""
+    too little room, or every phase is done. `usual` says when they should end."""
     if width < MIN_WIDTH or height < MIN_ROWS or all(state.state == DONE for state in states):
         return []
-    head = Text(f"{title}: {_count_states(states)}", style="bold")
+    ends = [part for part in (_count_states(states), _show_end(usual.end, now)) if part]
+    head = Text(f"{title}: {', '.join(ends)}", style="bold")
     room = height - 1
     shown = _most_important(states, room if len(states) <= room else room - 1)
     hidden = [state for state in states if state not in shown]
-    lines = [head, *_table(shown, marks, now, width)]
+    lines = [head, *_table(shown, marks, now, width, usual)]
     if hidden and room:
         lines.append(Text(f"  and {len(hidden)} more: {_count_outcomes(hidden)}", style="dim"))
     for line in lines:
@@ -85,12 +89,16 @@ def _most_important(states: Sequence[PhaseState], room: int) -> list[PhaseState]
 
 
 def _table(
-    states: Sequence[PhaseState], marks: Mapping[str, Mark], now: float, width: int
+    states: Sequence[PhaseState],
+    marks: Mapping[str, Mark],
+    now: float,
+    width: int,
+    usual: UsualTimes,
 ) -> list[Text]:
     names = _align([state.phase for state in states], most=max(8, width // 3))
     words = _align([state.outcome or state.state for state in states])
     times = _align([_show_elapsed(state, now) for state in states], right=True)
-    details = _details(states, marks, now)
+    details = _details(states, marks, now, usual)
     lines = []
     for state, name, word, clock, detail in zip(states, names, words, times, details, strict=True):
         line = Text("  ").append(name).append("  ")
@@ -106,7 +114,7 @@ def _table(
 
 
 def _details(
-    states: Sequence[PhaseState], marks: Mapping[str, Mark], now: float
+    states: Sequence[PhaseState], marks: Mapping[str, Mark], now: float, usual: UsualTimes
 ) -> list[list[str]]:
     """Further details of each phase, the most important first; the figures of running phases
     are aligned."""
@@ -118,6 +126,7 @@ def _details(
         _align([_show_progress(mark, widths[0], widths[1]) for mark in progress]),
         _align([f"loss {mark.loss:.4g}" if mark.loss is not None else "" for mark in progress]),
         _align([_show_rate(mark) for mark in progress], right=True),
+        _align([_show_end(expected_end(state, usual), now) for state in running]),
         _align([state.detail for state in running]),
         [_show_job(state) for state in running],
     ]
@@ -165,9 +174,26 @@ def start(estimated: float | None, now: float) -> str:
     """Slurm's estimate of a job's start; empty if there is none, or the time has passed."""
     if estimated is None or estimated <= now:
         return ""
-    same_day = time.localtime(estimated)[:3] == time.localtime(now)[:3]
-    form = "%H:%M" if same_day else "%Y-%m-%d %H:%M"
-    return f"estimated start {time.strftime(form, time.localtime(estimated))}"
+    return f"estimated start {_show_clock(estimated, now)}"
+
+
+def expected_end(state: PhaseState, usual: UsualTimes) -> float | None:
+    """When a running phase should end, in Unix seconds; None if that is not known."""
+    return usual.phase_end(state.phase, state.started) if state.state == RUNNING else None
+
+
+def _show_end(expected: float | None, now: float) -> str:
+    """The expected end, and how long ago that was."""
+    if expected is None:
+        return ""
+    late = f" ({_show_duration(now - expected)} ago)" if expected < now else ""
+    return f"expected end {_show_clock(expected, now)}{late}"
+
+
+def _show_clock(seconds: float, now: float) -> str:
+    """A time by this machine's clock; with its day, unless that is today."""
+    same_day = time.localtime(seconds)[:3] == time.localtime(now)[:3]
+    return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def _show_elapsed(state: PhaseState, now: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.history.usual_times import UsualTimes
 from pytest_clustersmoke.session.live.board import PhaseState
 from pytest_clustersmoke.session.live.event_tail import Mark
 from pytest_clustersmoke.session.live.rows import ansi, rows
@@ -127,3 +128,14 @@ def test_long_waits_are_shown_in_days() -> None:
     """Not in hours."""
     waits = PhaseState("a", "pending", "Priority", "7", NOW - 180_000)
     assert drawn(phases=[waits])[1] == "  a  pending  2d 2:00:00  Priority  job 7"
+
+
+def test_expected_end_of_the_run_and_of_running_phases() -> None:
+    """From past runs; one that has passed says how long ago. Others have none."""
+    usual = UsualTimes(NOW - 300, 900.0, 5, {"zero1_4node": 50.0, "lora_2node": 600.0, "last": 9.0})
+    lines = ansi(rows("cluster one", PHASES, MARKS, NOW, 140, 20, usual), colour=False)
+    assert lines[0].endswith(", 1 waiting, expected end 12:10")
+    (late,) = [line for line in lines if "zero1_4node" in line]
+    (soon,) = [line for line in lines if "lora_2node" in line]
+    assert "expected end 11:59 (0:12 ago)" in late and "expected end 12:09 " in soon
+    assert sum("expected end" in line for line in lines) == 3

@@ -1,0 +1,110 @@
+"""A run in ten lines, for mails and chats: a view of its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ..evidence.run_record import RunRecord
+from ..text import clip, plural, sanitize_line, shorten, shorten_lines
+from .next_steps import list_next_steps
+from .phase_table import explain_failures
+from .summary import inline
+from .terminal import known_words
+
+MAX_LINES, MAX_STEPS, MAX_NAMES = 10, 2, 3
+MAX_LINE = 400  # characters
+
+
+@dataclass(frozen=True)
+class RunDigest:
+    """What a person wants to know of a run first. Times are Unix seconds."""
+
+    verdict: str
+    sentence: str
+    run_id: str
+    cluster: str
+    begun: float
+    ended: float
+    nodes: int
+    phases: int
+    partial: str  # why the run is incomplete; empty if it is complete
+    causes: list[str]  # of each phase that did not pass, and of what else is wrong
+    next: list[str]  # what to do
+    known: list[str]
+    changes: list[str]  # since the run before
+    report: str
+
+    @classmethod
+    def of(cls, record: RunRecord, report: Path) -> RunDigest:
+        """The digest of a record, which lies in the directory `report`."""
+        nodes = {node.node for phase in record.phases for node in phase.nodes}
+        return cls(
+            verdict=record.verdict,
+            sentence=_one_line(record.sentence),
+            run_id=record.run_id,
+            cluster=record.cluster,
+            begun=record.begun,
+            ended=record.written,
+            nodes=len(nodes) if record.screen is None else len(record.screen.nodes),
+            phases=len(record.phases_chosen),
+            partial=_one_line(record.partial),
+            causes=[*map(_one_line, _list_causes(record))],
+            next=[*map(_one_line, list_next_steps(record))],
+            known=[_one_line(known_words(known)) for known in record.known],
+            changes=[*map(_one_line, record.changes)],
+            report=str(report),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole digest, with lists that are not cut."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """At most MAX_LINES lines; the first is the verdict."""
+        before = [self.sentence, self._describe_run()]
+        before += [f"incomplete: {self.partial}"] if self.partial else []
+        after = [f"next: {step}" for step in self.next[:MAX_STEPS]]
+        for name, texts in (("known", self.known), ("changed", self.changes)):
+            after += [_one_line(f"{name}: {shorten(texts, MAX_NAMES, '; ')}")] if texts else []
+        after.append(f"report: {self.report}")
+        room = MAX_LINES - len(before) - len(after)
+        if len(self.causes) > room:
+            room -= 1  # for the line that counts the rest
+        return [*before, *shorten_lines(self.causes, room), *after]
+
+    def markdown(self) -> list[str]:
+        """The same lines as Markdown, in which text of the record is shown literally."""
+        first, *others = map(inline, self.lines())
+        return [f"**{first}**", "", *(f"- {line}" for line in others)]
+
+    def _describe_run(self) -> str:
+        begun = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.begun))
+        took = timedelta(seconds=round(max(0.0, self.ended - self.begun)))
+        what = f"{plural(self.phases, 'phase')} on {plural(self.nodes, 'node')}"
+        return f"{sanitize_line(self.cluster)}, run {self.run_id}: {begun}, took {took}, {what}"
+
+
+def _one_line(text: str) -> str:
+    return clip(sanitize_line(text), MAX_LINE)
+
+
+def _list_causes(record: RunRecord) -> Iterator[str]:
+    """A line for everything that keeps the run from the best verdict."""
+    if record.proof is not None:
+        for gate in record.proof.gates:
+            if gate.status != "proven":
+                yield f"{gate.fault}: {gate.status}: {'; '.join(gate.reasons)}"
+        return
+    explained = [*explain_failures(record)]
+    yield from explained
+    begins = tuple(f"{phase.phase}: " for phase in record.phases)
+    yield from (text for text in record.failed if not text.startswith(begins))
+    named = {line.partition(": ")[0] for line in explained}
+    for missing in record.missing:
+        if missing.kind or missing.phase not in named:
+            yield str(missing)

@@ -1,0 +1,124 @@
+"""How far a run is, as its files say: for a process that did not start it, and that touches nothing
+of it. The files are hostile text."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config.field_types import NAME
+from ..evidence.history.usual_times import LAST_S, UsualTimes, read_usual_times
+from ..evidence.job_results import read_claim
+from ..evidence.locks import HEARTBEAT_S, MAX_SILENCE_S
+from ..evidence.phase_result import OUTCOMES
+from ..evidence.run_directory import RERUN, RUN_ID, RunDir, read_json
+from ..evidence.run_journal import JournalledJob, RunJournal, is_closed, read_journal
+from ..evidence.run_ownership import find_stranger
+from ..evidence.telemetry import parse_finite, parse_int, parse_text, parse_texts
+from ..text import sanitize_line
+from .dead_runs import find_controller
+from .live.board import DONE, ENDING, PENDING, RUNNING, WAITING, PhaseState
+from .live.event_tail import EventTails, Mark
+
+MAX_WORD = 80
+FRESH_S = 3 * HEARTBEAT_S  # a controller that was seen so lately is not looked for
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run that is not closed. `controller` is the process that watches it, empty if none does;
+    `marks` have the progress of running phases."""
+
+    run_id: str
+    cluster: str
+    selection: str
+    controller: str
+    detached: bool
+    states: list[PhaseState]
+    marks: Mapping[str, Mark]
+    usual: UsualTimes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every phase has its result."""
+        return all(state.state == DONE for state in self.states)
+
+
+def list_open_runs(shared_dir: Path) -> Iterator[tuple[RunDir, str]]:
+    """The runs below a shared directory that are not closed, the oldest first, each with why it
+    cannot be read; that is empty if it can. Raises OSError if the directory cannot be listed."""
+    for name in sorted(path.name for path in shared_dir.iterdir() if RUN_ID.fullmatch(path.name)):
+        run = RunDir(shared_dir / name)
+        if stranger := find_stranger(run.root):
+            yield run, stranger
+        elif not is_closed(run):
+            about = read_json(run.run)
+            known = about is not None and about.get("run_id") == name
+            yield run, "" if known else "its run.json is missing or torn"
+
+
+def read_status(run: RunDir) -> RunStatus:
+    """The status of a run whose run.json can be read."""
+    about, journal = read_json(run.run) or {}, read_journal(run)
+    named = dict.fromkeys([*parse_texts(about.get("phases_chosen")), *journal.jobs])
+    states = [_find_state(run, name, journal.jobs.get(name)) for name in named if _is_phase(name)]
+    return RunStatus(
+        run_id=run.run_id,
+        cluster=_word(about, "cluster"),
+        selection=_word(about, "selection"),
+        controller=_find_controller(run, about, journal),
+        detached=journal.detached,
+        states=states,
+        marks=_read_marks(run, states),
+        usual=read_usual_times(run),
+    )
+
+
+def _word(about: Mapping[str, Any], name: str) -> str:
+    return sanitize_line(parse_text(about.get(name)) or "")[:MAX_WORD]
+
+
+def _is_phase(name: str) -> bool:
+    """Whether this can be the name of a phase, or of a rerun: it becomes part of a path."""
+    rerun = RERUN.fullmatch(name)
+    return re.fullmatch(NAME, rerun[1] if rerun else name) is not None
+
+
+def _find_controller(run: RunDir, about: Mapping[str, Any], journal: RunJournal) -> str:
+    try:
+        silent_s = time.time() - run.run.stat().st_mtime
+    except OSError:
+        silent_s = FRESH_S
+    if journal.detached or silent_s >= FRESH_S:
+        return find_controller(run, journal, MAX_SILENCE_S)
+    return f"pid {parse_int(about.get('pid'))} on {_word(about, 'host')}"
+
+
+def _find_state(run: RunDir, name: str, job: JournalledJob | None) -> PhaseState:
+    """The state of a phase by its result, the journal, and what its nodes wrote."""
+    directory = run.phase(name)
+    result = read_json(directory.result) or {}
+    if (outcome := result.get("outcome")) in OUTCOMES:
+        return PhaseState(name, DONE, outcome=outcome, run_s=parse_finite(result.get("run_s")))
+    if job is None or not job.job_id:
+        return PhaseState(name, WAITING, "" if job is None else "being submitted")
+    job_id = sanitize_line(job.job_id)[:MAX_WORD]
+    newest = directory.newest
+    claim = read_claim(newest)
+    if claim is None:
+        return PhaseState(name, PENDING, job_id=job_id, submitted=job.intended)
+    state = ENDING if job.has_ended or newest.node_result(0).exists() else RUNNING
+    node = sanitize_line(claim.node)[:MAX_WORD]
+    started = claim.time if claim.time is not None and 0 < claim.time < LAST_S else None
+    return PhaseState(name, state, node, job_id, job.intended, started)
+
+
+def _read_marks(run: RunDir, states: list[PhaseState]) -> Mapping[str, Mark]:
+    tails, marks = EventTails(run), dict[str, Mark]()
+    for _ in filter(lambda state: state.state == RUNNING, states):  # one file at each call
+        marks = tails.read_next(states)
+    return marks

@@ -1,0 +1,119 @@
+"""A verdict that is not FIT says what to do next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.report.next_steps import list_next_steps
+from tests.support import records
+
+ENDED = {"has_ended": True}
+
+
+def steps(*phases: records.Record, verdict: str = "INCONCLUSIVE", **changes: Any) -> list[str]:
+    record = records.run(*phases, verdict=verdict, **changes)
+    return list_next_steps(records.parsed(record))
+
+
+def missing(phase: str, kind: str = "", reason: str = "") -> dict[str, str]:
+    return {"phase": phase, "kind": kind, "reason": reason or f"{kind} not measured"}
+
+
+def with_past(runs: int, name: str = "a") -> records.Record:
+    """A phase whose metrics are compared with so many good runs."""
+    phase = records.phase(name, counts=ENDED)
+    for metric in phase["metrics"].values():
+        metric["past"] = {
+            "status": "not enough history" if runs < 8 else "ok",
+            "runs": runs,
+            "median": None,
+            "mad": None,
+            "warn": None,
+            "fail": None,
+            "text": "",
+        }
+    return phase
+
+
+def test_fit_run_needs_nothing() -> None:
+    """There is no next step, not even if something that is not required is missing."""
+    assert steps(with_past(0), verdict="FIT") == []
+
+
+def test_references_are_proposed_once_there_are_good_runs() -> None:
+    """The command that prints them; before, how many runs are needed, and how many there are."""
+    (step,) = steps(with_past(8), missing=[missing("a", "references")])
+    assert step.startswith("`clustersmoke references propose --cluster gilbreth` prints references")
+    two = [missing("a", "references"), missing("b", "references")]
+    (step,) = steps(with_past(3), with_past(9, "b"), missing=two)
+    assert step == (
+        "after 8 good runs, `clustersmoke references propose --cluster gilbreth` prints "
+        "references; a, b: 3 good runs before this one on this hardware and these versions, of 8"
+    )
+
+
+def test_references_of_other_sizes_need_the_usual_sizes() -> None:
+    """Proposing references would not help a phase that --cluster-set changed."""
+    phase = with_past(9)
+    reference = {"value": 1.0, "low": None, "high": None, "source": "s"}
+    phase["metrics"]["steps_per_s"]["reference"] = reference
+    (step,) = steps(phase, missing=[missing("a", "references")])
+    assert step == "run it at the sizes of its references, without --cluster-set"
+
+
+def test_history_needs_more_nights() -> None:
+    """How many good runs there are."""
+    (step,) = steps(with_past(1), missing=[missing("a", "history")])
+    assert step.startswith("run it on more nights: a: 1 good run before this one")
+
+
+def test_other_kinds_give_the_reason_of_their_criterion() -> None:
+    """Why the kind could not be measured."""
+    phase = records.phase("a", counts=ENDED)
+    text = "not measured (transports): cluster.yaml expects nothing of transports inside nodes"
+    phase["criteria"]["test_t"] = {"result": "skipped", "text": text}
+    (step,) = steps(phase, missing=[missing("a", "transports")])
+    assert step == (
+        "measure transports: a: cluster.yaml expects nothing of transports inside nodes"
+    )
+
+
+@pytest.mark.parametrize("outcome", ["never_ran", "preempted", "cancelled", "lost"])
+def test_phase_that_was_not_measured_runs_again(outcome: str) -> None:
+    """First what its finding advises, then the command that runs it alone."""
+    phase = records.phase("a", outcome=outcome, counts=ENDED, findings=[records.finding()])
+    other = records.phase("b", counts=ENDED)
+    assert steps(phase, other, missing=[missing("a", reason=outcome)]) == [
+        "a: look into the kernel's log of node1",
+        "run it again: pytest --cluster gilbreth -k 'a'",
+    ]
+
+
+def test_interrupted_run_of_many_phases_runs_again_as_a_whole() -> None:
+    """More than a few names are no help on a command line."""
+    phases = [records.phase(f"p{number}") for number in range(9)]
+    assert steps(*phases, interrupted=True) == ["run it again: pytest --cluster gilbreth"]
+
+
+def test_known_failure_names_its_entry() -> None:
+    """It ends with the repair, and the entry goes."""
+    known = {"what": "a", "reason": "fan", "until": "2026-12-01", "where": "cluster.yaml:7"}
+    phase = records.phase("a", outcome="failed", known=known, counts=ENDED)
+    (step,) = steps(phase, known=[known])
+    assert step.endswith("remove its entry under `known` (cluster.yaml:7)")
+
+
+def test_phase_without_a_test_is_named() -> None:
+    """Its name, and the two ways out."""
+    counts = {"undefined_phases": ["zero3"], "is_whole": True}
+    (step,) = steps(with_past(9), counts=counts)
+    assert step == "write a test for zero3, or take it from `phases` of gilbreth"
+
+
+def test_unfit_run_repeats_the_fixes_of_its_causes() -> None:
+    """Only those of phases that failed."""
+    bad = records.phase("a", outcome="failed", findings=[records.finding(fix="replace the GPU")])
+    good = records.phase("b", findings=[records.finding(fix="nothing")])
+    assert steps(bad, good, verdict="UNFIT") == ["a: replace the GPU"]

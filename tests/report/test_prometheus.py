@@ -1,0 +1,118 @@
+"""Prometheus reads the past from `clustersmoke history --openmetrics`, and our alerts fire."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.openmetrics import parser
+
+from pytest_clustersmoke.cli import main
+from tests.evidence.history.made import DAY_S, of_night
+from tests.support.harness import ROOT
+from tests.support.promtool import need_promtool
+from tests.support.records import BEGUN, metric, phase, store_run
+
+RULES = ROOT / "docs" / "examples" / "clustersmoke.rules.yml"
+NIGHTS = 45
+HOUR = 60  # minutes, the interval of the series below
+
+
+def backfill(report_dir: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """45 nights, of which the last is UNFIT, and a run of a part."""
+    for number in range(NIGHTS):
+        verdict = "UNFIT" if number == NIGHTS - 1 else "FIT"
+        metrics = {"steps_per_s": metric(9.0 + number), "peak_memory_gib": metric(2.0, "GiB")}
+        store_run(of_night(number, phase("a", metrics=metrics), verdict=verdict), report_dir)
+    store_run(of_night(50, phase("a"), selection="-k a"), report_dir)
+    assert main(["history", "--report-dir", str(report_dir), "--openmetrics", "--last", "400"]) == 0
+    return capsys.readouterr().out
+
+
+def test_backfill_has_a_sample_for_each_complete_night(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the time when it began, oldest first, and the end that OpenMetrics wants; in the names
+    and units of metrics.prom."""
+    text = backfill(tmp_path, capsys)
+    assert text.endswith("\n# EOF\n")
+    families = {each.name: each for each in parser.text_string_to_metric_families(text)}
+    fit = families["clustersmoke_run_fit"].samples
+    assert [float(sample.timestamp) for sample in fit] == [
+        BEGUN + number * DAY_S for number in range(NIGHTS)
+    ]
+    assert [sample.value for sample in fit] == [1.0] * (NIGHTS - 1) + [0.0]
+    rates = families["clustersmoke_phase_steps_per_second"].samples
+    assert [sample.value for sample in rates] == [9.0 + number for number in range(NIGHTS)]
+    assert rates[0].labels == {"cluster": "gilbreth", "phase": "a"}
+    memory = families["clustersmoke_phase_peak_memory_bytes"].samples
+    assert {sample.value for sample in memory} == {2.0 * 2**30}
+
+
+def promtool(*words: str | Path) -> str:
+    """Run Debian's promtool."""
+    program = need_promtool()
+    done = subprocess.run([program, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_prometheus_takes_the_backfill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """promtool makes blocks of 45 nights from it, and their samples are all there."""
+    file = tmp_path / "past.om"
+    file.write_text(backfill(tmp_path, capsys))
+    promtool("tsdb", "create-blocks-from", "openmetrics", file, tmp_path / "data")
+    (tmp_path / "data" / "wal").mkdir()  # a server would make it
+    dumped = promtool("tsdb", "dump", tmp_path / "data").splitlines()
+    fit = [line for line in dumped if 'clustersmoke_run_fit"' in line]
+    assert len(fit) == NIGHTS
+    assert math.isclose(float(fit[-1].split()[-1]) / 1000, BEGUN + (NIGHTS - 1) * DAY_S, abs_tol=1)
+
+
+CLUSTER = '{cluster="one"}'
+PHASE = '{cluster="one", phase="a", metric="steps_per_s"}'
+# For each rule: a series that has one sample, the value that alerts, one that does not, and when.
+FIRED: dict[str, tuple[str, float, float, int]] = {
+    "ClusterNotFit": (f"clustersmoke_run_fit{CLUSTER}", 0, 1, 20),
+    "ClusterNotChecked": (f"clustersmoke_run_begun_timestamp_seconds{CLUSTER}", 0, 20 * 3600, 27),
+    "PhaseBelowItsReference": (f"clustersmoke_phase_reference_met{PHASE}", 0, 1, 20),
+}
+
+
+def test_every_shipped_rule_is_fired() -> None:
+    """None is left out of the test below."""
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    assert [rule["alert"] for rule in group["rules"]] == list(FIRED)
+    page = (ROOT / "docs" / "reference" / "reports.md").read_text()
+    assert RULES.read_text() in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alert", FIRED)
+@pytest.mark.parametrize("fires", [True, False])
+def test_rule_fires_hours_after_one_sample(tmp_path: Path, alert: str, fires: bool) -> None:
+    """One sample a night is stale after five minutes; the rule sees it all the same, and a healthy
+    one leaves it silent."""
+    series, bad, good, hours = FIRED[alert]
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    (rule,) = [rule for rule in group["rules"] if rule["alert"] == alert]
+    bare = {key: value for key, value in rule.items() if key != "annotations"}
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{**group, "rules": [bare]}]}))
+    labels: dict[str, Any] = dict(
+        pair.strip().replace('"', "").split("=") for pair in series[:-1].split("{")[1].split(",")
+    )
+    expected = [{"exp_labels": labels}] if fires else []
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": str(bad if fires else good)}],
+        "alert_rule_test": [{"eval_time": f"{hours}h", "alertname": alert, "exp_alerts": expected}],
+    }
+    suite = {"rule_files": ["rules.yml"], "evaluation_interval": "1h", "tests": [test]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(suite))
+    promtool("check", "rules", RULES)
+    promtool("test", "rules", tmp_path / "test.yml")

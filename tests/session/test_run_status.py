@@ -1,0 +1,127 @@
+"""How far a run is, by the files that it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.session.run_status import RunStatus, list_open_runs, read_status
+
+RUN_ID = "20261101-020000-00000a"
+TOKEN = "0123456789abcdef"
+MANGLED: list[Any] = [None, 7, [], {}, "\x1b[31m", "x" * 200, "../../etc", 1e300]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run of six phases, each in another state, whose controller was seen just now."""
+    made = RunDir(tmp_path / RUN_ID)
+    made.root.mkdir(mode=0o700)
+    names = ["done", "ending", "trains", "queued", "unanswered", "later"]
+    about = {"run_id": RUN_ID, "cluster": "one", "host": socket.gethostname(), "pid": 7}
+    write_json(made.run, {**about, "phases_chosen": names, "locks": True, "begun": time.time()})
+    journal = EventWriter(made.journal)
+    for number, name in enumerate(names[:5]):
+        made.phase(name).root.mkdir(parents=True)
+        journal.write("intent", phase=name, token=TOKEN)
+        if name != "unanswered":
+            journal.write("submitted", phase=name, job_id=str(40 + number))
+    journal.close()
+    write_json(made.phase("done").result, {"outcome": "passed", "run_s": 12.5})
+    for name in ("ending", "trains"):
+        claim = {"token": TOKEN, "job_id": "41", "node": "n1", "time": time.time() - 60}
+        write_json(made.phase(name).claim, claim)
+    made.phase("ending").node_result(0).parent.mkdir(parents=True)
+    write_json(made.phase("ending").node_result(0), {"ok": True})
+    train(made, step=3)
+    return made
+
+
+def train(run: RunDir, step: int) -> None:
+    events = EventWriter(run.phase("trains").rank_events(0))
+    events.write("start", schema=1, job=f"{RUN_ID}/trains", rank=0)
+    events.write("stage", name="train", state="begin")
+    events.write("step", step=step, steps=40, loss=0.5, steps_per_s=2.0)
+    events.close()
+
+
+def states(status: RunStatus) -> dict[str, tuple[str, str]]:
+    return {state.phase: (state.state, state.outcome) for state in status.states}
+
+
+def test_each_phase_has_its_state(run: RunDir) -> None:
+    """By its result, the journal, and what its nodes wrote; with the step of rank 0."""
+    status = read_status(run)
+    assert states(status) == {
+        "done": ("done", "passed"),
+        "ending": ("ending", ""),
+        "trains": ("running", ""),
+        "queued": ("pending", ""),
+        "unanswered": ("waiting", ""),
+        "later": ("waiting", ""),
+    }
+    assert (status.marks["trains"].step, status.marks["trains"].steps) == (3, 40)
+    assert status.states[3].job_id == "43"
+    assert (status.controller, status.is_over) == (f"pid 7 on {socket.gethostname()}", False)
+
+
+def test_silent_run_without_a_lock_holder_has_no_controller(run: RunDir) -> None:
+    """Its process has ended, and nobody else watches the jobs."""
+    os.utime(run.run, (0, 0))
+    assert read_status(run).controller == ""
+
+
+def test_closed_and_foreign_directories_are_no_open_runs(run: RunDir) -> None:
+    """A closed run is left out; one that others may write, and a torn one, come with the reason."""
+    shared = run.root.parent
+    for name, mode in (("20261102-020000-00000b", 0o777), ("20261103-020000-00000c", 0o700)):
+        (shared / name).mkdir()
+        (shared / name).chmod(mode)
+    (shared / "20261104-020000-00000d").symlink_to(run.root)
+    (shared / "other").mkdir()
+    listed = {found.run_id: why for found, why in list_open_runs(shared)}
+    assert listed[RUN_ID] == ""
+    assert listed["20261102-020000-00000b"].startswith("it is open to other users")
+    assert listed["20261103-020000-00000c"] == "its run.json is missing or torn"
+    assert listed["20261104-020000-00000d"] == "it is not a directory"
+    assert len(listed) == 4
+    journal = EventWriter(run.journal)
+    journal.write("closed")
+    journal.close()
+    assert RUN_ID not in {found.run_id for found, _ in list_open_runs(shared)}
+
+
+@pytest.mark.parametrize("value", MANGLED)
+def test_hostile_files_are_read_without_harm(run: RunDir, value: Any) -> None:
+    """Whatever stands in run.json, the journal, a claim and a result: no error, no control
+    character, and no path outside the run."""
+    about = json.loads(run.run.read_text())
+    hostile = {"cluster": value, "selection": value, "host": value, "pid": value, "begun": value}
+    write_json(run.run, {**about, **hostile, "phases_chosen": ["trains", value]})
+    journal = EventWriter(run.journal)
+    journal.write("intent", phase=value, token=value)
+    journal.write("submitted", phase="trains", job_id=value)
+    journal.close()
+    write_json(run.phase("trains").claim, {"time": value, "node": value, "token": value})
+    write_json(run.phase("done").result, {"outcome": value, "run_s": value})
+    status = read_status(run)
+    assert {state.phase for state in status.states} >= {"trains", "queued"}
+    words = [status.cluster, status.selection, status.controller]
+    words += [f"{state.job_id}{state.detail}{state.phase}" for state in status.states]
+    assert all(map(str.isprintable, words))
+    assert not any("/" in state.phase for state in status.states)
+
+
+def test_torn_files_are_read_without_harm(run: RunDir) -> None:
+    """A journal, a result and events that end in the middle of a line."""
+    for path in (run.journal, run.phase("done").result, run.phase("trains").rank_events(0)):
+        path.write_bytes(path.read_bytes()[:-7])
+    assert states(read_status(run))["done"][0] == "pending"
