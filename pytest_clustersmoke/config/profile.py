@@ -150,6 +150,10 @@ class Limits(f.Section):
     screen_s: f.Seconds = Field(
         default=60.0, description="seconds that each node has for `--cluster-screen`, `setup` too"
     )
+    screen_peaks_s: f.Seconds = Field(
+        default=180.0,
+        description="seconds that each node then has to measure its devices, unless `peaks: never`",
+    )
     isolate: IsolationBudget = Field(
         default=IsolationBudget(),
         description="what --cluster-isolate may take for each phase that failed",

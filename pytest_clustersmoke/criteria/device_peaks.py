@@ -278,23 +278,32 @@ def _outvoted(peaks: Iterable[RankPeaks]) -> Iterator[str]:
     """GPUs that always give another answer than all others of their kind. Libraries choose their
     kernels by model and version, and other kernels add in another order; what they choose by on a
     CPU, its name does not say."""
-    kinds: dict[tuple[str | None, ...], list[RankPeaks]] = defaultdict(list)
-    for peak in peaks:
-        rank = peak.rank
-        if peak.answer is not None and rank.device.startswith("cuda"):
-            versions = rank.version("torch"), rank.version("cuda")
-            kinds[rank.device_name, peak.precision, versions[0], versions[1]].append(peak)
-    for alike in kinds.values():
-        counted = Counter(peak.answer for peak in alike)
-        (usual, votes), *_ = counted.most_common(1)
-        if len(alike) < 3 or votes != len(alike) - 1:
-            continue  # two witnesses are no majority, nor are two camps
-        for peak in alike:
-            if peak.answer != usual and not peak.wrong:
-                yield (
-                    f"{peak.rank} on {peak.rank.host} computes another product than the "
-                    f"{votes} others of its kind, each time: {_name(peak)} ({peak.precision})"
-                )
+    voters = [peak for peak in peaks if peak.answer is not None and _place(peak.rank).on_gpu]
+    kinds = [
+        (peak.rank.device_name, peak.precision, *map(peak.rank.version, ("torch", "cuda")))
+        for peak in voters
+    ]
+    for number, votes in find_outvoted(kinds, [peak.answer for peak in voters]):
+        peak = voters[number]
+        if not peak.wrong:
+            yield (
+                f"{peak.rank} on {peak.rank.host} computes another product than the "
+                f"{votes} others of its kind, each time: {_name(peak)} ({peak.precision})"
+            )
+
+
+def find_outvoted(
+    kinds: Sequence[Hashable], answers: Sequence[Hashable]
+) -> Iterator[tuple[int, int]]:
+    """The number of each answer that differs from all others of its kind, with their count. Two
+    witnesses are no majority, nor are two camps."""
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for number, kind in enumerate(kinds):
+        alike[kind].append(number)
+    for numbers in alike.values():
+        (usual, votes), *_ = Counter(answers[number] for number in numbers).most_common(1)
+        if len(numbers) >= 3 and votes == len(numbers) - 1:
+            yield from ((number, votes) for number in numbers if answers[number] != usual)
 
 
 def _name(peak: RankPeaks) -> str:

@@ -47,6 +47,7 @@ DROPPED = {
 }
 
 FIGURES = "CLUSTERSMOKE_FIGURES"  # the file of a second part's figures
+MEASURE = "pytest_clustersmoke.rank.peaks"  # measures the devices of a node
 
 EndKind = Literal["answered", "no answer", "not screened"]
 
@@ -71,6 +72,18 @@ class SecondPart:
 
     command: str
     limit_s: float
+
+    @classmethod
+    def measuring(cls, profile: Profile) -> SecondPart | None:
+        """Measure what the devices of a node reach, by one rank for each; None if the profile has
+        `peaks: never`."""
+        if profile.peaks == "never":
+            return None
+        hardware, python = profile.hardware, batch_script.node_python(profile)
+        names = f'CLUSTERSMOKE_DEVICE={hardware.device} CLUSTERSMOKE_NODE_NAME="$SLURMD_NODENAME"'
+        ranks = f"--standalone --nproc_per_node={hardware.gpus_per_node}"
+        command = f"export {names}; {python} -m torch.distributed.run {ranks} -m {MEASURE}"
+        return cls(command, profile.limits.screen_peaks_s)
 
 
 @dataclass
@@ -123,6 +136,10 @@ class ScreenJobs:
                     self._jobs.pop(node, None)
                     report(node, end)
                 self._stopped.wait(LOOK_S)
+        for node, job in self._jobs.items():  # interrupted while they measured
+            if job.answered is not None:
+                ends[node] = self._make_answered(job, job.answered)
+                report(node, ends[node])
         return ends
 
     def stop(self) -> None:
@@ -246,9 +263,8 @@ class ScreenJobs:
         if job.answered is None and not self._is_too_late(job):
             job.answered = now if self._files.answer(job.node).is_file() else None
         if job.answered is not None:
-            seconds = max(0.0, job.answered - (job.started or job.submitted))
-            end = NodeEnd("answered", job_id=job.job_id, seconds=seconds)
-            return end if self._is_through(job, now) else None
+            is_through = self._is_through(job, now)
+            return self._make_answered(job, job.answered) if is_through else None
         if self._is_too_late(job):
             why = f"no answer within {self._limit_s:g} s; its job was ended"
             return NodeEnd("no answer", why, job_id=job.job_id)
@@ -262,6 +278,12 @@ class ScreenJobs:
             why = f"Slurm has not said for {longest:g} s what became of its job"
             return NodeEnd("not screened", why, "unknown", job.job_id)
         return None
+
+    def _make_answered(self, job: _NodeJob, answered: float) -> NodeEnd:
+        started = job.started if job.started is not None else answered
+        # Slurm may say only after the answer that the job has started.
+        began = started if started < answered else job.submitted
+        return NodeEnd("answered", job_id=job.job_id, seconds=answered - began)
 
     def _is_through(self, job: _NodeJob, now: float) -> bool:
         """Whether a job that has answered has nothing left to do, or was ended."""
@@ -321,7 +343,10 @@ def make_script(profile: Profile, files: ScreenFiles, second: SecondPart | None 
 def _second_lines(second: SecondPart, files: ScreenFiles) -> list[str]:
     figures = f'{shlex.quote(str(files.figures("").parent))}/"$SLURMD_NODENAME".json'
     limited = f"timeout -k 5 {second.limit_s:g} bash -c {shlex.quote(second.command)}"
-    return [f"export {FIGURES}={figures}", limited]
+    # Without figures, the file says how it ended: 124 and 137 are those of `timeout`.
+    missing = f'{{ status=$?; [ -e "${FIGURES}" ] || {{ echo "{{\\"status\\": $status}}" > '
+    missing += f'"${FIGURES}.part"; mv "${FIGURES}.part" "${FIGURES}"; }}; }}'
+    return [f"export {FIGURES}={figures}", f"{limited} || {missing}"]
 
 
 def _options(profile: Profile, second: SecondPart | None) -> Iterable[str]:

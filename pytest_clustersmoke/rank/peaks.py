@@ -35,6 +35,7 @@ STAGE = "peaks"
 # Of a node that is measured outside of any phase: the file of its figures, and the precision.
 FIGURES, PRECISION = "CLUSTERSMOKE_FIGURES", "CLUSTERSMOKE_PRECISION"
 ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured")
+DESCRIBED = ("local_rank", "device", "device_name", "torch", "cuda")
 # name -> unit, whether higher is better
 UNITS = {
     "device_copy_gb_per_s": ("GB/s", True),
@@ -215,15 +216,17 @@ def measure_alone() -> None:
     with Rank.start() as rank:
         environment = read_rank_environment()
         order = PeakOrder(RunDir(Path()), "", True, os.environ.get(PRECISION, ""))
+        about = start_facts(environment, rank.device)
         identity = f"{environment.node}/{rank.device.type}:{rank.local_rank}"
-        if rank.device.type == "cuda":
-            identity = start_facts(environment, rank.device)["gpu_uuid"] or identity
+        identity = about["gpu_uuid"] or identity
         peaks = Peaks(environment, order, rank.device, identity, lambda multiply: multiply())
         peaks.claim()
-        found = process_group.gather_objects(peaks.measure())
+        own = {"identity": identity, **{key: about[key] for key in DESCRIBED}}
+        found = process_group.gather_objects({**own, **peaks.measure()})
         if rank.is_main:
             figures = [figure for fields in found for figure in fields["figures"]]
-            devices = [{key: fields.get(key) for key in ANSWERED} for fields in found]
+            names = ("identity", *DESCRIBED, *ANSWERED)
+            devices = [{key: fields.get(key) for key in names} for fields in found]
             write_json(Path(os.environ[FIGURES]), {"figures": figures, "devices": devices})
 
 

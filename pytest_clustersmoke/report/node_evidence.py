@@ -77,7 +77,8 @@ def observe_screen(screen: ScreenRecord) -> list[NodeObservation]:
 def _is_damaged(node: ScreenedNode) -> bool:
     """Whether what failed needs no second evidence."""
     return any(
-        check.finding in DEFINITE and check.severity == FAILURE for check in node.checks.values()
+        check.finding in DEFINITE | DAMAGE and check.severity == FAILURE
+        for check in node.checks.values()
     )
 
 

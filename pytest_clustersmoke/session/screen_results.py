@@ -8,6 +8,7 @@ from typing import Any
 
 from ..config.profile import Profile
 from ..criteria.screen_judge import CheckJudgement, judge_screen
+from ..criteria.screen_peaks import PEAKS, UNASKED, judge_peaks
 from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir
@@ -110,12 +111,23 @@ def build_record(
     read = {name: files.read_answer(name) for name, end in ends.items() if end.kind == "answered"}
     answers = {name: answer for name, answer in read.items() if answer is not None}
     judged = judge_screen(list(answers.values()), make_spec(profile), files.answer)
+    peaks = _judge_devices(profile, answers, files)
+    judged = {name: {**checks, PEAKS: peaks[name]} for name, checks in judged.items()}
     nodes = [
         _describe_node(node, ends.get(node.name, INTERRUPTED), answers, judged) for node in plan
     ]
     return ScreenRecord(
         partition=partition, minimum=minimum, limit_s=profile.limits.screen_s, nodes=nodes
     )
+
+
+def _judge_devices(
+    profile: Profile, answers: Mapping[str, NodeAnswer], files: ScreenFiles
+) -> Mapping[str, CheckJudgement]:
+    if profile.peaks == "never":
+        return dict.fromkeys(answers, UNASKED)
+    measured = {name: files.read_measurement(name) for name in answers}
+    return judge_peaks(list(answers.values()), measured, profile.limits.screen_peaks_s)
 
 
 def _describe_node(

@@ -20,6 +20,7 @@ import pytest
 from .. import preflight
 from ..config.profile import Profile
 from ..criteria.screen_judge import CHECKS as JUDGED
+from ..criteria.screen_peaks import PEAKS
 from ..evidence.screen_files import ScreenFiles
 from ..evidence.screen_record import (
     ANSWER,
@@ -29,7 +30,7 @@ from ..evidence.screen_record import (
     ScreenedNode,
     ScreenRecord,
 )
-from ..jobs.screen_jobs import NodeEnd, ScreenJobs, make_script
+from ..jobs.screen_jobs import NodeEnd, ScreenJobs, SecondPart, make_script
 from ..jobs.screen_plan import PlannedNode, plan_screen
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable
 from ..report.node_evidence import observe_screen
@@ -43,7 +44,7 @@ from .selection import describe_selection
 from .suite import Suite
 
 ROOT = "screen"
-CHECKS = (ANSWER, *JUDGED)
+CHECKS = (ANSWER, *JUDGED, PEAKS)
 OPTION = "--cluster-screen"
 # Options that a screen does not go with, and why.
 CONFLICTS = {
@@ -184,6 +185,8 @@ class ScreenSuite(Suite):
         left = len(self._plan) - len(chosen)
         words = f"{plural(len(chosen), 'node')} of partition {self._partition} to screen, each "
         words += f"alone and for at most {self.profile.limits.screen_s:g} s"
+        if second := SecondPart.measuring(self.profile):
+            words += f", then {second.limit_s:g} s to measure its devices"
         return [f"{words}; {left} not idle" if left else words]
 
     # The run
@@ -205,7 +208,8 @@ class ScreenSuite(Suite):
         for node in self._plan:
             why = f"not screened: {node.why}" if node.skip else "one job, on this node alone"
             sys.stdout.write(f"{node.name} ({node.state}): {why}\n")
-        sys.stdout.write(f"\n{make_script(self.profile, files)}")
+        script = make_script(self.profile, files, SecondPart.measuring(self.profile))
+        sys.stdout.write(f"\n{script}")
         sys.stdout.flush()
 
     def _screen(self, chosen: Sequence[str]) -> None:
@@ -218,7 +222,8 @@ class ScreenSuite(Suite):
             raise pytest.UsageError(str(problems)) from None
         self.run, files = start.run, ScreenFiles(start.run.root)
         plan = [node for node in self._plan if node.name in chosen]
-        jobs = ScreenJobs(SlurmClient(environ), self.profile, self.run_id, files)
+        second = SecondPart.measuring(self.profile)
+        jobs = ScreenJobs(SlurmClient(environ), self.profile, self.run_id, files, second)
         try:
             files.create(self._request(plan))
             self._announce(start.run, [])

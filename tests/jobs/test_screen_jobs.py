@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_clustersmoke.config.profile import Profile
 from pytest_clustersmoke.evidence.scheduler_record import JobState
-from pytest_clustersmoke.evidence.screen_files import ScreenFiles
+from pytest_clustersmoke.evidence.screen_files import NodeMeasurement, ScreenFiles
 from pytest_clustersmoke.evidence.whole_files import write_json
 from pytest_clustersmoke.jobs import screen_jobs
 from pytest_clustersmoke.jobs.backend import Refused, Unanswered
 from pytest_clustersmoke.jobs.screen_jobs import NodeEnd, ScreenJobs, SecondPart, make_script
+from pytest_clustersmoke.rank import peaks
 from tests.support.evidence import make_profile
 from tests.support.waiting import wait_for
 
@@ -233,6 +237,55 @@ def test_second_part_runs_after_the_first_in_the_same_job(
     assert lines[-2] == f'export CLUSTERSMOKE_FIGURES={folder}/"$SLURMD_NODENAME".json'
     assert lines[-1].startswith("timeout -k 5 90 bash -c 'measure ")
     assert "#SBATCH --time=3" in lines  # START_S is half a second here
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [("exit 3", 3), ("sleep 60", 124), ("echo {} > $CLUSTERSMOKE_FIGURES", None)],
+)
+def test_second_part_that_leaves_no_figures_says_how_it_ended(
+    files: ScreenFiles, profile: Profile, command: str, status: int | None
+) -> None:
+    """The controller need not wait for the end of the job, and knows why figures are missing."""
+    lines = make_script(profile, files, SecondPart(command, 0.3)).splitlines()[-2:]
+    environ = {**os.environ, "SLURMD_NODENAME": "n0"}
+    subprocess.run(["bash", "-c", "\n".join(lines)], env=environ, check=True, timeout=30)
+    assert files.read_measurement("n0") == NodeMeasurement(status=status)
+    assert [path.name for path in files.figures("").parent.iterdir()] == ["n0.json"]
+
+
+def test_devices_are_measured_by_a_rank_each_unless_the_profile_says_never(tmp_path: Path) -> None:
+    hardware = {"gpu": "H100", "device": "cuda", "gpus_per_node": 8}
+    keys: dict[str, Any] = {"backend": "slurm", "hardware": hardware, "python": "srun-python"}
+    asked = make_profile(tmp_path, **keys, limits={"screen_peaks_s": 90})
+    second = SecondPart.measuring(asked)
+    assert second == SecondPart(
+        'export CLUSTERSMOKE_DEVICE=cuda CLUSTERSMOKE_NODE_NAME="$SLURMD_NODENAME"; srun-python '
+        "-m torch.distributed.run --standalone --nproc_per_node=8 "
+        f"-m {peaks.__name__}",
+        90,
+    )
+    assert peaks.FIGURES == screen_jobs.FIGURES
+    assert SecondPart.measuring(make_profile(tmp_path, **keys, peaks="never")) is None
+
+
+def test_node_that_measures_when_the_screen_is_interrupted_has_answered(
+    files: ScreenFiles, profile: Profile
+) -> None:
+    """Its other checks are judged; its job is cancelled."""
+    write_json(files.answer("n0"), {"node": "n0", "facts": {"a": 1}})
+    queue, ends = FakeQueue(files, n0="hangs", n1="hangs"), dict[str, NodeEnd]()
+    second = SecondPart("measure", 60)
+    jobs = ScreenJobs(queue, profile, "run", files, second)  # type: ignore[arg-type]
+
+    def take(node: str, end: NodeEnd) -> None:
+        ends[node] = end
+        jobs.stop()  # n1 has passed its limit, n0 measures
+
+    jobs.run(["n0", "n1"], take)
+    assert {node: end.kind for node, end in ends.items()} == {"n0": "answered", "n1": "no answer"}
+    assert ends["n0"].seconds, "the answer came before Slurm said that the job runs"
+    assert jobs.close() == [] and "job-n0" in queue.cancelled
 
 
 def test_script_asks_for_a_whole_node_with_the_profiles_account_and_no_choice_of_nodes(

@@ -58,11 +58,14 @@ class Run:
 
 
 @contextmanager
-def started(line: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+def started(
+    line: list[str], environment: dict[str, str], folder: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Start a process; it and its children are killed at the end if they still run."""
     process = subprocess.Popen(
         line,
         env=environment,
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

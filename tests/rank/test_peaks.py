@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_json, write_json
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, write_json
+from pytest_clustersmoke.evidence.screen_files import ScreenFiles
 from pytest_clustersmoke.rank import known_answer, memory_speed, peaks, process_group
 from pytest_clustersmoke.rank.known_answer import KnownAnswer, choose_precision
 from pytest_clustersmoke.rank.memory_speed import parse_cpulist
@@ -245,20 +246,25 @@ def test_spec_without_the_key_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_node_is_measured_outside_of_any_phase(tmp_path: Path) -> None:
-    """By its own ranks, which write one file with all figures, as a screen reads them."""
+    """By its own ranks, which write one file with all figures, as a screen reads them, and nothing
+    else."""
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    path = tmp_path / "figures" / "n0.json"
+    path, place = ScreenFiles(tmp_path).figures("n0"), tmp_path / "place"
+    place.mkdir()
     names = {"CLUSTERSMOKE_FIGURES": str(path), "CLUSTERSMOKE_NODE_NAME": "n0"}
     with started(
-        [*line, "-m", "pytest_clustersmoke.rank.peaks"], {**rank_environment(None), **names}
+        [*line, "-m", "pytest_clustersmoke.rank.peaks"], {**rank_environment(None), **names}, place
     ) as process:
         output, _ = process.communicate(timeout=RUN_WITHIN_S)
     assert process.returncode == 0, output
-    written = read_json(path) or {}
-    assert [(device["wrong"], device["not_measured"]) for device in written["devices"]] == [
-        (0, {})
-    ] * 2
-    named = [(figure["device"], figure["name"]) for figure in written["figures"]]
+    assert list(place.iterdir()) == [] and list(path.parent.iterdir()) == [path]
+    found = ScreenFiles(tmp_path).read_measurement("n0")
+    assert [(each.identity, each.local_rank, each.wrong) for each in found.devices] == [
+        ("n0/cpu:0", 0, 0),
+        ("n0/cpu:1", 1, 0),
+    ]
+    assert all(each.model and each.calls and not each.not_measured for each in found.devices)
+    named = [(figure.device, figure.name) for figure in found.figures]
     host = [("", "cpu_copy_gb_per_s"), ("", "cpu_latency_ns")]
     gemm = "gemm_fp32_tflops"
     assert named == [("n0/cpu:0", gemm), *host, ("n0/cpu:1", gemm)]

@@ -149,10 +149,21 @@ def test_screen_leaves_the_metrics_of_the_cluster_alone(tmp_path: Any) -> None:
 
 
 def test_history_of_nodes_gets_what_was_seen_of_each() -> None:
-    """Memory errors need no second evidence; of a node that was not screened nothing is known, and
-    a node is not to blame for no answer if half of the others gave none."""
-    seen = {each.node: (each.state, each.kind, each.definite) for each in observed(*good(1), BAD)}
-    assert seen == {"n0": ("good", "", False), "x1": ("bad", "gpu-ecc-errors", True)}
+    """Memory errors and wrong answers need no second evidence, slow devices do; of a node that was
+    not screened nothing is known, and a node is not to blame for no answer if half of the others
+    gave none."""
+    bad = [
+        BAD,
+        node("x2", "failing", reason="device-wrong-answer: GPU-1 computes wrongly"),
+        node("x3", "failing", reason="device-slow: its gemm_bf16_tflops is 9 TFLOP/s"),
+    ]
+    seen = {each.node: (each.state, each.kind, each.definite) for each in observed(*good(1), *bad)}
+    assert seen == {
+        "n0": ("good", "", False),
+        "x1": ("bad", "gpu-ecc-errors", True),
+        "x2": ("bad", "device-wrong-answer", True),
+        "x3": ("bad", "device-slow", False),
+    }
     states = [each.state for each in observed(*good(2), SILENT, BUSY)]
     assert states == ["good", "good", "bad"]
     assert [each.state for each in observed(*good(1), SILENT)] == ["good", "unknown"]

@@ -15,6 +15,12 @@ from pytest_clustersmoke.node import core_speed
 once = core_speed.do_work
 core_speed.do_work = lambda: [once() for _ in range(5)]
 """
+# Each hop through the node's memory, as it is measured, repeated.
+SLOW_MEMORY = """
+from pytest_clustersmoke.rank.memory_speed import HostMemory
+once = HostMemory.time_latency
+HostMemory.time_latency = lambda self: sum(once(self) for _ in range(4))
+"""
 # A fake: it lists two GPUs with this driver, and knows no other question.
 NVIDIA_SMI = """#!/bin/sh
 case $1 in
@@ -58,11 +64,11 @@ def change_driver(node: str, folder: Path) -> str:
     return on_node(node, f"export PATH={write_smi(folder / 'other', OTHER_DRIVER)}:$PATH")
 
 
-def make_slow(node: str, folder: Path) -> str:
-    """The node's core takes five times as long for the same work."""
+def make_slow(node: str, folder: Path, code: str = SLOW) -> str:
+    """The node's core takes five times as long for the same work, or what `code` says."""
     slow = folder / "slow"
     slow.mkdir()
-    (slow / "sitecustomize.py").write_text(SLOW)
+    (slow / "sitecustomize.py").write_text(code)
     return on_node(node, f"export PYTHONPATH={slow}")
 
 

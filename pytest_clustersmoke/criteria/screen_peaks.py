@@ -1,0 +1,132 @@
+"""Judges what the devices of screened nodes reached, by the judge of a phase's devices.
+
+A wrong answer is damage. Slow is what lies outside the figures of the other nodes, which each were
+measured alone. What was not measured, or has too few peers, is skipped with its reason: it speaks
+neither for nor against the node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..evidence.screen_files import MeasuredDevice, NodeAnswer, NodeMeasurement
+from ..text import FAILURE, plural
+from .device_peaks import Place, find_outvoted, judge_figures
+from .screen_judge import FEWEST_CPUS, CheckJudgement
+
+PEAKS = "peaks"
+WRONG, SLOW = "device-wrong-answer", "device-slow"
+UNASKED = CheckJudgement("skipped", "what its devices reach is not measured (`peaks: never`)")
+SHARE = "not compared: the job does not have all cores of the node"
+TIMED_OUT = (124, 137)  # the statuses of `timeout`
+
+Measured = Mapping[str, NodeMeasurement]
+
+
+def judge_peaks(
+    answers: Sequence[NodeAnswer], measured: Measured, limit_s: float
+) -> dict[str, CheckJudgement]:
+    """By node, what its devices' figures show; `limit_s` is the time that it had for them."""
+    wrong = _group_texts(_find_wrong(measured))
+    slow, compared = _compare({answer.node for answer in answers if answer.work_s}, measured)
+    judged: dict[str, CheckJudgement] = {}
+    for answer in answers:
+        node, found = answer.node, measured[answer.node]
+        if node in wrong:
+            fix = "take it out of service"
+            judged[node] = CheckJudgement("failed", wrong[node], WRONG, fix, FAILURE)
+        elif node in slow:
+            fix = "look for throttling, a power cap, a narrow link or other work on the node"
+            judged[node] = CheckJudgement("failed", slow[node], SLOW, fix, FAILURE)
+        elif why := _explain_skip(answer, found, limit_s, node in compared):
+            judged[node] = CheckJudgement("skipped", why)
+        else:
+            judged[node] = CheckJudgement("passed")
+    return judged
+
+
+def _find_wrong(measured: Measured) -> Iterator[tuple[str, str]]:
+    """The nodes with a device that computes wrongly, and how that shows."""
+    devices = [(node, device) for node, found in measured.items() for device in found.devices]
+    for node, device in devices:
+        if device.wrong:
+            calls = plural(device.calls, "equal multiplication")
+            yield (
+                node,
+                f"{device.identity} computes wrongly: it gave another answer in {device.wrong} "
+                f"of {calls} ({device.precision})",
+            )
+    voters = [(node, each) for node, each in devices if each.on_gpu and each.answer is not None]
+    kinds = [(device.model, device.precision, device.versions) for _, device in voters]
+    for number, votes in find_outvoted(kinds, [device.answer for _, device in voters]):
+        node, device = voters[number]
+        if not device.wrong:
+            yield (
+                node,
+                f"{device.identity} computes another product than the {votes} others of its kind, "
+                f"each time ({device.precision})",
+            )
+
+
+def _compare(whole: set[str], measured: Measured) -> tuple[dict[str, str], set[str]]:
+    """The nodes with slow devices, and how slow they are; and all nodes with a figure that was
+    compared. Only nodes that the job had alone are."""
+    pairs = [
+        (figure, _find_place(figure.device, found.devices))
+        for node, found in measured.items()
+        if node in whole
+        for figure in found.figures
+    ]
+    kinds = Counter((figure.name, place.model) for figure, place in pairs)
+    pairs = [(made, at) for made, at in pairs if kinds[made.name, at.model] >= FEWEST_CPUS]
+    figures, places = [figure for figure, _ in pairs], [place for _, place in pairs]
+    verdict = judge_figures(figures, places, whole_nodes=True)
+    slow = _group_texts(
+        (found.figure.node, f"{found.figure.device or 'the node'}: {found}")
+        for found in verdict.slow
+    )
+    return slow, {figure.node for figure in figures if figure.name in verdict.visible}
+
+
+def _find_place(device: str, devices: Sequence[MeasuredDevice]) -> Place:
+    """Where a figure was measured; the first rank measures the node itself."""
+    for found in devices:
+        if found.identity == device or not device:
+            return Place(found.model, found.local_rank, found.on_gpu)
+    return Place("", None, False)
+
+
+def _explain_skip(
+    answer: NodeAnswer, found: NodeMeasurement, limit_s: float, is_compared: bool
+) -> str:
+    """Why nothing can be said of a node; empty if something can."""
+    if not found.figures:
+        return f"not measured: {_explain_missing(answer, found, limit_s)}"
+    for device in found.devices:
+        for name, why in device.not_measured.items():
+            return f"{device.identity} could not measure {name}: {why}"
+    if not any(device.calls for device in found.devices):
+        return "not measured: no rank multiplied matrices whose product is known"
+    if not answer.work_s:
+        return SHARE
+    few = f"not compared: fewer than {FEWEST_CPUS} devices of its kind were measured"
+    return "" if is_compared else few
+
+
+def _explain_missing(answer: NodeAnswer, found: NodeMeasurement, limit_s: float) -> str:
+    packages = answer.facts.get("packages")
+    if isinstance(packages, Mapping) and not packages.get("torch"):
+        return "torch is not installed there"
+    if found.status in TIMED_OUT:
+        return f"no figures within {limit_s:g} s (limits.screen_peaks_s)"
+    if found.status is not None:
+        return f"its measurement ended with status {found.status}; see the log of its job"
+    return "its job ended before it had figures"
+
+
+def _group_texts(pairs: Iterator[tuple[str, str]]) -> dict[str, str]:
+    texts: defaultdict[str, list[str]] = defaultdict(list)
+    for node, text in pairs:
+        texts[node].append(text)
+    return {node: "; ".join(found) for node, found in texts.items()}

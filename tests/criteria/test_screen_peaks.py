@@ -1,0 +1,134 @@
+"""What the devices of screened nodes reached is judged; what is missing is skipped with its
+reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.screen_judge import CheckJudgement
+from pytest_clustersmoke.criteria.screen_peaks import judge_peaks
+from pytest_clustersmoke.evidence.screen_files import NodeAnswer, NodeMeasurement, ScreenFiles
+from pytest_clustersmoke.evidence.whole_files import write_json
+
+LIMIT_S = 90.0
+GEMM, LATENCY = "gemm_bf16_tflops", "cpu_latency_ns"
+
+
+def figure(device: str, name: str, value: float, unit: str, higher: bool) -> dict[str, Any]:
+    return {
+        "device": device,
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "higher_is_better": higher,
+    }
+
+
+def written(number: int, gemm: float = 700.0, device: str = "cuda", **own: Any) -> dict[str, Any]:
+    """What a healthy node with two devices writes, with some noise; `own` changes the first."""
+    noise = 1 + 0.002 * (number % 5)
+    names = [f"GPU-{number}-{local}" for local in range(2)]
+    usual: dict[str, Any] = {
+        "device_name": "H100",
+        "torch": "2.5",
+        "cuda": "12.4",
+        "precision": "bf16",
+    }
+    usual |= {"calls": 3000, "wrong": 0, "answer": 17, "not_measured": {}}
+    devices = [
+        {**usual, "identity": name, "local_rank": local, "device": f"{device}:{local}"}
+        for local, name in enumerate(names)
+    ]
+    devices[0] |= own
+    speeds = (gemm, 700.0 * noise)
+    figures = [
+        figure(name, GEMM, speed, "TFLOP/s", True)
+        for name, speed in zip(names, speeds, strict=True)
+    ]
+    return {"figures": [*figures, figure("", LATENCY, 90 * noise, "ns", False)], "devices": devices}
+
+
+def judge(
+    folder: Path, nodes: list[dict[str, Any] | None], **answer: Any
+) -> dict[str, CheckJudgement]:
+    """Judge nodes n0, n1, ... by their files; None wrote nothing. `answer` changes that of n1."""
+    files = ScreenFiles(folder)
+    files.create({})
+    for number, value in enumerate(nodes):
+        if value is not None:
+            write_json(files.figures(f"n{number}"), value)
+    facts = {"packages": {"torch": "2.5"}}
+    answers = [NodeAnswer(f"n{number}", facts, work_s=0.001) for number in range(len(nodes))]
+    answers[1] = replace(answers[1], **answer)
+    measured = {each.node: files.read_measurement(each.node) for each in answers}
+    return judge_peaks(answers, measured, LIMIT_S)
+
+
+def test_healthy_devices_pass(tmp_path: Path) -> None:
+    judged = judge(tmp_path, [written(number) for number in range(8)])
+    assert {check.result for check in judged.values()} == {"passed"}
+
+
+def test_slow_device_is_named_with_its_figure_and_no_other_node(tmp_path: Path) -> None:
+    judged = judge(tmp_path, [*(written(number) for number in range(7)), written(7, gemm=400.0)])
+    failed = {node: check for node, check in judged.items() if check.result == "failed"}
+    assert list(failed) == ["n7"] and failed["n7"].id == "device-slow"
+    assert failed["n7"].text.startswith(
+        f"GPU-7-0: its {GEMM} is 400.0 TFLOP/s, that of its peers 70"
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"wrong": 2}, "it gave another answer in 2 of 3,000 equal multiplications (bf16)"),
+        ({"answer": 18}, "computes another product than the 5 others of its kind, each time"),
+    ],
+)
+def test_wrong_answer_fails_also_where_nothing_is_compared(
+    tmp_path: Path, own: dict[str, Any], words: str
+) -> None:
+    judged = judge(tmp_path, [written(0), written(1, **own), written(2)], work_s=None)
+    assert [check.result for check in judged.values()] == ["passed", "failed", "passed"]
+    assert judged["n1"].id == "device-wrong-answer" and words in judged["n1"].text
+
+
+@pytest.mark.parametrize(
+    ("value", "answer", "words"),
+    [
+        (None, {"facts": {"packages": {"numpy": "2"}}}, "torch is not installed there"),
+        ({"status": 124}, {}, "no figures within 90 s (limits.screen_peaks_s)"),
+        ({"status": 3}, {}, "ended with status 3; see the log of its job"),
+        (None, {}, "its job ended before it had figures"),
+        (written(1), {"work_s": None}, "the job does not have all cores of the node"),
+        (written(1, not_measured={GEMM: "no memory"}), {}, f"could not measure {GEMM}: no memory"),
+        ({"figures": [3, {"name": GEMM}], "devices": "many", "status": "x"}, {}, "its job ended"),
+    ],
+)
+def test_node_without_figures_is_skipped_with_the_reason(
+    tmp_path: Path, value: dict[str, Any] | None, answer: dict[str, Any], words: str
+) -> None:
+    """The others are judged as before."""
+    nodes = [written(0), value, *(written(number) for number in (2, 3, 4))]
+    judged = judge(tmp_path, nodes, **answer)
+    assert judged["n1"].result == "skipped" and words in judged["n1"].text
+    assert {check.result for node, check in judged.items() if node != "n1"} == {"passed"}
+
+
+def test_too_few_peers_judge_nobody(tmp_path: Path) -> None:
+    """Two nodes that reach different figures accuse neither."""
+    nodes = [written(0), written(1)]
+    for value, speed in zip(nodes, (700.0, 200.0), strict=True):
+        value["figures"] = [figure("GPU-0-0", GEMM, speed, "TFLOP/s", True)]
+    judged = judge(tmp_path, list(nodes))
+    assert {check.text for check in judged.values()} == {
+        "not compared: fewer than 3 devices of its kind were measured"
+    }
+
+
+def test_node_that_wrote_nothing_has_no_measurement(tmp_path: Path) -> None:
+    assert ScreenFiles(tmp_path).read_measurement("n0") == NodeMeasurement()

@@ -1,0 +1,62 @@
+"""`--cluster-screen` measures what each node's devices reach, by real ranks on a real Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke import lab
+from pytest_clustersmoke.cli import main
+from pytest_clustersmoke.evidence.history.figure_history import read_figures
+from pytest_clustersmoke.evidence.history.history_database import open_for_reading
+from tests.support.harness import Suite
+from tests.support.labs import running_lab
+from tests.support.screens import SLOW_MEMORY, make_slow, on_node, read_screen
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
+
+NODES = 4
+PATIENCE_S = 400.0
+
+
+def test_slow_memory_is_named_and_a_node_that_cannot_measure_passes(
+    tmp_path: Path,
+    leftovers: tuple[str, Callable[[], list[str]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One node's memory is slow, and one cannot start its ranks: the first fails the check `peaks`
+    alone, the second skips it and passes the others. `clustersmoke nodes` shows the figures."""
+    with running_lab(lab.LabSettings(name="peaks", nodes=NODES)) as running:
+        usual, slow, broken, _ = running.nodes
+        suite = Suite(tmp_path, leftovers[0])
+        suite.use_slurm(running.slurm_conf)
+        suite.profile |= {"peaks": "once"}
+        suite.profile["limits"] |= {"screen_s": 60, "screen_peaks_s": 200}
+        suite.profile["env"]["common"]["set"].pop("PYTHONPATH")  # real torchrun, and `make_slow`
+        suite.profile["setup"] = [
+            make_slow(slow, tmp_path, SLOW_MEMORY),
+            on_node(broken, "export CLUSTERSMOKE_PG_TIMEOUT_S=never"),
+        ]
+        outcome = suite.run_apart("--cluster-screen", patience_s=PATIENCE_S)
+    assert outcome.ret == 1, outcome.output
+    nodes = {node["node"]: node for node in read_screen(outcome)["screen"]["nodes"]}
+    assert all(node["seconds"] for node in nodes.values()), "of the answer alone"
+    failed = {name for name, node in nodes.items() if node["state"] != "passing"}
+    assert failed == {slow}, outcome.output
+    assert nodes[slow]["reason"].startswith("device-slow: the node: its cpu_latency_ns is ")
+    results = {name: node["checks"]["peaks"]["result"] for name, node in nodes.items()}
+    assert results == {**dict.fromkeys(nodes, "passed"), slow: "failed", broken: "skipped"}
+    why = "not measured: its measurement ended with status 1; see the log of its job"
+    assert nodes[broken]["checks"]["peaks"]["text"] == why
+    capsys.readouterr()
+    status = main(["nodes", "--cluster", "one", "--reports", str(suite.reports), "--node", slow])
+    shown = capsys.readouterr().out
+    assert status == 0 and "device-slow" in shown and "cpu_latency_ns" in shown, shown
+    with open_for_reading(suite.reports) as connection:
+        assert connection is not None
+        kept = read_figures(connection, "one")
+    assert set(kept) == {*nodes} - {broken}
+    names = {figure.name for figure in kept[usual]}
+    assert names == {"gemm_fp32_tflops", "cpu_copy_gb_per_s", "cpu_latency_ns"}
