@@ -29,7 +29,9 @@ pytestmark = pytest.mark.lab
 NODES = 8
 LIMIT_S = 10
 BEYOND_S = 40.0  # what a screen may take beyond the limit of a node that hangs
-MOST_CPU_S = 0.1  # of a node whose cores are not shared with other tests
+# A node takes 0.07 s by itself; one that imports torch or submitit, seconds. Other tests share the
+# cores.
+MOST_CPU_S = 0.3
 
 
 @pytest.fixture(scope="module")
