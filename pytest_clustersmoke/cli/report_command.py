@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ..evidence.run_directory import RUN_ID
+from ..evidence.whole_files import is_visible_file
 from ..text import near, sanitize_line
 from . import history_arguments as arguments
 from .subcommand import add, print_lines
@@ -57,7 +58,7 @@ def _find_report(report_dir: Path, word: str) -> Path:
         names = sorted(
             path.name
             for path in report_dir.iterdir()
-            if RUN_ID.fullmatch(path.name) and (path / "report.json").is_file()
+            if RUN_ID.fullmatch(path.name) and is_visible_file(path / "report.json")
         )
     except OSError as error:
         arguments.refuse(

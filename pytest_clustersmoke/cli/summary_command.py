@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evidence.run_directory import RUN_ID, read_json
+from ..evidence.whole_files import is_visible_file
 from ..text import near, sanitize_line
 from . import history_arguments as arguments
 from .subcommand import add, format_json, print_lines
@@ -94,7 +95,7 @@ def _list_reports(report_dir: Path) -> Iterator[str]:
     yield from (
         name
         for name in names
-        if RUN_ID.fullmatch(name) and (report_dir / name / "report.json").is_file()
+        if RUN_ID.fullmatch(name) and is_visible_file(report_dir / name / "report.json")
     )
 
 

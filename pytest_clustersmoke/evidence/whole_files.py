@@ -19,6 +19,19 @@ READABLE, SHARED, SHARED_DIRECTORY = 0o644, 0o664, 0o2775
 MAX_NODE_BYTES = 8 * 2**20  # what one node writes of itself is a few KiB
 
 
+def is_visible(path: Path) -> bool:
+    """Whether a file or folder exists, as far as this user can see: not in the folder of someone
+    who lets no others in."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def is_visible_file(path: Path) -> bool:
+    return is_visible(path) and path.is_file()
+
+
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
     """Write a whole file or none, with its final permissions."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,13 @@ from .openmetrics import render_metrics
 from .page import page
 from .record_builder import MAX_REMARK, FinishedRun, try_history
 from .redaction import Redactor, choose_redactor
-from .run_archive import EvidenceCopier, list_protected, point_link, prune_runs
+from .run_archive import (
+    EvidenceCopier,
+    list_protected,
+    list_reported_elsewhere,
+    point_link,
+    prune_runs,
+)
 from .runs_page import has_run, write_runs_page
 from .screen_lists import render_lists
 from .summary import add_step_summary
@@ -156,17 +162,20 @@ def publish(
         except OSError as error:
             remarks.append(f"cannot point `{latest}` to this run: {error}")
     if keep_runs is not None:
-        remarks += try_history(lambda: _prune(report_dir, run.root.parent, keep_runs))
+        remarks += try_history(
+            lambda: _prune(record.run_id, report_dir, run.root.parent, keep_runs)
+        )
     remarks += write_views({RUNS: partial(write_runs_page, report_dir)})
     return [*dict.fromkeys(remarks), *copier.remarks()]
 
 
-def _prune(report_dir: Path, run_dir: Path, keep_runs: int) -> None:
-    """Delete the oldest reports and their runs. Raises HistoryUnusable: without the history nothing
-    is deleted, since it says which runs must stay."""
-    protected = list_protected(report_dir)
+def _prune(run_id: str, report_dir: Path, run_dir: Path, keep_runs: int) -> None:
+    """Delete the oldest reports and their runs, but not this one, which may have begun long ago.
+    Raises HistoryUnusable: without the history nothing is deleted, since it says which runs must
+    stay."""
+    protected = {run_id, *list_protected(report_dir)}
     prune_runs(report_dir, keep_runs, protected)
-    prune_runs(run_dir, keep_runs, protected)
+    prune_runs(run_dir, keep_runs, protected | list_reported_elsewhere(run_dir, report_dir))
 
 
 def render_again(target: Path) -> list[str]:

@@ -19,11 +19,11 @@ from pathlib import Path
 from ..evidence.finding import Evidence, Finding, first_around, read_around
 from ..evidence.history.history_database import open_for_reading
 from ..evidence.history.newest_runs import find_last_verdicts
-from ..evidence.run_directory import RUN_ID, PhaseDir, RunDir
+from ..evidence.run_directory import RUN_ID, PhaseDir, RunDir, read_json
 from ..evidence.run_journal import is_closed
 from ..evidence.run_record import PhaseRecord
-from ..evidence.telemetry import read_events
-from ..evidence.whole_files import SHARED, make_shared_directory, shared_mode
+from ..evidence.telemetry import parse_text, read_events
+from ..evidence.whole_files import SHARED, is_visible, make_shared_directory, shared_mode
 from ..text import plural
 from .redaction import Redactor
 from .settings_excerpt import hide_variables, write_excerpt
@@ -199,7 +199,29 @@ def list_protected(report_dir: Path) -> set[str]:
     those whose report has a file `keep`. Raises HistoryUnusable."""
     with open_for_reading(report_dir) as connection:
         last = set() if connection is None else find_last_verdicts(connection, (FIT, UNFIT))
-    return last | {path.parent.name for path in report_dir.glob(f"*/{KEEP}")}
+    runs = (path for path in report_dir.iterdir() if RUN_ID.fullmatch(path.name))
+    return last | {path.name for path in runs if is_visible(path / KEEP)}
+
+
+def _read_report_path(run: Path) -> Path | None:
+    """Where the report of a run is, by its run.json."""
+    report = parse_text((read_json(RunDir(run).run) or {}).get("report"))
+    return Path(report) if report else None
+
+
+def list_reported_elsewhere(run_dir: Path, report_dir: Path) -> set[str]:
+    """The ids of runs whose report is in another report directory, which alone says whether they
+    may go, or is to be kept."""
+    here = report_dir.resolve()
+    found = set()
+    for run in run_dir.iterdir():
+        report = _read_report_path(run) if RUN_ID.fullmatch(run.name) else None
+        if report is None:
+            continue
+        is_elsewhere = report.parent.resolve() != here
+        if is_visible(report / KEEP) or (is_elsewhere and is_visible(report)):
+            found.add(run.name)
+    return found
 
 
 def prune_runs(directory: Path, keep: int, protected: Collection[str] = ()) -> None:

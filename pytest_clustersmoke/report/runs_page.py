@@ -34,7 +34,7 @@ from ..evidence.history.newest_runs import (
 )
 from ..evidence.history.node_history import count_node_states
 from ..evidence.run_directory import RUN_ID, write_atomically
-from ..evidence.whole_files import shared_mode
+from ..evidence.whole_files import is_visible, shared_mode
 from ..jobs.slurm_client import user_name
 from ..text import sanitize_line, shorten
 from .node_matrix import NodeMatrix, build_matrix
@@ -72,8 +72,27 @@ class RunRow:
 
     run: ListedRun
     link: str
-    tone: str
     changes: str  # what changed since the run before
+
+    @property
+    def words(self) -> str:
+        """The verdict, and what it is of if not of the whole cluster."""
+        run = self.run
+        if run.is_whole:
+            return run.verdict
+        ended = not (run.interrupted or run.partial)
+        part = "of a part" if run.phases else "of a screen" if ended else "without phases"
+        return f"{run.verdict} {part}"
+
+    @property
+    def tone(self) -> str:
+        """How it is shown: only a run of all phases can be good."""
+        judged = tone(self.run.verdict)
+        return judged if self.run.is_whole or judged != "good" else "none"
+
+    @property
+    def mark(self) -> str:
+        return {"good": "✓", "bad": "✗", "none": "◐"}.get(self.tone, "?")
 
     @property
     def moment(self) -> time.struct_time:
@@ -137,12 +156,28 @@ class ClusterSection:
     phases: list[PhaseRow]
     hidden_phases: int
     trends: list[PhaseTrend]
-    counts: list[tuple[str, int]]  # verdict -> how many runs of the strip
+    counts: list[tuple[str, str, int]]  # verdict, its tone, and how many runs of the strip
     matrix: NodeMatrix | None
 
     @property
-    def newest(self) -> RunRow:
-        return self.runs[0]
+    def head(self) -> RunRow:
+        """The run whose verdict is that of the cluster: the newest of all phases, if there is
+        one."""
+        return next((row for row in self.runs if row.run.is_whole), self.runs[0])
+
+    @property
+    def later(self) -> RunRow | None:
+        """Of the parts and screens after it the newest that is bad, or else the newest."""
+        after = self.runs[: self.runs.index(self.head)]
+        return next((row for row in after if row.tone == "bad"), after[0] if after else None)
+
+    @property
+    def tone(self) -> str:
+        """How the verdict is shown: it is not good if a later run of a part is bad."""
+        later = self.later
+        if self.head.tone == "good" and (later is None or later.tone != "bad"):
+            return "good"
+        return "bad" if self.head.tone == "bad" else "warn"
 
     def list_trend_rows(self) -> Iterator[tuple[RunRow, list[TrendPoint]]]:
         """Each run of the strip with its point of every trend."""
@@ -188,16 +223,15 @@ def render_runs_page(report_dir: Path) -> str:
             redactor = Redactor(user_name())
             runs = [_hide(cluster, redactor) for cluster in runs]
         sections = [] if connection is None else _build_sections(connection, runs, kept)
-    newest = [section.newest.run.verdict for section in sections]
-    tones = {tone(verdict) for verdict in newest}
+    tones = {section.tone for section in sections}
     whole = next((word for word in ("bad", "warn", "good") if word in tones), "warn")
     return render("runs.html.j2", clusters=sections, tone_of_all=whole, nights=NIGHTS)
 
 
 def _list_reports(report_dir: Path) -> set[str]:
-    """The ids of runs that have a page."""
+    """The ids of runs that have a page, as far as this user can see."""
     names = (path for path in report_dir.iterdir() if RUN_ID.fullmatch(path.name))
-    return {path.name for path in names if (path / "index.html").exists()}
+    return {path.name for path in names if is_visible(path / "index.html")}
 
 
 def _hide(runs: ClusterRuns, redactor: Redactor) -> ClusterRuns:
@@ -243,7 +277,7 @@ def _build_section(
         for run in (*runs.newest, *runs.older)
     }
     counted = count_node_states(connection, runs.cluster, strip[0].begun)
-    verdicts = Counter(run.verdict for run in strip)
+    verdicts = Counter((rows[run.run_id].words, rows[run.run_id].tone) for run in strip)
     return ClusterSection(
         cluster=sanitize_line(runs.cluster),
         anchor=anchor,
@@ -264,7 +298,7 @@ def _build_section(
         trends=[
             trend for name in shown if (trend := _make_trend(name, strip, changes)) is not None
         ],
-        counts=sorted(verdicts.items()),
+        counts=sorted((words, shown, count) for (words, shown), count in verdicts.items()),
         matrix=build_matrix(counted, shown),
     )
 
@@ -284,7 +318,6 @@ def _make_row(run: ListedRun, kept: set[str], changes: dict[str, list[str]]) -> 
     return RunRow(
         run=run,
         link=f"{quote(run.run_id)}/index.html" if run.run_id in kept else "",
-        tone=tone(run.verdict),
         changes=shorten(words, MOST_CHANGES, "; ") if words else "",
     )
 
@@ -295,6 +328,8 @@ def judge_listed(phase: ListedPhase) -> tuple[str, str]:
     verdict = judge_counts(phase.outcome, is_known, phase.failed, phase.known)
     if verdict.words.startswith("not measured"):
         return verdict.words, "none"
+    if verdict.tone == "good" and not phase.good:
+        return f"{verdict.words}, not counted as good", "none"
     return verdict.words, verdict.tone
 
 
@@ -306,8 +341,8 @@ def _make_cell(row: RunRow, name: str) -> StripCell:
         return StripCell("", f"{when}: did not run", "")
     words, judged = judge_listed(phase)
     cause = phase.finding or (phase.reason if phase.outcome != "passed" else "")
-    if judged == "good" and not phase.good:
-        cause = "not counted as good: of what is required, something was not measured, or it warned"
+    if phase.outcome == "passed" and judged == "none":
+        cause = "of what is required, something was not measured, or it warned"
     nodes = f", on {shorten(phase.nodes, MOST_CHANGES)}" if phase.nodes else ""
     text = f"{when}: {words}{nodes}" + (f" ({cause})" if cause else "")
     anchor = anchors(run.phases)[name] if judged != "good" else ""

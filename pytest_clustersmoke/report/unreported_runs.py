@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evidence.run_directory import RUN_ID, RunDir, read_json, write_atomically
-from ..evidence.whole_files import shared_mode
+from ..evidence.whole_files import is_visible, shared_mode
 
 GIVEN_UP = "report_failed.txt"
 
@@ -26,7 +26,7 @@ def find_unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, 
         return
     for name in names:
         target = report_dir / name
-        if is_whole(target) or (target / GIVEN_UP).exists():
+        if is_whole(target) or is_visible(target / GIVEN_UP):
             continue
         stub = read_json(RunDir(target).run) or {}
         run = RunDir(Path(str(stub.get("evidence", ""))))
@@ -38,7 +38,7 @@ def find_unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, 
 
 def is_whole(target: Path) -> bool:
     """Whether a report is complete: the journal is copied last."""
-    return (target / "report.json").exists() and RunDir(target).journal.exists()
+    return all(map(is_visible, (target / "report.json", RunDir(target).journal)))
 
 
 def mark_unreportable(target: Path, words: str) -> None:

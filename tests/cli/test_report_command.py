@@ -13,6 +13,7 @@ from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.report.publication import publish
 from tests.report.nights import night, rated
 from tests.support import records
+from tests.support.unreadable_folder import deny_reading
 
 Report = Callable[..., tuple[int, str, str]]
 
@@ -49,6 +50,14 @@ def test_lost_pages_are_rendered_again(tmp_path: Path, report: Report) -> None:
     assert (status, out, err) == (0, f"{targets[1] / 'index.html'}\n", "")
     assert [page.read_text() for page in pages] == before
     assert (targets[1] / "metrics.prom").is_file()
+
+
+def test_folder_of_a_colleague_that_lets_no_others_in_is_no_report(
+    tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (target,) = published(tmp_path, 1)
+    deny_reading(monkeypatch, tmp_path / "20991231-020000-00000f")
+    assert report() == (0, f"{target / 'index.html'}\n", "")
 
 
 @pytest.mark.parametrize("word", ["previous", "whole", "prefix"])

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_clustersmoke.cli import main
 from tests.support import records
+from tests.support.unreadable_folder import deny_reading
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:
@@ -56,6 +57,14 @@ def test_first_line_is_the_verdict_of_the_run(
     status, out, err = run(capsys, "summary", "--report-dir", reports, *words)
     assert (status, out.splitlines()[0], err) == (0, first, "")
     assert len(out.splitlines()) <= 10
+
+
+def test_folder_of_a_colleague_that_lets_no_others_in_is_no_report(
+    reports: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deny_reading(monkeypatch, reports / "20991231-020000-00000f")
+    status, out, err = run(capsys, "summary", "--report-dir", reports)
+    assert (status, out.splitlines()[0], err) == (0, "UNFIT: second", "")
 
 
 def test_json_and_markdown_say_the_same(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:

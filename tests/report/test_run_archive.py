@@ -355,6 +355,55 @@ def test_pruning_keeps_the_last_fit_and_unfit_run_and_runs_marked_to_keep(tmp_pa
     assert kept == {*protected, *ids[-2:]}
 
 
+def test_parts_and_screens_do_not_unprotect_the_last_whole_runs(tmp_path: Path) -> None:
+    """Neither do runs of which not all is known. The newest of any kind stays, too."""
+    made: list[dict[str, object]] = [{}, {"selection": "-k small"}, {"phases": []}]
+    made += [{"partial": "its controller was killed"}]
+    for number, changes in enumerate(made):
+        record = records.run(begun=records.BEGUN + number)
+        record["run_id"] = f"20261101-0200{number:02}-abcdef"
+        make_over(tmp_path, {**record, **changes})
+    assert list_protected(tmp_path) == {"20261101-020000-abcdef", "20261101-020003-abcdef"}
+
+
+def test_run_that_ends_late_is_not_pruned_as_it_is_published(tmp_path: Path) -> None:
+    """It began before the others, and is INCONCLUSIVE."""
+    for number in (1, 2):
+        run_id = f"20261101-02000{number}-abcdef"
+        make_over(tmp_path, records.run(run_id=run_id, begun=records.BEGUN + number))
+    record = records.parsed(records.run(verdict="INCONCLUSIVE"))
+    record.run_id = "20261101-020000-abcdef"
+    run = RunDir(tmp_path / "runs" / record.run_id)
+    run.root.mkdir(parents=True)
+    run.journal.write_text('{"event": "closed", "time": 1, "mono": 1}\n')
+    assert publish(record, run, tmp_path, {}, keep_runs=1) == []
+    assert (tmp_path / record.run_id / "report.json").exists() and run.root.exists()
+
+
+def test_run_whose_report_is_in_another_report_directory_is_not_pruned(tmp_path: Path) -> None:
+    """That directory's own pruning takes it, with its report; once the report is gone, any does. A
+    file `keep` in the report protects the run as well."""
+    here, other, runs = (tmp_path / name for name in ("reports", "other", "runs"))
+    reports = [other / "20261101-020000-abcdef", other / "20261101-020001-abcdef"]
+    reports += [here / "20261101-020002-abcdef", here / "20261101-020003-abcdef"]
+    for number, report in enumerate(reports):
+        run = RunDir(runs / report.name)
+        run.root.mkdir(parents=True)
+        run.journal.write_text(f'{{"event": "closed", "time": {number}, "mono": 1}}\n')
+        run.run.write_text(json.dumps({"report": str(report)}))
+    for report in (reports[0], reports[2], reports[3]):
+        report.mkdir(parents=True)
+    (reports[2] / "keep").touch()
+    record = records.parsed(records.run())
+    record.run_id = "20261101-020009-abcdef"
+    run = RunDir(runs / record.run_id)
+    run.root.mkdir()
+    run.journal.write_text('{"event": "closed", "time": 9, "mono": 1}\n')
+    assert publish(record, run, here, {}, keep_runs=1) == []
+    kept = {path.name for path in runs.iterdir()}
+    assert kept == {reports[0].name, reports[2].name, record.run_id}
+
+
 def test_nothing_is_pruned_without_the_history(tmp_path: Path) -> None:
     """It says which runs must stay; a remark says what is wrong with it."""
     (tmp_path / "history.db").write_text("not a database")

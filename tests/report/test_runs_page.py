@@ -21,6 +21,7 @@ from pytest_clustersmoke.report.runs_page import (
 from tests.report.nights import add_report, night, rated, store_nights
 from tests.report.page_samples import HOSTILE, Elements
 from tests.support import records
+from tests.support.unreadable_folder import deny_reading
 
 
 class Cells(HTMLParser):
@@ -85,6 +86,27 @@ def test_row_of_a_run_has_its_id(tmp_path: Path) -> None:
     assert [row["id"] for row in elements if "id" in row] == ids[::-1]
 
 
+def test_passed_phase_that_is_not_good_has_no_tick_but_a_link(tmp_path: Path) -> None:
+    """Its own report says what was not measured."""
+    made = night(0, {**rated("wide", 10.0), "all_criteria": False})
+    records.store_run(made, tmp_path)
+    add_report(tmp_path, made["run_id"])
+    _, tone_words_link = Cells(render_runs_page(tmp_path)).tables["strip"][3]
+    tone, words, link = tone_words_link
+    assert (tone, words[0], link) == ("none", "?", f"{made['run_id']}/index.html#phase-wide")
+
+
+def test_unreadable_report_counts_as_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that only a colleague can read must not cost the page over runs."""
+    ids = store_nights(tmp_path, 2, ["wide"])
+    add_report(tmp_path, ids[0])
+    deny_reading(monkeypatch, tmp_path / ids[1])
+    rows = Cells(render_runs_page(tmp_path)).tables["runs"][1:]
+    assert ["report pruned" in row[2][1] for row in rows] == [True, False]
+
+
 def test_change_of_versions_is_marked(tmp_path: Path) -> None:
     """In the strip, in the row of the run, and at the phase's point in the chart."""
     store_nights(tmp_path, 6, ["wide"])
@@ -126,6 +148,7 @@ def test_matrix_counts_bad_nodes_and_names_the_worst_first(tmp_path: Path) -> No
     ("changes", "verdict"),
     [
         ({}, ("passed", "good")),
+        ({"all_criteria": False}, ("passed, not counted as good", "none")),
         ({"outcome": "never_ran"}, ("not measured (never ran)", "none")),
         ({"outcome": "failed"}, ("failed", "bad")),
         ({"criteria": {"test_a": {"result": "failed", "text": ""}}}, ("1 failed", "bad")),
@@ -151,6 +174,46 @@ def test_each_cluster_has_its_section(tmp_path: Path) -> None:
     text = render_runs_page(tmp_path)
     sections = [part["id"] for part in Elements(text).all("section")]
     assert sections == ["cluster-a-new-one", "cluster-old"] and "2 of 2 FIT" in text
+
+
+def heading(text: str) -> tuple[str, str]:
+    """The verdict at the top of the page, and its tone."""
+    (header,) = Elements(text).all("header")
+    return text.split('<h1 data-field="verdict">')[1].split("<")[0], str(header["class"])
+
+
+@pytest.mark.parametrize("changes", [{"selection": "-k small"}, {"phases": []}])
+def test_heading_is_the_newest_run_of_all_phases(tmp_path: Path, changes: records.Record) -> None:
+    """A FIT run of one phase or a FIT screen after an UNFIT night makes nothing green, even if
+    there are so many that the night is not in the strip."""
+    bad = {**rated("wide", 10.0), "outcome": "failed"}
+    for number in range(NIGHTS + 2):
+        later = night(number, rated("small", 10.0), **changes)
+        records.store_run(later if number else night(0, bad), tmp_path)
+        if number in (1, NIGHTS + 1):
+            text = render_runs_page(tmp_path)
+            part = "FIT of a part" if "selection" in changes else "FIT of a screen"
+            assert heading(text) == ("UNFIT", "verdict bad") and f">{part}</span> run" in text
+            tables = Cells(text).tables
+            tone, words, _ = tables["strip"][2][-1]
+            assert tone == "none" and words.strip() == f"◐{part}"
+            assert tables["runs"][-1][1][1] == "UNFIT" and tables["runs"][1][1][1] == part
+
+
+def test_later_bad_part_takes_the_green_from_the_heading(tmp_path: Path) -> None:
+    """The last night was FIT; one phase that failed since then stands beside its verdict."""
+    bad = {**rated("wide", 10.0), "outcome": "failed"}
+    records.store_run(night(0, rated("wide", 10.0)), tmp_path)
+    records.store_run(night(1, bad, selection="-k wide"), tmp_path)
+    records.store_run(night(2, rated("wide", 10.0), selection="-k wide"), tmp_path)
+    text = render_runs_page(tmp_path)
+    assert heading(text) == ("FIT", "verdict warn") and ">UNFIT of a part</span> run" in text
+    assert "selected: -k wide" in text
+
+
+def test_cluster_without_a_run_of_all_phases_is_not_fit(tmp_path: Path) -> None:
+    records.store_run(night(0, rated("wide", 10.0), selection="-k wide"), tmp_path)
+    assert heading(render_runs_page(tmp_path)) == ("FIT of a part", "verdict warn")
 
 
 def test_old_runs_are_left_out_unless_their_report_is_kept(tmp_path: Path) -> None:

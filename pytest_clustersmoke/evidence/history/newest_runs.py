@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from sqlite3 import Connection, Row
 
 from .history_schema import WITH_REFERENCES, Setup, read_version
@@ -16,6 +17,8 @@ from .setup_changes import describe_setup_changes
 
 # The metric that stands for a phase: the first of these that it has.
 HEADLINES = ("busbw_gb_per_s", "steps_per_s")
+# Of runs: those whose verdict judges the cluster.
+_WHOLE = "selection = '' AND EXISTS (SELECT 1 FROM phases WHERE phases.run = runs.id)"
 MAX_OLDER = 200  # kept reports of a cluster that are older than its newest runs
 # A variable of SQLite for each; it has at least 999.
 _MOST_IDS = 900
@@ -70,11 +73,16 @@ class ListedRun:
     partial: str
     phases: dict[str, ListedPhase] = field(default_factory=dict)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it judges the cluster: not a run of selected phases, and not a screen."""
+        return bool(self.phases) and not self.selection
+
 
 @dataclass(frozen=True)
 class ClusterRuns:
     """The runs of a cluster, the newest first: all of the newest, and older ones that were asked
-    for. `total` is how many the history has."""
+    for or are the newest whole one. `total` is how many the history has."""
 
     cluster: str
     total: int
@@ -102,13 +110,18 @@ def _read_cluster(
     newest = connection.execute(
         f"SELECT {columns} FROM runs WHERE cluster = ? {order}", (cluster, limit)
     ).fetchall()
-    listed = {str(row["run_id"]) for row in newest}
+    whole = connection.execute(
+        f"SELECT {columns} FROM runs WHERE cluster = ? AND {_WHOLE} {order}", (cluster, 1)
+    ).fetchall()
+    listed = {str(row["run_id"]) for row in (*newest, *whole)}
     others = [run_id for run_id in kept if run_id not in listed]
     older = connection.execute(
         f"SELECT {columns} FROM runs WHERE run_id IN ({', '.join('?' * len(others))}) "
         f"AND cluster = ? {order}",
         (*others, cluster, MAX_OLDER),
     ).fetchall()
+    older += [row for row in whole if row["id"] not in {row["id"] for row in newest}]
+    older.sort(key=lambda row: (row["begun"], row["id"]), reverse=True)
     runs = [_parse_run(row) for row in (*newest, *older)]
     by_id = {run.id: run for run in runs}
     for run, phase, made in _read_phases(connection, list(by_id)):
@@ -184,15 +197,15 @@ def _parse_number(value: object) -> float | None:
 
 
 def find_last_verdicts(connection: Connection, verdicts: Collection[str]) -> set[str]:
-    """The ids of each cluster's newest run of each of these verdicts."""
+    """The ids of each cluster's newest run of each of these verdicts: of all runs, and of those
+    that are complete and of all phases."""
     clusters = [str(name) for (name,) in connection.execute("SELECT DISTINCT cluster FROM runs")]
     found = set()
-    for cluster in clusters:
-        for verdict in verdicts:
-            row = connection.execute(
-                "SELECT run_id FROM runs WHERE cluster = ? AND verdict = ? "
-                "ORDER BY begun DESC, id DESC LIMIT 1",
-                (cluster, verdict),
-            ).fetchone()
-            found |= {str(row[0])} if row else set()
+    for cluster, verdict, kind in product(clusters, verdicts, ("1", f"partial = '' AND {_WHOLE}")):
+        row = connection.execute(
+            f"SELECT run_id FROM runs WHERE cluster = ? AND verdict = ? AND {kind} "
+            "ORDER BY begun DESC, id DESC LIMIT 1",
+            (cluster, verdict),
+        ).fetchone()
+        found |= {str(row[0])} if row else set()
     return found
