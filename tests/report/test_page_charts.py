@@ -161,6 +161,24 @@ def test_charts_of_ranks_and_of_the_loss_tell_their_values(
     assert part.locator(".tip").inner_text().startswith(words)
 
 
+def test_points_tell_what_the_marks_show(browse: Browse) -> None:
+    """A rank that is behind, and a loss that is not a number; the label of the chart describes the
+    slider, which hides it from a screen reader."""
+    opened = browse(records.run(staged.with_own_times(records.phase(), slow=7), verdict="UNFIT"))
+    part = opened.page.locator(f"{chart(opened, 'steps')} .explore")
+    assert str(part.get_attribute("aria-valuetext")).endswith(", behind")
+    part.press("ArrowLeft")
+    assert "behind" not in str(part.get_attribute("aria-valuetext"))
+    label = part.locator("svg").get_attribute("aria-label")
+    described = "e => document.getElementById(e.getAttribute('aria-describedby')).ariaLabel"
+    assert part.evaluate(described) == label and str(label).endswith("Behind: 7.")
+    opened = browse(staged.run())
+    opened.open_all()
+    part = opened.page.locator(f"{chart(opened, 'loss', '#phase-zero1_2gpu')} .explore")
+    told = part.get_attribute("aria-valuetext")
+    assert str(told).lower() == "step 22: loss nan, not a number"
+
+
 def test_45_nights_have_enough_ticks(browse: Browse) -> None:
     """At least three, evenly apart, and the newest night has one; the reference has a label."""
     phase = records.phase(metrics={"steps_per_s": staged.against(9.9, 10.0, "steps/s")})

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
+CROSS = "g[data-mark=dot][stroke='var(--bad)'] path"
+NEWEST = ("mlp_1gpu", "allreduce")  # a phase that is not good in the newest night, and one that is
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """45 nights of four phases; the newest night has a report."""
@@ -75,6 +79,15 @@ def test_every_phase_has_its_chart(opened: Opened) -> None:
     names = opened.page.locator(".small").evaluate_all("all => all.map(e => e.dataset.metric)")
     assert names == ["mlp_1gpu", "zero1_4node", "fsdp_2node", "allreduce"]
     assert opened.page.locator(".small.off").get_attribute("data-metric") == "mlp_1gpu"
+
+
+def test_newest_night_that_is_not_good_is_shown_as_such(opened: Opened) -> None:
+    """A cross in place of the diamond, and in words."""
+    charts = {name: opened.page.locator(f'.small[data-metric="{name}"]') for name in NEWEST}
+    words = {name: charts[name].get_attribute("aria-valuetext") for name in NEWEST}
+    assert {name for name in NEWEST if "; not good" in str(words[name])} == {"mlp_1gpu"}
+    drawn = {name: charts[name].locator(CROSS).count() for name in NEWEST}
+    assert drawn == {"mlp_1gpu": 1, "allreduce": 0}
 
 
 def test_print_cuts_nothing(opened: Opened) -> None:

@@ -2,6 +2,7 @@
 // Charts of index.html, drawn with Observable Plot from the tables beside them.
 const Charts = (() => {
   const MANY = 64; // with more ranks there is no room for two boxes side by side
+  const TOP = 28; // above the plot, in pixels
   const TONES = { good: "var(--good)", bad: "var(--bad)", warn: "var(--warn)" };
 
   // The rows of a table: their data- attributes, and the numbers of columns with a data-key.
@@ -33,7 +34,7 @@ const Charts = (() => {
   function plot(options, words) {
     const svg = Plot.plot({
       style: { fontSize: "12px", fontFamily: "inherit", background: "transparent", color: "inherit" },
-      marginTop: 28, marginRight: 12, marginBottom: 34, marginLeft: 48,
+      marginTop: TOP, marginRight: 12, marginBottom: 34, marginLeft: 48,
       ...options,
     });
     // Plot labels its marks for screen readers; a picture with its own label must not have those.
@@ -97,7 +98,8 @@ const Charts = (() => {
     inside(svg, width);
     const who = (one) => (nodes ? one.node : `rank ${one.rank}`);
     const own_ = (one) => (known(one.own_p50) ? `, ${show(ms("own_p50")(one))} ms of it its own` : "");
-    return told(svg, ranks.map((one) => ({ x: one.at, y: ms("step_p50")(one), words: `${who(one)}: ${show(ms("step_p50")(one))} ms per step${own_(one)}` })), `Step time by ${nodes ? "node" : "rank"}`);
+    const late = (one) => (!nodes ? (one.behind ? ", behind" : "") : one.slow.length ? `, behind: rank ${one.slow.join(", ")}` : "");
+    return told(svg, ranks.map((one) => ({ x: one.at, y: ms("step_p50")(one), words: `${who(one)}: ${show(ms("step_p50")(one))} ms per step${own_(one)}${late(one)}` })), `Step time by ${nodes ? "node" : "rank"}`);
   }
 
   const place = (nodes) => (v) => (!Number.isInteger(v) ? "" : nodes ? (nodes[v] && nodes[v].place) || "" : String(v));
@@ -151,7 +153,7 @@ const Charts = (() => {
       y: { label: log ? "loss, logarithmic" : "loss", grid: true, type: log ? "log" : "linear", nice: true, ticks: 5, tickFormat: log ? "~g" : undefined },
       marks,
     }, `Loss over ${points.length} steps` + (good.length ? `, from ${good[0].loss} to ${good[good.length - 1].loss}.` : ".") + (bad.length ? ` Not a number from step ${bad[0].step} on.` : ""));
-    return told(svg, good.map((one) => ({ x: one.step, y: one.loss, words: `step ${one.step}: loss ${show(one.loss)}` })), "Loss by step");
+    return told(svg, points.filter((one) => known(one.loss) || one.loss_word).map((one) => (known(one.loss) ? { x: one.step, y: one.loss, words: `step ${one.step}: loss ${show(one.loss)}` } : { x: one.step, words: `step ${one.step}: loss ${one.loss_word}, not a number` })), "Loss by step");
   }
 
   function timeline(figure, width) {
@@ -231,6 +233,8 @@ const Charts = (() => {
   const show = d3.format(",.4r");
   const at = d3.utcFormat("%-d %b %Y, %H:%M UTC");
 
+  let described = 0; // charts whose label describes their slider
+
   // Makes a chart tell its values, one at a time: under the pointer, and with the arrow keys.
   function explore(place, svg, points, name) {
     if (!points.length) return;
@@ -246,6 +250,10 @@ const Charts = (() => {
     place.classList.add("explore");
     place.tabIndex = 0;
     for (const [key, value] of [["role", "slider"], ["aria-label", name], ["aria-valuemin", 1], ["aria-valuemax", points.length]]) place.setAttribute(key, value);
+    if (svg.hasAttribute("aria-label")) { // a slider hides what is in it
+      svg.id ||= `chart-${++described}`;
+      place.setAttribute("aria-describedby", svg.id);
+    }
     let now = points.length - 1;
     const tell = () => {
       place.setAttribute("aria-valuenow", now + 1);
@@ -289,12 +297,12 @@ const Charts = (() => {
     tell();
   }
 
-  // A chart in a box of its own, which tells its values.
+  // A chart in a box of its own, which tells its values. A point without y is at its top.
   function told(svg, points, name) {
     const box = document.createElement("div");
     box.append(svg);
     const [x, y] = [svg.scale("x"), svg.scale("y")];
-    explore(box, svg, points.map((one) => ({ words: one.words, x: x.apply(one.x), y: y.apply(one.y) })), name);
+    explore(box, svg, points.map((one) => ({ words: one.words, x: x.apply(one.x), y: one.y === undefined ? TOP : y.apply(one.y) })), name);
     return box;
   }
 
@@ -302,6 +310,7 @@ const Charts = (() => {
     const { key, unit, status, met } = head.dataset;
     const of = (name) => (head.dataset[name] === undefined ? null : Number(head.dataset[name]));
     const points = runs.filter((one) => known(one[key])).map((one) => ({ ...one, good: one.good && !one[key + "_poor"], same: one.same && !one[key + "_other"] }));
+    const poor = (one) => one[key + "_poor"]; // of the newest run only the page over runs says so
     const past = points.filter((one) => !one.now);
     const kind = (test) => past.filter(test);
     const lines = [["warn", of("warn")], ["fail", of("fail")]].filter(([, value]) => known(value));
@@ -323,11 +332,12 @@ const Charts = (() => {
         Plot.ruleY(known(reference) ? [reference] : [], { stroke: "var(--good)" }),
         Plot.ruleY(lines, { y: (one) => one[1], stroke: "var(--bad)", strokeDasharray: "2 3" }),
         ...sides(labels, domain, 156 - 8 - 34),
-        Plot.line(points.filter((one) => one.same && (one.good || one.now)), { x: "when", y: key, stroke: "var(--steel)" }),
+        Plot.line(points.filter((one) => one.same && (one.good || (one.now && !poor(one)))), { x: "when", y: key, stroke: "var(--steel)" }),
         Plot.dot(kind((one) => one.same && one.good), { x: "when", y: key, r: 2.5, fill: "var(--steel)" }),
         Plot.dot(kind((one) => !one.same && one.good), { x: "when", y: key, r: 3, stroke: "var(--steel)", fill: "var(--bg)" }),
         Plot.dot(kind((one) => !one.good), { x: "when", y: key, r: 3, symbol: "times", stroke: "var(--bad)" }),
-        Plot.dot(points.filter((one) => one.now), { x: "when", y: key, r: 5, symbol: "diamond", fill: off ? "var(--bad)" : "var(--accent)", stroke: "var(--bg)" }),
+        Plot.dot(points.filter((one) => one.now && poor(one)), { x: "when", y: key, r: 5, symbol: "times", stroke: "var(--bad)", strokeWidth: 2 }),
+        Plot.dot(points.filter((one) => one.now && !poor(one)), { x: "when", y: key, r: 5, symbol: "diamond", fill: off ? "var(--bad)" : "var(--accent)", stroke: "var(--bg)" }),
       ],
     }, `${key} over ${past.length} past runs` + (off ? ", outside its bounds now." : "."));
     const made = document.createElement("div");
@@ -339,7 +349,7 @@ const Charts = (() => {
     title.append(off ? "⚠ " : "", key, small);
     made.append(title, svg);
     const [x, y] = [svg.scale("x"), svg.scale("y")];
-    const words = (one) => [`${at(one.when)}: ${one.cells[head.cellIndex].textContent}${unit === "1" ? "" : ` ${unit}`}`, one.cells[0].textContent, one.good || one.now ? "" : "not good", one[key + "_note"] ? `changed: ${one[key + "_note"]}` : ""].filter(Boolean).join("; ");
+    const words = (one) => [`${at(one.when)}: ${one.cells[head.cellIndex].textContent}${unit === "1" ? "" : ` ${unit}`}`, one.cells[0].textContent, one.good || (one.now && !poor(one)) ? "" : "not good", one[key + "_note"] ? `changed: ${one[key + "_note"]}` : ""].filter(Boolean).join("; ");
     explore(made, svg, points.map((one) => ({ words: words(one), x: x.apply(one.when), y: y.apply(one[key]) })), `${key}, run by run`);
     return made;
   }
