@@ -25,6 +25,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.staged_marks import find_unrequested_fault
 from ..evidence.telemetry import parse_int, parse_ints, read_start
+from ..evidence.variable_names import hide_assignments
 from ..evidence.whole_files import MAX_NODE_BYTES, explain_unreadable
 from ..node import checks
 from ..node.job_entry import MISSING, REFUSAL
@@ -84,7 +85,7 @@ def find_failed_setup(evidence: FailureEvidence) -> list[Finding]:
         written = read_start(path, MAX_TEXT).decode(errors="replace")
     except OSError:
         return []
-    status, _, line = written.strip().partition("\t")
+    status, _, line = hide_assignments(written).strip().partition("\t")
     return [
         Finding(
             "setup-line-failed",

@@ -7,6 +7,7 @@ the versions that they were taken from.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -31,6 +32,12 @@ SECRET_VALUE = re.compile(
     r"://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
 HIDDEN = "(hidden)"
+# NAME=value in shell text. A value is made of quoted parts, substitutions and plain characters; of
+# a quote that does not end, the rest of its line.
+ASSIGNMENT = re.compile(
+    r"""(?<![\w$])(?P<name>[A-Za-z_]\w*)=(?P<value>(?:'[^']*'|"(?:\\.|[^"\\])*"|`[^`]*`|"""
+    r"""\$\([^)]*\)|\\.|['"].*|[^\s;&|<>()'"`\\])+)"""
+)
 
 # Names that nothing reads, with what to use instead. No NCCL from 2.3.5 to 2.30.7 has the
 # first two; no torch from 2.2 to 2.13, nor its gloo, has the third.
@@ -169,6 +176,16 @@ def may_be_secret(name: str, value: str) -> bool:
     known = name in nccl_names() or name in torch_names()
     is_named = not known and SECRET.search(name.upper()) is not None
     return is_named or SECRET_VALUE.search(value) is not None
+
+
+def hide_assignments(text: str) -> str:
+    """Shell text in which no NAME=value sets a variable that may be a secret to its value."""
+
+    def hide(found: re.Match[str]) -> str:
+        name, value = found["name"], found["value"]
+        return f"{name}={shlex.quote(HIDDEN)}" if may_be_secret(name, value) else found[0]
+
+    return ASSIGNMENT.sub(hide, text)
 
 
 def show_value(value: str) -> str:

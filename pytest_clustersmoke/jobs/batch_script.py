@@ -15,6 +15,7 @@ from submitit.core.utils import DelayedSubmission
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir, read_json
+from ..evidence.variable_names import hide_assignments
 from ..node import job_entry, node_job
 from .backend import Backend, Submission
 
@@ -152,7 +153,8 @@ def strict_setup_lines(lines: Sequence[str], failed: str) -> list[str]:
         "set -e",
     ]
     for line in lines:
-        script += [f"clustersmoke_line={shlex.quote(line)}"] if can_mark_lines else []
+        shown = shlex.quote(hide_assignments(line))  # reports quote it if the line fails
+        script += [f"clustersmoke_line={shown}"] if can_mark_lines else []
         script.append(line)
     return [*script, "set +e", "trap - EXIT"]
 

@@ -22,6 +22,7 @@ from ..config.sbatch_options import normalize_option
 from ..evidence.scheduler_record import JobState
 from ..evidence.screen_files import ScreenFiles
 from ..evidence.telemetry import read_start
+from ..evidence.variable_names import hide_assignments
 from ..evidence.whole_files import write_atomically
 from ..node import node_screen
 from ..text import sanitize_line
@@ -318,7 +319,7 @@ class ScreenJobs:
                 continue
             lines = [line for line in text.splitlines() if line.strip()]
             if lines and path == self._files.setup_failed(job.node):
-                status, _, line = lines[0].partition("\t")
+                status, _, line = hide_assignments(lines[0]).partition("\t")
                 return sanitize_line(f"setup line `{line}` ended with status {status}")
             if lines:
                 return sanitize_line(lines[-1])[:MAX_REASON]

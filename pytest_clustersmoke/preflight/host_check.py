@@ -19,6 +19,7 @@ from ..config.profile import Profile
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.run_directory import PhaseDir, RunDir, write_atomically
 from ..evidence.telemetry import read_start
+from ..evidence.variable_names import hide_assignments
 from ..jobs import ssh_client
 from ..jobs.host_probe import (
     CLOCK_SCRIPT,
@@ -236,7 +237,8 @@ def _judge_python(folder: PhaseDir, facts: HostFacts) -> Iterator[Finding]:
     """Whether the nodes' Python starts there, and has this package."""
     own = metadata.version(OWN_PACKAGE)
     if visible(folder.setup_failed):
-        status, _, line = _read(folder.setup_failed).strip().partition("\t")
+        written = hide_assignments(_read(folder.setup_failed))
+        status, _, line = written.strip().partition("\t")
         why = f"the setup line `{sanitize_line(line)}` failed with status {sanitize_line(status)}"
         yield Finding("setup-line-failed", why, "run the line in a fresh shell there")
     elif not facts.python:

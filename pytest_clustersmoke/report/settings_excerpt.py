@@ -10,8 +10,7 @@ where the job reads them and this user alone can.
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from ..evidence.finding import Evidence, first_around
 from ..evidence.run_directory import PhaseDir, read_json, write_atomically
 from ..evidence.variable_names import HIDDEN as HIDDEN_VALUE
-from ..evidence.variable_names import may_be_secret
+from ..evidence.variable_names import hide_assignments, may_be_secret
 
 FOLDER = "settings"
 SECRETS = {"env", "setup"}
@@ -81,31 +80,21 @@ def _span(node: Any) -> range:
 
 
 def hide_variables(source: Path) -> str | None:
-    """A job's spec or batch script without the variables that may be secrets; None of any other
-    file, and where there are none."""
+    """A job's spec, batch script or failed setup line without the values of variables that may be
+    secrets; None of any other file."""
     phase = PhaseDir(source.parent)
-    if source not in (phase.spec, phase.batch_script):
-        return None
-    spec = read_json(phase.spec) or {}
-    variables = spec.get("env_set")
-    if not isinstance(variables, dict) or not (secrets := find_secrets(variables)):
-        return None
     if source == phase.spec:
-        hidden = {**spec, "env_set": {**variables, **dict.fromkeys(secrets, HIDDEN_VALUE)}}
-        return json.dumps(hidden, indent=1) + "\n"
-    return hide_exports(source.read_text(encoding="utf-8", errors="replace"), secrets)
+        spec = read_json(source)
+        return None if spec is None else json.dumps(_hide_values(spec), indent=1) + "\n"
+    if source in (phase.batch_script, phase.setup_failed):
+        return hide_assignments(source.read_text(encoding="utf-8", errors="replace"))
+    return None
 
 
-def find_secrets(variables: Mapping[str, object]) -> dict[str, str]:
-    """Those of the variables that may be secrets."""
-    texts = {name: str(value) for name, value in variables.items()}
-    return {name: value for name, value in texts.items() if may_be_secret(name, value)}
-
-
-def hide_exports(script: str, secrets: Mapping[str, str]) -> str:
-    """A batch script that exports these variables, without their values."""
-    for name, value in secrets.items():
-        script = script.replace(
-            f"export {name}={shlex.quote(value)}", f"export {name}={shlex.quote(HIDDEN_VALUE)}"
-        )
-    return script
+def _hide_values(spec: dict[str, Any]) -> dict[str, Any]:
+    """A job's spec without the values of the variables that may be secrets."""
+    variables = spec.get("env_set")
+    if not isinstance(variables, dict):
+        return spec
+    secrets = (name for name, value in variables.items() if may_be_secret(name, str(value)))
+    return {**spec, "env_set": {**variables, **dict.fromkeys(secrets, HIDDEN_VALUE)}}

@@ -13,12 +13,11 @@ from ..config.marker import SIMPLE_KEYS
 from ..config.phase import DEFAULT, Phase, Sourced
 from ..config.profile import Profile
 from ..evidence.run_directory import MAX_RERUNS, PhaseDir, RunDir
-from ..evidence.variable_names import HIDDEN, may_be_secret
+from ..evidence.variable_names import HIDDEN, hide_assignments, may_be_secret
 from ..jobs.backend import Submission, make_backend, make_spec
 from ..node.launch_environment import defaults, launcher_environment
 from ..node.launchers import describe
 from ..preflight.variable_remarks import remark_on_plan
-from ..report.settings_excerpt import find_secrets, hide_exports
 from ..text import Problem, shorten
 from .phase_ledger import PhaseLedger
 
@@ -52,9 +51,7 @@ def print_plan(
         directory = ledger.directory(phase)
         job = Submission(phase, directory, avoid=ledger.avoided(phase.name))
         out.write(f"\n=== {phase.name} ({phase.where})\n")
-        secrets = find_secrets({name: each.value for name, each in phase.env_set.items()})
-        script = hide_exports(backend.script(job), secrets)
-        out.write(f"--- batch script\n{script}\n")
+        out.write(f"--- batch script\n{hide_assignments(backend.script(job))}\n")
         for title, lines in (
             ("environment of the node", _environment_lines(phase, profile, directory)),
             (_title_launch(phase), [_launch_line(phase, profile, directory)]),

@@ -30,6 +30,7 @@ from ..evidence.screen_record import (
     ScreenedNode,
     ScreenRecord,
 )
+from ..evidence.variable_names import hide_assignments
 from ..jobs.screen_jobs import NodeEnd, ScreenJobs, SecondPart, make_script
 from ..jobs.screen_plan import PlannedNode, plan_screen
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable
@@ -209,7 +210,7 @@ class ScreenSuite(Suite):
             why = f"not screened: {node.why}" if node.skip else "one job, on this node alone"
             sys.stdout.write(f"{node.name} ({node.state}): {why}\n")
         script = make_script(self.profile, files, SecondPart.measuring(self.profile))
-        sys.stdout.write(f"\n{script}")
+        sys.stdout.write(f"\n{hide_assignments(script)}")
         sys.stdout.flush()
 
     def _screen(self, chosen: Sequence[str]) -> None:

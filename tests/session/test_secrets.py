@@ -55,11 +55,12 @@ def test_secrets_of_an_option_are_not_in_the_report(suite: Suite) -> None:
     planted["PLAIN"] = "hf_plantedByValue"
     suite.phase()
     options = [f"--cluster-set=small.env.{name}={value}" for name, value in planted.items()]
-    plan = suite.run(*options, "--cluster-set=small.env.OTHER=shown0value", "--cluster-dry-run")
+    options.insert(0, "--cluster-set=small.env.OTHER=shown0value")  # the verdict cuts the last ones
+    plan = suite.run(*options, "--cluster-dry-run")
     assert plan.ret == 0 and "OTHER=shown0value" in plan.output, plan.output
     assert not [value for value in planted.values() if value in plan.output]
     assert "HF_TOKEN=(hidden)    # --cluster-set" in plan.output
-    outcome = suite.run(*options, "--cluster-set=small.env.OTHER=shown0value")
+    outcome = suite.run(*options)
     assert outcome.ret == 0, outcome.output
     assert find_files_with([suite.reports], [*planted.values()]) == []
     assert not [value for value in planted.values() if value in outcome.output]
@@ -75,3 +76,32 @@ def test_secrets_of_an_option_are_not_in_the_report(suite: Suite) -> None:
     }
     assert {path.name for path in kept if path.suffix != ".pkl"} == {"spec.json", "batch.sh"}
     assert {path.stat().st_mode & 0o077 for path in kept if path.suffix != ".pkl"} == {0}
+
+
+def test_secrets_of_setup_are_not_in_the_report(suite: Suite) -> None:
+    """Whatever their quotes, neither in the plan nor in what it copies; also not those of the line
+    that fails, alone or in an `if`. Other lines are shown as they are."""
+    suite.phase()
+    lines = [
+        "export WANDB_API_KEY=planted0wandb OTHER=shown0value",
+        "export HF_TOKEN='planted0hf quoted' PLAIN=hf_plantedByValue",
+        'AWS_SECRET_ACCESS_KEY="planted0aws \\"quoted\\""; export AWS_SECRET_ACCESS_KEY',
+    ]
+    suite.cluster(setup=lines)
+    plan = suite.run("--cluster-dry-run")
+    assert plan.ret == 0 and "export WANDB_API_KEY='(hidden)' OTHER=shown0value" in plan.output
+    assert "planted" not in plan.output
+    outcome = suite.run()
+    assert outcome.ret == 0 and find_files_with([suite.reports], ["planted"]) == []
+    script = (suite.report / "phases" / "small" / "batch.sh").read_text()
+    assert "export WANDB_API_KEY='(hidden)' OTHER=shown0value" in script
+    for failing in (
+        ["export MY_TOKEN=planted0mine; false"],
+        ["if true", "then export MY_TOKEN=planted0mine SHOWN=1 $(exit 3); false", "fi"],
+        ["if true", "then env MY_TOKEN=planted0mine false", "fi"],
+    ):
+        suite.cluster(setup=[*lines, *failing])
+        outcome = suite.run()
+        assert outcome.ret == 1 and "setup line" in outcome.output, outcome.output
+        assert "planted" not in outcome.output
+        assert find_files_with([suite.reports], ["planted"]) == []
