@@ -208,22 +208,79 @@ def test_unfit_night_is_mailed_in_ten_lines(night: Path, suite: Suite) -> None:
     assert not old.exists() and kept.exists()
 
 
+def write_tool(path: Path, text: str) -> None:
+    """A program of the shell."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def mail_with(home: Path, text: str) -> None:
+    """Let the script send its mail by this program of the shell."""
+    write_tool(home / "tools" / "mail", text)
+    with (home / "clustersmoke" / "nightly.env").open("a") as settings:
+        settings.write(f"MAIL_TO=owners@example.org\nPATH={home}/tools:$PATH\n")
+
+
 def test_subject_of_the_mail_is_the_verdict(night: Path, suite: Suite) -> None:
     """With MAIL_TO the script sends the mail itself, and prints nothing."""
     fail_suite(suite)
-    tools = night / "tools"
-    tools.mkdir()
-    (tools / "mail").write_text(
-        f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{night}/mail\ncat >>{night}/mail\n"
-    )
-    (tools / "mail").chmod(0o755)
-    with (suite.path / "nightly.env").open("a") as settings:
-        settings.write(f"MAIL_TO=owners@example.org\nPATH={tools}:$PATH\n")
+    mail_with(night, f"printf '%s\\n' \"$@\" >{night}/mail; cat >>{night}/mail")
     done = run_as_cron(night)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
     mail = (night / "mail").read_text().splitlines()
     verdict = "UNFIT: 1 of 1 phases failed (small: test_fails)"
     assert mail[:4] == ["-s", f"one: {verdict}", "owners@example.org", verdict]
+
+
+@pytest.mark.parametrize(
+    ("status", "summary", "subject"),
+    [
+        (
+            3,
+            "echo FIT: 8 of 8 phases passed; echo more",
+            "exit status 3: FIT: 8 of 8 phases passed",
+        ),
+        (1, "echo UNFIT: 1 of 8 phases failed", "UNFIT: 1 of 8 phases failed"),
+        (4, "exit 2", "exit status 4: no report"),
+        (
+            137,
+            "exit 2",
+            "pytest was killed (out of memory, or ten minutes after the limit of 8h): ",
+        ),
+    ],
+)
+def test_subject_of_the_mail_names_a_status_that_the_verdict_does_not(
+    tmp_path: Path, status: int, summary: str, subject: str
+) -> None:
+    """A report that could not be written whole is not mailed as FIT, and a run without a report has
+    a subject that is no line of pytest's output."""
+    (tmp_path / "suite").mkdir()
+    python = tmp_path / "python"
+    write_tool(
+        python, f'case $3 in summary) {summary};; *) echo "== start =="; exit {status};; esac'
+    )
+    install_script(tmp_path, tmp_path / "suite", CLUSTER="one", PYTHON=str(python))
+    mail_with(tmp_path, f'echo "$2" >{tmp_path}/subject; cat >/dev/null')
+    done = run_as_cron(tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+    assert (tmp_path / "subject").read_text().startswith(f"one: {subject}")
+
+
+@pytest.mark.parametrize("mail", ["cat >/dev/null; exit 75", "exec /missing"])
+def test_text_of_a_mail_that_cannot_be_sent_is_printed(tmp_path: Path, mail: str) -> None:
+    """cron mails it instead; the status stays pytest's, and old outputs are deleted."""
+    (tmp_path / "suite" / "reports").mkdir(parents=True)
+    old = tmp_path / "suite" / "reports" / "nightly-20200101-023000-1.log"
+    old.touch()
+    os.utime(old, (0, 0))
+    python = tmp_path / "python"
+    write_tool(python, "case $3 in summary) echo UNFIT: all;; *) exit 1;; esac")
+    install_script(tmp_path, tmp_path / "suite", CLUSTER="one", PYTHON=str(python))
+    mail_with(tmp_path, mail)
+    done = run_as_cron(tmp_path)
+    assert done.returncode == 1 and done.stdout.startswith("UNFIT: all\nexit status 1; pytest's")
+    assert not old.exists()
 
 
 def test_night_that_reaches_the_limit_says_so(night: Path, suite: Suite) -> None:

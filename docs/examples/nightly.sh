@@ -40,10 +40,18 @@ esac
 if [ "$status" -ne 0 ]; then
   run=$(sed -n 's/^cluster: .*, run \([0-9a-f-]*\).*/\1/p;T;q' "$log")  # in pytest's header
   summary=("$PYTHON" -m pytest_clustersmoke.cli summary --report-dir="$REPORTS" "${run:-none}")
-  body=$("${summary[@]}" 2>/dev/null) || body=$(cat "$log")
+  if body=$("${summary[@]}" 2>/dev/null); then
+    subject=${body%%$'\n'*}
+  else
+    body=$(cat "$log") subject="no report"
+  fi
+  case $status in
+    1 | 2 | 6) ;;  # the verdict says it
+    *) subject="exit status $status: $subject" ;;
+  esac
   text=$(printf '%s\n' ${limit:+"$limit"} "$body" "exit status $status; pytest's output: $log")
   if [ -n "${MAIL_TO:-}" ]; then
-    mail -s "$CLUSTER: $(head -n 1 <<<"${limit:+$limit: }$body")" "$MAIL_TO" <<<"$text"
+    mail -s "$CLUSTER: ${limit:+$limit: }$subject" "$MAIL_TO" <<<"$text" || echo "$text"
   else
     echo "$text"
   fi

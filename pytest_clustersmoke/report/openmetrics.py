@@ -20,6 +20,7 @@ from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
 PREFIX = "clustersmoke_"
 FIT_MEANING = "1 if the selected phases found the cluster fit to train on, else 0"
 BEGUN_MEANING = "When the run started"
+WRITTEN_MEANING = "When the run was reported"
 # The end of a name in METRICS, the OpenMetrics unit, and the factor between them. The first match
 # counts.
 UNITS: tuple[tuple[str, str, float], ...] = (
@@ -72,12 +73,16 @@ def render_metrics(record: RunRecord) -> str:
 
 def render_backfill(runs: Iterable[PastRun], phases: Iterable[PhaseRun]) -> str:
     """Past runs with a timestamp each, when they began, for `promtool tsdb create-blocks-from
-    openmetrics`. Runs of a part, and incomplete ones, are left out, as they are by
-    reports/metrics-<cluster>.prom."""
+    openmetrics`. Runs of a part, incomplete ones and screens are left out, as they are by
+    reports/metrics-<cluster>.prom; so are those of which there is no phase here."""
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.openmetrics.exposition import generate_latest
 
-    whole = {run.run_id: run for run in runs if not (run.selection or run.partial)}
+    # The samples of a series stand together.
+    past = sorted(phases, key=lambda phase: (phase.cluster, phase.phase, phase.begun))
+    having = {phase.run_id for phase in past}
+    complete = (run for run in runs if not (run.selection or run.partial))
+    whole = {run.run_id: run for run in complete if run.run_id in having}
     families: dict[str, GaugeMetricFamily] = {}
 
     def add(gauge: str, meaning: str, labels: dict[str, str], value: float, when: float) -> None:
@@ -88,11 +93,12 @@ def render_backfill(runs: Iterable[PastRun], phases: Iterable[PhaseRun]) -> str:
         )
         family.add_metric([sanitize_line(word) for word in labels.values()], value, timestamp=when)
 
-    for run in sorted(whole.values(), key=lambda run: run.begun):
+    for run in sorted(whole.values(), key=lambda run: (run.cluster, run.begun)):
         where = {"cluster": run.cluster}
         add("run_fit", FIT_MEANING, where, run.verdict == FIT, run.begun)
         add("run_begun_timestamp_seconds", BEGUN_MEANING, where, run.begun, run.begun)
-    for phase in sorted(phases, key=lambda phase: phase.begun):
+        add("run_timestamp_seconds", WRITTEN_MEANING, where, run.written, run.begun)
+    for phase in past:
         if phase.run_id in whole:
             where = {"cluster": phase.cluster, "phase": phase.phase}
             for gauge, meaning, value in _phase_figures(phase):
@@ -139,7 +145,7 @@ def gauge_of(metric: str) -> tuple[str, str, float]:
 def _run_gauges(record: RunRecord) -> Iterator[Gauge]:
     figures: dict[str, tuple[str, float]] = {
         "run_begun_timestamp_seconds": (BEGUN_MEANING, record.begun),
-        "run_timestamp_seconds": ("When the run was reported", record.written),
+        "run_timestamp_seconds": (WRITTEN_MEANING, record.written),
         "run_partial": (
             "1 if the run did not finish",
             bool(record.interrupted or record.partial),

@@ -53,6 +53,34 @@ def test_backfill_has_a_sample_for_each_complete_night(
     assert {sample.value for sample in memory} == {2.0 * 2**30}
 
 
+def test_backfill_has_the_runs_whose_phases_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A screen, which has no phases, says nothing of the nights; and where --last or --phase cuts
+    phases, the verdicts of their runs go with them."""
+    for number, names in enumerate(("a", "ab", "ab", "")):
+        changes: dict[str, Any] = {"written": BEGUN + number * DAY_S + 90}
+        changes |= {} if names else {"phases": []}
+        store_run(of_night(number, *map(phase, names), **changes), tmp_path)
+    for words, nights in (
+        ([], [0, 1, 2]),
+        (["--last", "1"], [2]),
+        (["--phase", "b"], [1, 2]),
+        (["--phase", "b", "--last", "1"], [2]),
+    ):
+        assert main(["history", "--report-dir", str(tmp_path), "--openmetrics", *words]) == 0
+        text = capsys.readouterr().out
+        families = {each.name: each for each in parser.text_string_to_metric_families(text)}
+        for name in ("run_fit", "run_begun_timestamp_seconds", "run_timestamp_seconds"):
+            samples = families[f"clustersmoke_{name}"].samples
+            assert [float(each.timestamp) for each in samples] == [
+                BEGUN + night * DAY_S for night in nights
+            ]
+        written = families["clustersmoke_run_timestamp_seconds"].samples
+        begun = families["clustersmoke_run_begun_timestamp_seconds"].samples
+        assert all(end.value > start.value for end, start in zip(written, begun, strict=True))
+
+
 def promtool(*words: str | Path) -> str:
     """Run Debian's promtool."""
     program = need_promtool()
@@ -79,7 +107,7 @@ PHASE = '{cluster="one", phase="a", metric="steps_per_s"}'
 # For each rule: a series that has one sample, the value that alerts, one that does not, and when.
 FIRED: dict[str, tuple[str, float, float, int]] = {
     "ClusterNotFit": (f"clustersmoke_run_fit{CLUSTER}", 0, 1, 20),
-    "ClusterNotChecked": (f"clustersmoke_run_begun_timestamp_seconds{CLUSTER}", 0, 20 * 3600, 27),
+    "ClusterNotChecked": (f"clustersmoke_run_timestamp_seconds{CLUSTER}", 0, 20 * 3600, 27),
     "PhaseBelowItsReference": (f"clustersmoke_phase_reference_met{PHASE}", 0, 1, 20),
 }
 
@@ -99,20 +127,47 @@ def test_rule_fires_hours_after_one_sample(tmp_path: Path, alert: str, fires: bo
     """One sample a night is stale after five minutes; the rule sees it all the same, and a healthy
     one leaves it silent."""
     series, bad, good, hours = FIRED[alert]
-    (group,) = yaml.safe_load(RULES.read_text())["groups"]
-    (rule,) = [rule for rule in group["rules"] if rule["alert"] == alert]
-    bare = {key: value for key, value in rule.items() if key != "annotations"}
-    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{**group, "rules": [bare]}]}))
     labels: dict[str, Any] = dict(
         pair.strip().replace('"', "").split("=") for pair in series[:-1].split("{")[1].split(",")
     )
-    expected = [{"exp_labels": labels}] if fires else []
+    expected = [labels] if fires else []
+    check_alert(tmp_path, alert, {series: str(bad if fires else good)}, hours, expected)
+
+
+@pytest.mark.slow
+def test_long_night_is_no_missing_one(tmp_path: Path) -> None:
+    """A night of three hours was reported at 3 h; at 26.5 h the next one, begun at 24 h, still
+    runs: nothing alerts. At 30 h it should have been reported."""
+    series = {
+        f"clustersmoke_run_timestamp_seconds{CLUSTER}": f"_x{3 * HOUR} {3 * 3600}",
+        f"clustersmoke_run_begun_timestamp_seconds{CLUSTER}": f"_x{3 * HOUR} 0",
+    }
+    check_alert(tmp_path, "ClusterNotChecked", series, 27, [])
+    check_alert(tmp_path, "ClusterNotChecked", series, 30, [{"cluster": "one"}])
+
+
+@pytest.mark.slow
+def test_cluster_that_was_never_reported_alerts(tmp_path: Path) -> None:
+    """Also where no sample is left in the days that the rule looks back."""
+    other = {f"clustersmoke_run_fit{CLUSTER}": "1"}
+    check_alert(tmp_path, "ClusterNotChecked", other, 27, [{}])
+
+
+def check_alert(
+    folder: Path, alert: str, series: dict[str, str], hours: int, expected: list[dict[str, str]]
+) -> None:
+    """promtool fires an alert for exactly these labels, on these series, after so many hours."""
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    (rule,) = [rule for rule in group["rules"] if rule["alert"] == alert]
+    bare = {key: value for key, value in rule.items() if key != "annotations"}
+    (folder / "rules.yml").write_text(yaml.safe_dump({"groups": [{**group, "rules": [bare]}]}))
+    alerts = [{"exp_labels": labels} for labels in expected]
     test = {
         "interval": "1m",
-        "input_series": [{"series": series, "values": str(bad if fires else good)}],
-        "alert_rule_test": [{"eval_time": f"{hours}h", "alertname": alert, "exp_alerts": expected}],
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [{"eval_time": f"{hours}h", "alertname": alert, "exp_alerts": alerts}],
     }
     suite = {"rule_files": ["rules.yml"], "evaluation_interval": "1h", "tests": [test]}
-    (tmp_path / "test.yml").write_text(yaml.safe_dump(suite))
+    (folder / "test.yml").write_text(yaml.safe_dump(suite))
     promtool("check", "rules", RULES)
-    promtool("test", "rules", tmp_path / "test.yml")
+    promtool("test", "rules", folder / "test.yml")

@@ -20,12 +20,13 @@ from .history_schema import Setup
 
 @dataclass(frozen=True)
 class PastRun:
-    """A run, without its phases. `begun` is in Unix seconds."""
+    """A run, without its phases. When it began and was reported is in Unix seconds."""
 
     id: int
     run_id: str
     cluster: str
     begun: float
+    written: float
     verdict: str
     selection: str
     partial: str
