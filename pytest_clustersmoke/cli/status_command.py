@@ -123,6 +123,12 @@ def _text_lines(status: Any, now: float) -> Iterator[str]:
     on = f"run {status.run_id} on {status.cluster}"
     selected = f", {status.selection}" if status.selection else ""
     yield f"{on}{selected}: {_describe_watcher(status)}"
+    if status.screen:
+        yield f"screen of {status.screen}, {plural(status.answered, 'node')} answered"
+        return
+    if not status.states:
+        yield "no phase is submitted yet"
+        return
     output = TextOutput.of(sys.stdout)
     width = shutil.get_terminal_size().columns if output.width else NO_WIDTH
     if status.is_over:
@@ -150,6 +156,8 @@ def _json_run(status: Any) -> dict[str, Any]:
         "selection": status.selection,
         "controller": status.controller,
         "detached": status.detached,
+        "screen": status.screen or None,
+        "answered": status.answered if status.screen else None,
         "begun": usual.begun,
         "expected_end": usual.end,
         "expected_from_runs": usual.runs,

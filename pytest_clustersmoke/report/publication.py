@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from ..evidence.history.history_database import HistoryUnusable
+from ..evidence.history.history_database import HistoryUnusable, close_to_others
 from ..evidence.history.history_store import is_stored, store_run
 from ..evidence.node_observation import DeviceFigure, NodeObservation
 from ..evidence.run_directory import RunDir, read_json, write_atomically, write_json
@@ -55,6 +55,10 @@ from .summary import add_step_summary
 from .terminal import write_summary
 from .unreported_runs import mark_unreportable
 
+OPEN_HISTORY = (
+    "history.db is another user's, who alone can close it to others: this run is stored as it is "
+    "published, so its GPUs are not compared with the past"
+)
 RUNS = "the page over all runs, index.html of the report directory,"
 
 
@@ -140,15 +144,10 @@ def publish(
     }
     views["GitHub's step summary"] = lambda: add_step_summary(shown, environ)
     remarks = [*unread, *write_views(views)]
+    seen = [*observe_nodes(record), *observations]
+    reached = [*list_figures(record), *figures]
     remarks += try_history(
-        lambda: store_run(
-            record,
-            report_dir,
-            not unread,
-            observations=[*observe_nodes(record), *observations],
-            figures=[*list_figures(record), *figures],
-            private=redactor is not None,
-        )
+        lambda: remarks.extend(_store(record, report_dir, not unread, seen, reached, redactor))
     )
     for phase in record.phases:
         if phase.outcome == "passed":
@@ -167,6 +166,29 @@ def publish(
         )
     remarks += write_views({RUNS: partial(write_runs_page, report_dir)})
     return [*dict.fromkeys(remarks), *copier.remarks()]
+
+
+def _store(
+    record: RunRecord,
+    report_dir: Path,
+    judged: bool,
+    observations: Sequence[NodeObservation],
+    figures: Sequence[DeviceFigure],
+    redactor: Redactor | None,
+) -> Iterator[str]:
+    """Store the run in the history, with all that was seen if everything may be published, or if
+    only the user can read it from now on; otherwise as it is published, with a remark. Raises
+    HistoryUnusable."""
+    private = redactor is not None and close_to_others(report_dir)
+    if redactor is not None and not private:
+        record = redactor.hide_record(record)
+        observations = [redactor.hide_observation(seen) for seen in observations]
+        figures = [figure for figure in figures if not figure.device]
+    store_run(
+        record, report_dir, judged, observations=observations, figures=figures, private=private
+    )
+    if redactor is not None and not private:
+        yield OPEN_HISTORY
 
 
 def _prune(run_id: str, report_dir: Path, run_dir: Path, keep_runs: int) -> None:

@@ -1,7 +1,8 @@
 """What `limits.publish: names` keeps out of a report: the user, paths, UUIDs and serial numbers.
 
 Names of nodes, phases, GPUs and programs stay. What is left out stays in the run directory, which
-is the user's own, and in history.db, which is then readable by the user alone.
+is the user's own, and in history.db, which is then readable by the user alone. A history.db of
+another user does not get it either.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from ..evidence.node_observation import NodeObservation
 from ..evidence.run_record import RunRecord
 from ..evidence.telemetry import to_json_value
 from ..jobs.slurm_client import user_name
@@ -76,6 +79,10 @@ class Redactor:
                 if UUID in rank.get("gpu", ""):
                     rank["gpu"] = ""
         return RunRecord.model_validate(value)
+
+    def hide_observation(self, seen: NodeObservation) -> NodeObservation:
+        """What was seen of a node, as it may be published."""
+        return replace(seen, reason=self.hide(seen.reason), boot_id="", parts={})
 
     def hide_xml(self, element: Element) -> None:
         """Change all texts and attributes of an element and of those in it."""

@@ -19,7 +19,7 @@ GIVEN_UP = "report_failed.txt"
 
 def find_unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]]]:
     """The runs with an incomplete report, with run directory and run.json. A killed proof proved
-    nothing: it must be run again."""
+    nothing, and the nodes of a killed screen must be asked again: both are run again."""
     try:
         names = sorted(path.name for path in report_dir.iterdir() if RUN_ID.fullmatch(path.name))
     except OSError:
@@ -32,7 +32,7 @@ def find_unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, 
         run = RunDir(Path(str(stub.get("evidence", ""))))
         about = read_json(run.run)
         is_same = about is not None and about.get("run_id") == name == run.run_id
-        if about is not None and is_same and "proof" not in about:
+        if about is not None and is_same and not {"proof", "screen"} & about.keys():
             yield target, run, about
 
 

@@ -159,7 +159,7 @@ def _find_latest(profile: Profile) -> tuple[RunDir | None, str]:
     """The newest run of the cluster that has not ended with a report, and why there is none."""
     for run in reversed([*list_runs(profile.shared_dir)]):
         about = read_json(run.run) or {}
-        if about.get("cluster") != profile.name or "proof" in about:
+        if about.get("cluster") != profile.name or {"proof", "screen"} & about.keys():
             continue
         report = parse_text(about.get("report")) or ""
         if not (is_closed(run) and read_json(Path(report, "report.json"))):

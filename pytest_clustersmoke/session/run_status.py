@@ -41,11 +41,13 @@ class RunStatus:
     states: list[PhaseState]
     marks: Mapping[str, Mark]
     usual: UsualTimes
+    screen: str = ""  # the partition, if the run is a screen, and how many nodes have answered
+    answered: int = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether every phase has its result."""
-        return all(state.state == DONE for state in self.states)
+        """Whether every phase has its result; not before phases are known, nor of a screen."""
+        return bool(self.states) and all(state.state == DONE for state in self.states)
 
 
 def list_open_runs(shared_dir: Path) -> Iterator[tuple[RunDir, str]]:
@@ -75,7 +77,16 @@ def read_status(run: RunDir) -> RunStatus:
         states=states,
         marks=_read_marks(run, states),
         usual=read_usual_times(run),
+        screen=_word(about, "screen"),
+        answered=_count_answers(journal),
     )
+
+
+def _count_answers(journal: RunJournal) -> int:
+    """How many nodes of a screen have answered."""
+    screened = journal.events.named("screened")
+    nodes = {parse_text(event.get("node")) for event in screened if event.get("end") == "answered"}
+    return len(nodes)
 
 
 def _word(about: Mapping[str, Any], name: str) -> str:

@@ -81,6 +81,31 @@ def test_unreadable_run_costs_a_line(
     assert json.loads(out) == {"runs": [], "left_out": why}
 
 
+@pytest.mark.parametrize(
+    ("about", "line"),
+    [
+        ({}, "no phase is submitted yet"),
+        ({"screen": "gpu", "report": "/reports\0/x"}, "screen of gpu, 1 node answered"),
+    ],
+)
+def test_run_without_phases_says_what_it_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], about: dict[str, str], line: str
+) -> None:
+    """A screen, and a run in its first second, are not said to be done."""
+    run_id = "20261101-020000-00000a"
+    (tmp_path / run_id).mkdir(mode=0o700)
+    known = {"run_id": run_id, "cluster": "one", "phases_chosen": [], "begun": 1.8e9, **about}
+    (tmp_path / run_id / "run.json").write_text(json.dumps(known))
+    screened = {"event": "screened", "time": 1.0, "mono": 1.0, "node": "n1", "end": "answered"}
+    if about:
+        (tmp_path / run_id / "journal.jsonl").write_text(json.dumps(screened) + "\n")
+    status, out, err = run(capsys, "status", "--shared-dir", tmp_path)
+    assert (status, err, out.splitlines()[1:]) == (0, "", [line])
+    _, out, _ = run(capsys, "status", "--shared-dir", tmp_path, "--json")
+    (shown,) = json.loads(out)["runs"]
+    assert (shown["screen"], shown["answered"]) == (("gpu", 1) if about else (None, None))
+
+
 def test_unknown_cluster_is_refused(suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:
     """With the names that the file has."""
     words = ("--cluster-config", suite.file, "--cluster", "on")

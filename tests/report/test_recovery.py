@@ -14,6 +14,7 @@ from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
 from pytest_clustersmoke.evidence.run_record import RunRecord
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.report import recovery
+from pytest_clustersmoke.report.unreported_runs import find_unreported
 from pytest_clustersmoke.report.verdict import judge_record
 from tests.report.killed_run import finish_job, killed
 from tests.support.harness import Suite
@@ -112,6 +113,19 @@ def test_rerun_that_had_ended_was_not_left_behind(tmp_path: Path) -> None:
     journal.close()
     tally = recovery._count_journal(run, {"phases_chosen": ["small"]})
     assert tally.counts.cut_off == "its controller was killed; job job2 was not cancelled"
+
+
+@pytest.mark.parametrize("kind", ["", "proof", "screen"])
+def test_killed_proof_or_screen_is_no_run_of_phases(tmp_path: Path, kind: str) -> None:
+    """It is run again; nothing is reported of it, since it says nothing of any phase."""
+    name = "20261101-020000-00000a"
+    run, target = RunDir(tmp_path / "runs" / name), RunDir(tmp_path / "reports" / name)
+    for folder in (run, target):
+        folder.root.mkdir(parents=True)
+    write_json(target.run, {"evidence": str(run.root)})
+    write_json(run.run, {"run_id": name, **({kind: "gpu"} if kind else {})})
+    found = [about["run_id"] for _, _, about in find_unreported(tmp_path / "reports")]
+    assert found == ([] if kind else [name])
 
 
 def test_running_run_is_left_alone(suite: Suite) -> None:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_clustersmoke.evidence.history import history_database
-from pytest_clustersmoke.evidence.node_observation import DeviceFigure
+from pytest_clustersmoke.evidence.node_observation import DeviceFigure, NodeObservation
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.evidence.run_record import RunRecord
 from pytest_clustersmoke.report.publication import publish
@@ -98,6 +98,46 @@ def test_history_keeps_what_the_report_leaves_out(tmp_path: Path) -> None:
     assert RunRecord.model_validate(written).phases[0].ranks[0].gpu == ""
     assert written["phases"][0]["nodes"][0]["node"] == "node0"
     assert record.phases[0].ranks[0].gpu == UUID
+
+
+def test_history_of_another_user_gets_what_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mode cannot be changed, and others read it: neither the record, nor what was seen of
+    nodes and devices, nor the page over runs has a UUID, the user or a path; a remark says so."""
+    phase = records.phase(args={"data": "/proj/anna/data"})
+    phase["ranks"][0]["gpu"] = UUID
+    made = records.run(phase, sentence="FIT: /proj/anna/x by anna", evidence="/proj/anna/runs")
+    made["nodes"][0]["facts"]["gpus"] = [{"uuid": UUID, "serial": "1321X", "name": "H100"}]
+    history_database_is_open(tmp_path)
+    database, real = tmp_path / history_database.NAME, Path.chmod
+
+    def chmod(path: Path, mode: int) -> None:
+        if path == database:
+            raise PermissionError(1, "Operation not permitted")
+        real(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    record = records.parsed(made)
+    seen = NodeObservation(
+        "node0", "screen", "bad", "gpu: /proj/anna/x", boot_id=UUID[4:], parts={"GPU": UUID}
+    )
+    figure = DeviceFigure("node0", UUID, "gemm_tflops", 1.0, "TFLOP/s", True)
+    remarks = publish(
+        record,
+        RunDir(tmp_path / "runs" / record.run_id),
+        tmp_path,
+        {},
+        redactor=REDACTOR,
+        observations=[seen],
+        figures=[figure],
+    )
+    assert [line for line in remarks if line.startswith("history.db is another user's")]
+    for path in (database, tmp_path / "index.html"):
+        data = path.read_bytes()
+        assert b"anna" not in data and UUID[4:].encode() not in data and b"1321X" not in data
+    with closing(sqlite3.connect(database)) as connection:
+        assert (record.run_id,) in connection.execute("SELECT run_id FROM runs").fetchall()
 
 
 def history_database_is_open(directory: Path) -> None:

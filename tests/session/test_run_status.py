@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.history.usual_times import UsualTimes
 from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.session.run_status import RunStatus, list_open_runs, read_status
@@ -104,7 +105,14 @@ def test_hostile_files_are_read_without_harm(run: RunDir, value: Any) -> None:
     """Whatever stands in run.json, the journal, a claim and a result: no error, no control
     character, and no path outside the run."""
     about = json.loads(run.run.read_text())
-    hostile = {"cluster": value, "selection": value, "host": value, "pid": value, "begun": value}
+    hostile = {
+        "cluster": value,
+        "selection": value,
+        "host": value,
+        "pid": value,
+        "begun": value,
+        "screen": value,
+    }
     write_json(run.run, {**about, **hostile, "phases_chosen": ["trains", value]})
     journal = EventWriter(run.journal)
     journal.write("intent", phase=value, token=value)
@@ -114,10 +122,33 @@ def test_hostile_files_are_read_without_harm(run: RunDir, value: Any) -> None:
     write_json(run.phase("done").result, {"outcome": value, "run_s": value})
     status = read_status(run)
     assert {state.phase for state in status.states} >= {"trains", "queued"}
-    words = [status.cluster, status.selection, status.controller]
+    words = [status.cluster, status.selection, status.controller, status.screen]
     words += [f"{state.job_id}{state.detail}{state.phase}" for state in status.states]
     assert all(map(str.isprintable, words))
     assert not any("/" in state.phase for state in status.states)
+
+
+def test_report_whose_path_has_a_nul_costs_the_expected_end_alone(run: RunDir) -> None:
+    """No file system has such a path."""
+    write_json(run.run, {**json.loads(run.run.read_text()), "report": "/reports\0/x"})
+    assert read_status(run).usual == UsualTimes(read_status(run).usual.begun)
+    assert len(read_status(run).states) == 6
+
+
+def test_run_without_phases_is_not_over(run: RunDir) -> None:
+    """In its first second, or as a screen, of which the nodes that answered are counted once."""
+    about = json.loads(run.run.read_text())
+    write_json(run.run, {**about, "phases_chosen": []})
+    run.journal.unlink()
+    status = read_status(run)
+    assert (status.states, status.is_over, status.screen) == ([], False, "")
+    write_json(run.run, {**about, "phases_chosen": [], "screen": "gpu"})
+    journal = EventWriter(run.journal)
+    for node, end in (("n1", "answered"), ("n2", "not screened"), ("n1", "answered"), (7, "x")):
+        journal.write("screened", node=node, job_id="7", end=end, why="")
+    journal.close()
+    status = read_status(run)
+    assert (status.is_over, status.screen, status.answered) == (False, "gpu", 1)
 
 
 def test_torn_files_are_read_without_harm(run: RunDir) -> None:

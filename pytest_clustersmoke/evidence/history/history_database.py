@@ -63,8 +63,9 @@ def _exists(path: Path) -> bool:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError as error:
-        raise HistoryUnusable(_explain(path, "read", error.strerror or str(error))) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        why = getattr(error, "strerror", None) or str(error)
+        raise HistoryUnusable(_explain(path, "read", why)) from error
     return True
 
 
@@ -99,10 +100,25 @@ def open_for_writing(
 def _set_mode(path: Path, private: bool, is_new: bool) -> None:
     """Let others read the database, or write it if they share the directory; only the user if it
     is private, and from then on."""
-    if not (private or is_new or not is_private(path)):
-        return
-    with suppress(PermissionError):  # it is another user's, who shares it
-        path.chmod(PRIVATE_MODE if private else shared_mode(path.parent))
+    if private:
+        path.chmod(PRIVATE_MODE)
+    elif is_new or not is_private(path):
+        with suppress(PermissionError):  # it is another user's, who shares it
+            path.chmod(shared_mode(path.parent))
+
+
+def close_to_others(report_dir: Path) -> bool:
+    """Let only the user read the database, if it exists; False if it is another user's. Raises
+    HistoryUnusable."""
+    path = report_dir / NAME
+    try:
+        if _exists(path):
+            path.chmod(PRIVATE_MODE)
+    except PermissionError:
+        return False
+    except OSError as error:
+        raise HistoryUnusable(_explain(path, "written", error.strerror or str(error))) from error
+    return True
 
 
 def is_private(path: Path) -> bool:
