@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from benchmarks.isolation import plant_faults, run_trial
+from pytest_clustersmoke.criteria.peer_judge import judge_peers
 from pytest_clustersmoke.session.group_rounds import Steps
 from pytest_clustersmoke.session.group_tests import FAILED, NO_ANSWER, PASSED, SLOW, Group
 from pytest_clustersmoke.session.isolation_answer import (
@@ -128,6 +129,22 @@ def test_slow_groups_count_as_those_that_fail() -> None:
     answer = find(12, fails_with("n7", result=SLOW))
     assert (answer.kind, answer.nodes) == (NODES, ("n7",))
     assert "slow with" in answer.support[0]
+
+
+@pytest.mark.parametrize(
+    ("count", "gpus", "kind"), [(4, 1, NOT_AGAIN), (8, 1, UNSTABLE), (8, 2, NODES), (16, 1, NODES)]
+)
+def test_slightly_slow_node_is_named_if_enough_ranks_show_their_spread(
+    count: int, gpus: int, kind: str
+) -> None:
+    """20 % slow; up to four ranks are judged by a fixed factor."""
+    draw, plan = Random(count), IsolationPlan(name_nodes(count))
+    while plan.answer is None:
+        ranks = [(group, node) for group in plan.round for node in group for _ in range(gpus)]
+        times = [draw.gauss(1.2 if node == "n3" else 1, 0.005) for _, node in ranks]
+        slow = {ranks[number][0] for number in judge_peers(dict(enumerate(times))).slow}
+        plan.take({group: SLOW if group in slow else PASSED for group in plan.round})
+    assert (plan.answer.kind, plan.answer.nodes) == (kind, ("n3",) if kind == NODES else ())
 
 
 def test_node_that_gives_no_answer_is_reported_and_not_named() -> None:
