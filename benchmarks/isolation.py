@@ -4,7 +4,9 @@ names what is healthy.
 Plants faults in jobs of 232 and of 1,024 nodes, and asks the planner of groups as a session does:
 up to four bad nodes, two nodes that fail only together, a leaf switch (all of its traffic, or only
 what leaves it), three nodes that fail only together, and each of them showing half of the time
-only. A group fails if it has what is planted. Node numbers and faults are drawn from seeds.
+only. A group fails if it has what is planted. Beside the fault, other users' jobs take nodes for a
+while, so that their groups give no answer, or nodes go down by the scheduler's word, also in jobs
+of 12 nodes. Node numbers and faults are drawn from seeds.
 
     python -m benchmarks.isolation                        # 10,000 plantings, some minutes
     python -m benchmarks.isolation --plantings 400        # the short form of `make bench`
@@ -19,38 +21,52 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 
-from pytest_clustersmoke.session.group_tests import FAILED, PASSED, Group
+from pytest_clustersmoke.session.group_tests import FAILED, NO_ANSWER, PASSED, Group
 from pytest_clustersmoke.session.isolation_answer import LINK, NODES, NOT_AGAIN, SWITCH, TOGETHER
 from pytest_clustersmoke.session.isolation_plan import IsolationPlan
 
-SIZES = {232: 16, 1024: 32}  # nodes of a job, and below a leaf switch
+SIZES = {12: 4, 232: 16, 1024: 32}  # nodes of a job, and below a leaf switch
+LARGE = (232, 1024)
+BUSY, DYING = "3 busy", "3 dying"
 KINDS = ("no fault", *(f"{n} bad" for n in (1, 2, 3, 4)), "pair", "leaf", "uplink", "triple")
+TROUBLED = tuple(f"{fault}, {trouble}" for fault in KINDS[:3] for trouble in (BUSY, DYING))
 SOMETIMES = "half of the time"
+ROUNDS = 8  # in one of the first, trouble begins
 
 
 @dataclass(frozen=True)
 class Planting:
     """A fault in a job: `nodes` are the bad ones, or those of the set; `chance`: how often a group
-    that has it fails."""
+    that has it fails; `away`: nodes that are busy or down, with the first round of it and the first
+    one after it."""
 
     kind: str
     size: int
     nodes: frozenset[int]
     chance: float
     seed: int
+    away: tuple[tuple[int, int, float], ...] = ()
+
+    @property
+    def fault(self) -> str:
+        return self.kind.partition(",")[0]
 
     @property
     def row(self) -> str:
         return self.kind if self.chance == 1 else f"{self.kind}, {SOMETIMES}"
 
     def shows_in(self, group: frozenset[int]) -> bool:
-        if self.kind.endswith("bad") or self.kind == "leaf":
+        if self.fault.endswith("bad") or self.kind == "leaf":
             return bool(group & self.nodes)
         if self.kind == "uplink":
             return 0 < len(group & self.nodes) < len(group)
         return bool(self.nodes) and group >= self.nodes
+
+    def find_away(self, group: frozenset[int], turn: int) -> set[int]:
+        """The nodes of a group that are busy or down in a round."""
+        return {node for node, first, end in self.away if node in group and first <= turn < end}
 
 
 @dataclass(frozen=True)
@@ -70,13 +86,15 @@ def name_node(number: int) -> str:
 
 
 def plant_faults(count: int, first_seed: int = 0) -> Iterator[Planting]:
-    """Every kind in both sizes, each third one showing only half of the time."""
-    chances = (1.0, 1.0, 0.5)
-    rows = [(kind, size, chance) for size in SIZES for kind in KINDS for chance in chances]
-    for seed, (kind, size, chance) in enumerate(islice(cycle(rows), count), first_seed):
+    """Every kind in both large sizes, each third one showing only half of the time; and in all
+    sizes those with nodes that are busy or die."""
+    rows = [*product(LARGE, KINDS, (1.0, 1.0, 0.5)), *product(SIZES, TROUBLED, (1.0,))]
+    for seed, (size, kind, chance) in enumerate(islice(cycle(rows), count), first_seed):
         draw = random.Random(seed)
         chance = 1.0 if kind == "no fault" else chance
-        yield Planting(kind, size, draw_nodes(kind, size, draw), chance, seed)
+        nodes = draw_nodes(kind.partition(",")[0], size, draw)
+        away = draw_away(kind, size, nodes, draw) if kind in TROUBLED else ()
+        yield Planting(kind, size, nodes, chance, seed, away)
 
 
 def draw_nodes(kind: str, size: int, draw: random.Random) -> frozenset[int]:
@@ -89,6 +107,19 @@ def draw_nodes(kind: str, size: int, draw: random.Random) -> frozenset[int]:
     return frozenset(draw.sample(range(size), count))
 
 
+def draw_away(
+    kind: str, size: int, bad: frozenset[int], draw: random.Random
+) -> tuple[tuple[int, int, float], ...]:
+    """Three healthy nodes that others use for a while, or that go down for good."""
+    chosen = draw.sample([node for node in range(size) if node not in bad], 3)
+    firsts = [draw.randrange(ROUNDS) for _ in chosen]
+    lasting = [draw.randint(1, ROUNDS) if kind.endswith(BUSY) else math.inf for _ in chosen]
+    return tuple(
+        (node, first, first + rounds)
+        for node, first, rounds in zip(chosen, firsts, lasting, strict=True)
+    )
+
+
 def run_trial(planting: Planting, tests: int) -> Trial:
     """Isolate a planted fault, as a session does."""
     draw, per_leaf = random.Random(-planting.seed - 1), SIZES[planting.size]
@@ -98,30 +129,39 @@ def run_trial(planting: Planting, tests: int) -> Trial:
         for first in range(0, planting.size, per_leaf)
     }
     plan = IsolationPlan(names, switches=switches, tests=tests)
+    down: dict[str, str] = {}
 
     def test(group: Group) -> str:
         own = frozenset(int(name[1:]) for name in group)
+        if away := planting.find_away(own, plan.rounds):
+            if planting.kind.endswith(BUSY):
+                return NO_ANSWER
+            down.update(dict.fromkeys(map(name_node, away), "Slurm says: down"))
+            return draw.choice((FAILED, NO_ANSWER))
         shows = planting.shows_in(own) and draw.random() < planting.chance
         return FAILED if shows else PASSED
 
     while plan.answer is None:
-        plan.take({group: test(group) for group in plan.round})
-    return judge_answer(planting, plan)
+        plan.take({group: test(group) for group in plan.round}, down)
+    return judge_answer(planting, plan, down)
 
 
-def judge_answer(planting: Planting, plan: IsolationPlan) -> Trial:
+def judge_answer(planting: Planting, plan: IsolationPlan, down: Mapping[str, str]) -> Trial:
+    """Nodes that are `down` must be named, too."""
     answer = plan.answer
     assert answer is not None
-    own = {name_node(number) for number in planting.nodes}
+    own = {*map(name_node, planting.nodes), *down}
     leaf = f"leaf{min(planting.nodes, default=0) // SIZES[planting.size]}"
     of_switch = planting.kind in ("leaf", "uplink")
     expected = {"no fault": NOT_AGAIN, "pair": LINK, "triple": TOGETHER}.get(
-        planting.kind, SWITCH if of_switch else NODES
+        planting.fault, SWITCH if of_switch else NODES
     )
     named = {*answer.nodes, *(answer.suspects if answer.kind == TOGETHER else ())}
     is_false = not named <= own or (answer.switch not in ("", leaf if of_switch else ""))
     is_whole = answer.switch == leaf if of_switch else named == own
     is_right = answer.kind == expected and (is_whole or expected == NOT_AGAIN)
+    if planting.fault == "no fault" and planting.away:  # nodes that are down are named
+        is_right = is_whole and not answer.switch
     is_named = bool(named or answer.switch) and not is_false
     return Trial(is_right, is_named, is_false, len(plan.history.tests), plan.rounds)
 
@@ -152,9 +192,14 @@ def print_tables(trials: Mapping[Planting, Trial]) -> None:
     order = sorted(rows.items(), key=lambda row: (row[0][0], SOMETIMES in row[0][1]))
     for (size, kind), own in order:
         print(f"| {size:,} | {kind} | {describe_trials(own)} |")
-    steady = [trial for planting, trial in trials.items() if planting.chance == 1]
+    certain = {planting: trial for planting, trial in trials.items() if planting.chance == 1}
+    steady = [trial for planting, trial in certain.items() if not planting.away]
+    troubled = [trial for planting, trial in certain.items() if planting.away]
     unsteady = [trial for planting, trial in trials.items() if planting.chance < 1]
     print(f"\nright, of deterministic faults: {show_share(steady, lambda t: t.is_right)}")
+    if troubled:
+        print(f"right, with busy or dying nodes: {show_share(troubled, lambda t: t.is_right)}")
+        print(f"false names, with those: {show_share(troubled, lambda t: t.is_false)}")
     print(f"false names, of all: {show_share([*trials.values()], lambda t: t.is_false)}")
     if unsteady:
         print(

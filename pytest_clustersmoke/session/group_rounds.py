@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from .group_tests import NO_ANSWER, Group, GroupTests
+from .group_tests import NO_ANSWER, PASSED, Group, GroupTests
 
 T = TypeVar("T")
 # Yields the groups of a round, takes their results, and returns what follows from them.
@@ -29,23 +29,42 @@ class GroupRounds:
         self.named: dict[str, None] = {}
 
     def ask(self, groups: Sequence[Group]) -> Steps[list[bool]]:
-        """Test groups side by side; return which of them did not pass. Nodes that are gone, also
-        those that a test has just shown to be, are left out of theirs."""
-        live = [self._leave_out(group) for group in groups]
-        wanted = tuple(group for group in live if len(group) > 1)
-        if len(self._history.tests) + len(wanted) > self.most_tests:
+        """Test groups side by side; return which of them did not pass. Nodes that are gone are left
+        out of theirs, and what is left of it is tested again if a test has just shown that they
+        are. A first node that is left alone gets another partner; without one it is not bad."""
+        bad = [False] * len(groups)
+        waiting: Sequence[int] = range(len(groups))
+        while waiting:
+            live = self._complete({number: groups[number] for number in waiting}, groups)
+            yield from self._test([*live.values()])
+            failed = {number: group for number, group in live.items() if self._history.last(group)}
+            waiting = [number for number, group in failed.items() if self._has_gone(group)]
+            for number in failed:
+                bad[number] = number not in waiting
+        return bad
+
+    def _complete(self, waiting: Mapping[int, Group], groups: Sequence[Group]) -> dict[int, Group]:
+        """What is left of each group if a test can be made of it."""
+        live = {number: self._leave_out(group) for number, group in waiting.items()}
+        busy = {node for group in groups for node in group}
+        for number, group in live.items():
+            if len(group) == 1 and group == waiting[number][:1]:
+                partners = self.pair(group, busy, is_new=True)
+                live[number] = (*group, *partners.values())
+                busy.update(partners.values())
+        return {number: group for number, group in live.items() if len(group) > 1}
+
+    def _test(self, groups: Sequence[Group]) -> Steps[None]:
+        """Make tests. What a test shows in which a node went down, it shows of that node alone."""
+        if len(self._history.tests) + len(groups) > self.most_tests:
             raise BudgetSpent
-        results = (yield wanted) if wanted else {}
-        for group in wanted:
-            self._history.add(group, results[group])
-            if results[group] == NO_ANSWER and len(group) == 2 and not self._is_known(group):
+        results = (yield (*groups,)) if groups else {}
+        for group in groups:
+            result = results[group]
+            is_void = result != PASSED and self._has_gone(group)
+            self._history.add(group, NO_ANSWER if is_void else result)
+            if result == NO_ANSWER and len(group) == 2 and not is_void:
                 self.silent[group[0]] = None
-        if any(self._history.last(group) and self._leave_out(group) != group for group in wanted):
-            return (yield from self.ask(live))
-        return [
-            self._history.last(group) if len(group) > 1 else bool(group and group[0] == own[0])
-            for group, own in zip(live, groups, strict=True)
-        ]
 
     def fails(self, group: Group) -> Steps[bool]:
         return (yield from self.ask([group]))[0]
@@ -74,6 +93,6 @@ class GroupRounds:
     def _leave_out(self, group: Group) -> Group:
         return tuple(node for node in group if node not in self.down and node not in self.silent)
 
-    def _is_known(self, group: Group) -> bool:
-        """Whether it is known already why the group gave no answer."""
+    def _has_gone(self, group: Group) -> bool:
+        """Whether a node of the group is gone."""
         return self._leave_out(group) != group

@@ -121,8 +121,9 @@ class IsolationPlan:
             return self.give_up(f"the budget of {plural(self._rounds.most_tests, 'test')} is spent")
 
     def _search(self) -> Steps[IsolationAnswer]:
-        suspect, is_direct = self.nodes, True
-        while True:
+        suspect, is_direct, before = self.nodes, True, -1
+        while before < len(self.history.tests):  # a turn without a test is the last
+            before = len(self.history.tests)
             found = yield from self._narrow(suspect, is_direct)
             if self._all_fail() or not (found.singles or found.switch or found.tangled):
                 return (yield from self._judge_job())
@@ -145,6 +146,7 @@ class IsolationPlan:
                 return self._name_nodes() if self._named else self.give_up(CHANGED)
             aside = tuple(node for node in found.aside if node in rest)
             suspect, is_direct = (aside, False) if len(aside) > 1 else (rest, True)
+        return self.give_up("no other group of the nodes that are left can be tested")
 
     def _narrow(self, suspect: Group, is_direct: bool) -> Steps[_Narrowed]:
         """Split a failing group until single nodes are left of it. `is_direct`: it failed itself,
@@ -175,11 +177,8 @@ class IsolationPlan:
         wide: list[Group] = []
         pairs: dict[str, str] = {}
         for group in failing:
-            own = (
-                self._rounds.pair(group, suspects | {*pairs.values()})
-                if len(group) <= PARTS
-                else {}
-            )
+            taken = suspects | {*pairs.values()}
+            own = self._rounds.pair(group, taken) if len(group) <= PARTS else {}
             if own and len(own) == len(group):
                 pairs |= own
             elif len(group) > 3:
@@ -405,7 +404,7 @@ class IsolationPlan:
         away = below | {*pairs.values()}
         rest = tuple(node for node in self.nodes if node not in away)
         *bad, rest_fails = yield from self._rounds.ask([*pairs.items(), rest])
-        if not all(bad):
+        if sum(bad) < 2 or not all(bad):
             return self.give_up(f"only some nodes of switch {switch} fail with nodes elsewhere")
         failed = {node for test in self.history.failed for node in test.nodes[:1] if node in below}
         return name_switch(switch, sorted(failed), len(rest), rest_fails)
