@@ -103,7 +103,7 @@ def test_red_criterion_without_a_staged_fault_proves_nothing(suite: Suite) -> No
     flat(suite, "silent")
     result = suite.run(*FLAT)
     assert result.ret == 1
-    assert result.outlines[-1].endswith("(not as expected: loss-flat)")
+    assert result.outlines[-1].endswith("(not as expected: loss-flat); selected: loss-flat")
 
 
 def test_unexpected_red_criterion_is_named(suite: Suite) -> None:
@@ -111,7 +111,7 @@ def test_unexpected_red_criterion_is_named(suite: Suite) -> None:
     flat(suite, "harm")
     result = suite.run(*FLAT)
     assert result.ret == 1
-    assert result.outlines[-1].endswith("(not as expected: loss-flat)")
+    assert result.outlines[-1].endswith("(not as expected: loss-flat); selected: loss-flat")
     assert lines_with(
         result, "test_throughput_meets_the_reference failed, but skipped without the fault"
     )

@@ -35,7 +35,7 @@ def test_run_with_workers_gives_the_same_results(three: Suite) -> None:
     alone = three.run_apart("-p", "no:xdist")
     want, verdict = cases(three), three.record()["sentence"]
     spread = three.run_apart("-n", "2")
-    assert cases(three) == want and len(want) == 31
+    assert cases(three) == want and len(want) == 33
     assert spread.ret == alone.ret == 1
     assert spread.outlines[-1] == alone.outlines[-1] == verdict
     unproven = "; not proven: good: replay, samples, precision"
