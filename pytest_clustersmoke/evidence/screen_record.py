@@ -40,6 +40,10 @@ class ScreenedNode(RecordModel):
     cpu_s: float | None = Field(default=None, description="CPU time that the screen took of it")
     boot_id: str = Field(default="", description="of the kernel that ran; empty if unknown")
     checks: dict[str, ScreenCheckRecord] = Field(description="by name; none of other nodes")
+    cleared: list[str] = Field(
+        default_factory=list,
+        description="the ids of findings that its checks looked for and did not find",
+    )
 
     @property
     def rank(self) -> int:

@@ -176,10 +176,10 @@ class ScreenJobs:
         return refused
 
     def _submit_one(self, node: str) -> _NodeJob | Refused | Unanswered:
+        """Submit the job of a node. It is watched from then on, whatever interrupts the caller."""
         name, comment = self._words(node)
         output = f"--output={self._files.log(node)}"
         options = (f"--nodelist={node}", f"--job-name={name}", f"--comment={comment}", output)
-        """Submit the job of a node. It is watched from then on, whatever interrupts the caller."""
         try:
             job_id = self._client.submit(self._files.script, *options)
         except Refused as error:

@@ -2,7 +2,7 @@
 
 A node is left out on one definite piece of evidence, or on two that are independent: of two runs,
 or of two phases in which different things were found. Evidence ends after some days, at a later
-clean screen of the node, and when a part of the node has changed.
+clean screen of the node that looked for it, and when a part of the node has changed.
 
 What a check found counts only if another node was found without it, so that a setting that all
 nodes share accuses none. A failure of the job, which may be the program's, counts only if it
@@ -169,15 +169,15 @@ def _are_independent(one: PastObservation, other: PastObservation) -> bool:
 
 
 class _NodeChanges:
-    """When a node was last found clean, and when each kind of its parts last changed."""
+    """When each kind of evidence was last cleared, and when each kind of parts last changed."""
 
     def __init__(self, history: Sequence[PastObservation]) -> None:
-        self._clean = -float("inf")
+        self._cleared: dict[str, float] = {}
         self._changed: dict[str, float] = {}
         parts: dict[str, str] = {}
         for seen in reversed(history):
             if seen.source == SCREEN and seen.state == "good":
-                self._clean = max(self._clean, seen.seen)
+                self._cleared |= dict.fromkeys(seen.cleared, seen.seen)
             for kind, value in seen.parts.items():
                 if parts.setdefault(kind, value) != value:
                     parts[kind], self._changed[kind] = value, seen.seen
@@ -188,7 +188,7 @@ class _NodeChanges:
             for kind, seen in self._changed.items()
             if kind != DRIVER or evidence.kind in OF_DRIVER
         )
-        return self._clean > evidence.seen or any(changed)
+        return self._cleared.get(evidence.kind, evidence.seen) > evidence.seen or any(changed)
 
 
 def exceeds_share(left_out: Collection[str], nodes: Collection[str]) -> bool:

@@ -68,7 +68,7 @@ def full(node: str) -> NodeObservation:
 
 
 def good(node: str) -> NodeObservation:
-    return NodeObservation(node, SCREEN, "good")
+    return NodeObservation(node, SCREEN, "good", cleared=frozenset({"node-down", "tmp-full"}))
 
 
 def test_one_word_is_printed(tmp_path: Path, exclude: Exclude) -> None:

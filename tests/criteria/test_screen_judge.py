@@ -80,6 +80,20 @@ def test_other_driver_is_named_against_the_majority_and_of_two_neither() -> None
     assert failures([answer("a"), answer("b", gpus=gpus)]) == {}
 
 
+def test_without_a_majority_no_node_is_to_blame() -> None:
+    """Two versions on two nodes, or two drivers on the only two nodes with GPUs: warnings."""
+    other = answer("b", packages={"torch": "2.6.0"})
+    assert failures([answer("a"), other]) == {}
+    judged = judge_screen([answer("a"), other], SPEC)["b"]["versions"]
+    assert judged.result == "passed"
+    assert judged.text == "warning: torch differs: 2.5.1 on a; 2.6.0 on b"
+    assert failures([*healthy(2), other]) == {("b", "versions"): "versions-differ"}
+    gpus = [{**g, "driver_version": "535.1"} for g in answer("x").facts["gpus"]]
+    without = [answer(f"cpu{n}", gpus=[], gpu_driver=False) for n in range(4)]
+    found = failures([answer("a"), answer("b", gpus=gpus), *without])
+    assert not {check for _, check in found} & {"driver"}
+
+
 def test_slow_core_is_named_and_noise_is_not() -> None:
     noisy = [replace(each, work_s=0.0015 * (1 + 0.06 * n)) for n, each in enumerate(healthy(6))]
     assert failures(noisy) == {}

@@ -68,12 +68,22 @@ def test_evidence_ends_after_some_days() -> None:
 
 def test_evidence_ends_at_a_later_clean_screen() -> None:
     """A screen before it, or a phase that passed, ends nothing."""
+    seen = {"cleared": frozenset({"node-down"})}
     down = bad("n1", "node-down: x", 3, definite=True)
     assert left_out(down, see("n1", "good", 2)) == ["n1"]
-    assert left_out(down, see("n1", "good", 4, SCREEN)) == ["n1"]
-    assert left_out(down, see("n1", "good", 2, SCREEN)) == []
+    assert left_out(down, see("n1", "good", 4, SCREEN, **seen)) == ["n1"]
+    assert left_out(down, see("n1", "good", 2, SCREEN, **seen)) == []
     again = bad("n1", "node-down: x", 1, definite=True)
-    assert left_out(down, see("n1", "good", 2, SCREEN), again) == ["n1"]
+    assert left_out(down, see("n1", "good", 2, SCREEN, **seen), again) == ["n1"]
+
+
+@pytest.mark.parametrize("kind", ["device-wrong-answer", "gpu-errors-during-job"])
+def test_clean_screen_ends_only_what_it_looked_for(kind: str) -> None:
+    """A device that computed wrongly stays out until a screen has measured it."""
+    wrong = bad("n1", f"{kind}: x", 3, definite=True)
+    other = see("n1", "good", 2, SCREEN, cleared=frozenset({"tmp-full", "node-down"}))
+    assert left_out(wrong, other) == ["n1"]
+    assert left_out(wrong, other, see("n1", "good", 1, SCREEN, cleared=frozenset({kind}))) == []
 
 
 def test_evidence_ends_at_a_changed_part() -> None:

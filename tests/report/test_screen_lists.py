@@ -164,6 +164,9 @@ def test_history_of_nodes_gets_what_was_seen_of_each() -> None:
         "x2": ("bad", "device-wrong-answer", True),
         "x3": ("bad", "device-slow", False),
     }
+    kind = "gpu-ecc-errors"
+    (clean,) = observed(node("n0").model_copy(update={"cleared": [kind]}))
+    assert clean.cleared == {kind}
     states = [each.state for each in observed(*good(2), SILENT, BUSY)]
     assert states == ["good", "good", "bad"]
     assert [each.state for each in observed(*good(1), SILENT)] == ["good", "unknown"]
