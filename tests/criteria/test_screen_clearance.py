@@ -11,7 +11,7 @@ from pytest_clustersmoke.criteria.screen_judge import CheckJudgement, judge_scre
 from pytest_clustersmoke.criteria.screen_peaks import PEAKS, SLOW, WRONG
 from pytest_clustersmoke.evidence.node_observation import CHECKS
 from pytest_clustersmoke.evidence.screen_files import NodeAnswer
-from tests.criteria.test_screen_judge import SPEC, answer, healthy
+from tests.support.screens import SPEC, answer, healthy
 
 UNMEASURED = CheckJudgement("skipped", "torch is not installed there")
 ECC, TMP = "gpu-ecc-errors", "tmp-full"
