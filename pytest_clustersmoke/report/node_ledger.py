@@ -19,6 +19,7 @@ from functools import cached_property
 
 from ..evidence.history.node_history import DAY_S
 from ..evidence.node_observation import CHECKS, DRIVER, SCREEN, PastObservation
+from ..text import plural
 
 DAYS = 14.0
 MOST_SHARE = 0.2  # of the nodes: more of them is a bad test, not a bad cluster
@@ -191,9 +192,36 @@ class _NodeChanges:
         return self._cleared.get(evidence.kind, evidence.seen) > evidence.seen or any(changed)
 
 
-def exceeds_share(left_out: Collection[str], nodes: Collection[str]) -> bool:
-    """Whether so many of these nodes would be left out that the tests are to blame."""
-    return len(left_out) > most_left_out(len(nodes))
+@dataclass(frozen=True)
+class TooMany:
+    """Some nodes that would lose so many that the tests are to blame: `where` says which."""
+
+    where: str
+    nodes: int
+    left_out: int
+
+    def __str__(self) -> str:
+        return f"{plural(self.left_out, 'node')} of {self.nodes} {self.where}"
+
+
+def find_too_many(
+    left_out: Collection[str], partitions: Mapping[str, Collection[str]], known: Collection[str]
+) -> TooMany | None:
+    """Whether too many would be left out: of these nodes, of any of their partitions, or of those
+    that the history knows, since a job can have all of its nodes there. None if not."""
+    names = sorted(set().union(*partitions.values()))
+    groups = {f"of partition {name}": _list_members(partitions, name) for name in names}
+    groups["of the cluster"] = set(partitions)
+    groups["that the history knows"] = set(partitions) & set(known)
+    for where, nodes in groups.items():
+        lost = nodes & set(left_out)
+        if len(lost) > most_left_out(len(nodes)):
+            return TooMany(where, len(nodes), len(lost))
+    return None
+
+
+def _list_members(partitions: Mapping[str, Collection[str]], partition: str) -> set[str]:
+    return {node for node, own in partitions.items() if partition in own}
 
 
 def most_left_out(nodes: int) -> int:

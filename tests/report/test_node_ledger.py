@@ -12,7 +12,7 @@ from pytest_clustersmoke.evidence.node_observation import SCREEN, PastObservatio
 from pytest_clustersmoke.report.node_ledger import (
     NodeLedger,
     NodeSummary,
-    exceeds_share,
+    find_too_many,
     most_left_out,
 )
 
@@ -144,8 +144,20 @@ def test_the_reason_is_the_definite_one() -> None:
 def test_no_more_than_a_fifth_of_the_nodes_is_left_out() -> None:
     """At least one."""
     assert [most_left_out(nodes) for nodes in (0, 1, 4, 9, 10, 64)] == [1, 1, 1, 1, 2, 12]
-    assert not exceeds_share(["a"], ["a", "b"])
-    assert exceeds_share(["a", "b"], ["a", "b"])
+    one = {"a": {"p"}, "b": {"p"}}
+    assert find_too_many(["a"], one, one) is None
+    assert str(find_too_many(["a", "b"], one, one)) == "2 nodes of 2 of partition p"
+
+
+def test_no_partition_loses_more_than_its_share() -> None:
+    """Although the cluster could spare all nodes of a small one; nor do those that were tested."""
+    nodes = {f"n{number}": {"all", "gpu"} if number < 8 else {"all"} for number in range(64)}
+    gpus = [f"n{number}" for number in range(8)]
+    assert str(find_too_many(gpus, nodes, nodes)) == "8 nodes of 8 of partition gpu"
+    assert find_too_many(["n7", "n8", "n9"], nodes, nodes) is None
+    tested = [f"n{number}" for number in (7, 8, 9, 10)]
+    named = str(find_too_many(tested[:3], nodes, tested))
+    assert named == "3 nodes of 4 that the history knows"
 
 
 def test_flaky_programs_name_no_node() -> None:
