@@ -98,6 +98,16 @@ def test_too_few_nodes_are_inconclusive(minimum: float, verdict: str) -> None:
     assert (verdict == FIT) != ("at least 81% of the nodes must pass" in made.sentence)
 
 
+def test_nodes_that_no_phase_gets_need_not_pass() -> None:
+    """Those without the profile's features, and those that it excludes."""
+    others = [
+        node("a1", "not screened", "other features", "a1 lacks h100"),
+        node("a2", "not screened", "excluded by the profile", "the profile names a2"),
+    ]
+    made = verdict_of(*good(4), *others, minimum=1.0)
+    assert made.sentence.startswith("FIT for 4 of 6 nodes; 2 not screened: 1 other features, ")
+
+
 def test_interrupted_screen_is_never_fit() -> None:
     made = verdict_of(*good(4), interrupted=True, exit_status=2)
     assert (made.name, made.exit_status) == (INCONCLUSIVE, 2)
