@@ -208,7 +208,7 @@ def make_history(folder: Path, runs: int) -> None:
             "INSERT INTO boots VALUES (?, ?, 'b', '{}')", ((node, node) for node in nodes)
         )
         connection.executemany(
-            "INSERT INTO node_observations VALUES (?, 'phase0', ?, ?, ?, 'good', 0, '')",
+            "INSERT INTO node_observations VALUES (?, 'phase0', ?, ?, ?, 'good', 0, '', '')",
             ((number, node, NOW + number, node) for number in days for node in nodes),
         )
 

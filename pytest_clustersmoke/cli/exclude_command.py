@@ -13,8 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ..evidence.history.node_history import DAY_S, read_observations
-from ..report.node_ledger import DAYS, LeftOut, NodeLedger, exceeds_share, most_left_out
-from ..text import near, plural, sanitize_line, shorten
+from ..report.node_ledger import (
+    DAYS,
+    LeftOut,
+    NodeLedger,
+    TooMany,
+    find_too_many,
+    most_left_out,
+)
+from ..text import near, sanitize_line, shorten
 from . import history_arguments as arguments
 from .node_views import describe_observation
 from .nodes_command import add_days
@@ -25,8 +32,9 @@ DESCRIPTION = """\
 Prints one word, --exclude=NODE,NODE, for sbatch, srun and salloc; nothing if no node is to be left
 out. A node is listed on one definite piece of evidence (it died, uncorrectable memory errors of a
 GPU, a link that is down) or on two independent ones, for 14 days, or until a later clean screen of
-the node, or until a part of it has changed. Only names that sinfo lists are printed, and never more
-than 20 % of the nodes (at least one): then a test is to blame.
+the node that looks for it, or until a part of it has changed. Only names that sinfo lists are
+printed, and never more than 20 % of a partition, or of the nodes that the history knows (at least
+one): then a test is to blame.
 """
 EXAMPLES = """\
 examples:
@@ -75,20 +83,21 @@ def _run_command(parsed: argparse.Namespace) -> int:
         since = now - 2 * parsed.days * DAY_S
         histories = read_observations(connection, parsed.cluster, since)
     everything = NodeLedger(histories, now, parsed.days).left_out()
-    nodes = _ask_for_nodes(parsed.partition) if everything else frozenset()
+    nodes = _ask_for_nodes(parsed.partition) if everything else {}
     left_out = [entry for entry in everything if entry.node in nodes]
     if parsed.why:
         _print_evidence(left_out, [entry for entry in everything if entry.node not in nodes])
-    if exceeds_share([entry.node for entry in left_out], nodes):
-        _refuse_list(left_out, len(nodes), parsed.partition)
+    if too_many := find_too_many([entry.node for entry in left_out], nodes, histories):
+        _refuse_list(left_out, too_many)
         return 1
     form = _drain_lines if parsed.drain else FORMS[parsed.format]
     print_lines(form(left_out))
     return 0
 
 
-def _ask_for_nodes(partition: str | None) -> frozenset[str]:
-    """The nodes that sinfo lists in the partition, or in all. Raises UsageProblems."""
+def _ask_for_nodes(partition: str | None) -> dict[str, frozenset[str]]:
+    """The nodes that sinfo lists in the partition, or in all, each with the partitions that count.
+    Raises UsageProblems."""
     from ..jobs.slurm_client import SlurmClient, SlurmUnavailable  # loads pydantic
 
     try:
@@ -100,12 +109,12 @@ def _ask_for_nodes(partition: str | None) -> frozenset[str]:
             "a machine on which sinfo works, such as a login node of the cluster",
         )
     if partition is None:
-        return frozenset(partitions)
+        return partitions
     names = sorted(set().union(*partitions.values()))
     if partition not in names:
         words = f"Slurm has no partition `{partition}`"
         arguments.refuse(words, "--partition", arguments.one_of(names), near(partition, names))
-    return frozenset(node for node, own in partitions.items() if partition in own)
+    return {node: frozenset({partition}) for node, own in partitions.items() if partition in own}
 
 
 def _print_evidence(left_out: Sequence[LeftOut], unknown: Sequence[LeftOut]) -> None:
@@ -125,14 +134,13 @@ def _print_evidence(left_out: Sequence[LeftOut], unknown: Sequence[LeftOut]) -> 
         print(sanitize_line(words), file=sys.stderr)
 
 
-def _refuse_list(left_out: Sequence[LeftOut], nodes: int, partition: str | None) -> None:
-    where = f"partition {partition}" if partition else "the cluster"
+def _refuse_list(left_out: Sequence[LeftOut], too_many: TooMany) -> None:
     listed = shorten([f"{entry.node} ({entry.reason})" for entry in left_out], MOST_SHOWN)
     print(
         sanitize_line(
-            f"clustersmoke: {plural(len(left_out), 'node')} of {nodes} of {where} would be left "
-            f"out; expected at most {most_left_out(nodes)}, since so many point to a bad test or "
-            f"setting; nothing is printed; look at what named them: {listed}"
+            f"clustersmoke: {too_many} would be left out; expected at most "
+            f"{most_left_out(too_many.nodes)}, since so many point to a bad test or setting; "
+            f"nothing is printed; look at what named them: {listed}"
         ),
         file=sys.stderr,
     )

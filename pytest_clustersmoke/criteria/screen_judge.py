@@ -17,7 +17,8 @@ from typing import Any, Literal
 from ..evidence.finding import Finding
 from ..evidence.screen_files import NodeAnswer
 from ..node.checks import BETWEEN_NODES, ON_A_NODE
-from ..node.checks.gpu_checks import uses_gpus
+from ..node.checks.consistency import UNDECIDED
+from ..node.checks.gpu_checks import list_unseen, uses_gpus
 from ..node.checks.node_values import Node
 from ..text import FAILURE
 from .peer_judge import CPU_FACTOR, judge_by_factor
@@ -49,13 +50,15 @@ CheckResult = Literal["passed", "failed", "skipped"]
 @dataclass(frozen=True)
 class CheckJudgement:
     """What one check says of one node. A check that passed may have warnings as its text; `id` is
-    the finding's if it failed."""
+    the finding's if it failed. `open` are the kinds of findings that it did not rule out: those of
+    warnings, and those that the node did not show."""
 
     result: CheckResult
     text: str = ""
     id: str = ""
     fix: str = ""
     severity: str = ""
+    open: frozenset[str] = frozenset()
 
 
 def judge_screen(
@@ -76,7 +79,7 @@ def judge_screen(
         by_check = {
             name: _judge_check(name, answer, findings.get((answer.node, name), ()), odd)
             or _explain_skip(name, node, spec)
-            or CheckJudgement("passed", _warnings(findings.get((answer.node, name), ())))
+            or _pass_check(name, node, findings.get((answer.node, name), ()))
             for name in (*ON_A_NODE, *BETWEEN_NODES)
         }
         judged[answer.node] = {**by_check, CPU: speeds[answer.node]}
@@ -112,9 +115,13 @@ def _find_odd(findings: Found, count: int) -> set[tuple[str, str]]:
 def _judge_check(
     name: str, answer: NodeAnswer, findings: Sequence[Finding], odd: set[tuple[str, str]]
 ) -> CheckJudgement | None:
-    """The failure of a check, also one that the node found itself, or that hung there."""
+    """The failure of a check, also one that the node found itself, or that hung there. Where no
+    value is that of most nodes, none of them is to blame."""
     bad = [
-        found for found in findings if found.severity == FAILURE or (answer.node, found.id) in odd
+        found
+        for found in findings
+        if (found.severity == FAILURE or (answer.node, found.id) in odd)
+        and not found.detail.get(UNDECIDED)
     ]
     if bad:
         fixes = "; ".join(dict.fromkeys(found.fix for found in bad))
@@ -128,15 +135,17 @@ def _judge_check(
     return None
 
 
-def _warnings(findings: Sequence[Finding]) -> str:
-    return "; ".join(f"warning: {found.cause}" for found in findings)
+def _pass_check(name: str, node: Node, findings: Sequence[Finding]) -> CheckJudgement:
+    warnings = "; ".join(f"warning: {found.cause}" for found in findings)
+    unseen = list_unseen(node) if name == "gpus" else frozenset()
+    return CheckJudgement("passed", warnings, open=unseen | {found.id for found in findings})
 
 
 def _explain_skip(name: str, node: Node, spec: Mapping[str, Any]) -> CheckJudgement | None:
     """Why a check does not apply to this node; None if it does."""
     if name in ("gpus", "gpu_model", "driver") and not uses_gpus(node, spec):
         return CheckJudgement("skipped", "no rank trains on a GPU here (hardware.device)")
-    if name in ("gpu_model", "driver") and not node.rows("gpus"):
+    if name in ("gpus", "gpu_model", "driver") and not node.rows("gpus"):
         return CheckJudgement("skipped", "nvidia-smi lists no GPU there")
     if name == "rdma" and not node.rows("rdma_ports"):
         return CheckJudgement("skipped", "the node shows no RDMA port")

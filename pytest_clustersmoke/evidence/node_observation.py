@@ -61,7 +61,8 @@ class NodeObservation:
     `node` is Slurm's NodeName, or the host. `reason` is the id of a finding or of a check, a colon
     and a line of text; empty for a good node. `definite` is evidence that needs no second one: the
     node died, its GPU reported memory errors, its link went down. `boot_id` and `parts` (a kind ->
-    the parts of that kind, such as `GPU` -> UUIDs) are empty if they are unknown.
+    the parts of that kind, such as `GPU` -> UUIDs) are empty if they are unknown. `cleared` are the
+    kinds of earlier evidence that a screen looked for and did not find.
     """
 
     node: str
@@ -71,6 +72,7 @@ class NodeObservation:
     definite: bool = False
     boot_id: str = ""
     parts: Mapping[str, str] = field(default_factory=dict)
+    cleared: frozenset[str] = frozenset()
 
     @property
     def kind(self) -> str:

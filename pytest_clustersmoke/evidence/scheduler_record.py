@@ -82,7 +82,7 @@ class ScheduledJob:
 @dataclass(frozen=True)
 class NodeStatus:
     """A node: its state, with the time (Unix seconds), user and reason; `unusable` if it takes no
-    jobs."""
+    jobs. `features` only where they were asked for."""
 
     name: str = ""
     state: str = ""
@@ -95,6 +95,7 @@ class NodeStatus:
     reason: str = ""
     text: str = ""
     line: int = 0
+    features: frozenset[str] = frozenset()
 
     @property
     def why(self) -> str:

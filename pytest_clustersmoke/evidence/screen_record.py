@@ -11,6 +11,7 @@ from ..text import plural
 from .run_counts import RecordModel
 
 PASSING, FAILING, NO_ANSWER, NOT_SCREENED = "passing", "failing", "no answer", "not screened"
+OTHER_FEATURES, EXCLUDED = "other features", "excluded by the profile"  # no phase gets such a node
 ANSWER = "answer"  # the check that a node starts and answers in time
 
 
@@ -40,6 +41,10 @@ class ScreenedNode(RecordModel):
     cpu_s: float | None = Field(default=None, description="CPU time that the screen took of it")
     boot_id: str = Field(default="", description="of the kernel that ran; empty if unknown")
     checks: dict[str, ScreenCheckRecord] = Field(description="by name; none of other nodes")
+    cleared: list[str] = Field(
+        default_factory=list,
+        description="the ids of findings that its checks looked for and did not find",
+    )
 
     @property
     def rank(self) -> int:
@@ -51,7 +56,7 @@ class ScreenRecord(RecordModel):
     """The result of --cluster-screen."""
 
     partition: str
-    minimum: float = Field(description="the share of its nodes that must pass")
+    minimum: float = Field(description="the share of the nodes that phases may get that must pass")
     limit_s: float = Field(description="seconds that each node had")
     nodes: list[ScreenedNode] = Field(description="in Slurm's order")
 
@@ -71,6 +76,12 @@ class ScreenRecord(RecordModel):
         groups = Counter(node.group for node in self.of(NOT_SCREENED))
         counted = ", ".join(f"{count} {group}" for group, count in groups.most_common())
         return f"{groups.total()} not screened: {counted}" if groups else ""
+
+    @property
+    def fewest(self) -> float:
+        """How many nodes must pass, of those that phases may get."""
+        barred = sum(node.group in (OTHER_FEATURES, EXCLUDED) for node in self.nodes)
+        return self.minimum * (len(self.nodes) - barred)
 
     @property
     def size(self) -> str:

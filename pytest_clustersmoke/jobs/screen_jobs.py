@@ -39,7 +39,8 @@ SILENT_S = 60.0  # how much longer than all limits a job of which Slurm says not
 ASK_S, LOOK_S = 1.0, 0.1  # between two questions to Slurm, and two looks at the answers
 AT_ONCE = 8  # sbatch side by side
 MAX_LOG, MAX_REASON = 64 * 2**10, 300
-# Options of the profile that choose nodes or divide them: each job has one node, and all of it.
+# Options of the profile that choose nodes or divide them: each job has one node, and all of it. The
+# plan of the screen has followed `exclude` and `constraint` by then.
 DROPPED = {
     *("nodelist", "exclude", "constraint", "prefer", "cluster_constraint", "contiguous"),
     *("switches", "nodes", "spread_job", "spread_segments", "segment", "use_min_nodes"),
@@ -176,10 +177,10 @@ class ScreenJobs:
         return refused
 
     def _submit_one(self, node: str) -> _NodeJob | Refused | Unanswered:
+        """Submit the job of a node. It is watched from then on, whatever interrupts the caller."""
         name, comment = self._words(node)
         output = f"--output={self._files.log(node)}"
         options = (f"--nodelist={node}", f"--job-name={name}", f"--comment={comment}", output)
-        """Submit the job of a node. It is watched from then on, whatever interrupts the caller."""
         try:
             job_id = self._client.submit(self._files.script, *options)
         except Refused as error:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..config.hostlist import expand_hostlist
 from ..evidence.scheduler_record import NodeStatus
+from ..evidence.screen_record import EXCLUDED, OTHER_FEATURES
 from ..text import Problem, near, shorten
+from .slurm_records import list_required
 
 MANY = 8
 OPTION = "--cluster-nodes"
@@ -44,10 +47,11 @@ class PlannedNode:
 
 
 def plan_screen(
-    nodes: Sequence[NodeStatus], hostlist: str = "", reservation: bool = False
+    nodes: Sequence[NodeStatus], hostlist: str = "", options: Mapping[str, Any] | None = None
 ) -> tuple[list[PlannedNode], list[Problem]]:
     """The nodes of a partition, or of those the ones that `hostlist` names, in Slurm's order; and
-    the names that are no nodes of it. `reservation`: jobs use one, so that its nodes are free."""
+    the names that are no nodes of it. `options` are the profile's for sbatch: they leave out nodes
+    that no phase gets, and the nodes of a reservation that jobs use are free."""
     wanted = expand_hostlist(hostlist)
     known = {node.name for node in nodes}
     unknown = [name for name in dict.fromkeys(wanted) if name not in known]
@@ -55,7 +59,8 @@ def plan_screen(
     if hostlist and not wanted:
         problems.append(Problem(f"`{hostlist}` names no node", OPTION, "a list such as gpu[0-7]"))
     chosen = set(wanted) if hostlist else known
-    return [_plan_node(node, reservation) for node in nodes if node.name in chosen], problems
+    rule = _Rule.of(options or {})
+    return [rule.plan(node) for node in nodes if node.name in chosen], problems
 
 
 def _explain_unknown(unknown: Sequence[str], known: set[str]) -> Problem:
@@ -64,11 +69,33 @@ def _explain_unknown(unknown: Sequence[str], known: set[str]) -> Problem:
     return Problem(what, OPTION, "names of nodes, as sinfo -N lists them", hint)
 
 
-def _plan_node(node: NodeStatus, reservation: bool) -> PlannedNode:
-    usable = _RESERVED if reservation else _IDLE
-    if usable.fullmatch(node.state):
-        return PlannedNode(node.name, node.state)
-    return PlannedNode(node.name, node.state, name_group(node), node.why)
+@dataclass(frozen=True)
+class _Rule:
+    """Which nodes the profile's jobs may have."""
+
+    usable: re.Pattern[str]
+    features: frozenset[str]
+    excluded: frozenset[str]
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> _Rule:
+        return cls(
+            _RESERVED if options.get("reservation") else _IDLE,
+            list_required(str(options.get("constraint") or "")),
+            frozenset(expand_hostlist(str(options.get("exclude") or ""))),
+        )
+
+    def plan(self, node: NodeStatus) -> PlannedNode:
+        skip, why = self._explain_skip(node)
+        return PlannedNode(node.name, node.state, skip, why)
+
+    def _explain_skip(self, node: NodeStatus) -> tuple[str, str]:
+        if node.name in self.excluded:
+            return EXCLUDED, f"`slurm.exclude` of the profile names {node.name}"
+        if missing := self.features - node.features:
+            lacks = " and ".join(sorted(missing))
+            return OTHER_FEATURES, f"{node.name} lacks {lacks}, which `slurm.constraint` asks for"
+        return ("", "") if self.usable.fullmatch(node.state) else (name_group(node), node.why)
 
 
 def name_group(node: NodeStatus) -> str:

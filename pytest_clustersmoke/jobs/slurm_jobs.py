@@ -5,7 +5,7 @@ trial submissions, and its messages in a job's own log.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ..config.hostlist import expand_hostlist
@@ -50,7 +50,7 @@ ENDED = {
 SQUEUE_FIELDS = "%i|%T|%r|%N|%V|%S|%j|%k"
 SACCT_FIELDS = "JobID,State,Reason,NodeList,Submit,Start,JobName,Comment"
 SINFO_FIELDS = "%N|%T|%H|%u|%E"
-PARTITION_FIELDS = f"%P|{SINFO_FIELDS}"
+PARTITION_FIELDS = f"%P|%f|{SINFO_FIELDS}"
 ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,End"
 OTHERS_FIELDS = "%i|%u|%P|%q|%S|%N"
 STEP_FIELDS = "%i|%N|%j"
@@ -335,14 +335,18 @@ def parse_partition_nodes(text: str, wanted: str = "") -> tuple[str, tuple[NodeS
     """`sinfo -h -N -o PARTITION_FIELDS`: the nodes of the partitions `wanted`, a list joined with
     commas, or of the default one, and its name."""
     by_partition: dict[str, list[str]] = {}
-    for _, (partition, status) in rows(text, 2):
+    features: dict[str, frozenset[str]] = {}
+    for _, (partition, words, status) in rows(text, 3):
         by_partition.setdefault(partition, []).append(status)
+        features[status.partition("|")[0]] = frozenset(
+            filter(None, value_or_empty(words).split(","))
+        )
     default = next((name for name in by_partition if name.endswith("*")), "")
     names = {name.rstrip("*"): lines for name, lines in by_partition.items()}
     chosen = wanted or default.rstrip("*")
     listed = [line for name in chosen.split(",") for line in names.get(name, ())]
-    statuses = parse_sinfo("\n".join(listed))
-    return chosen, tuple(node for node in statuses if NODE_NAME.fullmatch(node.name))
+    statuses = (node for node in parse_sinfo("\n".join(listed)) if NODE_NAME.fullmatch(node.name))
+    return chosen, tuple(replace(node, features=features[node.name]) for node in statuses)
 
 
 def parse_accounting(text: str) -> tuple[AccountingEntry, ...]:

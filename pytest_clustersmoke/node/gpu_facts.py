@@ -188,14 +188,16 @@ def _read_word(path: Path) -> str:
         return ""
 
 
-def run_all(commands: list[list[str]], timeout_s: float = TIMEOUT_S) -> list[Answer]:
+def run_all(commands: list[list[str]], timeout_s: float | None = None) -> list[Answer]:
     """Run these commands at the same time and return their answers.
 
     With a broken driver a tool can hang in uninterruptible sleep: it is killed, but not waited for.
     """
+    timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
     started = [_start(command) for command in commands]
     deadline = time.monotonic() + timeout_s
-    return [_answer(process, deadline) for process in started]
+    late = f"no answer within {timeout_s:g} s"
+    return [_answer(process, deadline, late) for process in started]
 
 
 def _start(command: list[str]) -> subprocess.Popen[str] | OSError:
@@ -212,14 +214,14 @@ def _start(command: list[str]) -> subprocess.Popen[str] | OSError:
         return error
 
 
-def _answer(process: subprocess.Popen[str] | OSError, deadline: float) -> Answer:
+def _answer(process: subprocess.Popen[str] | OSError, deadline: float, late: str) -> Answer:
     if isinstance(process, OSError):
         return Answer(None, f"cannot run it: {process.strerror or process}")
     try:
         output, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
-        return Answer(None, f"no answer within {TIMEOUT_S:g} s")
+        return Answer(None, late)
     if process.returncode == 0:
         return Answer(output)
     text = " ".join(f"{output} {errors}".split())  # errors may be on stdout or stderr

@@ -13,10 +13,15 @@ from ..config.phase import Phase, Sourced
 from ..config.profile import Profile
 from ..config.sbatch_options import parse_time_limit
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
-from ..jobs.slurm_records import Association, SlurmNode, SlurmPartition, SlurmQos
+from ..jobs.slurm_records import (
+    Association,
+    SlurmNode,
+    SlurmPartition,
+    SlurmQos,
+    list_required,
+)
 from ..text import near, plural, shorten
 
-SIMPLE_CONSTRAINT = re.compile(r"[\w.-]+(&[\w.-]+)*")
 MAX_NAMED = 20
 
 # Adds a line of Slurm's output to the phase's record and returns its place there.
@@ -232,9 +237,9 @@ def _check_constraint(
     request: RequestedResources, here: Mapping[str, SlurmNode]
 ) -> Iterator[Finding]:
     constraint = sbatch_option(request.phase, "constraint")
-    if not SIMPLE_CONSTRAINT.fullmatch(constraint):
-        return  # no constraint, or an expression, which is left to sbatch
-    features = set(constraint.split("&"))
+    features = list_required(constraint)
+    if not features:
+        return
     enough = [node for node in here.values() if features <= node.features]
     if len(enough) >= request.nodes:
         return
@@ -275,9 +280,7 @@ def find_candidates(request: RequestedResources, nodes: Mapping[str, SlurmNode])
     named, left_out = (
         set(expand_hostlist(sbatch_option(phase, key))) for key in ("nodelist", "exclude")
     )
-    constraint = sbatch_option(phase, "constraint")
-    simple = SIMPLE_CONSTRAINT.fullmatch(constraint)
-    features = set(constraint.split("&")) if simple else set()
+    features = list_required(sbatch_option(phase, "constraint"))
     cpus, memory = (
         _parse_count(sbatch_option(phase, "cpus_per_task")),
         _parse_mib(sbatch_option(phase, "mem")),

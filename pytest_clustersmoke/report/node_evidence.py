@@ -68,7 +68,13 @@ def observe_screen(screen: ScreenRecord) -> list[NodeObservation]:
     }
     return [
         NodeObservation(
-            node.node, SCREEN, states[node.state], node.reason, _is_damaged(node), node.boot_id
+            node.node,
+            SCREEN,
+            states[node.state],
+            node.reason,
+            _is_damaged(node),
+            node.boot_id,
+            cleared=frozenset(node.cleared),
         )
         for node in reached
     ]

@@ -2,7 +2,7 @@
 
 A node is left out on one definite piece of evidence, or on two that are independent: of two runs,
 or of two phases in which different things were found. Evidence ends after some days, at a later
-clean screen of the node, and when a part of the node has changed.
+clean screen of the node that looked for it, and when a part of the node has changed.
 
 What a check found counts only if another node was found without it, so that a setting that all
 nodes share accuses none. A failure of the job, which may be the program's, counts only if it
@@ -19,6 +19,7 @@ from functools import cached_property
 
 from ..evidence.history.node_history import DAY_S
 from ..evidence.node_observation import CHECKS, DRIVER, SCREEN, PastObservation
+from ..text import plural
 
 DAYS = 14.0
 MOST_SHARE = 0.2  # of the nodes: more of them is a bad test, not a bad cluster
@@ -169,15 +170,15 @@ def _are_independent(one: PastObservation, other: PastObservation) -> bool:
 
 
 class _NodeChanges:
-    """When a node was last found clean, and when each kind of its parts last changed."""
+    """When each kind of evidence was last cleared, and when each kind of parts last changed."""
 
     def __init__(self, history: Sequence[PastObservation]) -> None:
-        self._clean = -float("inf")
+        self._cleared: dict[str, float] = {}
         self._changed: dict[str, float] = {}
         parts: dict[str, str] = {}
         for seen in reversed(history):
             if seen.source == SCREEN and seen.state == "good":
-                self._clean = max(self._clean, seen.seen)
+                self._cleared |= dict.fromkeys(seen.cleared, seen.seen)
             for kind, value in seen.parts.items():
                 if parts.setdefault(kind, value) != value:
                     parts[kind], self._changed[kind] = value, seen.seen
@@ -188,12 +189,39 @@ class _NodeChanges:
             for kind, seen in self._changed.items()
             if kind != DRIVER or evidence.kind in OF_DRIVER
         )
-        return self._clean > evidence.seen or any(changed)
+        return self._cleared.get(evidence.kind, evidence.seen) > evidence.seen or any(changed)
 
 
-def exceeds_share(left_out: Collection[str], nodes: Collection[str]) -> bool:
-    """Whether so many of these nodes would be left out that the tests are to blame."""
-    return len(left_out) > most_left_out(len(nodes))
+@dataclass(frozen=True)
+class TooMany:
+    """Some nodes that would lose so many that the tests are to blame: `where` says which."""
+
+    where: str
+    nodes: int
+    left_out: int
+
+    def __str__(self) -> str:
+        return f"{plural(self.left_out, 'node')} of {self.nodes} {self.where}"
+
+
+def find_too_many(
+    left_out: Collection[str], partitions: Mapping[str, Collection[str]], known: Collection[str]
+) -> TooMany | None:
+    """Whether too many would be left out: of these nodes, of any of their partitions, or of those
+    that the history knows, since a job can have all of its nodes there. None if not."""
+    names = sorted(set().union(*partitions.values()))
+    groups = {f"of partition {name}": _list_members(partitions, name) for name in names}
+    groups["of the cluster"] = set(partitions)
+    groups["that the history knows"] = set(partitions) & set(known)
+    for where, nodes in groups.items():
+        lost = nodes & set(left_out)
+        if len(lost) > most_left_out(len(nodes)):
+            return TooMany(where, len(nodes), len(lost))
+    return None
+
+
+def _list_members(partitions: Mapping[str, Collection[str]], partition: str) -> set[str]:
+    return {node for node, own in partitions.items() if partition in own}
 
 
 def most_left_out(nodes: int) -> int:

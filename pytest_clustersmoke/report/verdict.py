@@ -118,7 +118,7 @@ def _judge_nodes(record: RunRecord, screen: ScreenRecord) -> RunVerdict:
     reasons = [f"{node.node}: {node.reason}" for node in silent]
     if not (passing or failing or silent):
         reasons.append("no node was screened")
-    elif len(passing) < screen.minimum * len(screen.nodes):
+    elif len(passing) < screen.fewest:
         reasons.append(f"at least {screen.minimum:.0%} of the nodes must pass")
     is_open = bool(reasons) or record.interrupted or _ended_early(record)
     name = UNFIT if failed else INCONCLUSIVE if is_open else FIT

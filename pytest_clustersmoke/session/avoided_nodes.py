@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ..config.profile import Profile
-from ..text import plural, sanitize_line, shorten
+from ..text import sanitize_line, shorten
 
 OPTION = "--cluster-avoid"
 MOST_SHOWN = 8
@@ -82,28 +82,37 @@ def find_avoided_nodes(
         nodes = _list_nodes(profile, SlurmClient(environ).node_partitions())
     except SlurmUnavailable as error:
         return AvoidedNodes(remark=f"Slurm does not say which nodes it has: {error}")
-    return _choose({entry.node: entry.reason for entry in entries if entry.node in nodes}, nodes)
+    reasons = {entry.node: entry.reason for entry in entries if entry.node in nodes}
+    return _choose(reasons, nodes, histories)
 
 
-def _choose(reasons: Mapping[str, str], nodes: Collection[str]) -> AvoidedNodes:
+def _choose(
+    reasons: Mapping[str, str], nodes: Mapping[str, frozenset[str]], known: Collection[str]
+) -> AvoidedNodes:
     """Avoid these nodes of all, unless they are none or too many."""
-    from ..report.node_ledger import exceeds_share, most_left_out
+    from ..report.node_ledger import find_too_many, most_left_out
 
     if not reasons:
         remark = "the history speaks only against nodes that sinfo does not list here"
         return AvoidedNodes(remark=remark)
-    if not exceeds_share(reasons, nodes):
+    too_many = find_too_many(reasons, nodes, known)
+    if too_many is None:
         return AvoidedNodes(reasons)
     listed = shorten([f"{node} ({reason})" for node, reason in reasons.items()], MOST_SHOWN)
     return AvoidedNodes(
-        remark=f"the history speaks against {plural(len(reasons), 'node')} of {len(nodes)}, more "
-        f"than the {most_left_out(len(nodes))} that may be avoided, so a test or setting may be "
-        f"to blame: {listed}"
+        remark=f"the history speaks against {too_many}, more than the "
+        f"{most_left_out(too_many.nodes)} that may be avoided, so a test or setting may be to "
+        f"blame: {listed}"
     )
 
 
-def _list_nodes(profile: Profile, partitions: Mapping[str, frozenset[str]]) -> set[str]:
-    """The nodes of the profile's partitions; all nodes if it names none."""
+def _list_nodes(
+    profile: Profile, partitions: Mapping[str, frozenset[str]]
+) -> dict[str, frozenset[str]]:
+    """The nodes of the profile's partitions, each with those of them that have it; all nodes if it
+    names none."""
     named = profile.slurm.get("partition")
     wanted = set(named.split(",")) if isinstance(named, str) else set()
-    return {node for node, own in partitions.items() if not wanted or wanted & own}
+    if not wanted:
+        return dict(partitions)
+    return {node: own & wanted for node, own in partitions.items() if wanted & own}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..config.profile import Profile
+from ..criteria.screen_clearance import list_cleared
 from ..criteria.screen_judge import CheckJudgement, judge_screen
 from ..criteria.screen_peaks import PEAKS, UNASKED, judge_peaks
 from ..evidence.locks import ControllerFence, Superseded
@@ -116,6 +117,9 @@ def build_record(
     nodes = [
         _describe_node(node, ends.get(node.name, INTERRUPTED), answers, judged) for node in plan
     ]
+    cleared = list_cleared(judged)
+    for node in nodes:
+        node.cleared = cleared.get(node.node, []) if node.state == PASSING else []
     return ScreenRecord(
         partition=partition, minimum=minimum, limit_s=profile.limits.screen_s, nodes=nodes
     )

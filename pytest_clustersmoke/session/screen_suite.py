@@ -161,7 +161,7 @@ class ScreenSuite(Suite):
         except SlurmUnavailable as error:
             raise pytest.UsageError(f"{OPTION}: {error}") from None
         hostlist = self.config.getoption("--cluster-nodes") or ""
-        plan, problems = plan_screen(nodes, hostlist, bool(slurm.get("reservation")))
+        plan, problems = plan_screen(nodes, hostlist, slurm)
         if not nodes:
             where = self.profile.where("slurm", "partition")
             expected = "a partition that sinfo lists" + (
@@ -188,7 +188,7 @@ class ScreenSuite(Suite):
         words += f"alone and for at most {self.profile.limits.screen_s:g} s"
         if second := SecondPart.measuring(self.profile):
             words += f", then {second.limit_s:g} s to measure its devices"
-        return [f"{words}; {left} not idle" if left else words]
+        return [f"{words}; {left} not screened" if left else words]
 
     # The run
 

@@ -68,12 +68,12 @@ def full(node: str) -> NodeObservation:
 
 
 def good(node: str) -> NodeObservation:
-    return NodeObservation(node, SCREEN, "good")
+    return NodeObservation(node, SCREEN, "good", cleared=frozenset({"node-down", "tmp-full"}))
 
 
 def test_one_word_is_printed(tmp_path: Path, exclude: Exclude) -> None:
     """Comma-separated names, sorted, without brackets or quotes, and nothing else."""
-    store(tmp_path, 1, down(NODES[17]), down(NODES[4]), good(NODES[5]))
+    store(tmp_path, 1, down(NODES[17]), down(NODES[4]), *map(good, NODES[5:15]))
     assert exclude() == (0, "--exclude=gpu-n04,gpu-n17\n", "")
 
 
@@ -111,13 +111,14 @@ def test_two_runs_are_two_pieces_of_evidence(tmp_path: Path, exclude: Exclude) -
 
 
 def test_too_many_nodes_are_none(tmp_path: Path, exclude: Exclude) -> None:
-    """More than a fifth of the nodes: nothing on standard output in any form, and status 1."""
-    store(tmp_path, 1, *map(down, NODES[:5]))
+    """More than a fifth of any partition, although not of the cluster: nothing on standard output
+    in any form, and status 1."""
+    store(tmp_path, 1, *map(down, (*NODES[:2], *NODES[10:13])), *map(good, NODES[13:]))
     for words in ((), ("--format", "json"), ("--format", "tsv"), ("--drain",)):
         status, out, err = exclude(*words)
         assert (status, out) == (1, ""), words
         assert err.startswith(
-            "clustersmoke: 5 nodes of 20 of the cluster would be left out; expected at most 4, "
+            "clustersmoke: 3 nodes of 10 of partition all would be left out; expected at most 2, "
             "since so many point to a bad test or setting; nothing is printed; look at what named "
             "them: gpu-n00 (node-down: it went away), "
         )
@@ -125,12 +126,22 @@ def test_too_many_nodes_are_none(tmp_path: Path, exclude: Exclude) -> None:
 
 def test_the_share_is_that_of_the_partition(tmp_path: Path, exclude: Exclude) -> None:
     """Only its nodes are listed and counted."""
-    store(tmp_path, 1, *map(down, (*NODES[:2], *NODES[10:12])))
+    store(tmp_path, 1, *map(down, (*NODES[:2], *NODES[10:13])), *map(good, NODES[2:10]))
     assert exclude("--partition", "big")[1] == "--exclude=gpu-n00,gpu-n01\n"
     store(tmp_path, 1, down(NODES[2]))
     status, out, err = exclude("--partition", "big")
     assert (status, out) == (1, "")
     assert "3 nodes of 10 of partition big would be left out; expected at most 2" in err
+
+
+def test_the_share_is_that_of_the_nodes_that_were_tested(tmp_path: Path, exclude: Exclude) -> None:
+    """A bad test that ran on three nodes of a big cluster empties it of none."""
+    store(tmp_path, 1, down(NODES[0]), down(NODES[10]), good(NODES[11]))
+    status, out, err = exclude()
+    assert (status, out) == (1, "")
+    assert "2 nodes of 3 that the history knows would be left out; expected at most 1" in err
+    store(tmp_path, 2, *map(good, NODES[12:]))
+    assert exclude()[:2] == (0, "--exclude=gpu-n00,gpu-n10\n")
 
 
 def test_names_that_sinfo_does_not_list_are_never_printed(tmp_path: Path, exclude: Exclude) -> None:
@@ -187,7 +198,7 @@ def test_evidence_is_shown_on_standard_error(tmp_path: Path, exclude: Exclude) -
 def test_forms_for_programs(tmp_path: Path, exclude: Exclude) -> None:
     """Names, tab-separated values, and JSON."""
     run_id = store(tmp_path, 1, down(NODES[4]), full(NODES[6]), good(NODES[5]))
-    other = store(tmp_path, 2, full(NODES[6]), good(NODES[5]))
+    other = store(tmp_path, 2, full(NODES[6]), good(NODES[5]), *map(good, NODES[10:]))
     assert exclude("--format", "hostlist")[1] == "gpu-n04,gpu-n06\n"
     rows = [line.split("\t") for line in exclude("--format", "tsv")[1].splitlines()]
     assert [[cell for at, cell in enumerate(row) if at != 1] for row in rows] == [

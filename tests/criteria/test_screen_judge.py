@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from pytest_clustersmoke.criteria.screen_judge import CHECKS, judge_screen
 from pytest_clustersmoke.evidence.screen_files import NodeAnswer
-from tests.fakes.nvidia_smi import gpu
-
-SPEC: Mapping[str, Any] = {
-    "backend": "slurm",
-    "device": "cuda",
-    "gpu": "any",
-    "ranks_per_node": 2,
-    "nodes": 2,
-    "infiniband": False,
-}
-
-
-def answer(name: str, **facts: Any) -> NodeAnswer:
-    """A healthy node's answer, changed by `facts`."""
-    gpus = [{key: str(value) for key, value in gpu(index).items()} for index in range(2)]
-    own = {
-        "node": name,
-        "gpus": gpus,
-        "gpu_processes": [],
-        "gpu_driver": True,
-        "packages": {"torch": "2.5.1"},
-        "python": "3.11.7",
-        "interfaces": {"eth0": {"up": True, "physical": True, "ipv4": ["10.0.0.1"], "ipv6": []}},
-        "rdma_ports": [],
-        "tmp": {"path": "/tmp", "error": None, "free_bytes": 2**40},
-        "dev_shm_bytes": 2**36,
-        "dev_shm_free_bytes": 2**36,
-        "open_files_limit": 4096,
-    }
-    return NodeAnswer(name, {**own, **facts}, cpu="one", work_s=0.0015)
-
-
-def healthy(count: int) -> list[NodeAnswer]:
-    return [answer(f"n{number}") for number in range(count)]
+from tests.support.screens import SPEC, answer, healthy
 
 
 def failures(answers: list[NodeAnswer], **spec: Any) -> dict[tuple[str, str], str]:
@@ -78,6 +44,20 @@ def test_other_driver_is_named_against_the_majority_and_of_two_neither() -> None
         ("odd", "driver"): "driver-differs"
     }
     assert failures([answer("a"), answer("b", gpus=gpus)]) == {}
+
+
+def test_without_a_majority_no_node_is_to_blame() -> None:
+    """Two versions on two nodes, or two drivers on the only two nodes with GPUs: warnings."""
+    other = answer("b", packages={"torch": "2.6.0"})
+    assert failures([answer("a"), other]) == {}
+    judged = judge_screen([answer("a"), other], SPEC)["b"]["versions"]
+    assert judged.result == "passed"
+    assert judged.text == "warning: torch differs: 2.5.1 on a; 2.6.0 on b"
+    assert failures([*healthy(2), other]) == {("b", "versions"): "versions-differ"}
+    gpus = [{**g, "driver_version": "535.1"} for g in answer("x").facts["gpus"]]
+    without = [answer(f"cpu{n}", gpus=[], gpu_driver=False) for n in range(4)]
+    found = failures([answer("a"), answer("b", gpus=gpus), *without])
+    assert not {check for _, check in found} & {"driver"}
 
 
 def test_slow_core_is_named_and_noise_is_not() -> None:

@@ -13,15 +13,15 @@ from pytest_clustersmoke.jobs.slurm_records import names_own_limit
 from tests.fakes.slurm import FakeSlurm
 
 SINFO = """\
-debug|n9|idle|Unknown|Unknown|none
-gpu*|n1|idle|Unknown|Unknown|none
-gpu*|n2|allocated|Unknown|Unknown|none
-gpu*|n3|drained*|2026-11-01T08:00:00|root|bad | fan
-gpu*|n4|down|2026-11-01T08:00:00|slurm|Not responding
-gpu*|n5|idle~|Unknown|Unknown|none
-gpu*|n6|reserved|Unknown|Unknown|none
-gpu*|n7|planned|Unknown|Unknown|none
-big|n1|idle|Unknown|Unknown|none
+debug|(null)|n9|idle|Unknown|Unknown|none
+gpu*|(null)|n1|idle|Unknown|Unknown|none
+gpu*|(null)|n2|allocated|Unknown|Unknown|none
+gpu*|(null)|n3|drained*|2026-11-01T08:00:00|root|bad | fan
+gpu*|(null)|n4|down|2026-11-01T08:00:00|slurm|Not responding
+gpu*|(null)|n5|idle~|Unknown|Unknown|none
+gpu*|(null)|n6|reserved|Unknown|Unknown|none
+gpu*|(null)|n7|planned|Unknown|Unknown|none
+big|(null)|n1|idle|Unknown|Unknown|none
 """
 
 
@@ -53,8 +53,38 @@ def test_only_idle_nodes_are_screened_and_the_others_keep_slurms_words() -> None
 
 
 def test_nodes_of_a_reservation_are_free_for_who_uses_it() -> None:
-    plan, _ = plan_screen(parse_partition_nodes(SINFO)[1], reservation=True)
+    plan, _ = plan_screen(parse_partition_nodes(SINFO)[1], options={"reservation": "r"})
     assert [node.name for node in plan if not node.skip] == ["n1", "n6", "n7"]
+
+
+MIXED = """\
+gpu*|h100,ib|n1|idle|Unknown|Unknown|none
+gpu*|a100,ib|n2|idle|Unknown|Unknown|none
+gpu*|h100|n3|idle|Unknown|Unknown|none
+gpu*|(null)|n4|drained|2026-11-01T08:00:00|root|fan
+gpu*|h100,ib|n5|idle|Unknown|Unknown|none
+"""
+
+
+def skipped_by(**options: str) -> dict[str, str]:
+    """The nodes of the mixed partition that are not screened, and the words."""
+    plan, _ = plan_screen(parse_partition_nodes(MIXED)[1], options=options)
+    return {node.name: node.skip for node in plan if node.skip}
+
+
+def test_only_nodes_that_the_profiles_jobs_may_have_are_screened() -> None:
+    """Those with all of its features, and not those that it excludes; an expression is left to
+    sbatch."""
+    others = {"n2": "other features", "n4": "other features"}
+    assert skipped_by(constraint="h100") == others
+    assert skipped_by(constraint="h100&ib") == {**others, "n3": "other features"}
+    assert skipped_by(constraint="h100|a100") == {"n4": "drained"}
+    assert skipped_by(exclude="n[1-2]") == {
+        **dict.fromkeys(("n1", "n2"), "excluded by the profile"),
+        "n4": "drained",
+    }
+    plan, _ = plan_screen(parse_partition_nodes(MIXED)[1], options={"constraint": "h100&ib"})
+    assert plan[2].why == "n3 lacks ib, which `slurm.constraint` asks for"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +106,7 @@ def test_nodes_of_a_reservation_are_free_for_who_uses_it() -> None:
     ],
 )
 def test_each_state_that_takes_no_job_has_a_word(state: str, word: str) -> None:
-    (_, nodes) = parse_partition_nodes(f"p*|n1|{state}|Unknown|Unknown|none")
+    (_, nodes) = parse_partition_nodes(f"p*|(null)|n1|{state}|Unknown|Unknown|none")
     assert plan_screen(nodes)[0][0].skip == word
 
 

@@ -153,6 +153,8 @@ def test_hanging_tool_is_not_waited_for(tool: Path, monkeypatch: pytest.MonkeyPa
     assert sleeper.is_running()
     sleeper.kill()
     assert facts["gpus"] is None and facts["gpu_tool_failed"] == "no answer within 0.5 s"
+    (answer,) = gpu_facts.run_all([["sleep", "60"]], 0.1)
+    assert answer == (None, "no answer within 0.1 s")
 
 
 def test_processes_on_the_jobs_gpus_are_recorded(tool: Path) -> None:

@@ -12,7 +12,7 @@ from pytest_clustersmoke.evidence.node_observation import SCREEN, PastObservatio
 from pytest_clustersmoke.report.node_ledger import (
     NodeLedger,
     NodeSummary,
-    exceeds_share,
+    find_too_many,
     most_left_out,
 )
 
@@ -68,12 +68,22 @@ def test_evidence_ends_after_some_days() -> None:
 
 def test_evidence_ends_at_a_later_clean_screen() -> None:
     """A screen before it, or a phase that passed, ends nothing."""
+    seen = {"cleared": frozenset({"node-down"})}
     down = bad("n1", "node-down: x", 3, definite=True)
     assert left_out(down, see("n1", "good", 2)) == ["n1"]
-    assert left_out(down, see("n1", "good", 4, SCREEN)) == ["n1"]
-    assert left_out(down, see("n1", "good", 2, SCREEN)) == []
+    assert left_out(down, see("n1", "good", 4, SCREEN, **seen)) == ["n1"]
+    assert left_out(down, see("n1", "good", 2, SCREEN, **seen)) == []
     again = bad("n1", "node-down: x", 1, definite=True)
-    assert left_out(down, see("n1", "good", 2, SCREEN), again) == ["n1"]
+    assert left_out(down, see("n1", "good", 2, SCREEN, **seen), again) == ["n1"]
+
+
+@pytest.mark.parametrize("kind", ["device-wrong-answer", "gpu-errors-during-job"])
+def test_clean_screen_ends_only_what_it_looked_for(kind: str) -> None:
+    """A device that computed wrongly stays out until a screen has measured it."""
+    wrong = bad("n1", f"{kind}: x", 3, definite=True)
+    other = see("n1", "good", 2, SCREEN, cleared=frozenset({"tmp-full", "node-down"}))
+    assert left_out(wrong, other) == ["n1"]
+    assert left_out(wrong, other, see("n1", "good", 1, SCREEN, cleared=frozenset({kind}))) == []
 
 
 def test_evidence_ends_at_a_changed_part() -> None:
@@ -134,8 +144,20 @@ def test_the_reason_is_the_definite_one() -> None:
 def test_no_more_than_a_fifth_of_the_nodes_is_left_out() -> None:
     """At least one."""
     assert [most_left_out(nodes) for nodes in (0, 1, 4, 9, 10, 64)] == [1, 1, 1, 1, 2, 12]
-    assert not exceeds_share(["a"], ["a", "b"])
-    assert exceeds_share(["a", "b"], ["a", "b"])
+    one = {"a": {"p"}, "b": {"p"}}
+    assert find_too_many(["a"], one, one) is None
+    assert str(find_too_many(["a", "b"], one, one)) == "2 nodes of 2 of partition p"
+
+
+def test_no_partition_loses_more_than_its_share() -> None:
+    """Although the cluster could spare all nodes of a small one; nor do those that were tested."""
+    nodes = {f"n{number}": {"all", "gpu"} if number < 8 else {"all"} for number in range(64)}
+    gpus = [f"n{number}" for number in range(8)]
+    assert str(find_too_many(gpus, nodes, nodes)) == "8 nodes of 8 of partition gpu"
+    assert find_too_many(["n7", "n8", "n9"], nodes, nodes) is None
+    tested = [f"n{number}" for number in (7, 8, 9, 10)]
+    named = str(find_too_many(tested[:3], nodes, tested))
+    assert named == "3 nodes of 4 that the history knows"
 
 
 def test_flaky_programs_name_no_node() -> None:

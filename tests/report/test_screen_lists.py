@@ -98,6 +98,16 @@ def test_too_few_nodes_are_inconclusive(minimum: float, verdict: str) -> None:
     assert (verdict == FIT) != ("at least 81% of the nodes must pass" in made.sentence)
 
 
+def test_nodes_that_no_phase_gets_need_not_pass() -> None:
+    """Those without the profile's features, and those that it excludes."""
+    others = [
+        node("a1", "not screened", "other features", "a1 lacks h100"),
+        node("a2", "not screened", "excluded by the profile", "the profile names a2"),
+    ]
+    made = verdict_of(*good(4), *others, minimum=1.0)
+    assert made.sentence.startswith("FIT for 4 of 6 nodes; 2 not screened: 1 other features, ")
+
+
 def test_interrupted_screen_is_never_fit() -> None:
     made = verdict_of(*good(4), interrupted=True, exit_status=2)
     assert (made.name, made.exit_status) == (INCONCLUSIVE, 2)
@@ -164,6 +174,9 @@ def test_history_of_nodes_gets_what_was_seen_of_each() -> None:
         "x2": ("bad", "device-wrong-answer", True),
         "x3": ("bad", "device-slow", False),
     }
+    kind = "gpu-ecc-errors"
+    (clean,) = observed(node("n0").model_copy(update={"cleared": [kind]}))
+    assert clean.cleared == {kind}
     states = [each.state for each in observed(*good(2), SILENT, BUSY)]
     assert states == ["good", "good", "bad"]
     assert [each.state for each in observed(*good(1), SILENT)] == ["good", "unknown"]

@@ -38,6 +38,7 @@ def store(suite: Suite, *nodes: str) -> None:
     made = records.run(phases=[], nodes=[], phases_chosen=[], cluster="one")
     made["begun"] = time.time() - DAY_S
     seen = [NodeObservation(node, SCREEN, "bad", DOWN, True) for node in nodes]
+    seen += [NodeObservation(node, SCREEN, "good") for node in NODES if node not in nodes]
     history_store.store_run(records.parsed(made), suite.reports, observations=seen)
 
 
@@ -69,8 +70,9 @@ def test_the_profiles_partition_is_what_counts(suite: Suite, slurm: FakeSlurm) -
     said, excluded = plan(suite, AVOID)
     assert excluded == []
     assert said == [
-        f"{AVOID}: no node is avoided: the history speaks against 2 nodes of 5, more than the 1 "
-        f"that may be avoided, so a test or setting may be to blame: n1 ({DOWN}), n3 ({DOWN})"
+        f"{AVOID}: no node is avoided: the history speaks against 2 nodes of 5 of partition main, "
+        "more than the 1 that may be avoided, so a test or setting may be to blame: "
+        f"n1 ({DOWN}), n3 ({DOWN})"
     ]
 
 

@@ -12,9 +12,9 @@ from tests.fakes.slurm import FakeSlurm
 from tests.support.harness import Suite, lines_with
 
 SINFO = """\
-gpu*|n1|idle|Unknown|Unknown|none
-gpu*|n2|idle|Unknown|Unknown|none
-gpu*|n3|drained|2026-11-01T08:00:00|root|fan
+gpu*|(null)|n1|idle|Unknown|Unknown|none
+gpu*|(null)|n2|idle|Unknown|Unknown|none
+gpu*|(null)|n3|drained|2026-11-01T08:00:00|root|fan
 """
 # A node answers as soon as its job is submitted: the screen's directory is the script's.
 SBATCH = """\
@@ -89,6 +89,18 @@ def test_selected_nodes_are_those_that_are_screened(suite: Suite, fake: FakeSlur
     outcome = suite.run("--cluster-screen", "-k", "n2")
     assert outcome.ret == 0, outcome.output
     assert read_screen(suite)["sentence"] == "FIT: 1 of 1 node passed; selected: n2"
+    assert fake.commands().count("sbatch") == 1
+
+
+def test_nodes_that_the_profile_does_not_use_get_no_job(suite: Suite, fake: FakeSlurm) -> None:
+    """Another type of node in the partition is not to blame for being another."""
+    fake.answers("sinfo", SINFO.replace("(null)|n1", "h100|n1"))
+    suite.profile["slurm"] = {"constraint": "h100", "exclude": "n3"}
+    outcome = suite.run("--cluster-screen")
+    assert outcome.ret == 0, outcome.output
+    assert read_screen(suite)["sentence"] == (
+        "FIT for 1 of 3 nodes; 2 not screened: 1 other features, 1 excluded by the profile"
+    )
     assert fake.commands().count("sbatch") == 1
 
 

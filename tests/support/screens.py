@@ -1,11 +1,15 @@
-"""What tests of `--cluster-screen` stage on the nodes of a lab, by lines of `setup`."""
+"""What tests of `--cluster-screen` stage on the nodes of a lab, by lines of `setup`; and answers of
+nodes that are on no machine."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pytest_clustersmoke.evidence.screen_files import NodeAnswer
+from tests.fakes.nvidia_smi import gpu
 from tests.support.harness import Outcome, Suite
 
 USUAL_DRIVER, OTHER_DRIVER = "550.90.12", "535.54.03"
@@ -91,3 +95,38 @@ def exclude_word(outcome: Outcome) -> str:
     words = {word for line in outcome.outlines for word in line.split()}
     (word,) = {word for word in words if word.startswith("--exclude=")}
     return word
+
+
+# What a screen of nodes with two GPUs asks of each.
+SPEC: Mapping[str, Any] = {
+    "backend": "slurm",
+    "device": "cuda",
+    "gpu": "any",
+    "ranks_per_node": 2,
+    "nodes": 2,
+    "infiniband": False,
+}
+
+
+def answer(name: str, **facts: Any) -> NodeAnswer:
+    """A healthy node's answer, changed by `facts`."""
+    gpus = [{key: str(value) for key, value in gpu(index).items()} for index in range(2)]
+    own = {
+        "node": name,
+        "gpus": gpus,
+        "gpu_processes": [],
+        "gpu_driver": True,
+        "packages": {"torch": "2.5.1"},
+        "python": "3.11.7",
+        "interfaces": {"eth0": {"up": True, "physical": True, "ipv4": ["10.0.0.1"], "ipv6": []}},
+        "rdma_ports": [],
+        "tmp": {"path": "/tmp", "error": None, "free_bytes": 2**40},
+        "dev_shm_bytes": 2**36,
+        "dev_shm_free_bytes": 2**36,
+        "open_files_limit": 4096,
+    }
+    return NodeAnswer(name, {**own, **facts}, cpu="one", work_s=0.0015)
+
+
+def healthy(count: int) -> list[NodeAnswer]:
+    return [answer(f"n{number}") for number in range(count)]

@@ -143,6 +143,7 @@ _NODES = (
     state TEXT NOT NULL,           -- good, bad or unknown
     definite INTEGER NOT NULL,     -- needs no second piece of evidence
     reason TEXT NOT NULL,          -- id of the finding or check, a colon, a line of text
+    cleared TEXT NOT NULL,         -- ids of findings that a screen ruled out, with spaces between
     PRIMARY KEY (run, source, node)
 ) WITHOUT ROWID""",
     "CREATE INDEX observations_by_node ON node_observations (node, seen)",

@@ -16,7 +16,7 @@ from .history_schema import WITH_NODES, read_version, shorten_line
 DAY_S = 86_400.0
 # What is older is deleted when its node is seen again.
 KEPT_DAYS = 180.0
-MAX_NODE, MAX_REASON, MAX_PARTS = 255, 300, 4000  # characters
+MAX_NODE, MAX_REASON, MAX_PARTS, MAX_CLEARED = 255, 300, 4000, 1000  # characters
 # Of one run: 64 phases on 1,024 nodes.
 MAX_OBSERVATIONS = 2**16
 MAX_READ = 4096  # observations of one node: 8 phases in 500 runs
@@ -64,10 +64,12 @@ def insert_observations(
         node = nodes.find(cluster, name)
         boot = boots.find(node, shorten_line(made.boot_id, MAX_NODE), _format_parts(made.parts))
         reason = shorten_line(made.reason, MAX_REASON)
-        rows[source, node] = (seen, boot, made.state, int(made.definite), reason)
+        cleared = shorten_line(" ".join(sorted(made.cleared)), MAX_CLEARED)
+        rows[source, node] = (seen, boot, made.state, int(made.definite), reason, cleared)
     connection.executemany(
-        "INSERT INTO node_observations (run, source, node, seen, boot, state, definite, reason) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO node_observations "
+        "(run, source, node, seen, boot, state, definite, reason, cleared) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(run, *key, *row) for key, row in rows.items()],
     )
     _prune(connection, {node for _, node in rows}, seen - KEPT_DAYS * DAY_S)
@@ -106,8 +108,9 @@ def read_observations(
     by_node: dict[str, list[PastObservation]] = {}
     for node, name in list_nodes(connection, cluster):
         rows = connection.execute(
-            "SELECT o.source, o.state, o.reason, o.definite, b.boot_id, b.parts, r.run_id, o.seen "
-            "FROM node_observations o JOIN boots b ON b.id = o.boot JOIN runs r ON r.id = o.run "
+            "SELECT o.source, o.state, o.reason, o.definite, o.cleared, b.boot_id, b.parts, "
+            "r.run_id, o.seen FROM node_observations o "
+            "JOIN boots b ON b.id = o.boot JOIN runs r ON r.id = o.run "
             "WHERE o.node = ? AND o.seen >= ? ORDER BY o.seen DESC, o.run DESC, o.source LIMIT ?",
             (node, since, MAX_READ),
         )
@@ -123,7 +126,7 @@ def list_nodes(connection: Connection, cluster: str) -> list[tuple[int, str]]:
 
 
 def _parse_observation(name: str, *row: Any) -> PastObservation:
-    source, state, reason, definite, boot_id, parts, run_id, seen = row
+    source, state, reason, definite, cleared, boot_id, parts, run_id, seen = row
     return PastObservation(
         node=name,
         source=str(source),
@@ -132,6 +135,7 @@ def _parse_observation(name: str, *row: Any) -> PastObservation:
         definite=bool(definite),
         boot_id=str(boot_id),
         parts=_parse_parts(str(parts)),
+        cleared=frozenset(str(cleared).split()),
         run_id=str(run_id),
         seen=float(seen),
     )

@@ -15,6 +15,7 @@ from .gpu_checks import uses_gpus
 from .node_values import Node, most_common, shorten_names
 
 ABSENT = "not installed"
+UNDECIDED = "undecided"  # the detail of a finding that names nodes of which none may be wrong
 SAME_ENVIRONMENT = (
     "use the same environment on every node: check that the profile's `setup` and `python` lead to "
     "one installation that all nodes share, or to equal ones"
@@ -113,4 +114,5 @@ def _undecided(
         by_value[known[node.rank]].append(node.name)
     values = "; ".join(f"{value} on {shorten_names(on)}" for value, on in sorted(by_value.items()))
     for node in differing:
-        yield node.build_finding(identity, f"{subject} differs: {values}", fix, fact, severity)
+        cause = f"{subject} differs: {values}"
+        yield node.build_finding(identity, cause, fix, fact, severity, **{UNDECIDED: True})

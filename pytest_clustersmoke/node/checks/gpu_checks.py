@@ -16,6 +16,7 @@ YES = ("Yes", "1")  # how drivers write a flag
 # NVIDIA GPU Memory Error Management: a pending replacement of a row or page happens only at a reset
 # of the GPU. nvidia-smi(1) says of such pages that they "can still be allocated, and may cause
 # further reliability issues".
+ECC_ERRORS = "ecc.errors.uncorrected.volatile.total"
 FLAGS = (
     (
         "gpu-row-remap-failed",
@@ -75,6 +76,14 @@ def check_gpus(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _in_use(node, spec)
 
 
+def list_unseen(node: Node) -> frozenset[str]:
+    """The findings that nothing can be said of: a GPU does not show what they are about."""
+    fields = {"gpu-ecc-errors": ECC_ERRORS} | {name: field for name, field, *_ in FLAGS}
+    gpus = node.rows("gpus") or [{}]
+    unseen = {name for name, field in fields.items() if not all(field in gpu for gpu in gpus)}
+    return frozenset(unseen | ({"gpu-in-use"} if node.rows("gpu_processes") is None else set()))
+
+
 def _missing(node: Node, spec: Mapping[str, Any]) -> Iterator[Finding]:
     ours, visible = share(node.facts), node.facts.get("cuda_visible_devices")
     if ours is None:
@@ -130,7 +139,7 @@ def _divided(gpus: list[dict[str, str]]) -> bool:
 def _errors(node: Node) -> Iterator[Finding]:
     ours = share(node.facts)
     for gpu in ours.gpus if ours and ours.exact else ():
-        errors = gpu.get("ecc.errors.uncorrected.volatile.total", "")
+        errors = gpu.get(ECC_ERRORS, "")
         if errors.isascii() and errors.isdigit() and errors.strip("0"):
             yield node.build_finding(
                 "gpu-ecc-errors",

@@ -20,7 +20,8 @@ from pytest_clustersmoke.evidence.node_observation import SCREEN, NodeObservatio
 from tests.evidence.history.made import DAY_S, nights, of_night
 from tests.support.records import BEGUN, Record, parsed
 
-GOOD = NodeObservation("n1", SCREEN, "good", boot_id="boot", parts={"driver": "550"})
+CLEARED = frozenset({"node-down", "tmp-full"})
+GOOD = NodeObservation("n1", SCREEN, "good", "", False, "boot", {"driver": "550"}, CLEARED)
 
 
 def store(directory: Path, record: Record, *observations: NodeObservation) -> None:
@@ -57,6 +58,7 @@ def test_observations_are_read_as_they_were_stored(tmp_path: Path) -> None:
         ("good", runs[0]["run_id"], BEGUN),
     ]
     assert (past["n1"][1].boot_id, past["n1"][1].parts) == ("boot", {"driver": "550"})
+    assert [seen.cleared for seen in past["n1"]] == [frozenset(), CLEARED]
     (only,) = past["n2"]
     assert (only.reason, only.kind, only.definite) == (bad.reason, "gpu-memory-errors", True)
     assert read(tmp_path, "another") == {}
