@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ..config.metrics import show
+from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.figure_history import FigureKey, key_of, read_figure_past
 from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.job_results import RankResult
@@ -236,7 +237,8 @@ def _read_past(
         return {}
     try:
         past = phase.past
-        return read_figure_past(past.report_dir, past.cluster, figures, past.begun)
+        who = fingerprint_of(phase)
+        return read_figure_past(past.report_dir, past.cluster, phase.name, who, figures, past.begun)
     except HistoryUnusable:
         return {}
 

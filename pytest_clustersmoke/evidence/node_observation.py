@@ -85,6 +85,7 @@ class DeviceFigure:
     """What a device reached: `gemm_tflops` of a GPU, `nic_busbw_gb_per_s` of a network card.
 
     `device` is the UUID or serial number of a GPU or a network card; empty for the node itself.
+    `phase` is the one that measured it; empty outside of any, as in a screen.
     """
 
     node: str
@@ -93,6 +94,7 @@ class DeviceFigure:
     value: float
     unit: str
     higher_is_better: bool
+    phase: str = ""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def list_figures(record: RunRecord) -> Iterator[DeviceFigure]:
             continue
         for made in phase.peaks.figures:
             values = made.model_dump(exclude={"rank", "dense_share"})
-            yield DeviceFigure(**values)
+            yield DeviceFigure(**values, phase=phase.phase)
 
 
 def _observe_phase(phase: PhaseRecord) -> Iterator[NodeObservation]:

@@ -150,7 +150,7 @@ def peaks_record(result: PhaseResult) -> PeaksRecord | None:
     figures = [
         FigureRecord(
             rank=peak.rank.rank,
-            **asdict(figure),
+            **{name: value for name, value in asdict(figure).items() if name != "phase"},
             dense_share=_dense_share(peak, figure, clocks.get(peak.rank.gpu_uuid or "")),
         )
         for peak in peaks

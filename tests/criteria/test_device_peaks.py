@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.criteria.device_peaks import Place, check_peaks, judge_figures
+from pytest_clustersmoke.evidence.fingerprint import fingerprint_of
 from pytest_clustersmoke.evidence.history import history_store
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.node_observation import DeviceFigure
@@ -230,8 +231,9 @@ def after_nights(folder: Path, tonight: float, nights: int, fails: bool = True) 
     result = ran(folder / "run", gemms([tonight]), per_node=1)
     for number in range(nights):
         value = 700 * (1 + 0.003 * (number % 3 - 1))
-        figures = [DeviceFigure("n0", "GPU-0", GEMM, value, "TFLOP/s", True)]
-        history_store.store_run(records.parsed(night(number)), folder, figures=figures)
+        figures = [DeviceFigure("n0", "GPU-0", GEMM, value, "TFLOP/s", True, result.name)]
+        record = night(number, name=result.name, **vars(fingerprint_of(result)))
+        history_store.store_run(records.parsed(record), folder, figures=figures)
     return replace(result, past=PastRuns("gilbreth", folder, fails, 1e12))
 
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
+from typing import NamedTuple
 
+from ..fingerprint import Fingerprint
 from ..node_observation import DeviceFigure, PastFigure
+from .accepted_levels import AcceptedLevel, find_accepted_level, read_accepted_levels
 from .history_database import open_for_reading
-from .history_schema import WITH_NODES, read_version, shorten_line
+from .history_schema import (
+    WITH_FIGURES_BY_PHASE,
+    WITH_NODES,
+    Setup,
+    read_version,
+    shorten_line,
+)
 from .node_history import DAY_S, KEPT_DAYS, MAX_NODE, RowNumbers, list_nodes
 from .outlier_judge import WINDOW
 
@@ -49,16 +58,18 @@ def insert_figures(
     nodes = RowNumbers(connection, "nodes", ("cluster", "name"))
     devices = RowNumbers(connection, "devices", ("cluster", "name", "node"))
     names = RowNumbers(connection, "figures", ("name", "unit", "higher_is_better"))
+    phases = dict(connection.execute("SELECT phase, id FROM phases WHERE run = ?", (run,)))
     values = {}
     for made in islice(figures, MAX_FIGURES):
         if made.node and math.isfinite(made.value):
             device = devices.find(cluster, *_name_device(made))
             node = nodes.find(cluster, shorten_line(made.node, MAX_NODE))
-            values[device, names.find(*_name_figure(made)), node] = float(made.value)
+            key = (device, names.find(*_name_figure(made)), node)
+            values[key] = (float(made.value), phases.get(made.phase))
     connection.executemany(
-        "INSERT INTO device_figures (device, figure, node, seen, run, value) "
-        "VALUES (?, ?, ?, ?, ?, ?)",
-        [(*key, seen, run, value) for key, value in values.items()],
+        "INSERT INTO device_figures (device, figure, node, seen, run, value, phase) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(*key, seen, run, *value) for key, value in values.items()],
     )
     connection.executemany(
         "DELETE FROM device_figures WHERE device = ? AND figure = ? AND seen < ?",
@@ -67,29 +78,52 @@ def insert_figures(
 
 
 def read_figure_past(
-    report_dir: Path, cluster: str, figures: Collection[DeviceFigure], before: float = math.inf
+    report_dir: Path,
+    cluster: str,
+    phase: str,
+    who: Fingerprint,
+    figures: Collection[DeviceFigure],
+    before: float = math.inf,
 ) -> dict[FigureKey, list[float]]:
-    """`key_of` each figure -> its values in runs that began before a time, the newest first, at
-    most WINDOW, in the same unit. Raises HistoryUnusable."""
+    """`key_of` each figure -> its values in good runs of a phase of the same setup, the newest
+    first, at most WINDOW, in the same unit. Runs before an accepted level do not count. Raises
+    HistoryUnusable."""
     with open_for_reading(report_dir) as connection:
-        if connection is None or (read_version(connection) or 0) < WITH_NODES:
+        if connection is None or (read_version(connection) or 0) < WITH_FIGURES_BY_PHASE:
             return {}
-        return {
-            key_of(figure): _read_values(connection, cluster, figure, before) for figure in figures
-        }
+        levels = read_accepted_levels(connection, cluster, phase, before)
+        runs = _GoodRuns(cluster, phase, Setup.of(who.hardware, who.shape, who.versions), before)
+        return {key_of(figure): runs.read_values(connection, figure, levels) for figure in figures}
 
 
-def _read_values(
-    connection: Connection, cluster: str, figure: DeviceFigure, before: float
-) -> list[float]:
-    rows = connection.execute(
-        "SELECT value FROM device_figures "
-        "WHERE device = (SELECT id FROM devices WHERE cluster = ? AND name = ? AND node = ?) "
-        "AND figure = (SELECT id FROM figures WHERE name = ? AND unit = ? "
-        "AND higher_is_better = ?) AND seen < ? ORDER BY seen DESC, run DESC LIMIT ?",
-        (cluster, *_name_device(figure), *_name_figure(figure), before, WINDOW),
-    )
-    return [float(value) for (value,) in rows]
+class _GoodRuns(NamedTuple):
+    """The runs of a phase that a figure is compared with."""
+
+    cluster: str
+    phase: str
+    setup: Setup
+    before: float
+
+    def read_values(
+        self, connection: Connection, figure: DeviceFigure, levels: Sequence[AcceptedLevel]
+    ) -> list[float]:
+        level = find_accepted_level(levels, shorten_line(figure.name))
+        since = -math.inf if level is None else level.accepted
+        same = " AND ".join(f"{name} = ?" for name in Setup._fields)
+        rows = connection.execute(
+            "SELECT v.value FROM device_figures v JOIN phases p ON p.id = v.phase "
+            "WHERE v.device = (SELECT id FROM devices WHERE cluster = ? AND name = ? AND node = ?) "
+            "AND v.figure = (SELECT id FROM figures WHERE name = ? AND unit = ? "
+            "AND higher_is_better = ?) AND v.seen < ? AND v.seen >= ? "
+            "AND p.run = v.run AND p.phase = ? AND p.good = 1 "
+            f"AND p.setup = (SELECT id FROM setups WHERE {same}) "
+            "ORDER BY v.seen DESC, v.run DESC LIMIT ?",
+            (
+                *(self.cluster, *_name_device(figure), *_name_figure(figure)),
+                *(self.before, since, self.phase, *self.setup, WINDOW),
+            ),
+        )
+        return [float(value) for (value,) in rows]
 
 
 def read_figures(

@@ -182,11 +182,18 @@ _REFERENCES = (
     "ALTER TABLE metrics ADD COLUMN low REAL",
     "ALTER TABLE metrics ADD COLUMN high REAL",
 )
+# The phase that measured a figure: only good ones of the same setup are compared with.
+_FIGURES_BY_PHASE = (
+    "ALTER TABLE device_figures ADD COLUMN phase INTEGER REFERENCES phases (id) ON DELETE CASCADE",
+    "CREATE INDEX device_figures_by_phase ON device_figures (phase)",
+)
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    *(_TABLES, _INDEXES, _ACCEPTED_LEVELS, _GPUS, _NODES, _REFERENCES),
+    *(_TABLES, _INDEXES, _ACCEPTED_LEVELS, _GPUS, _NODES),
+    (*_REFERENCES, *_FIGURES_BY_PHASE),
 )
 WITH_ACCEPTED_LEVELS, WITH_GPUS, WITH_NODES, WITH_REFERENCES = 3, 4, 5, 6
+WITH_FIGURES_BY_PHASE = WITH_REFERENCES
 VERSION = len(MIGRATIONS)
 
 

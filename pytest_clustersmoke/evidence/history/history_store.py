@@ -19,7 +19,7 @@ from .history_schema import MAX_NAMES, Setup, shorten_line
 from .node_history import insert_observations
 
 # These kinds need good runs first, so a phase can be good without them.
-_KINDS_FROM_THE_PAST = ("history", "references")
+_KINDS_FROM_THE_PAST = ("history", "references", "peaks")
 
 
 def store_run(
