@@ -109,12 +109,12 @@ def name_gpus(spread: float, draw: random.Random) -> bool:
             value = 1 / max(0.1, draw.gauss(1, spread))
             node, number = divmod(gpu, GPUS)
             figures.append(DeviceFigure(f"n{node}", f"GPU-{gpu}", name, value, "1", True))
-            places.append(Place("GPU", number, True))
+            places.append(Place("GPU", number, True, "CPU", True, True))
     for name in ("cpu_copy_gb_per_s", "cpu_latency_ns"):
         for node in range(NODES):
             value = max(0.1, draw.gauss(1, spread))
             figures.append(DeviceFigure(f"n{node}", "", name, value, "1", False))
-            places.append(Place("GPU", 0, True))
+            places.append(Place("GPU", 0, True, "CPU", True))
     return bool(judge_figures(figures, places, whole_nodes=True).slow)
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     if parsed.measure is not None:
         measure(parsed.screens, parsed.measure)
         return
-    draw, cpu = random.Random(parsed.seed), Place("CPU", 0, False)
+    draw, cpu = random.Random(parsed.seed), Place("CPU", 0, False, "CPU", True)
     screens = run_screens(parsed.screens)
     values = defaultdict(list)
     for figure in (figure for screen in screens for figure in screen):

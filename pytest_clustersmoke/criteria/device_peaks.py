@@ -7,10 +7,12 @@ Slow is what lies outside the peers' distribution (`peer_judge.py`). Which are p
 apart healthy ones lie, depends on the figure:
 
 - what a GPU does by itself: all GPUs of the model;
-- copies between host and GPU: those with the same place in their node, since the way there is
-  longer for some of them; within a node only a fixed factor decides;
-- what the host's processor does: a fixed factor, by CPU time, since others may use the node as
-  well. Where the nodes are whole (`--cluster-screen`) their spread decides.
+- copies between host and GPU: those with the same place in their node, beside the same CPU. A fixed
+  factor decides, since the way there is longer for some of them, and others may use it as well.
+  Their spread decides where the nodes are whole (`--cluster-screen`), and the host's memory was
+  taken next to the GPU;
+- what the host's processor does: those of the model, on nodes all of whose cores the job has;
+  others are not compared. A fixed factor decides, by CPU time, and on whole nodes their spread.
 
 And each figure is compared with those of the same device in past runs, of which there must be
 eight, as each GPU's own step is (`gpu_past.py`); the factors above are then the smallest loss that
@@ -33,14 +35,16 @@ from ..config.metrics import show
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.figure_history import FigureKey, key_of, read_figure_past
 from ..evidence.history.history_database import HistoryUnusable
+from ..evidence.history.outlier_judge import MIN_RUNS
 from ..evidence.job_results import RankResult
-from ..evidence.measured_peaks import ONCE, RankPeaks, first_attempt, read_peaks
+from ..evidence.measured_peaks import ONCE, RankPeaks, first_attempt, measured_in, read_peaks
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.node_observation import DeviceFigure
 from ..evidence.phase_result import PhaseResult
+from ..node.core_speed import owns_all_cores
 from ..text import plural, shorten
 from .gpu_past import judge_gpus
-from .peer_judge import CPU_FACTOR, FLOOR, PeerVerdict, judge_by_factor, judge_peers
+from .peer_judge import CPU_FACTOR, FEWEST_PEERS, FLOOR, PeerVerdict, judge_by_factor, judge_peers
 
 KIND = "peaks"
 OF_HOST = ("cpu_copy_gb_per_s", "cpu_latency_ns")
@@ -53,11 +57,16 @@ MOST_NAMES = 4
 
 @dataclass(frozen=True)
 class Place:
-    """Where a figure was measured: the model of the device, and its number in its node."""
+    """Where a figure was measured: the model of the device, and its number in its node; the model
+    of the node's CPU (empty: unknown), whether the job has all cores of the node, and whether the
+    host's memory of copies was taken next to the device."""
 
     model: str
     local_rank: int | None
     on_gpu: bool
+    cpu: str = ""
+    all_cores: bool = False
+    near: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,10 +89,11 @@ class SlowFigure:
 @dataclass(frozen=True)
 class PeakVerdict:
     """The slow figures, the worst first, and by figure the smallest loss that would have been named
-    (0.25: it takes 25 % longer)."""
+    (0.25: it takes 25 % longer). `compared`: the numbers of the figures that have peers."""
 
     slow: tuple[SlowFigure, ...]
     visible: Mapping[str, float]
+    compared: frozenset[int] = frozenset()
 
     def describe(self) -> str:
         """`gemm_bf16_tflops 4%, cpu_latency_ns 100%`."""
@@ -96,7 +106,7 @@ def judge_figures(
     figures: Sequence[DeviceFigure], places: Sequence[Place], whole_nodes: bool = False
 ) -> PeakVerdict:
     """Judge figures, each with its place, among their peers. `whole_nodes`: nobody else uses them,
-    so the spread of what the hosts do tells."""
+    so the spread of what the hosts do tells, and that of copies."""
     groups = _group(figures, places)
     by_spread = {key for key in groups if _has_spread(key, places, groups, whole_nodes)}
     slow: list[tuple[float, SlowFigure]] = []
@@ -111,7 +121,8 @@ def judge_figures(
             usual = 1 / verdict.usual_s if figure.higher_is_better else verdict.usual_s
             slow.append((times[number] / verdict.usual_s, SlowFigure(figure, usual, number)))
     slow.sort(key=lambda pair: -pair[0])
-    return PeakVerdict(tuple(found for _, found in slow), visible)
+    compared = frozenset(number for numbers in groups.values() for number in numbers)
+    return PeakVerdict(tuple(found for _, found in slow), visible, compared)
 
 
 def _group(
@@ -122,11 +133,29 @@ def _group(
     several_nodes = len({figure.node for figure in figures}) > 1
     groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for number, (figure, place) in enumerate(zip(figures, places, strict=True)):
-        if figure.name in NOT_JUDGED or _time(figure) <= 0:
+        if not _can_judge(figure, place):
             continue
         by_place = figure.name in OF_BOTH and several_nodes
-        groups[figure.name, place.model, place.local_rank if by_place else None].append(number)
+        kind = kind_of(figure, place)
+        groups[(*kind, place.local_rank if by_place else None)].append(number)
     return {key: numbers for key, numbers in groups.items() if len(numbers) > 1}
+
+
+def kind_of(figure: DeviceFigure, place: Place) -> tuple[str, str, str]:
+    """What peers share: the figure, and the models of the device and of the CPU where they
+    matter."""
+    return (
+        figure.name,
+        "" if figure.name in OF_HOST else place.model,
+        place.cpu if figure.name in (*OF_HOST, *OF_BOTH) else "",
+    )
+
+
+def _can_judge(figure: DeviceFigure, place: Place) -> bool:
+    """What one core does is only known of a node whose other cores the job has as well."""
+    if figure.name in OF_HOST and not (place.all_cores and place.cpu):
+        return False
+    return figure.name not in NOT_JUDGED and _time(figure) > 0
 
 
 def _has_spread(
@@ -136,12 +165,14 @@ def _has_spread(
     whole_nodes: bool,
 ) -> bool:
     """Whether the peers' spread decides."""
-    name, _, local_rank = key
+    name, *_, local_rank = key
     if not places[groups[key][0]].on_gpu:
         return False
-    if name in OF_HOST:
-        return whole_nodes
-    return name not in OF_BOTH or local_rank is not None
+    if name not in OF_BOTH:
+        return whole_nodes or name not in OF_HOST
+    # Four peers show no spread, and the factor in its place is too small for copies.
+    near = all(places[number].near for number in groups[key])
+    return whole_nodes and near and local_rank is not None and len(groups[key]) > FEWEST_PEERS
 
 
 def _judge(
@@ -174,9 +205,10 @@ def check_peaks(phase: PhaseResult) -> None:
     _require_events(phase, peaks)
     wrong = [*_wrong_answers(peaks), *_outvoted(peaks)]
     pairs = [(figure, peak.rank) for peak in peaks for figure in peak.figures]
-    figures, places = [figure for figure, _ in pairs], [_place(rank) for _, rank in pairs]
+    figures = [figure for figure, _ in pairs]
+    places = [place for peak in peaks for place in [_place(phase, peak)] * len(peak.figures)]
     verdict = judge_figures(figures, places)
-    became = judge_past(figures, places, _read_past(phase, figures))
+    became, known = judge_past(figures, places, _read_past(phase, figures))
     fails = phase.past is None or phase.past.fails
     slow = [
         f"{rank} on {rank.host}{_of(found.figure)}: {found}"
@@ -190,6 +222,7 @@ def check_peaks(phase: PhaseResult) -> None:
     for found in became:
         words = f"{pairs[found.at][1]}{_of(found.figure)}: {found} (history_check: warn)"
         raise Unmeasured(KIND, words)
+    _require_comparison(peaks, verdict.compared | known)
     phase.judged.add(KIND)
     if words := verdict.describe():
         phase.sensitivity.append(f"would have named a device that takes longer by: {words}")
@@ -197,13 +230,15 @@ def check_peaks(phase: PhaseResult) -> None:
 
 def judge_past(
     figures: Sequence[DeviceFigure], places: Sequence[Place], past: Mapping[FigureKey, list[float]]
-) -> list[SlowFigure]:
-    """The figures that are worse than those of the same device in past runs, the worst first."""
+) -> tuple[list[SlowFigure], frozenset[int]]:
+    """The figures that are worse than those of the same device in past runs, the worst first; and
+    the numbers of all that have such a past. A GPU without a UUID may be another one each time."""
     names: dict[str, dict[str, int]] = defaultdict(dict)
-    for number, figure in enumerate(figures):
-        if figure.name not in NOT_JUDGED and _time(figure) > 0:
+    for number, (figure, place) in enumerate(zip(figures, places, strict=True)):
+        if _can_judge(figure, place) and not figure.device.startswith(f"{figure.node}/cuda:"):
             names[figure.name][key_of(figure)[0]] = number
     slow: list[tuple[float, SlowFigure]] = []
+    compared: set[int] = set()
     for name, numbers in names.items():
         times = {device: _time(figures[number]) for device, number in numbers.items()}
         before = {
@@ -213,13 +248,15 @@ def judge_past(
         }
         on_gpu = all(places[number].on_gpu for number in numbers.values())
         verdicts = judge_gpus(times, before, _least_loss(name, on_gpu), len(names))
+        compared |= {numbers[device] for device in verdicts}
         for device, verdict in verdicts.items():
             if verdict.slow:
                 figure, usual_s = figures[numbers[device]], verdict.level.median
                 usual = 1 / usual_s if figure.higher_is_better else usual_s
                 found = SlowFigure(figure, usual, numbers[device], "good runs of the past")
                 slow.append((verdict.own_s / usual_s, found))
-    return [found for _, found in sorted(slow, key=lambda pair: -pair[0])]
+    slow.sort(key=lambda pair: -pair[0])
+    return [found for _, found in slow], frozenset(compared)
 
 
 def _least_loss(name: str, on_gpu: bool) -> float:
@@ -253,6 +290,7 @@ def _require_events(phase: PhaseResult, peaks: Sequence[RankPeaks]) -> None:
         )
     elsewhere = {peak.measured_in for peak in peaks}
     if not any(peak.figures or peak.not_measured for peak in peaks) and "" not in elsewhere:
+        phase.judged.update(map(measured_in, elsewhere))
         names = shorten(sorted(elsewhere), MOST_NAMES)
         pytest.skip(f"its devices were measured in an earlier phase of the run ({names})")
 
@@ -264,6 +302,20 @@ def _require_figures(peaks: Sequence[RankPeaks]) -> None:
             raise Unmeasured(KIND, f"{peak.rank} could not measure {name}: {why}")
     if not any(peak.calls for peak in peaks):
         raise Unmeasured(KIND, "no rank multiplied matrices whose product is known")
+
+
+def _require_comparison(peaks: Sequence[RankPeaks], compared: frozenset[int]) -> None:
+    """Raise Unmeasured for a device none of whose figures had a peer or a past."""
+    first = 0
+    for peak in peaks:
+        numbers = range(first, first + len(peak.figures))
+        first = numbers.stop
+        if peak.figures and compared.isdisjoint(numbers):
+            raise Unmeasured(
+                KIND,
+                f"{peak.rank} has nothing to be compared with: no device of its kind was measured "
+                f"in this phase, and its past has fewer than {MIN_RUNS} good runs of this setup",
+            )
 
 
 def _wrong_answers(peaks: Iterable[RankPeaks]) -> Iterator[str]:
@@ -280,7 +332,7 @@ def _outvoted(peaks: Iterable[RankPeaks]) -> Iterator[str]:
     """GPUs that always give another answer than all others of their kind. Libraries choose their
     kernels by model and version, and other kernels add in another order; what they choose by on a
     CPU, its name does not say."""
-    voters = [peak for peak in peaks if peak.answer is not None and _place(peak.rank).on_gpu]
+    voters = [peak for peak in peaks if peak.answer is not None and _is_on_gpu(peak.rank)]
     kinds = [
         (peak.rank.device_name, peak.precision, *map(peak.rank.version, ("torch", "cuda")))
         for peak in voters
@@ -316,5 +368,18 @@ def _of(figure: DeviceFigure) -> str:
     return f" ({figure.device})" if figure.device else ""
 
 
-def _place(rank: RankResult) -> Place:
-    return Place(rank.device_name or "", rank.local_rank, rank.device.startswith("cuda"))
+def _is_on_gpu(rank: RankResult) -> bool:
+    return rank.device.startswith("cuda")
+
+
+def _place(phase: PhaseResult, peak: RankPeaks) -> Place:
+    rank = peak.rank
+    all_cores = any(owns_all_cores(node.facts) for node in phase.nodes if node.name == rank.node)
+    return Place(
+        rank.device_name or "",
+        rank.local_rank,
+        _is_on_gpu(rank),
+        peak.cpu,
+        all_cores,
+        peak.near_device,
+    )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..evidence.screen_files import MeasuredDevice, NodeAnswer, NodeMeasurement
 from ..text import FAILURE, plural
-from .device_peaks import Place, find_outvoted, judge_figures
+from .device_peaks import Place, find_outvoted, judge_figures, kind_of
 from .screen_judge import FEWEST_CPUS, CheckJudgement
 
 PEAKS = "peaks"
@@ -29,7 +29,8 @@ def judge_peaks(
 ) -> dict[str, CheckJudgement]:
     """By node, what its devices' figures show; `limit_s` is the time that it had for them."""
     wrong = _group_texts(_find_wrong(measured))
-    slow, compared = _compare({answer.node for answer in answers if answer.work_s}, measured)
+    whole = {answer.node: answer.cpu for answer in answers if answer.work_s}
+    slow, compared = _compare(whole, measured)
     judged: dict[str, CheckJudgement] = {}
     for answer in answers:
         node, found = answer.node, measured[answer.node]
@@ -69,32 +70,33 @@ def _find_wrong(measured: Measured) -> Iterator[tuple[str, str]]:
             )
 
 
-def _compare(whole: set[str], measured: Measured) -> tuple[dict[str, str], set[str]]:
+def _compare(whole: Mapping[str, str], measured: Measured) -> tuple[dict[str, str], set[str]]:
     """The nodes with slow devices, and how slow they are; and all nodes with a figure that was
-    compared. Only nodes that the job had alone are."""
+    compared. Only nodes that the job had alone are: node -> the model of its CPU."""
     pairs = [
-        (figure, _find_place(figure.device, found.devices))
+        (figure, _find_place(figure.device, found.devices, whole[node]))
         for node, found in measured.items()
         if node in whole
         for figure in found.figures
     ]
-    kinds = Counter((figure.name, place.model) for figure, place in pairs)
-    pairs = [(made, at) for made, at in pairs if kinds[made.name, at.model] >= FEWEST_CPUS]
+    kinds = Counter(kind_of(figure, place) for figure, place in pairs)
+    pairs = [(made, at) for made, at in pairs if kinds[kind_of(made, at)] >= FEWEST_CPUS]
     figures, places = [figure for figure, _ in pairs], [place for _, place in pairs]
     verdict = judge_figures(figures, places, whole_nodes=True)
     slow = _group_texts(
         (found.figure.node, f"{found.figure.device or 'the node'}: {found}")
         for found in verdict.slow
     )
-    return slow, {figure.node for figure in figures if figure.name in verdict.visible}
+    return slow, {figures[number].node for number in verdict.compared}
 
 
-def _find_place(device: str, devices: Sequence[MeasuredDevice]) -> Place:
+def _find_place(device: str, devices: Sequence[MeasuredDevice], cpu: str) -> Place:
     """Where a figure was measured; the first rank measures the node itself."""
     for found in devices:
         if found.identity == device or not device:
-            return Place(found.model, found.local_rank, found.on_gpu)
-    return Place("", None, False)
+            place = (found.model, found.local_rank, found.on_gpu)
+            return Place(*place, cpu, all_cores=True, near=found.near)
+    return Place("", None, False, cpu, all_cores=True)
 
 
 def _explain_skip(

@@ -33,6 +33,8 @@ class RankPeaks:
     measured_in: str
     seconds: float | None
     not_measured: dict[str, str] = field(default_factory=dict)
+    cpu: str = ""  # the model of the node's CPU
+    near_device: bool = False  # the host's memory of copies was taken next to the device
 
     @property
     def device(self) -> str:
@@ -60,6 +62,8 @@ def read_rank_peaks(rank: RankResult) -> RankPeaks | None:
             for name, why in (reasons.items() if isinstance(reasons, dict) else ())
             if isinstance(why, str)
         },
+        sanitize_line((parse_text(event.get("cpu")) or "")[:MAX_TEXT]),
+        event.get("near_device") is True,
     )
 
 
@@ -73,6 +77,11 @@ def _read_figures(rank: RankResult, event: dict[str, Any]) -> list[DeviceFigure]
             higher = record.get("higher_is_better") is True
             figures.append(DeviceFigure(rank.node, device, name, value, unit, higher))
     return figures
+
+
+def measured_in(phase: str) -> str:
+    """What a phase has judged whose devices an earlier phase of the run measured."""
+    return f"peaks in {phase}"
 
 
 def first_attempt(result: PhaseResult) -> PhaseResult:

@@ -103,6 +103,7 @@ class MeasuredDevice:
     wrong: int
     answer: int | None  # the sum of the bits of most products
     not_measured: Mapping[str, str]
+    near: bool = False  # the host's memory of copies was taken next to it
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ def _parse_device(row: Mapping[str, Any]) -> MeasuredDevice:
         max(0, parse_int(row.get("wrong")) or 0),
         parse_int(row.get("answer")),
         _parse_texts(row.get("not_measured")),
+        row.get("near_device") is True,
     )
 
 

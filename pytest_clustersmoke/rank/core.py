@@ -391,6 +391,7 @@ class Rank:
         if peaks is not None:
             fields = self.stage(STAGE, peaks.measure) if peaks.claim() else peaks.fields()
             self._events.event("peaks", **fields)
+            peaks.mark_done()
 
     def _close(self) -> None:
         self._resume.check_saved()

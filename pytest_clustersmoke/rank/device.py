@@ -83,7 +83,7 @@ def name_device(device: torch.device) -> str:
     """The model of the GPU, or of the CPU."""
     import torch
 
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else name_cpu()
 
 
 def _processors(device: torch.device) -> dict[str, Any]:
@@ -121,7 +121,8 @@ def _nccl_version() -> str | None:
     return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
 
 
-def _cpu_name() -> str:
+def name_cpu() -> str:
+    """The model of the CPU, as the kernel names it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - no Path needed
             names = (line.partition(":")[2].strip() for line in lines if "model name" in line)

@@ -48,7 +48,8 @@ class HostCopies:
         import torch
 
         self._device = device
-        with near_device(device):  # the kernel takes memory of the node whose core writes it first
+        # The kernel takes memory of the node whose core writes it first.
+        with near_device(device) as self.near:
             self._host = torch.zeros(DEVICE_BYTES, dtype=torch.uint8).pin_memory()
         self._there = torch.zeros(DEVICE_BYTES, dtype=torch.uint8, device=device)
 
@@ -95,15 +96,17 @@ class HostMemory:
 
 
 @contextmanager
-def near_device(device: Any) -> Iterator[None]:
-    """Run on the cores that are next to the device, as far as the kernel says which."""
+def near_device(device: Any) -> Iterator[bool]:
+    """Run on the cores that are next to the device; False where the kernel does not say which, or
+    this process may use none of them."""
     before = os.sched_getaffinity(0)
-    near = _cores_near(device) & before
+    near, is_near = _cores_near(device) & before, False
     with suppress(OSError):
         if near:
             os.sched_setaffinity(0, near)
+            is_near = True
     try:
-        yield
+        yield is_near
     finally:
         with suppress(OSError):
             os.sched_setaffinity(0, before)

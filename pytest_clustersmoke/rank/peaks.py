@@ -22,7 +22,7 @@ from typing import Any
 from ..evidence.run_directory import RunDir, create_once, read_json, write_json
 from ..evidence.telemetry import typical_s
 from . import process_group
-from .device import start_facts
+from .device import name_cpu, start_facts
 from .known_answer import KnownAnswer, choose_precision, one_thread
 from .memory_speed import DeviceMemory, HostCopies, HostMemory
 from .overlap import Overlap
@@ -34,7 +34,7 @@ MAX_REASON = 300
 STAGE = "peaks"
 # Of a node that is measured outside of any phase: the file of its figures, and the precision.
 FIGURES, PRECISION = "CLUSTERSMOKE_FIGURES", "CLUSTERSMOKE_PRECISION"
-ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured")
+ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured", "near_device")
 DESCRIBED = ("local_rank", "device", "device_name", "torch", "cuda")
 # name -> unit, whether higher is better
 UNITS = {
@@ -64,6 +64,9 @@ class Peaks:
         self._reasons: dict[str, str] = {}
         self._mine = self._node = False
         self._elsewhere = ""  # the phase that measured the device
+        # A GPU without a UUID may be another one in each phase.
+        self._unnamed = f"{environment.node}/cuda:{environment.local_rank}"
+        self._near = False  # the host's memory of copies is next to the device
         self._answers: dict[str, Any] = {}
         self._precision = choose_precision(order.precision, device)
 
@@ -78,6 +81,8 @@ class Peaks:
         place = self._environment.phase_dir
         if order.always or place is None:
             return order.always
+        if device and device == self._unnamed:
+            return True
         value = {"phase": order.phase, "job": place.root.name, "rank": self._environment.rank}
         with suppress(OSError):  # a full disk: the device is not measured
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -86,8 +91,25 @@ class Peaks:
         found = read_json(path) or {}
         if found.get("phase") == order.phase:  # by a job of this phase that did not end well
             return found.get("job") != value["job"]
-        self._elsewhere = str(found.get("phase", "")) if device else self._elsewhere
+        if device:
+            self._name_elsewhere(str(found.get("phase", "")), path)
         return False
+
+    def _name_elsewhere(self, phase: str, claim: Path) -> None:
+        """Name the phase that measured the device. One that only began to may have died of it."""
+        done = read_json(_done(claim)) or {}
+        if done:
+            self._elsewhere = str(done.get("phase", ""))
+        elif phase:
+            self._reasons["device"] = f"phase {phase} began to measure it, and has not finished"
+
+    def mark_done(self) -> None:
+        """Say that the device was measured, after its figures were written."""
+        measured = self._mine and bool(self._rounds)
+        if measured and not self._order.always and self._environment.phase_dir is not None:
+            path = _done(self._order.claim(self._environment.node, self._identity))
+            with suppress(OSError):  # later phases say that it has not finished
+                write_json(path, {"phase": self._order.phase})
 
     def measure(self) -> dict[str, Any]:
         """The figures of this rank's device and node, and what could not be measured."""
@@ -117,6 +139,7 @@ class Peaks:
                 tools["device"].append(("device_copy_gb_per_s", DeviceMemory(self._device).time))
             with self._leaving_out("host_to_device_gb_per_s"):
                 host = HostCopies(self._device)
+                self._near = host.near
                 tools["turn"].append(("host_to_device_gb_per_s", host.time_to_device))
                 tools["turn"].append(("device_to_host_gb_per_s", host.time_to_host))
         if self._node:
@@ -200,9 +223,15 @@ class Peaks:
             "figures": figures,
             **self._answers,
             "precision": self._precision,
+            "cpu": name_cpu(),
+            "near_device": self._near,
             "measured_in": self._elsewhere,
             "not_measured": self._reasons,
         }
+
+
+def _done(claim: Path) -> Path:
+    return claim.with_name(f"{claim.name}.done")
 
 
 def measure_alone() -> None:

@@ -38,6 +38,7 @@ def ran(
     per_node: int = 4,
     cuda: bool = True,
     peaks: str = "once",
+    cores_of_job: int = 64,
 ) -> PhaseResult:
     """A phase whose ranks wrote these `peaks` events, on nodes of `per_node` GPUs or CPUs."""
     evidence = Evidence(folder, nodes=len(events) // per_node, ranks_per_node=per_node)
@@ -48,7 +49,11 @@ def ran(
         evidence.rank(rank, ("start", {**start, **(device if cuda else {"device": "cpu"})}))
         if event is not None:
             usual = {"calls": 3000, "wrong": 0, "answer": 17, "precision": "bf16", "seconds": 2.0}
-            evidence.rank(rank, ("peaks", {**usual, **event}))
+            evidence.rank(rank, ("peaks", {**usual, "cpu": "EPYC", **event}))
+    for node in range(len(events) // per_node):
+        facts = {"node": f"n{node}", "host": f"h{node}"}
+        cores = {"cpus_allowed": cores_of_job, "cpus_online": 64}
+        write_json(evidence.dir.node_facts(node), {**facts, **cores})
     spec = {"phase": "small", "nodes": len(events) // per_node, "ranks_per_node": per_node}
     write_json(evidence.dir.spec, {**spec, "peaks": peaks})
     return evidence.result()
@@ -130,8 +135,37 @@ def test_gpus_that_are_far_from_the_host_are_not_named(tmp_path: Path) -> None:
         for rank in range(24)
     ]
     check_peaks(ran(tmp_path / "healthy", copies))
-    copies[9] = {"figures": [figure("GPU-9", COPY, 27.5)]}
+    copies[9] = {"figures": [figure("GPU-9", COPY, 16.0)]}
     assert "GPU-9" in failure(ran(tmp_path / "sick", copies))
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 6])
+def test_share_beside_another_socket_is_not_named(nodes: int, tmp_path: Path) -> None:
+    """On one node the job's GPU is at the socket that its process does not run on."""
+    events = [
+        {"figures": [figure(f"GPU-{rank}", COPY, 54.0 + 0.1 * rank)]} for rank in range(nodes)
+    ]
+    events[1] = {"figures": [figure("GPU-1", COPY, 33.0)]}
+    check_peaks(ran(tmp_path, events, per_node=1))
+
+
+def test_copies_are_judged_by_spread_where_nodes_are_whole() -> None:
+    """And where the host's memory lay next to the GPU, on more than four of them."""
+
+    def named(nodes: int, near: bool, whole: bool = True, cpus: tuple[str, ...] = ("EPYC",)) -> int:
+        values = [34.0, *(54.0 + 0.05 * at for at in range(1, nodes))]
+        figures = [
+            DeviceFigure(f"n{at}", f"GPU-{at}", COPY, value, "GB/s", True)
+            for at, value in enumerate(values)
+        ]
+        places = [
+            Place(H100, 0, True, cpus[min(at, len(cpus) - 1)], True, near) for at in range(nodes)
+        ]
+        return len(judge_figures(figures, places, whole_nodes=whole).slow)
+
+    assert named(12, near=True) == 1
+    assert named(12, near=False) == named(12, near=True, whole=False) == named(4, near=True) == 0
+    assert named(12, near=True, cpus=("Xeon", "EPYC")) == 0
 
 
 def test_within_one_node_copies_are_judged_by_a_factor(tmp_path: Path) -> None:
@@ -160,12 +194,39 @@ def test_hosts_are_judged_by_a_factor(tmp_path: Path) -> None:
     )
 
 
+def test_hosts_of_shared_nodes_are_not_judged(tmp_path: Path) -> None:
+    """Nor are those with another CPU: what a core does depends on it, and on its neighbours."""
+    latencies = (100.0, 230.0, 110.0, 90.0)
+    events = [{"figures": [figure("", LATENCY, value, False)]} for value in latencies]
+    with pytest.raises(Unmeasured, match=r"rank 0 .* has nothing to be compared with"):
+        check_peaks(ran(tmp_path / "shared", events, per_node=1, cores_of_job=32))
+    for rank, (event, gemm) in enumerate(zip(events, gemms(HEALTHY[:4]), strict=True)):
+        event["figures"] = [*event["figures"], *gemm["figures"]]
+        event["cpu"] = "Xeon" if rank == 1 else "EPYC"
+    check_peaks(ran(tmp_path / "other", events, per_node=1))
+
+
+def test_device_alone_is_not_measured(tmp_path: Path) -> None:
+    """Without a peer and a past nothing was compared, also if other devices were."""
+    events = gemms(HEALTHY[:4])
+    events[2]["figures"][0]["name"] = "gemm_fp32_tflops"
+    with pytest.raises(Unmeasured, match=r"rank 2 .* has nothing to be compared with") as raised:
+        check_peaks(ran(tmp_path, events))
+    assert raised.value.kind == "peaks"
+
+
+def test_past_of_a_gpu_without_uuid_is_not_its_own(tmp_path: Path) -> None:
+    """The number in its node may be that of another GPU each time."""
+    with pytest.raises(Unmeasured, match="nothing to be compared with"):
+        check_peaks(after_nights(tmp_path, 600.0, 8, device="n0/cuda:0"))
+
+
 def test_whole_nodes_are_judged_by_their_spread() -> None:
     """A screen has them to itself, so 15 % are seen."""
     values = [100.0 + 0.1 * node for node in range(32)]
     values[7] = 115.0
     figures = [DeviceFigure(f"n{at}", "", LATENCY, v, "ns", False) for at, v in enumerate(values)]
-    places = [Place(H100, 0, True)] * len(figures)
+    places = [Place(H100, 0, True, "EPYC", True)] * len(figures)
     assert judge_figures(figures, places).slow == ()
     (slow,) = judge_figures(figures, places, whole_nodes=True).slow
     assert slow.figure.node == "n7"
@@ -222,16 +283,18 @@ def test_healthy_spreads_name_nobody() -> None:
                     figures.append(
                         DeviceFigure(f"n{gpu // 8}", f"GPU-{gpu}", name, value, "1", True)
                     )
-                    places.append(Place(H100, gpu % 8, True))
+                    places.append(Place(H100, gpu % 8, True, "EPYC", True, True))
             assert judge_figures(figures, places, whole_nodes=True).slow == ()
 
 
-def after_nights(folder: Path, tonight: float, nights: int, fails: bool = True) -> PhaseResult:
+def after_nights(
+    folder: Path, tonight: float, nights: int, fails: bool = True, device: str = "GPU-0"
+) -> PhaseResult:
     """A single GPU that reaches this tonight, and 700 TFLOP/s within 0.3 % in each night before."""
-    result = ran(folder / "run", gemms([tonight]), per_node=1)
+    result = ran(folder / "run", [{"figures": [figure(device, GEMM, tonight)]}], per_node=1)
     for number in range(nights):
         value = 700 * (1 + 0.003 * (number % 3 - 1))
-        figures = [DeviceFigure("n0", "GPU-0", GEMM, value, "TFLOP/s", True, result.name)]
+        figures = [DeviceFigure("n0", device, GEMM, value, "TFLOP/s", True, result.name)]
         record = night(number, name=result.name, **vars(fingerprint_of(result)))
         history_store.store_run(records.parsed(record), folder, figures=figures)
     return replace(result, past=PastRuns("gilbreth", folder, fails, 1e12))
@@ -244,7 +307,8 @@ def test_device_slower_than_it_was_is_named(tmp_path: Path) -> None:
         "runs of the past 700.0 TFLOP/s"
     )
     check_peaks(after_nights(tmp_path / "noise", 680.0, 8))
-    check_peaks(after_nights(tmp_path / "new", 658.0, 7))
+    with pytest.raises(Unmeasured, match="fewer than 8 good runs"):
+        check_peaks(after_nights(tmp_path / "new", 658.0, 7))
 
 
 def test_profile_that_only_warns_fails_for_no_past(tmp_path: Path) -> None:

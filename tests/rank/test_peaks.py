@@ -53,9 +53,10 @@ def rank_of(
         "timeout_s": 60.0,
     }
     order = PeakOrder(RunDir(folder), phase, changes.pop("always", False), "")
+    identity = changes.pop("identity", "")
     environment = RankEnvironment(**{**values, **changes})
     device = f"{environment.node}/cpu:{environment.local_rank}"
-    return Peaks(environment, order, CPU, device, multiply)
+    return Peaks(environment, order, CPU, identity or device, multiply)
 
 
 def call(multiply: Multiply) -> torch.Tensor:
@@ -76,9 +77,11 @@ def test_device_and_node_are_measured_once_in_a_run(tmp_path: Path, quick: None)
     assert all(len(figure["rounds"]) == peaks.ROUNDS for figure in fields["figures"])
     assert all(figure["value"] > 0 for figure in fields["figures"])
     assert (fields["calls"], fields["wrong"], fields["not_measured"]) == (50, 0, {})
+    first.mark_done()
     second = rank_of(tmp_path, "two", call)
     assert not second.claim()
     assert second.fields()["measured_in"] == "one" and second.fields()["figures"] == []
+    assert second.fields()["not_measured"] == {}
     assert rank_of(tmp_path, "two", call, node="n1").claim()
     assert rank_of(tmp_path, "two", call, local_rank=1).claim()
 
@@ -90,6 +93,29 @@ def test_later_job_of_the_same_phase_measures_again(tmp_path: Path, quick: None)
     assert rank_of(tmp_path, "one", call, phase_dir=again).claim()
     assert not rank_of(tmp_path, "two", call).claim()
     assert rank_of(tmp_path, "two", call, always=True).claim()
+
+
+def test_measurement_that_did_not_finish_is_named(tmp_path: Path, quick: None) -> None:
+    """The job that began it may have died of it: the device does not count as measured."""
+    assert rank_of(tmp_path, "one", call).claim()
+    later = rank_of(tmp_path, "two", call)
+    assert not later.claim()
+    fields = later.fields()
+    assert fields["measured_in"] == ""
+    assert fields["not_measured"] == {
+        "device": "phase one began to measure it, and has not finished"
+    }
+    later.mark_done()  # what it did not measure itself is not done
+    assert rank_of(tmp_path, "three", call).claim() is False
+    assert not list((tmp_path / "peaks").glob("*.done"))
+
+
+def test_gpu_without_uuid_is_measured_in_each_phase(tmp_path: Path, quick: None) -> None:
+    """On a shared node it may be another one each time."""
+    for phase in ("one", "two"):
+        rank = rank_of(tmp_path, phase, call, node="n7", identity="n7/cuda:0")
+        assert rank.claim()
+        rank.mark_done()
 
 
 def test_wrong_answer_is_counted(quick: None) -> None:
