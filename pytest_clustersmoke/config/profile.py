@@ -40,7 +40,7 @@ STAGE_LIMITS_S: dict[str, float] = {
     "reload": 600,
 }
 # Kinds of criteria that `require` can make necessary for FIT.
-CRITERIA_KINDS = ("transports", "references", "history")
+CRITERIA_KINDS = ("transports", "references", "history", "peaks", "health")
 # Backends that submit nothing to Slurm.
 OTHER_BACKENDS = ("local", "ssh")
 

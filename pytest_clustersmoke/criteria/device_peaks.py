@@ -136,8 +136,8 @@ def _group(
         if not _can_judge(figure, place):
             continue
         by_place = figure.name in OF_BOTH and several_nodes
-        kind = kind_of(figure, place)
-        groups[(*kind, place.local_rank if by_place else None)].append(number)
+        key = (*kind_of(figure, place), place.local_rank if by_place else None)
+        groups[key].append(number)
     return {key: numbers for key, numbers in groups.items() if len(numbers) > 1}
 
 
@@ -290,7 +290,8 @@ def _require_events(phase: PhaseResult, peaks: Sequence[RankPeaks]) -> None:
         )
     elsewhere = {peak.measured_in for peak in peaks}
     if not any(peak.figures or peak.not_measured for peak in peaks) and "" not in elsewhere:
-        phase.judged.update(map(measured_in, elsewhere))
+        for name in elsewhere:
+            phase.judged.add(measured_in(name))
         names = shorten(sorted(elsewhere), MOST_NAMES)
         pytest.skip(f"its devices were measured in an earlier phase of the run ({names})")
 

@@ -19,36 +19,69 @@ from ..evidence.measured_peaks import first_attempt, read_peaks
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
+from ..evidence.telemetry import parse_rows
+from ..evidence.variable_names import show_value
 from ..evidence.whole_files import MAX_NODE_BYTES
 from ..node.checks.gpu_deltas import check_gpu_deltas
 from ..node.checks.node_values import Node
 from ..node.checks.rail_checks import check_traffic, read_traffic
+from ..node.gpu_facts import share
 from ..text import FAILURE, WARNING, plural, shorten
 from .transport_sides import Transports
 
 KIND = "health"
 SOCKET = "NET/Socket"
 MOST_NAMES = 4
+WHEN = {"before": "before the ranks started", "after": "after the ranks had ended"}
 Reading = dict[str, dict[str, object]]  # `before` and `after`
 
 
 def check_health(phase: PhaseResult) -> None:
-    """Fail, naming the nodes whose hardware counted damage; unmeasured if a node has no readings.
-    Skipped where no node shows a counter, as on machines without RDMA and without NVML."""
+    """Fail, naming the nodes whose hardware counted damage; unmeasured if a node lacks a reading
+    of a device that it shows. Skipped where no node shows a GPU's driver or an RDMA port."""
     __tracebackhide__ = True
+    if damage := [found for found in find_damage(phase) if found.severity == FAILURE]:
+        phase.judged.add(KIND)
+        fail("\n".join(f"{', '.join(found.hosts)}: {found.cause}" for found in damage))
     readings = _read_health(phase)
-    silent = [
-        node.name for node in phase.nodes if not readings.get(node.node_rank, {}).get("after")
-    ]
-    if silent:
-        names = shorten(silent, MOST_NAMES)
-        raise Unmeasured(KIND, f"{names} read no counters after the ranks had ended")
+    for node in phase.nodes:
+        reading = readings[node.node_rank]
+        if why := _explain_missing(reading, _shows_driver(phase, node)):
+            raise Unmeasured(KIND, f"{node.name} {why}")
     if not any(reading["after"].get(k) for reading in readings.values() for k in ("ports", "gpus")):
         pytest.skip("its nodes show no counters of RDMA ports or GPUs")
-    damage = [found for found in find_damage(phase) if found.severity == FAILURE]
     phase.judged.add(KIND)
-    if damage:
-        fail("\n".join(f"{', '.join(found.hosts)}: {found.cause}" for found in damage))
+
+
+def _shows_driver(phase: PhaseResult, node: NodeResult) -> bool:
+    """Whether the node should have read the counters of GPUs."""
+    return phase.spec.get("device") != "cpu" and node.facts.get("gpu_driver") is True
+
+
+def _explain_missing(reading: Reading, has_driver: bool) -> str:
+    """What a node did not read of its devices; empty if it read all of them twice."""
+    for when, words in WHEN.items():
+        if when not in reading:
+            return f"read no counters {words}"
+        if has_driver and not parse_rows(reading[when].get("gpus")):
+            return f"read no counters of its GPUs {words}; expected the package nvidia-ml-py there"
+    before, after = (_list_devices(reading[when]) for when in WHEN)
+    if unmatched := sorted(before ^ after):
+        return f"read the counters of {shorten(unmatched, MOST_NAMES)} only once"
+    return ""
+
+
+def _list_devices(reading: dict[str, object]) -> set[str]:
+    """The ports and GPUs of which a reading has a counter."""
+    ports = [port for port in parse_rows(reading.get("ports")) if port.get("counters")]
+    gpus = [gpu for gpu in parse_rows(reading.get("gpus")) if len(gpu) > 1]
+    return {
+        *(
+            f"{show_value(str(port.get('hca')))}:{show_value(str(port.get('port')))}"
+            for port in ports
+        ),
+        *(show_value(str(gpu.get("uuid"))) for gpu in gpus),
+    }
 
 
 def find_damage(phase: PhaseResult) -> list[Finding]:
@@ -58,7 +91,7 @@ def find_damage(phase: PhaseResult) -> list[Finding]:
     found = [
         finding
         for number, reading in readings.items()
-        for finding in check_gpu_deltas(nodes[number], reading)
+        for finding in check_gpu_deltas(nodes[number], reading, _gpus_of(phase, nodes[number]))
     ]
     connections, sockets = _connections(phase, readings)
     traffic = [
@@ -67,6 +100,15 @@ def find_damage(phase: PhaseResult) -> list[Finding]:
         if (read := read_traffic(nodes[number], reading, connections[number], number in sockets))
     ]
     return [*found, *check_traffic(traffic)]
+
+
+def _gpus_of(phase: PhaseResult, node: Node) -> set[str]:
+    """The UUIDs of the job's GPUs on a node: those of its ranks, or else those that the job was
+    given. Empty if they are not known."""
+    uuids = {rank.gpu_uuid for rank in phase.ranks if rank.node == node.name and rank.gpu_uuid}
+    ours = share(node.facts)
+    given = ours.gpus if ours is not None and ours.exact else []
+    return uuids or {gpu["uuid"] for gpu in given if "uuid" in gpu}
 
 
 def warn_of_devices(phase: PhaseResult) -> list[Finding]:
@@ -102,7 +144,7 @@ def _read_health(phase: PhaseResult) -> dict[int, Reading]:
 
 def _node(phase: PhaseResult, node: NodeResult) -> Node:
     path = phase.directory.node_health(node.node_rank)
-    return Node(node.node_rank, node.name, {}, path)
+    return Node(node.node_rank, node.name, node.facts, path)
 
 
 def _connections(

@@ -17,6 +17,7 @@ from .telemetry import parse_finite, parse_int, parse_rows, parse_text
 
 MAX_FIGURES, MAX_TEXT = 64, 100  # of a rank
 ONCE = ("once", "always")
+MEASURED_IN = "peaks in "
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,9 @@ def _read_figures(rank: RankResult, event: dict[str, Any]) -> list[DeviceFigure]
 
 
 def measured_in(phase: str) -> str:
-    """What a phase has judged whose devices an earlier phase of the run measured."""
-    return f"peaks in {phase}"
+    """What a phase has judged whose devices another phase of the run measured. Kinds are joined
+    with commas."""
+    return MEASURED_IN + phase.replace(",", ";")
 
 
 def first_attempt(result: PhaseResult) -> PhaseResult:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..evidence.job_results import NOT_MEASURED
+from ..evidence.measured_peaks import MEASURED_IN, measured_in
 from ..evidence.metric import RESULT
 from ..evidence.run_counts import (
     JOB,
@@ -341,6 +342,17 @@ def _find_unreported(phase: PhaseRecord, record: RunRecord) -> Iterator[MissingR
         yield _missing(phase, f"no result from {', '.join(missing)}")
 
 
+def _is_judged(kind: str, phase: PhaseRecord, record: RunRecord) -> bool:
+    """Whether a criterion of the phase judged the kind, or one of the phases that measured its
+    devices earlier in the run."""
+    judged = phase.counts.judged
+    if kind != "peaks" or kind in judged:
+        return kind in judged
+    elsewhere = {name for name in judged if name.startswith(MEASURED_IN)}
+    by_run = {measured_in(made.phase) for made in record.phases if kind in made.counts.judged}
+    return bool(elsewhere) and elsewhere <= by_run
+
+
 def _find_unjudged_kinds(phase: PhaseRecord, record: RunRecord) -> Iterator[MissingRecord]:
     """Required kinds that no criterion judged; for transports, each side where ranks communicate.
     A phase with only some of its criteria selected is not checked."""
@@ -348,5 +360,5 @@ def _find_unjudged_kinds(phase: PhaseRecord, record: RunRecord) -> Iterator[Miss
         return
     for kind in sorted({*record.counts.require, *phase.counts.require} - {*phase.not_measured}):
         for part in phase.counts.sides if kind == "transports" else [kind]:
-            if part not in phase.counts.judged:
+            if not _is_judged(part, phase, record):
                 yield _missing(phase, f"no criterion judged {part}", kind)

@@ -122,7 +122,7 @@ def added(lines: str) -> str:
         (
             "require: [transport]",
             "unknown kind of criteria `transport` in clusters.one.require; expected one of "
-            "`transports`, `references`, `history`; did you mean `transports`?",
+            "`transports`, `references`, `history`, `peaks`, `health`; did you mean `transports`?",
         ),
         ("require: transports", "clusters.one.require is `transports`; expected a list"),
         ("setup: [' ']", "clusters.one.setup[0] is blank; expected text that is not blank"),

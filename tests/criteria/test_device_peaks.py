@@ -13,6 +13,7 @@ import pytest
 from pytest_clustersmoke.criteria.device_peaks import Place, check_peaks, judge_figures
 from pytest_clustersmoke.evidence.fingerprint import fingerprint_of
 from pytest_clustersmoke.evidence.history import history_store
+from pytest_clustersmoke.evidence.measured_peaks import measured_in
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.node_observation import DeviceFigure
 from pytest_clustersmoke.evidence.phase_result import PastRuns, PhaseResult
@@ -197,7 +198,9 @@ def test_hosts_are_judged_by_a_factor(tmp_path: Path) -> None:
 def test_hosts_of_shared_nodes_are_not_judged(tmp_path: Path) -> None:
     """Nor are those with another CPU: what a core does depends on it, and on its neighbours."""
     latencies = (100.0, 230.0, 110.0, 90.0)
-    events = [{"figures": [figure("", LATENCY, value, False)]} for value in latencies]
+    events: list[dict[str, Any]] = [
+        {"figures": [figure("", LATENCY, value, False)]} for value in latencies
+    ]
     with pytest.raises(Unmeasured, match=r"rank 0 .* has nothing to be compared with"):
         check_peaks(ran(tmp_path / "shared", events, per_node=1, cores_of_job=32))
     for rank, (event, gemm) in enumerate(zip(events, gemms(HEALTHY[:4]), strict=True)):
@@ -247,7 +250,8 @@ def test_phase_of_devices_measured_before_is_skipped(tmp_path: Path) -> None:
     """The first phase of the run has them."""
     events = [{"measured_in": "first", "figures": [], "calls": 0}] * 4
     with pytest.raises(pytest.skip.Exception, match=r"in an earlier phase of the run \(first\)"):
-        check_peaks(ran(tmp_path, events))
+        check_peaks(result := ran(tmp_path, events))
+    assert result.judged == {measured_in("first")}
 
 
 def test_never_is_skipped(tmp_path: Path) -> None:

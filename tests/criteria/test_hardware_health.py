@@ -10,6 +10,7 @@ import pytest
 from pytest_clustersmoke.criteria.hardware_health import check_health, warn_of_devices
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView
 from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import write_json
 from tests.support.evidence import Evidence
 
@@ -22,11 +23,16 @@ def reading(downs: int = 0, ecc: int = 0, **more: Any) -> dict[str, Any]:
     return {"ports": [{**PORT, "counters": counters}], "interfaces": {}, "gpus": [gpu], **more}
 
 
-def ran(folder: Path, *after: dict[str, Any] | None) -> PhaseView:
-    """A phase whose nodes read these counters at its end."""
+def ran(
+    folder: Path, *after: dict[str, Any] | None, first: dict[str, Any] | None = None
+) -> PhaseView:
+    """A phase whose nodes, which have GPUs, read these counters at its end."""
     evidence = Evidence(folder, nodes=len(after)).done()
     for node, last in enumerate(after):
-        readings = {"before": reading(), **({} if last is None else {"after": last})}
+        gpus = [{"uuid": "GPU-0", "name": "NVIDIA H100"}]
+        facts = {"node": f"n{node}", "host": "h", "gpu_driver": True, "gpus": gpus}
+        write_json(evidence.dir.node_facts(node), facts)
+        readings = {"before": first or reading(), **({} if last is None else {"after": last})}
         write_json(evidence.dir.node_health(node), readings)
     return evidence.result()
 
@@ -39,16 +45,16 @@ def test_quiet_hardware_passes(tmp_path: Path) -> None:
 
 
 def test_damage_fails_and_names_its_node(tmp_path: Path) -> None:
-    """A link that went down, and memory errors; the job's list has both as warnings."""
+    """Memory errors; a link that went down, which NCCL does not use. The job's list has both as
+    warnings."""
     result = ran(tmp_path, reading(), reading(downs=2, ecc=1))
     with pytest.raises(AssertionError) as raised:
         check_health(result)
     assert str(raised.value).splitlines() == [
         "n1: GPU-0 had 1 uncorrectable memory errors during the job",
-        "n1: RDMA port mlx5_0:1 went down 2 times during the job",
     ]
     findings = warn_of_devices(result)
-    assert {finding.id for finding in findings} == {"gpu-errors-during-job", "rdma-link-went-down"}
+    assert {finding.id for finding in findings} == {"gpu-errors-during-job", "rdma-port-errors"}
     assert {(finding.severity, finding.primary, finding.hosts) for finding in findings} == {
         ("warning", False, ("n1",))
     }
@@ -62,6 +68,30 @@ def test_node_without_a_second_reading_is_unmeasured(tmp_path: Path) -> None:
     assert raised.value.kind == "health"
 
 
+NO_GPUS: dict[str, Any] = {"gpus": None}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "words"),
+    [
+        (NO_GPUS, {}, "n1 read no counters of its GPUs before the ranks started"),
+        ({}, NO_GPUS, "n1 read no counters of its GPUs after the ranks had ended"),
+        ({"gpus": [{"uuid": "GPU-7", "ecc_uncorrected": 0}]}, {}, "n1 read the counters of GPU-0"),
+        ({}, {"ports": []}, "n1 read the counters of mlx5_0:1 only once"),
+        ({}, {"gpus": [{"uuid": "GPU-0"}]}, "n1 read the counters of GPU-0 only once"),
+    ],
+)
+def test_node_that_compared_nothing_is_unmeasured(
+    first: dict[str, Any], last: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """Both readings must have the same devices, on every node that shows some."""
+    result = ran(tmp_path, reading(), reading())
+    readings = {"before": reading(**first), "after": reading(**last)}
+    write_json(result.directory.node_health(1), readings)
+    with pytest.raises(Unmeasured, match=words):
+        check_health(result)
+
+
 def test_machines_without_counters_are_skipped(tmp_path: Path) -> None:
     """As a laptop, and the lab."""
     empty: dict[str, Any] = {
@@ -70,7 +100,9 @@ def test_machines_without_counters_are_skipped(tmp_path: Path) -> None:
         "gpus": None,
     }
     with pytest.raises(pytest.skip.Exception, match="no counters"):
-        check_health(ran(tmp_path, empty))
+        result = ran(tmp_path, empty, first=empty)
+        write_json(result.directory.node_facts(0), {"node": "n0", "gpu_driver": False})
+        check_health(collect_phase(result.directory))
 
 
 def test_wrong_answer_is_in_the_list_of_the_job(tmp_path: Path) -> None:

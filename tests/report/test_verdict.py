@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_clustersmoke.evidence.measured_peaks import measured_in
 from pytest_clustersmoke.evidence.metric import BETWEEN, INSIDE
 from pytest_clustersmoke.evidence.phase_result import OUTCOMES
 from pytest_clustersmoke.evidence.run_counts import RunTally
@@ -227,6 +228,18 @@ def test_required_kind_must_be_judged() -> None:
     counts.sides = [INSIDE, BETWEEN]  # transports inside nodes say nothing about the network
     assert judge(made).not_measured == ["a: no criterion judged transports between nodes"]
     count_report(made, report("test_c", phase="a", judged=f"references,{BETWEEN}"))
+    assert judge(made).name == FIT
+
+
+def test_devices_that_another_phase_measured_count_by_run() -> None:
+    """`require: [peaks]`: the phase that measured them must have judged them."""
+    made = tally(report(phase="a"), report(phase="b"), require=["peaks"], a="passed", b="passed")
+    count_report(made, report("test_c", phase="b", judged=measured_in("a")))
+    assert judge(made).not_measured == [
+        "a: no criterion judged peaks",
+        "b: no criterion judged peaks",
+    ]
+    count_report(made, report("test_c", phase="a", judged="peaks"))
     assert judge(made).name == FIT
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ...evidence.finding import Finding
@@ -47,14 +47,20 @@ RESEAT = "reseat the card, or have its slot and riser checked"
 COOLING = "check the node's cooling, its power supplies and the GPU's power cap (nvidia-smi -q)"
 
 
-def check_gpu_deltas(node: Node, readings: Any) -> Iterator[Finding]:
-    """All findings about the GPUs of a node, by its two readings."""
+def check_gpu_deltas(node: Node, readings: Any, ours: Collection[str]) -> Iterator[Finding]:
+    """All findings about the GPUs of a node, by its two readings. Those besides `ours`, the UUIDs
+    of the job's GPUs, are no damage to the job."""
     pair = readings if isinstance(readings, dict) else {}
     first, last = (_by_uuid(pair.get(when)) for when in ("before", "after"))
     for uuid, after in last.items():
         before = first.get(uuid, {})
         counted = subtract_counters(before, after)
-        yield from _damage(node, uuid, counted, before, after)
+        for identity, words in _damage(counted, before, after):
+            if uuid in ours:
+                yield _find(node, identity, uuid, words, FIX, FAILURE)
+            else:
+                foreign = "; it is not known to be one of the job's GPUs"
+                yield _find(node, "gpu-memory-wear", uuid, words, FIX, WARNING, foreign)
         yield from _wear(node, uuid, counted)
         yield from _held_down(node, uuid, counted, after)
 
@@ -65,18 +71,14 @@ def _by_uuid(reading: Any) -> dict[str, dict[str, Any]]:
 
 
 def _damage(
-    node: Node,
-    uuid: str,
-    counted: Mapping[str, int],
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-) -> Iterator[Finding]:
+    counted: Mapping[str, int], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """The id of the finding, and what happened in words."""
     for name, (identity, words) in DAMAGE.items():
         if count := counted.get(name):
-            yield _find(node, identity, uuid, f"{count:,} {words}", FIX, FAILURE)
+            yield identity, f"{count:,} {words}"
     if after.get("remap_failed") == 1 and before.get("remap_failed") == 0:
-        words = "a bad row of its memory that could not be replaced"
-        yield _find(node, "gpu-errors-during-job", uuid, words, FIX, FAILURE)
+        yield "gpu-errors-during-job", "a bad row of its memory that could not be replaced"
 
 
 def _wear(node: Node, uuid: str, counted: Mapping[str, int]) -> Iterator[Finding]:
@@ -102,6 +104,14 @@ def _held_down(
         yield _find(node, "pcie-link-narrow", uuid, text, RESEAT, WARNING)
 
 
-def _find(node: Node, identity: str, uuid: str, words: str, fix: str, severity: str) -> Finding:
-    cause = f"{show_value(uuid)} had {words} during the job"
+def _find(
+    node: Node,
+    identity: str,
+    uuid: str,
+    words: str,
+    fix: str,
+    severity: str,
+    remark: str = "",
+) -> Finding:
+    cause = f"{show_value(uuid)} had {words} during the job{remark}"
     return node.build_finding(identity, cause, fix, "gpus", severity, uuid=uuid)

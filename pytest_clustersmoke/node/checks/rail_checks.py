@@ -80,7 +80,7 @@ def _count_errors(traffic: Traffic) -> Iterator[Finding]:
         if times or port.was_lost:
             how = f"went down {plural(times, 'time')}" if times else "went down for good"
             cause = f"RDMA port {_show(port)} {how} during the job"
-            yield traffic.node.build_finding("rdma-link-went-down", cause, LINK_FIX, "rdma_ports")
+            yield _lost_link(traffic, cause, port.hca in traffic.connections)
         grown = {
             name: counted.value
             for name, least in ERRORS.items()
@@ -102,6 +102,14 @@ def _count_errors(traffic: Traffic) -> Iterator[Finding]:
                 "rdma_ports",
                 WARNING,
             )
+
+
+def _lost_link(traffic: Traffic, cause: str, is_used: bool) -> Finding:
+    """Damage if NCCL used the port; others may be unused, or have been pulled on purpose."""
+    if is_used:
+        return traffic.node.build_finding("rdma-link-went-down", cause, LINK_FIX, "rdma_ports")
+    cause += "; NCCL is not known to use it"
+    return traffic.node.build_finding("rdma-port-errors", cause, LINK_FIX, "rdma_ports", WARNING)
 
 
 def _sockets_beside(traffic: Traffic) -> Iterator[Finding]:

@@ -24,13 +24,17 @@ PAGES = ("nvmlDeviceGetRetiredPages", 1)
 NVLINK = ("nvmlDeviceGetNvLinkErrorCounter", 2, 1)
 
 
-def found(after: dict[Any, Any], before: dict[Any, Any] | None = None) -> list[tuple[str, str]]:
+def found(
+    after: dict[Any, Any],
+    before: dict[Any, Any] | None = None,
+    ours: frozenset[str] = frozenset({"GPU-0", "GPU-1"}),
+) -> list[tuple[str, str]]:
     """The findings of one healthy GPU and one that changed, with their severity."""
     usual = gpu("GPU-0")
     first = FakeNvml(usual, {**gpu("GPU-1"), **(before or {})})
     last = FakeNvml(usual, {**gpu("GPU-1"), **(before or {}), **after})
     readings = {"before": {"gpus": read_gpus(first)}, "after": {"gpus": read_gpus(last)}}
-    findings = list(check_gpu_deltas(NODE, readings))
+    findings = list(check_gpu_deltas(NODE, readings, ours))
     assert all(finding.cause.startswith("GPU-1 had ") for finding in findings)
     return [(finding.id, finding.severity) for finding in findings]
 
@@ -81,10 +85,17 @@ def test_what_a_gpu_does_not_know_is_left_out() -> None:
     assert read_gpus(FakeNvml()) is None
 
 
+@pytest.mark.parametrize("ours", [frozenset({"GPU-0"}), frozenset[str]()])
+def test_damage_of_other_jobs_gpus_is_a_warning(ours: frozenset[str]) -> None:
+    """A job on a shared node does not fail for them, and no evidence is definite."""
+    for after in ({ECC: 1}, {ROWS: (0, 0, False, True)}):
+        assert found(after, ours=ours) == [("gpu-memory-wear", WARNING)]
+
+
 @pytest.mark.parametrize("readings", [None, {"after": []}, {"after": {"gpus": [{"uuid": 3}]}}])
 def test_readings_that_are_not_whole_say_nothing(readings: Any) -> None:
     """As of a node that died, or of a job that wrote them."""
-    assert list(check_gpu_deltas(NODE, readings)) == []
+    assert list(check_gpu_deltas(NODE, readings, ())) == []
 
 
 def test_machine_without_nvml_reads_null() -> None:

@@ -142,6 +142,13 @@ def link_down(fabric: Fabric) -> Iterable[tuple[str, str]]:
     return [("rdma-link-went-down", "n2"), ("rdma-port-errors", "n2")]
 
 
+def unused_port_down(fabric: Fabric) -> Iterable[tuple[str, str]]:
+    """Storage's port, which NCCL does not use, went down: a warning."""
+    fabric.chosen = [dict.fromkeys(RAILS[:3], 4)] * 4
+    fabric.after[2][3].counters = {"link_downed": 1}
+    return [("rdma-port-errors", "n2")]
+
+
 def sockets(fabric: Fabric) -> Iterable[tuple[str, str]]:
     """NCCL chose InfiniBand on all nodes; on one everything went over Ethernet."""
     for rail in range(4):
@@ -188,7 +195,17 @@ def narrow_slot(fabric: Fabric) -> Iterable[tuple[str, str]]:
 
 CASES = (
     *(healthy, dead_rail, rail_doubled, reset, saturated, reaches_maximum, backwards),
-    *(narrow_counters, shared_nic, other_traffic, link_down, sockets, chosen_sockets, roce, gone),
+    *(
+        narrow_counters,
+        shared_nic,
+        other_traffic,
+        link_down,
+        unused_port_down,
+        sockets,
+        chosen_sockets,
+        roce,
+        gone,
+    ),
     narrow_slot,
     down_at_the_end,
 )
