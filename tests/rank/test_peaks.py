@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -214,6 +215,16 @@ def test_hidden_share(both_s: float, share: float) -> None:
     """Of a reduction of 1 s beside multiplications of 2 s."""
     assert share_hidden(2.0, 1.0, both_s) == pytest.approx(share)
     assert share_hidden(0.0, 1.0, 1.0) == 0.0
+
+
+def test_memory_is_near_only_where_the_kernel_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where this process may use a core beside the device; its cores are as before."""
+    own = os.sched_getaffinity(0)
+    for cores, expected in ((own, True), (set[int](), False), ({max(own) + 1}, False)):
+        monkeypatch.setattr(memory_speed, "_cores_near", lambda device, cores=cores: cores)
+        with memory_speed.near_device(CPU) as is_near:
+            assert is_near is expected
+        assert os.sched_getaffinity(0) == own
 
 
 def test_cores_of_the_kernel_are_read() -> None:

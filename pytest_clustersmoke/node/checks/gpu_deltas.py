@@ -12,13 +12,10 @@ from ...text import FAILURE, WARNING
 from ..gpu_counters import subtract_counters
 from .node_values import Node
 
-# Counter -> the finding, whether it is damage, and what happened in words.
+# Counters of damage, and what happened in words.
 DAMAGE = {
-    "ecc_uncorrected": ("gpu-errors-during-job", "uncorrectable memory errors"),
-    "remapped_uncorrected": (
-        "gpu-errors-during-job",
-        "rows of its memory replaced after such an error",
-    ),
+    "ecc_uncorrected": "uncorrectable memory errors",
+    "remapped_uncorrected": "rows of its memory replaced after such an error",
 }
 # A counter, the finding about it, the least of it, and what it counts.
 WEAR = (
@@ -55,9 +52,9 @@ def check_gpu_deltas(node: Node, readings: Any, ours: Collection[str]) -> Iterat
     for uuid, after in last.items():
         before = first.get(uuid, {})
         counted = subtract_counters(before, after)
-        for identity, words in _damage(counted, before, after):
+        for words in _damage(counted, before, after):
             if uuid in ours:
-                yield _find(node, identity, uuid, words, FIX, FAILURE)
+                yield _find(node, "gpu-errors-during-job", uuid, words, FIX, FAILURE)
             else:
                 foreign = "; it is not known to be one of the job's GPUs"
                 yield _find(node, "gpu-memory-wear", uuid, words, FIX, WARNING, foreign)
@@ -72,13 +69,12 @@ def _by_uuid(reading: Any) -> dict[str, dict[str, Any]]:
 
 def _damage(
     counted: Mapping[str, int], before: Mapping[str, Any], after: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """The id of the finding, and what happened in words."""
-    for name, (identity, words) in DAMAGE.items():
+) -> Iterator[str]:
+    for name, words in DAMAGE.items():
         if count := counted.get(name):
-            yield identity, f"{count:,} {words}"
+            yield f"{count:,} {words}"
     if after.get("remap_failed") == 1 and before.get("remap_failed") == 0:
-        yield "gpu-errors-during-job", "a bad row of its memory that could not be replaced"
+        yield "a bad row of its memory that could not be replaced"
 
 
 def _wear(node: Node, uuid: str, counted: Mapping[str, int]) -> Iterator[Finding]:
