@@ -66,21 +66,19 @@ def _explain_missing(reading: Reading, has_driver: bool) -> str:
         if has_driver and not parse_rows(reading[when].get("gpus")):
             return f"read no counters of its GPUs {words}; expected the package nvidia-ml-py there"
     before, after = (_list_devices(reading[when]) for when in WHEN)
-    if unmatched := sorted(before ^ after):
-        return f"read the counters of {shorten(unmatched, MOST_NAMES)} only once"
+    counted = {name for name, is_counted in before.items() if is_counted and after.get(name)}
+    if missing := sorted({*before, *after} - counted):
+        return f"did not read counters of {shorten(missing, MOST_NAMES)} twice"
     return ""
 
 
-def _list_devices(reading: dict[str, object]) -> set[str]:
-    """The ports and GPUs of which a reading has a counter."""
-    ports = [port for port in parse_rows(reading.get("ports")) if port.get("counters")]
-    gpus = [gpu for gpu in parse_rows(reading.get("gpus")) if len(gpu) > 1]
+def _list_devices(reading: dict[str, object]) -> dict[str, bool]:
+    """The ports and GPUs of a reading, and whether it has a counter of them."""
+    ports, gpus = (parse_rows(reading.get(kind)) for kind in ("ports", "gpus"))
+    names = (show_value(f"{port.get('hca')}:{port.get('port')}") for port in ports)
     return {
-        *(
-            f"{show_value(str(port.get('hca')))}:{show_value(str(port.get('port')))}"
-            for port in ports
-        ),
-        *(show_value(str(gpu.get("uuid"))) for gpu in gpus),
+        **dict(zip(names, (bool(port.get("counters")) for port in ports), strict=True)),
+        **{show_value(str(gpu.get("uuid"))): len(gpu) > 1 for gpu in gpus},
     }
 
 

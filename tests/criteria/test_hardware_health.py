@@ -76,9 +76,14 @@ NO_GPUS: dict[str, Any] = {"gpus": None}
     [
         (NO_GPUS, {}, "n1 read no counters of its GPUs before the ranks started"),
         ({}, NO_GPUS, "n1 read no counters of its GPUs after the ranks had ended"),
-        ({"gpus": [{"uuid": "GPU-7", "ecc_uncorrected": 0}]}, {}, "n1 read the counters of GPU-0"),
-        ({}, {"ports": []}, "n1 read the counters of mlx5_0:1 only once"),
-        ({}, {"gpus": [{"uuid": "GPU-0"}]}, "n1 read the counters of GPU-0 only once"),
+        (
+            {"gpus": [{"uuid": "GPU-7", "ecc_uncorrected": 0}]},
+            {},
+            "n1 did not read counters of GPU-0",
+        ),
+        ({}, {"ports": []}, "n1 did not read counters of mlx5_0:1 twice"),
+        ({"ports": [PORT]}, {"ports": [PORT]}, "n1 did not read counters of mlx5_0:1 twice"),
+        ({}, {"gpus": [{"uuid": "GPU-0"}]}, "n1 did not read counters of GPU-0 twice"),
     ],
 )
 def test_node_that_compared_nothing_is_unmeasured(
