@@ -18,7 +18,6 @@ from ..config.marker import numbers_by_node
 from ..config.metrics import METRICS
 from .event_origin import Launch, keep_own_events
 from .finding import Finding
-from .interfaces import Unmatched, find_unmatched_on_node, have_separate_networks
 from .job_results import NodeResult, RankResult, read_node_result
 from .metric import Metric, fail
 from .nccl.log_reader import NodeLogs, read_nodes
@@ -39,6 +38,7 @@ from .whole_files import MAX_NODE_BYTES
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from ..config.expectations import Expectation, Reference
     from ..config.profile import Profile
+    from .interfaces import Unmatched
 
 OUTCOMES = (
     "passed",
@@ -369,6 +369,8 @@ def find_unmatched_interfaces(result: PhaseResult) -> list[Unmatched]:
 
     Nodes whose facts do not list interfaces are skipped.
     """
+    from .interfaces import find_unmatched_on_node, have_separate_networks
+
     uses_nccl = result.spec.get("device") != "cpu" and not used_only_gloo(result)
     apart = have_separate_networks(node.facts for node in result.nodes)
     return [

@@ -1,17 +1,16 @@
-"""How long a run and its phases usually take, from the runs before: when they should end."""
+"""How long a run and its phases usually take, from the runs before: when they should end.
+
+What reads the history is imported when it is read: collection must be fast.
+"""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..run_directory import RunDir, read_json
 from ..telemetry import parse_finite, parse_text, parse_texts
-from .history_database import HistoryUnusable, open_for_reading
-from .history_query import read_phase_runs, read_run_times
-from .history_schema import shorten_line
 
 NEWEST = 20  # runs that the medians are of
 LAST_S = 2**33  # Unix seconds; a later time was not written by a clock
@@ -43,6 +42,8 @@ class UsualTimes:
 def read_usual_times(run: RunDir) -> UsualTimes:
     """The times of the runs before this one; empty if there are none, or the history cannot be
     read."""
+    from .history_database import HistoryUnusable
+
     about = read_json(run.run) or {}
     report, cluster = parse_text(about.get("report")), parse_text(about.get("cluster"))
     begun = parse_finite(about.get("begun"))
@@ -62,6 +63,12 @@ def _list_phases(about: Mapping[str, object]) -> list[str]:
 def _read(
     report_dir: Path, cluster: str, selection: str, begun: float, phases: Iterable[str]
 ) -> UsualTimes:
+    import statistics
+
+    from .history_database import open_for_reading
+    from .history_query import read_phase_runs, read_run_times
+    from .history_schema import shorten_line
+
     with open_for_reading(report_dir) as connection:
         if connection is None:
             return UsualTimes(begun)
