@@ -95,7 +95,7 @@ class NodeStatus:
     reason: str = ""
     text: str = ""
     line: int = 0
-    features: frozenset[str] = frozenset()
+    features: tuple[str, ...] = ()
 
     @property
     def why(self) -> str:

@@ -92,7 +92,7 @@ class _Rule:
     def _explain_skip(self, node: NodeStatus) -> tuple[str, str]:
         if node.name in self.excluded:
             return EXCLUDED, f"`slurm.exclude` of the profile names {node.name}"
-        if missing := self.features - node.features:
+        if missing := self.features.difference(node.features):
             lacks = " and ".join(sorted(missing))
             return OTHER_FEATURES, f"{node.name} lacks {lacks}, which `slurm.constraint` asks for"
         return ("", "") if self.usable.fullmatch(node.state) else (name_group(node), node.why)

@@ -335,12 +335,10 @@ def parse_partition_nodes(text: str, wanted: str = "") -> tuple[str, tuple[NodeS
     """`sinfo -h -N -o PARTITION_FIELDS`: the nodes of the partitions `wanted`, a list joined with
     commas, or of the default one, and its name."""
     by_partition: dict[str, list[str]] = {}
-    features: dict[str, frozenset[str]] = {}
+    features: dict[str, tuple[str, ...]] = {}
     for _, (partition, words, status) in rows(text, 3):
         by_partition.setdefault(partition, []).append(status)
-        features[status.partition("|")[0]] = frozenset(
-            filter(None, value_or_empty(words).split(","))
-        )
+        features[status.partition("|")[0]] = (*filter(None, value_or_empty(words).split(",")),)
     default = next((name for name in by_partition if name.endswith("*")), "")
     names = {name.rstrip("*"): lines for name, lines in by_partition.items()}
     chosen = wanted or default.rstrip("*")
