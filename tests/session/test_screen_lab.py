@@ -48,6 +48,8 @@ def screened(
     suite = Suite(tmp_path, leftovers[0])
     suite.use_slurm(screened_lab.slurm_conf)
     use_fake_gpus(suite, tmp_path, LIMIT_S)
+    states = "sinfo", "-h", "-N", "-o", "%T"
+    wait_for("idle nodes", lambda: {*suite.slurm(*states).split()} == {"idle"} or None)
     return suite
 
 
@@ -104,11 +106,8 @@ def test_interrupted_screen_ends_its_jobs_and_reports_what_is_known(
     screened.profile["setup"].append(stop_process(screened_lab.nodes[1]))
     screened.profile["limits"]["screen_s"] = 600
     with screened.started("--cluster-screen") as running:
-        answers = "*/screen/answers/*.json"
-        count = len(screened_lab.nodes) - 1
-        running.wait_for(
-            "the others' answers", lambda: len([*screened.shared.glob(answers)]) == count or None
-        )
+        others = len(screened_lab.nodes) - 1
+        running.wait_for("the ends of the others", lambda: count_ends(screened) == others or None)
         running.interrupt()
         outcome = running.wait()
     assert outcome.ret == 2, outcome.output
@@ -119,6 +118,12 @@ def test_interrupted_screen_ends_its_jobs_and_reports_what_is_known(
     }
     assert states[screened_lab.nodes[1]] == "interrupted"
     wait_for_no_job(screened)
+
+
+def count_ends(suite: Suite) -> int:
+    """Of how many nodes the journal says how their screen ended."""
+    texts = [path.read_text() for path in suite.shared.glob("*/journal.jsonl")]
+    return sum(text.count('"event": "screened"') for text in texts)
 
 
 def wait_for_no_job(suite: Suite) -> None:
