@@ -21,9 +21,10 @@ def is_gpu_model(name: object, model: object) -> bool:
 
 
 # FLOP per clock and multiprocessor of dense matrices, a multiplication with its addition counting
-# two, by compute capability and precision (fp32 without its tensor cores). From NVIDIA's papers on
-# the architectures of the Tesla V100 (2017: 8 tensor cores of 64 FMA), the A100 (2020: 4 of 256)
-# and the H100 (2022: 4 of 512). Other capabilities are left out: of some, models differ.
+# two, by compute capability and precision (fp32 without its tensor cores). They give the dense fp16
+# peaks of NVIDIA's data sheets: 125 TFLOP/s of a V100 SXM2 (80 multiprocessors, 1,530 MHz), 312 of
+# an A100 SXM4 (108, 1,410 MHz), 989 of an H100 SXM5 (132, 1,830 MHz). Other capabilities are left
+# out: of some, models differ.
 FLOP_PER_CLOCK: Mapping[str, Mapping[str, int]] = {
     "7.0": {"fp16": 1024, "fp32": 128},
     "8.0": {"fp16": 2048, "bf16": 2048, "fp32": 128},

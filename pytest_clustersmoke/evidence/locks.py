@@ -185,6 +185,15 @@ class ControllerFence:
             who = f"pid {about.get('pid')} on {sanitize_line(str(about.get('host')))[:MAX_WORD]}"
             raise Superseded(f"{who} has taken this run over")
 
+    @property
+    def is_superseded(self) -> bool:
+        """Whether the run has another controller."""
+        try:
+            self.check()
+        except Superseded:
+            return True
+        return False
+
 
 def find_holder(run: RunDir, silence_s: float) -> str:
     """Who controls a run, as `pid 7 on login1`; empty if its lock is free and, where another host

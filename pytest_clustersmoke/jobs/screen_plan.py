@@ -49,7 +49,7 @@ class PlannedNode:
 def plan_screen(
     nodes: Sequence[NodeStatus], hostlist: str = "", options: Mapping[str, Any] | None = None
 ) -> tuple[list[PlannedNode], list[Problem]]:
-    """The nodes of a partition, or of those the ones that `hostlist` names, in Slurm's order; and
+    """The nodes of a partition, only those in `hostlist` if there is one, in Slurm's order; and
     the names that are no nodes of it. `options` are the profile's for sbatch: they leave out nodes
     that no phase gets, and the nodes of a reservation that jobs use are free."""
     wanted = expand_hostlist(hostlist)

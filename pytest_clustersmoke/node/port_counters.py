@@ -81,7 +81,7 @@ def read_number(path: Path) -> int | None:
     return int(word) if is_number else None
 
 
-# The difference of two readings. A job may have written them: what is no number is not measured.
+# The difference of two readings. A job may have written them: only numbers are measured.
 
 MISSING, SATURATED, BACKWARDS = "not readable", "at its maximum", "smaller than before"
 

@@ -170,11 +170,7 @@ class JobSession:
     @property
     def is_superseded(self) -> bool:
         """Whether another process has the run now, and writes its report."""
-        try:
-            self.fence.check()
-        except Superseded:
-            return True
-        return False
+        return self.fence.is_superseded
 
     @property
     def is_detachable(self) -> bool:

@@ -10,7 +10,7 @@ from ..config.profile import Profile
 from ..criteria.screen_clearance import list_cleared
 from ..criteria.screen_judge import CheckJudgement, judge_screen
 from ..criteria.screen_peaks import PEAKS, UNASKED, judge_peaks
-from ..evidence.locks import ControllerFence, Superseded
+from ..evidence.locks import ControllerFence
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir
 from ..evidence.run_journal import FencedJournal
@@ -66,11 +66,7 @@ class ScreenSession:
 
     @property
     def is_superseded(self) -> bool:
-        try:
-            self.fence.check()
-        except Superseded:
-            return True
-        return False
+        return self.fence.is_superseded
 
     def cancel(self) -> None:
         self._jobs.stop()

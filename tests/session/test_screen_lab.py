@@ -29,9 +29,8 @@ pytestmark = pytest.mark.lab
 NODES = 8
 LIMIT_S = 10
 BEYOND_S = 40.0  # what a screen may take beyond the limit of a node that hangs
-# A node takes 0.07 s by itself; one that imports torch or submitit, seconds. Other tests share the
-# cores.
-MOST_CPU_S = 0.3
+MOST_CPU_S = 0.1  # of a node; other tests that share its cores can only add to it
+SCREENS = 3  # the fewest seconds of so many count
 
 
 @pytest.fixture(scope="module")
@@ -145,5 +144,9 @@ def test_healthy_nodes_are_fit_also_under_xdist(screened: Suite, screened_lab: l
     assert {"answer", "gpus", "system", "driver", "cpu"} <= checks.keys()
     (reason,) = (skip.get("message") for skip in checks["rdma"].iter("skipped"))
     assert reason == "the node shows no RDMA port"
-    print("CPU seconds of the nodes:", [node["cpu_s"] for node in nodes])
-    assert min(node["cpu_s"] for node in nodes) < MOST_CPU_S
+    fewest_s = min(node["cpu_s"] for node in nodes)
+    for _ in range(SCREENS - 1):
+        if fewest_s >= MOST_CPU_S:
+            again = read_screen(screened.run_apart("--cluster-screen"))["screen"]["nodes"]
+            fewest_s = min(fewest_s, *(node["cpu_s"] for node in again))
+    assert fewest_s < MOST_CPU_S
