@@ -175,12 +175,14 @@ def _criteria_by_result(fault: Fault, outcome: Outcome) -> dict[str, set[str]]:
 
 def seconds_to_finding(fault: Fault, outcome: Outcome, struck: float | None = None) -> float:
     """The seconds until the phase's end in the journal: from `struck`, or from the row's event
-    (`staged` is what a rank writes just before its fault)."""
+    (`staged` is what a rank writes just before its fault; a rank that cannot know when the fault
+    comes writes it again and again, and the last counts)."""
     evidence = outcome.evidence(fault.name)
     attempts = (*evidence.earlier, evidence)
     files = [rank.events for attempt in attempts for rank in attempt.ranks]
     files += [read_events(evidence.directory.node_events(node)) for node in range(fault.nodes)]
-    times = [event["time"] for events in files for event in events.named(fault.since)]
+    last = [events.last(fault.since) for events in files]
+    times = [event["time"] for event in last if event is not None]
     assert times or struck is not None, f"no event says when {fault.name} was staged"
     since = min(times) + fault.since_s if struck is None else struck
     (ended,) = [event["time"] for event in outcome.events("ended") if event["phase"] == fault.name]
