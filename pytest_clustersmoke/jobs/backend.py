@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from typing_extensions import assert_never  # in typing from Python 3.11 on
+
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir, RunDir, write_json
@@ -191,9 +193,11 @@ def make_backend(profile: Profile, environ: Mapping[str, str], here: bool = Fals
         from .ssh_backend import SshBackend
 
         return SshBackend(profile, environ)
-    from .local_backend import LocalBackend
+    if profile.backend == "local":
+        from .local_backend import LocalBackend
 
-    return LocalBackend(profile, environ)
+        return LocalBackend(profile, environ)
+    assert_never(profile.backend)
 
 
 def prepare_jobs(

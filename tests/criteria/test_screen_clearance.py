@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.criteria.screen_clearance import COMPARED, list_cleared
+from pytest_clustersmoke.criteria.screen_clearance import COMPARED, KINDS, list_cleared
 from pytest_clustersmoke.criteria.screen_judge import CheckJudgement, judge_screen
 from pytest_clustersmoke.criteria.screen_peaks import PEAKS, SLOW, WRONG
 from pytest_clustersmoke.evidence.node_observation import CHECKS
 from pytest_clustersmoke.evidence.screen_files import NodeAnswer
+from pytest_clustersmoke.node.checks import BETWEEN_NODES, ON_A_NODE
+from tests.support.finding_ids import finding_ids
 from tests.support.screens import SPEC, answer, healthy
 
 UNMEASURED = CheckJudgement("skipped", "torch is not installed there")
@@ -30,6 +36,16 @@ def with_ecc(errors: str, name: str = "n0") -> NodeAnswer:
     return answer(
         name, gpus=[{**gpu, "ecc.errors.uncorrected.volatile.total": errors} for gpu in gpus]
     )
+
+
+def test_each_finding_of_a_check_can_be_cleared(tmp_path: Path) -> None:
+    """Else it would stay until it is too old, though the node passes the check."""
+    checks: dict[str, Callable[..., Any]] = {**ON_A_NODE, **BETWEEN_NODES}
+    for check in checks.values():
+        shutil.copy(inspect.getfile(check), tmp_path)
+    found = finding_ids(tmp_path, {"Finding", "build_finding"})
+    assert set(KINDS) - {"cpu", PEAKS} == set(checks)
+    assert found == {kind for name in checks for kind in KINDS[name]}
 
 
 def test_screen_clears_what_its_checks_ruled_out() -> None:

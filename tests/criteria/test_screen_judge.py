@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_clustersmoke.criteria.screen_judge import CHECKS, judge_screen
+from pytest_clustersmoke.criteria.screen_judge import CHECKS, PARTS, judge_screen
 from pytest_clustersmoke.evidence.screen_files import NodeAnswer
+from pytest_clustersmoke.node.checks import BETWEEN_NODES, ON_A_NODE
 from tests.support.screens import SPEC, answer, healthy
 
 
@@ -26,6 +27,13 @@ def test_healthy_nodes_pass_every_check_that_applies() -> None:
     assert all(list(checks) == list(CHECKS) for checks in judged.values())
     results = {name: check.result for name, check in judged["n3"].items()}
     assert results == {**dict.fromkeys(CHECKS, "passed"), "rdma": "skipped"}
+
+
+def test_each_check_names_the_part_of_the_facts_that_it_reads() -> None:
+    """Where that part hung, the check fails."""
+    assert set(PARTS) == {*ON_A_NODE, *BETWEEN_NODES}
+    answers = [*healthy(3), replace(answer("stuck"), cut=dict.fromkeys(PARTS.values(), "no end"))]
+    assert {check for _, check in failures(answers)} == set(PARTS)
 
 
 def test_full_directory_of_one_node_is_a_failure_and_that_of_all_a_setting() -> None:

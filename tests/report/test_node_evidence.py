@@ -189,3 +189,11 @@ def test_kinds_are_findings_that_exist() -> None:
     slow = {"slow-rank"}  # ours: a criterion, which has no finding
     assert (CHECKS | DEFINITE | HARMLESS | BY_SCHEDULER) - slow <= known
     assert not HARMLESS & (CHECKS | BY_SCHEDULER)
+
+
+def test_each_finding_of_a_node_check_says_what_it_means_for_the_node() -> None:
+    """Otherwise it would count as a failure of the job."""
+    checks = Path(pytest_clustersmoke.__file__).parent / "node" / "checks"
+    found = finding_ids(checks, {"Finding", "build_finding"})
+    assert "gpu-ecc-errors" in found
+    assert found <= CHECKS | HARMLESS
