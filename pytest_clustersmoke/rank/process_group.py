@@ -33,6 +33,9 @@ def choose_cpu_accelerator() -> None:
     """Set DeepSpeed's device before its first import."""
     # Without it DeepSpeed guesses with a warning, and picks GPUs where they exist.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # It takes this for the number of devices; without it, it counts NUMA nodes by numactl, which
+    # need not be installed (FileNotFoundError under ZeRO-3 with DeepSpeed 0.14).
+    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def load_deepspeed_on_cpu() -> None:

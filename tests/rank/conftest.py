@@ -26,7 +26,8 @@ RUN_WITHIN_S = 180
 def rank_environment(phase: PhaseDir | None) -> dict[str, str]:
     """The test's environment, without variables that an outer torchrun or launcher may have set."""
     prefixes = ("CLUSTERSMOKE_", "TORCHELASTIC_", "MASTER_")
-    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "DS_ACCELERATOR"}
+    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
+    names |= {"DS_ACCELERATOR", "LOCAL_SIZE"}
     kept = {k: v for k, v in os.environ.items() if not k.startswith(prefixes) and k not in names}
     path = os.pathsep.join(filter(None, [str(REPOSITORY), kept.get("PYTHONPATH")]))
     kept.update(OMP_NUM_THREADS="1", CLUSTERSMOKE_DEVICE="cpu", PYTHONPATH=path)
