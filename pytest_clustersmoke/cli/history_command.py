@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from sqlite3 import Connection
 
 from ..config.metrics import METRICS
+from ..evidence.collective_curves import Point
+from ..evidence.history.collective_history import Figures, read_run_curves
 from ..evidence.history.history_query import PhaseCount, read_phase_runs, read_runs
 from ..evidence.history.outlier_judge import WINDOW
 from ..text import near
@@ -57,6 +59,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     history.set_defaults(run=_run_command)
 
 
+def _read_curves(
+    connection: Connection, counts: Iterable[PhaseCount]
+) -> dict[tuple[str, str], dict[Point, Figures]]:
+    """Run id and phase -> the points of the curves of its collectives."""
+    return {
+        (run_id, count.phase): points
+        for count in counts
+        for run_id, points in read_run_curves(connection, count.cluster, count.phase).items()
+    }
+
+
 def _count(word: str) -> int:
     if not word.isdecimal() or not 0 < int(word) < 2**31:
         raise argparse.ArgumentTypeError(f"`{word}` is not a number of runs; expected 1 or more")
@@ -68,13 +81,15 @@ def _run_command(parsed: argparse.Namespace) -> int:
         counts = arguments.choose_phases(connection, parsed.cluster, parsed.phase)
         series = [_series(connection, count, parsed) for count in counts]
         runs = read_runs(connection, cluster=parsed.cluster) if parsed.openmetrics else []
+        curves = _read_curves(connection, counts) if parsed.openmetrics else {}
     series = [phase for phase in series if phase.runs]  # its rows may have been deleted meanwhile
     if parsed.metric is not None:
         _check_metric(parsed.metric, series)
     if parsed.openmetrics:
         from ..report.openmetrics import render_backfill
 
-        print(render_backfill(runs, (run for phase in series for run in phase.runs)), end="")
+        past = (run for phase in series for run in phase.runs)
+        print(render_backfill(runs, past, curves), end="")
         return 0
     form = json_lines if parsed.json else csv_lines if parsed.csv else text_lines
     print_lines(form(series))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from .expectations import Reference
@@ -60,6 +60,26 @@ METRICS: dict[str, MetricKind] = {
     "pair_bandwidth_min_gb_per_s": MetricKind(
         "GB/s", True, "send and receive at once between two nodes, each way: the slowest pair"
     ),
+}
+
+
+class CurvePlace(NamedTuple):
+    """Where a metric lies on the curve of a collective by message size."""
+
+    collective: str
+    figure: str  # busbw_gb_per_s, or seconds
+    asked_bytes: int | None  # None: at the size with the highest bus bandwidth
+
+
+CURVE_PLACES: dict[str, CurvePlace] = {
+    "busbw_gb_per_s": CurvePlace("all_reduce", "busbw_gb_per_s", None),
+    "busbw_1mib_gb_per_s": CurvePlace("all_reduce", "busbw_gb_per_s", 2**20),
+    "busbw_64mib_gb_per_s": CurvePlace("all_reduce", "busbw_gb_per_s", 2**26),
+    "busbw_1gib_gb_per_s": CurvePlace("all_reduce", "busbw_gb_per_s", 2**30),
+    "all_gather_busbw_gb_per_s": CurvePlace("all_gather", "busbw_gb_per_s", None),
+    "reduce_scatter_busbw_gb_per_s": CurvePlace("reduce_scatter", "busbw_gb_per_s", None),
+    "all_to_all_busbw_gb_per_s": CurvePlace("all_to_all", "busbw_gb_per_s", None),
+    "latency_us": CurvePlace("all_reduce", "seconds", 8),
 }
 
 

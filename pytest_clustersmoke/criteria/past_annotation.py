@@ -10,12 +10,14 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from ..config.metrics import METRICS, show
+from ..evidence.collective_curves import PastPointRecord, Point
 from ..evidence.history import setup_changes
 from ..evidence.history.accepted_levels import (
     AcceptedLevel,
     find_accepted_level,
     read_accepted_levels,
 )
+from ..evidence.history.collective_history import read_curve_past
 from ..evidence.history.drift_judge import MAX_FIRST, judge_drift
 from ..evidence.history.history_database import open_for_reading
 from ..evidence.history.history_query import PhaseRun, StoredMetric, read_phase_runs, read_runs
@@ -67,12 +69,33 @@ def annotate(record: RunRecord, report_dir: Path) -> None:
     compared = [phase for phase in record.phases if not phase.fault]
     with open_for_reading(report_dir) as connection:
         comparisons = [(phase, *_compare_phase(connection, record, phase)) for phase in compared]
+        curves = [(phase, _read_curve_past(connection, record, phase)) for phase in compared]
         changes = _changes(connection, record, compared) if connection is not None else []
     for phase, judged, trend, since in comparisons:
         phase.trend, phase.changed, phase.last_good = trend, list(since.changes), since.run_id
         for name, past in judged.items():
             phase.metrics[name].past = past
+    for phase, points in curves:
+        _add_curve_past(phase, points)
     record.changes = shorten_lines(changes, MAX_CHANGES)
+
+
+def _read_curve_past(
+    connection: Connection | None, record: RunRecord, phase: PhaseRecord
+) -> dict[Point, PastPointRecord]:
+    """The past of each point of the phase's curves, to be shown; it is not judged."""
+    if connection is None or not phase.collectives:
+        return {}
+    setup = Setup.of(phase.hardware, phase.shape, phase.versions)
+    return read_curve_past(connection, record.cluster, phase.phase, setup, record.begun)
+
+
+def _add_curve_past(phase: PhaseRecord, points: Mapping[Point, PastPointRecord]) -> None:
+    for curve in phase.collectives:
+        name = shorten_line(curve.collective)
+        for point in curve.points:
+            if past := points.get((name, point.asked_bytes)):
+                point.past = past
 
 
 def _compare_phase(

@@ -198,11 +198,13 @@ FASTER_LATER = 4  # a loop's steps against its average rate, at most
 
 @dataclass(frozen=True)
 class StageMark:
-    """The beginning of a stage, or its end, with the seconds that it took."""
+    """The beginning of a stage, or its end, with the seconds that it took, and when that was, in
+    Unix seconds by its node's clock."""
 
     name: str
     ended: bool
     seconds: float | None
+    time: float
 
 
 @dataclass(frozen=True)
@@ -308,6 +310,7 @@ class RankResult:
                 parse_text(record.get("name")) or "unknown",
                 record["state"] == "end",
                 parse_finite(record.get("seconds")),
+                float(record["time"]),
             )
             for record in self.events.named("stage")
             if record.get("state") in ("begin", "end")

@@ -13,6 +13,8 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
 
+from .collective_curves import CurveRecord
+from .progress_record import ProgressRecord, ProvenStepsRecord, TraceRecord
 from .run_counts import (
     GREEN_GATE,
     PROVEN_GATE,
@@ -233,39 +235,6 @@ class TopologyRecord(RecordModel):
     groups: list[GroupRecord] = Field(description="all")
 
 
-class TraceRecord(RecordModel):
-    """Some steps of a rank as torch.profiler saw them, and where their time went: on CUDA that of
-    the device's kernels, on the CPU that of the operators."""
-
-    rank: int
-    reason: str = Field(description="why there is no trace; empty if there is one")
-    file: str = Field(default="", description="a path in the phase's folder of the report")
-    first: int | None = Field(default=None, description="step, from 1")
-    last: int | None = None
-    proven: list[int] = Field(
-        default=[], description="the traced steps that hold the passes of a proof as well"
-    )
-    span_s: float | None = Field(default=None, description="from the first step to the last's end")
-    compute_s: float | None = None
-    communication_s: float | None = None
-    overlapped_s: float | None = Field(
-        default=None, description="the part of communication_s in which something else ran as well"
-    )
-    copy_s: float | None = None
-    idle_s: float | None = Field(default=None, description="in which nothing ran")
-
-
-class ProvenStepsRecord(RecordModel):
-    """The steps of a training that were proven while it ran, and what that took. They are left out
-    of every rate."""
-
-    seed: str = Field(description="the steps between the first and the last were drawn with it")
-    drawn: list[int] = Field(description="the steps that were to be proven, from 1")
-    proven: int = Field(description="how many of them all ranks proved")
-    seconds: float = Field(description="how long the proofs took, on the slowest rank")
-    share: float | None = Field(description="of the stage `train`; null if that did not end")
-
-
 class RemarkRecord(RecordModel):
     """A remark about an environment variable."""
 
@@ -340,6 +309,12 @@ class PhaseRecord(RecordModel):
         "rank: per token 4 x parameters + 2 x trained ones; null: not known",
     )
     traces: list[TraceRecord] = Field(default=[], description="those of --cluster-trace")
+    collectives: list[CurveRecord] = Field(
+        default=[], description="bus bandwidth and time by message size, where all ranks measured"
+    )
+    progress: ProgressRecord | None = Field(
+        default=None, description="how far its job got; null: it passed, or wrote nothing"
+    )
     criteria: dict[str, CriterionRecord] = Field(description="by name; `job` is the job itself")
     all_criteria: bool = Field(description="every criterion of the class reported a result")
     not_measured: list[str] = Field(description="kinds of criteria that could not be judged")

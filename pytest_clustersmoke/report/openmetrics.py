@@ -7,10 +7,12 @@ Names end in OpenMetrics' base units (seconds, bytes).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
 from ..config.metrics import METRICS
+from ..evidence.collective_curves import Point
+from ..evidence.history.collective_history import Figures
 from ..evidence.history.history_query import PastRun, PhaseRun
 from ..evidence.run_counts import Outcome, Result
 from ..evidence.run_record import PhaseRecord, RunRecord
@@ -21,6 +23,14 @@ PREFIX = "clustersmoke_"
 FIT_MEANING = "1 if the selected phases found the cluster fit to train on, else 0"
 BEGUN_MEANING = "When the run started"
 WRITTEN_MEANING = "When the run was reported"
+# The curves of collectives: gauge, help text, and the factor of the record's figure.
+CURVE_GAUGES = (
+    ("phase_collective_busbw_bytes_per_second", "Bus bandwidth of a collective at a size", 1e9),
+    ("phase_collective_seconds", "Time of a collective at a size, on the slowest rank", 1),
+)
+CURVE_LABELS = ("phase", "collective", "size_bytes")
+# Those of past runs: run id and phase -> the points.
+PastCurves = Mapping[tuple[str, str], Mapping[Point, Figures]]
 # The end of a name in METRICS, the OpenMetrics unit, and the factor between them. The first match
 # counts.
 UNITS: tuple[tuple[str, str, float], ...] = (
@@ -71,7 +81,11 @@ def render_metrics(record: RunRecord) -> str:
     return text
 
 
-def render_backfill(runs: Iterable[PastRun], phases: Iterable[PhaseRun]) -> str:
+def render_backfill(
+    runs: Iterable[PastRun],
+    phases: Iterable[PhaseRun],
+    curves: PastCurves | None = None,
+) -> str:
     """Past runs with a timestamp each, when they began, for `promtool tsdb create-blocks-from
     openmetrics`. Runs of a part, incomplete ones and screens are left out, as they are by
     reports/metrics-<cluster>.prom; so are those of which there is no phase here."""
@@ -103,8 +117,28 @@ def render_backfill(runs: Iterable[PastRun], phases: Iterable[PhaseRun]) -> str:
             where = {"cluster": phase.cluster, "phase": phase.phase}
             for gauge, meaning, value in _phase_figures(phase):
                 add(gauge, meaning, where, value, phase.begun)
+    having_curves = (phase for phase in past if phase.run_id in whole)
+    for labels, begun, figures in _past_points(having_curves, curves or {}):
+        where = dict(zip(("cluster", *CURVE_LABELS), labels, strict=True))
+        for (gauge, meaning, factor), value in zip(CURVE_GAUGES, figures, strict=True):
+            add(gauge, meaning, where, value * factor, begun)
     registry = CollectedFamilies(list(families.values()))
     return str(generate_latest(registry).decode())
+
+
+def _past_points(
+    phases: Iterable[PhaseRun], curves: PastCurves
+) -> list[tuple[tuple[str, ...], float, Figures]]:
+    """Labels, time and figures of each point of past curves, series by series."""
+    points = [
+        (phase.cluster, phase.phase, name, size, phase.begun, figures)
+        for phase in phases
+        for (name, size), figures in curves.get((phase.run_id, phase.phase), {}).items()
+    ]
+    return [
+        ((cluster, phase, name, str(size)), begun, figures)
+        for cluster, phase, name, size, begun, figures in sorted(points)
+    ]
 
 
 class CollectedFamilies(NamedTuple):
@@ -212,6 +246,21 @@ def _phase_gauges(phases: list[PhaseRecord]) -> Iterator[Gauge]:
         having = [p for p in phases if name in p.metrics]
         values = [((p.phase,), float(p.metrics[name].value) * factor) for p in having]
         yield Gauge(gauge, f"Measured: {meaning}", ("phase",), values)
+    yield from _curve_gauges(phases)
+
+
+def _curve_gauges(phases: list[PhaseRecord]) -> Iterator[Gauge]:
+    points = [
+        ((phase.phase, curve.collective, str(point.asked_bytes)), point)
+        for phase in phases
+        for curve in phase.collectives
+        for point in curve.points
+    ]
+    for at, (name, meaning, factor) in enumerate(CURVE_GAUGES):
+        values = [
+            (labels, (point.busbw_gb_per_s, point.seconds)[at] * factor) for labels, point in points
+        ]
+        yield Gauge(name, meaning, CURVE_LABELS, values)
 
 
 def _unexpected_links(phase: PhaseRecord) -> int | None:

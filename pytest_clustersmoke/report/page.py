@@ -1,6 +1,6 @@
 """index.html: the whole report of a run in one file, which needs no network.
 
-Every figure is in a table that works without scripts; charts.js and topology.js read those tables.
+Every figure is in a table that works without scripts; the scripts draw charts from those tables.
 So the page holds each number once: rounded as text, exact in `data-value`. For a phase with many
 ranks it holds rounded ranges and says so (page_ranks.py).
 """
@@ -18,10 +18,11 @@ from typing import Any
 import jinja2
 
 from ..evidence.run_record import RunRecord
-from ..text import format_seconds, sanitize_lines
+from ..text import format_bytes, format_seconds, sanitize_lines
 from .highlights import outcome_words, show_number, unit_words
 from .page_view import (
     PERCENTILES,
+    against,
     bounds_words,
     build_view,
     evidence_link,
@@ -35,7 +36,14 @@ from .page_view import (
 from .phase_table import describe_attempt, describe_proofs, percent, traced_steps
 
 HERE = Path(__file__).parent / "html"
-SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "topology.js", "page.js")
+SCRIPTS = (
+    "vendor/d3.min.js",
+    "vendor/plot.umd.min.js",
+    "charts.js",
+    "topology.js",
+    "curves.js",
+    "page.js",
+)
 # Nobody reads more of one text; the evidence has the rest.
 MAX_TEXT = 8000
 MAX_DIFFERENCES = 200
@@ -109,6 +117,8 @@ def _environment() -> jinja2.Environment:
         "fact": fact_words,
         "spread": spread_cells,
         "percent": percent,
+        "bytes": format_bytes,
+        "against": against,
         "traced": traced_steps,
         "attempt": describe_attempt,
         "proofs": describe_proofs,

@@ -85,6 +85,8 @@ class LinksView:
     groups: list[GroupRecord]  # those with a row each
     group_bundles: list[GroupBundle]
     groups_left: int
+    slowest: list[GroupRecord]  # the worst pairs of nodes, if not each pair has a row
+    usual: float | None  # the median bandwidth of the pairs
 
 
 def ranks_view(record: PhaseRecord) -> RanksView:
@@ -103,12 +105,13 @@ def links_view(record: PhaseRecord) -> LinksView:
     """The links of a phase, as the page shows them."""
     topology = record.topology
     if topology is None:
-        return LinksView([], [], 0, [], [], 0)
-    groups = sorted(topology.groups, key=_worst_first)[:MAX_GROUPS]
+        return LinksView([], [], 0, [], [], 0, [], None)
+    worst_first = sorted(topology.groups, key=_worst_first)
+    groups = worst_first[:MAX_GROUPS]
     groups_left = len(topology.groups) - len(groups)
+    usual = _usual_speed(topology.groups)
     if len(record.ranks) <= MANY_RANKS:
-        shown = groups if groups_left else topology.groups
-        return LinksView(topology.links, [], 0, shown, [], groups_left)
+        return LinksView(topology.links, [], 0, groups, [], groups_left, [], usual)
     links = [link for link in topology.links if link.unexpected]
     return LinksView(
         links=links[:MAX_LINKS],
@@ -117,6 +120,8 @@ def links_view(record: PhaseRecord) -> LinksView:
         groups=[],
         group_bundles=_group_bundles(groups),
         groups_left=groups_left,
+        slowest=[group for group in worst_first if group.bandwidth_gb_per_s is not None][:MAX_ROWS],
+        usual=usual,
     )
 
 
@@ -138,10 +143,15 @@ def _bundles(links: list[LinkRecord]) -> list[Bundle]:
 
 def _group_bundles(groups: list[GroupRecord]) -> list[GroupBundle]:
     alike: dict[tuple[int, str, int, int], list[GroupRecord]] = {}
-    for group in sorted(groups, key=lambda group: (not group.unexpected, *group.nodes)):
+    for group in groups:  # the worst first, and so are the nodes
         key = (group.nodes[0], group.kind, group.links, group.unexpected)
         alike.setdefault(key, []).append(group)
     return [GroupBundle(*key, pairs=held) for key, held in alike.items()]
+
+
+def _usual_speed(groups: Iterable[GroupRecord]) -> float | None:
+    speeds = [speed for group in groups if (speed := group.bandwidth_gb_per_s) is not None]
+    return statistics.median(speeds) if speeds else None
 
 
 def _worst_first(group: GroupRecord) -> tuple[bool, float]:

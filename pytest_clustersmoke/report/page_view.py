@@ -25,6 +25,7 @@ from ..evidence.run_record import (
 from ..text import plural
 from .highlights import HighlightGroup, find_highlights
 from .node_records import UNKNOWN, common_facts
+from .page_curves import CurvesView, curves_view
 from .page_ranks import LinksView, RanksView, links_view, ranks_view
 from .phase_table import RATES, PhaseVerdict, compare_with_usual, judge_phase
 
@@ -61,6 +62,7 @@ class PhaseSection:
     rate: str  # the metric shown as its rate; empty if it has none
     ranks: RanksView
     links: LinksView
+    curves: CurvesView
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ def _phase(
         rate=held[-1] if held else "",
         ranks=ranks_view(record),
         links=links_view(record),
+        curves=curves_view(record),
     )
 
 
@@ -249,3 +252,8 @@ def soft(text: str) -> Markup:
 def spread_cells(spread: SpreadRecord | None) -> list[float | None]:
     """The percentiles of a spread, in the order of PERCENTILES."""
     return [getattr(spread, name) if spread else None for name in PERCENTILES]
+
+
+def against(value: float, usual: float | None) -> str:
+    """A value against the usual one, in percent; a dash if that is not known."""
+    return f"{(value / usual - 1) * 100:+.1f} %" if usual else "-"

@@ -9,13 +9,12 @@ from typing import Literal
 from ..config.metrics import show
 from ..evidence.finding import ISOLATION_FINDING, add_place
 from ..evidence.job_results import NOT_MEASURED
+from ..evidence.progress_record import ProvenStepsRecord, TraceRecord
 from ..evidence.run_counts import AttemptRecord, MissingRecord
 from ..evidence.run_record import (
     MetricRecord,
     PhaseRecord,
-    ProvenStepsRecord,
     RunRecord,
-    TraceRecord,
 )
 from ..text import format_seconds, plural, ranges, shorten
 

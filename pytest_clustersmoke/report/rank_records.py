@@ -16,13 +16,12 @@ from ..evidence.measured_peaks import RankPeaks, first_attempt, read_peaks
 from ..evidence.metric import Unmeasured
 from ..evidence.node_observation import DeviceFigure
 from ..evidence.phase_result import PhaseResult
+from ..evidence.progress_record import ProvenStepsRecord, TraceRecord
 from ..evidence.run_counts import FigureRecord, PeaksRecord
 from ..evidence.run_record import (
     Number,
-    ProvenStepsRecord,
     RankRecord,
     SpreadRecord,
-    TraceRecord,
 )
 from ..evidence.telemetry import (
     parse_finite,

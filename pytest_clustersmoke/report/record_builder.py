@@ -19,6 +19,7 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..criteria.past_annotation import annotate
 from ..criteria.past_criterion import read_judgement
+from ..evidence.collective_curves import read_curves
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.node_observation import DeviceFigure, NodeObservation
@@ -41,6 +42,7 @@ from ..jobs.outcome import Judgement, judge_attempts
 from ..preflight.observed_variables import remark_on_job
 from ..text import sanitize_line
 from .acknowledgements import Acknowledgements
+from .job_progress import progress_record
 from .node_records import FactsCollector, find_differences
 from .rank_records import (
     mean_losses,
@@ -238,6 +240,8 @@ def describe_phase(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
         "proven_steps": proven_steps_record(result),
         "peaks": peaks_record(result),
         "traces": trace_records(result),
+        "collectives": read_curves(result.ranks),
+        "progress": progress_record(result),
     }
 
 

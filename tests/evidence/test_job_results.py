@@ -75,9 +75,9 @@ def test_stages_and_steps(tmp_path: Path) -> None:
     )
     (rank,) = evidence.result().ranks
     assert rank.stages == (
-        StageMark("model", False, None),
-        StageMark("model", True, 2.0),
-        StageMark("unknown", False, None),
+        StageMark("model", False, None, rank.stages[0].time),
+        StageMark("model", True, 2.0, rank.stages[1].time),
+        StageMark("unknown", False, None, rank.stages[2].time),
     )
     assert (rank.steps_done, rank.steps_planned) == (3, None)
 

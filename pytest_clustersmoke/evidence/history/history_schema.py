@@ -188,12 +188,26 @@ _FIGURES_BY_PHASE = (
     "CREATE INDEX device_figures_by_phase ON device_figures (phase)",
 )
 
+# The curves of collectives, which nothing judges: a night of two phases takes 10 KB.
+_CURVES = (
+    """CREATE TABLE curve_points (
+    phase INTEGER NOT NULL REFERENCES phases (id) ON DELETE CASCADE,
+    collective TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL,   -- that was asked for
+    busbw_gb_per_s REAL NOT NULL,
+    seconds REAL NOT NULL,
+    PRIMARY KEY (phase, collective, size_bytes)
+) WITHOUT ROWID""",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     *(_TABLES, _INDEXES, _ACCEPTED_LEVELS, _GPUS, _NODES),
     (*_REFERENCES, *_FIGURES_BY_PHASE),
+    _CURVES,
 )
 WITH_ACCEPTED_LEVELS, WITH_GPUS, WITH_NODES, WITH_REFERENCES = 3, 4, 5, 6
 WITH_FIGURES_BY_PHASE = WITH_REFERENCES
+WITH_CURVES = 7
 VERSION = len(MIGRATIONS)
 
 

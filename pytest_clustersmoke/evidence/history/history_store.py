@@ -13,6 +13,7 @@ from ..node_observation import DeviceFigure, NodeObservation
 from ..run_record import MetricRecord, PhaseRecord, RunRecord
 from ..telemetry import to_json_value
 from . import history_database
+from .collective_history import insert_curves
 from .figure_history import insert_figures
 from .gpu_history import insert_gpu_steps, prune_gpus
 from .history_schema import MAX_NAMES, Setup, shorten_line
@@ -155,6 +156,7 @@ def _insert_phase(
     ranks = phase.ranks if _is_undisturbed(phase) else []
     steps = {rank.gpu: float(rank.own_step_s) for rank in ranks if rank.own_step_s}
     insert_gpu_steps(connection, number, steps)
+    insert_curves(connection, number, phase.collectives if _is_undisturbed(phase) else ())
     prune_gpus(connection, number)
 
 

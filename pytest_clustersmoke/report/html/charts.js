@@ -29,7 +29,7 @@ const Charts = (() => {
     const place = figure.closest("section") || figure;
     return place.querySelector(`table[data-table="${name}"]`);
   };
-  const known = (value) => value !== null && Number.isFinite(value);
+  const known = (value) => Number.isFinite(value);
 
   function plot(options, words) {
     const svg = Plot.plot({
@@ -236,7 +236,8 @@ const Charts = (() => {
   let described = 0; // charts whose label describes their slider
 
   // Makes a chart tell its values, one at a time: under the pointer, and with the arrow keys.
-  function explore(place, svg, points, name) {
+  // They begin with the point `now`; `flat`: the pointer chooses by its place along the x axis alone.
+  function explore(place, svg, points, name, { now = points.length - 1, flat = true } = {}) {
     if (!points.length) return;
     const tip = document.createElement("p"), ring = document.createElementNS("http://www.w3.org/2000/svg", "circle");
     tip.className = "tip";
@@ -254,7 +255,6 @@ const Charts = (() => {
       svg.id ||= `chart-${++described}`;
       place.setAttribute("aria-describedby", svg.id);
     }
-    let now = points.length - 1;
     const tell = () => {
       place.setAttribute("aria-valuenow", now + 1);
       place.setAttribute("aria-valuetext", points[now].words);
@@ -281,8 +281,8 @@ const Charts = (() => {
       ring.setAttribute("visibility", "hidden");
     }
     place.addEventListener("pointermove", (event) => {
-      const x = (event.clientX - svg.getBoundingClientRect().left) / scale();
-      pick(d3.minIndex(points, (one) => Math.abs(one.x - x)));
+      const frame = svg.getBoundingClientRect(), [x, y] = [(event.clientX - frame.left) / scale(), (event.clientY - frame.top) / scale()];
+      pick(d3.minIndex(points, (one) => (flat ? Math.abs(one.x - x) : Math.hypot(one.x - x, one.y - y))));
     });
     place.addEventListener("pointerleave", hide);
     place.addEventListener("focus", () => pick(now));
@@ -354,5 +354,5 @@ const Charts = (() => {
     return made;
   }
 
-  return { rows, byNode, near, known, explore, kinds: { steps, memory, loss, timeline, trends } };
+  return { rows, byNode, near, known, plot, show, explore, kinds: { steps, memory, loss, timeline, trends } };
 })();

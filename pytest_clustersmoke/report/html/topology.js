@@ -49,7 +49,7 @@ const Topology = (() => {
     const bad = data.groups.filter((one) => one.unexpected).concat(data.nodes.flatMap((one) => one.inside.filter((g) => g.unexpected)));
     const said = `${data.nodes.length} nodes, ${data.count} ranks` + (bad.length ? `; ${d3.sum(bad, (one) => one.unexpected)} unexpected links: ${[...new Set(bad.map((one) => one.kind))].join(", ")}` : "; no unexpected link");
     drawn.forEach((svg, at) => svg.attr("role", "img").attr("aria-label", (at ? "Pairs of nodes: " : "Topology: ") + said));
-    const made = drawn.map((svg) => svg.node());
+    const made = drawn.map((svg, at) => (at ? readable(svg, data) : svg.node()));
     if (left) made.splice(1, 0, d3.create("p").attr("class", "note unlabelled").text(`${left} link${left > 1 ? "s" : ""} between nodes without a label: see the figures.`).node());
     return made;
   }
@@ -268,24 +268,41 @@ const Topology = (() => {
     return svg;
   }
 
+  // A matrix that tells its pairs, one at a time, the worst first.
+  function readable(svg, data) {
+    const box = document.createElement("div"), place = svg.node();
+    box.append(place);
+    if (place.classList.contains("fixed")) box.className = "fixed";
+    const name = new Map(data.nodes.map((one) => [one.place, one.name]));
+    const pairs = worstFirst(data.groups), said = (one, at) => [
+      `${name.get(one.one)} – ${name.get(one.other)}: ${Charts.known(one.bandwidth) ? gb(one.bandwidth) : "not measured"}`, one.kind,
+      one.unexpected ? `${one.unexpected} unexpected` : "", `${d3.format(",")(at + 1)} of ${d3.format(",")(pairs.length)}, the worst first`,
+    ].filter(Boolean).join("; ");
+    const points = pairs.map((one, at) => ({ words: said(one, at), x: one.x, y: one.y }));
+    Charts.explore(box, place, points, "Pairs of nodes, the worst first", { now: 0, flat: false });
+    return box;
+  }
+  const worstFirst = (groups) => d3.sort(groups, (one) => !one.unexpected, (one) => (Charts.known(one.bandwidth) ? one.bandwidth : Infinity));
+
   // A square for each pair of nodes: the stronger its colour, the higher the measured bandwidth.
   function matrix(data, width) {
     const count = data.nodes.length, index = new Map(data.nodes.map((one, at) => [one.place, at]));
     const named = Math.min(88, d3.max(data.nodes, (one) => one.name.length) * 7.4 + 10);
     const cell = Math.max(5, Math.min(34, Math.floor((Math.min(width, 760) - named - 40) / count)));
     const every = Math.ceil(13 / cell);
-    const svg = canvas(named + cell * count + 40, cell * count + 42);
+    const svg = canvas(named + cell * count + 40, cell * count + 56);
     if (named + cell * count + 40 > width) svg.classed("fixed", true);
     const speeds = data.groups.map((one) => one.bandwidth).filter(Charts.known);
     const strength = d3.scaleLinear().domain([0, d3.max(speeds) || 1]).range([0.08, 0.85]);
     data.nodes.forEach((node, at) => {
       if (at % every) return;
-      svg.append("text").attr("x", named - 6).attr("y", at * cell + cell / 2 + 4).attr("text-anchor", "end").text(node.name.length > 12 ? "…" + node.name.slice(-11) : node.name);
+      svg.append("text").attr("x", named - 6).attr("y", Math.max(12, at * cell + cell / 2 + 4)).attr("text-anchor", "end").text(node.name.length > 12 ? "…" + node.name.slice(-11) : node.name);
     });
     const side = cell - (cell > 8 ? 2 : 1), crosses = [], first = data.groups.find((one) => one.unexpected);
     for (const group of [...data.groups].sort((a, b) => a.unexpected - b.unexpected)) {
       const [row, column] = [index.get(group.other), index.get(group.one)];
       const x = named + column * cell, y = row * cell, wrong = group.unexpected > 0;
+      [group.x, group.y] = [x + side / 2, y + side / 2];
       const fill = svg.append("rect").attr("class", wrong ? "cell wrong" : "cell").attr("x", x).attr("y", y).attr("width", side).attr("height", side);
       if (!wrong) fill.attr("fill-opacity", Charts.known(group.bandwidth) ? strength(group.bandwidth) : 0.35);
       else crosses.push(`M${x + 1},${y + 1}l${side - 2},${side - 2}m0,${2 - side}l${2 - side},${side - 2}`);
@@ -296,6 +313,11 @@ const Topology = (() => {
     svg.append("path").attr("class", "grid").attr("d", data.nodes.map((node, at) => `M${named + at * cell},${at * cell}h${side}v${side}`).join(""));
     const said = speeds.length ? [`${gb(d3.min(speeds))} (pale) to ${gb(d3.max(speeds))} (strong)`] : [];
     said.push("crossed: unexpected; blank: no link");
+    const slowest = d3.least(data.groups.filter((one) => Charts.known(one.bandwidth)), (one) => one.bandwidth);
+    if (slowest) {
+      svg.append("rect").attr("class", "slowest").attr("x", slowest.x - side / 2 - 1).attr("y", slowest.y - side / 2 - 1).attr("width", side + 2).attr("height", side + 2);
+      said.unshift(`framed, the slowest: ${data.nodes[index.get(slowest.one)].name}, ${data.nodes[index.get(slowest.other)].name}: ${gb(slowest.bandwidth)}`);
+    }
     said.forEach((words, k) => svg.append("text").attr("class", "kinds").attr("x", named).attr("y", cell * count + 18 + 14 * k).text(words));
     return svg;
   }
