@@ -86,7 +86,8 @@ class _Course:
         for finding in self.result.findings:
             hosts = set(finding.hosts)
             of_hosts = [rank.rank for rank in self.result.ranks if hosts & set(self.nodes(rank))]
-            named = finding.ranks or (of_hosts if len(of_hosts) < len(self.result.ranks) else ())
+            some = len(hosts) < len(self.result.nodes)
+            named = finding.ranks or (of_hosts if some else ())
             for rank in named if finding.primary else ():
                 causes.setdefault(rank, finding.cause)
         return causes

@@ -18,9 +18,10 @@ from typing import Any
 import jinja2
 
 from ..evidence.run_record import RunRecord
-from ..text import format_bytes, format_seconds, sanitize_lines
+from ..text import format_bytes, format_seconds, ranges, sanitize_lines
 from .highlights import outcome_words, show_number, unit_words
 from .page_view import (
+    LANE_STATES,
     PERCENTILES,
     against,
     bounds_words,
@@ -40,6 +41,7 @@ SCRIPTS = (
     "vendor/d3.min.js",
     "vendor/plot.umd.min.js",
     "charts.js",
+    "progress.js",
     "topology.js",
     "curves.js",
     "page.js",
@@ -119,6 +121,8 @@ def _environment() -> jinja2.Environment:
         "percent": percent,
         "bytes": format_bytes,
         "against": against,
+        "ranges": ranges,
+        "lane_state": LANE_STATES.__getitem__,
         "traced": traced_steps,
         "attempt": describe_attempt,
         "proofs": describe_proofs,

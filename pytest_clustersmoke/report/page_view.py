@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from ..config.metrics import show
 from ..evidence.gpu_model import ANY_GPU
+from ..evidence.progress_record import LaneState
 from ..evidence.run_counts import MissingRecord, Result
 from ..evidence.run_record import (
     FactsRecord,
@@ -44,6 +45,13 @@ TONES = {
 NODE_FACTS = ("GPUs", "GPU", "driver", "kernel", "python", "package torch", "memory_bytes")
 RESULTS: tuple[Result, ...] = ("failed", "known", "passed", "skipped")
 LONG_NAME = re.compile(r"\w{30,}")
+LANE_STATES: dict[LaneState, str] = {
+    "named": "named as a cause",
+    "silent": "wrote nothing",
+    "failed": "raised an exception",
+    "unfinished": "ended with the job",
+    "done": "done",
+}
 PERCENTILES = ("p5", "p25", "p50", "p75", "p95")
 
 
@@ -63,6 +71,8 @@ class PhaseSection:
     ranks: RanksView
     links: LinksView
     curves: CurvesView
+    merged: bool  # ranks that ended alike share a row
+    has_losses: bool  # of its marks, if it did not pass
 
 
 @dataclass(frozen=True)
@@ -169,6 +179,8 @@ def _phase(
     places: set[str],
     missing: Iterable[MissingRecord],
 ) -> PhaseSection:
+    progress = record.progress
+    marks = [mark for track in progress.tracks for mark in track.marks] if progress else []
     counted = Counter(criterion.result for criterion in record.criteria.values())
     held = [name for name in RATES if name in record.metrics]
     return PhaseSection(
@@ -184,6 +196,8 @@ def _phase(
         ranks=ranks_view(record),
         links=links_view(record),
         curves=curves_view(record),
+        merged=progress is not None and any(len(lane.ranks) > 1 for lane in progress.lanes),
+        has_losses=any(mark.loss is not None for mark in marks),
     )
 
 

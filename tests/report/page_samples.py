@@ -70,7 +70,7 @@ def hostile(value: Any, keep: frozenset[str] = frozenset()) -> Any:
 
 
 def hostile_run() -> records.Record:
-    fixed = frozenset({"verdict", "outcome", "result", "status", "severity", "loss"})
+    fixed = frozenset({"verdict", "outcome", "result", "status", "severity", "loss", "state"})
     record: records.Record = hostile(staged.run(), fixed)
     for phase in record["phases"]:
         phase["metrics"][f"metric{HOSTILE}"] = records.metric(1.0)

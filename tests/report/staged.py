@@ -139,6 +139,84 @@ def later(
     return phase
 
 
+def curves(*names: str, sizes: int = 7, factor: int = 8, past: int = 0) -> list[records.Record]:
+    """Curves of these collectives that rise to a plateau; `past`: so many runs before."""
+    return [
+        {
+            "collective": name,
+            "points": [_point(8 * factor**at, 10.0 + number, past) for at in range(sizes)],
+        }
+        for number, name in enumerate(names)
+    ]
+
+
+def _point(size: int, plateau: float, past: int) -> records.Record:
+    seconds = 20e-6 + size / plateau / 1e9
+    busbw = size / seconds / 1e9
+    made: records.Record = {
+        "asked_bytes": size,
+        "size_bytes": size,
+        "seconds": seconds,
+        "algbw_gb_per_s": busbw / 1.75,
+        "busbw_gb_per_s": busbw,
+        "wrong": 0,
+    }
+    if past:
+        ranges = {"busbw_gb_per_s": busbw * 1.04, "seconds": seconds / 1.04}
+        made["past"] = {
+            "runs": past,
+            **{
+                name: {"low": value * 0.97, "median": value, "high": value * 1.02}
+                for name, value in ranges.items()
+            },
+        }
+    return made
+
+
+def lane(ranks: list[int], state: str, note: str, step: int | None = 40) -> records.Record:
+    """The end of some ranks: they trained from the third second on, or wrote nothing."""
+    stages = [("init", 0.1, 2.0), ("model", 2.0, 3.1), ("train", 3.1, None)]
+    silent = state == "silent"
+    return {
+        "ranks": ranks,
+        "nodes": [f"node{ranks[0] // 8}"],
+        "state": state,
+        "note": note,
+        "stages": []
+        if silent
+        else [{"name": name, "begun_s": begun, "ended_s": end} for name, begun, end in stages],
+        "last_s": None if silent else 14.2,
+        "step": None if silent else step,
+    }
+
+
+def progress(lanes: list[records.Record], named: int = 1) -> records.Record:
+    """How far a job got whose rank `named` died; rank 0 went on a little."""
+    tracks = [
+        {
+            "rank": rank,
+            "marks": [
+                {
+                    "step": 2 * at,
+                    "at_s": 3.1 + at * 0.5,
+                    "loss": 1.0 / at,
+                    "steps_per_s": 4.0 + at % 3,
+                }
+                for at in range(1, last + 1)
+            ],
+        }
+        for rank, last in ((0, 22), (named, 20))
+    ]
+    return {
+        "steps": 400,
+        "step": 44,
+        "mark_every_s": 0.5,
+        "ended_s": 14.6,
+        "lanes": lanes,
+        "tracks": tracks,
+    }
+
+
 def gloo_phase(nodes: int = 4) -> records.Record:
     phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=1)
     pairs = [(first, second) for first in range(nodes) for second in range(first + 1, nodes)]
@@ -157,7 +235,8 @@ def gloo_phase(nodes: int = 4) -> records.Record:
             for number, pair in enumerate(pairs)
         ],
     }
-    phase["metrics"] = {"busbw_gb_per_s": records.metric(0.4812, "GB/s")}
+    phase["metrics"] = {"busbw_gb_per_s": against(0.4812, 0.5, "GB/s")}
+    phase["collectives"] = curves("all_reduce", "all_gather", past=24)
     phase["loss"] = []
     return phase
 
@@ -179,6 +258,10 @@ def failed_phase() -> records.Record:
     phase["loss"] = [*phase["loss"][:20], (21, "nan"), (22, "nan")]
     phase["ranks"][1]["done"] = False
     phase["criteria"] = {"job": {"result": "failed", "text": "see the finding"}}
+    cause = "rank 1 was killed by signal 9"
+    phase["progress"] = progress(
+        [lane([0], "failed", "raised RuntimeError", 44), lane([1], "named", cause)]
+    )
     return phase
 
 

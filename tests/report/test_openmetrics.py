@@ -12,6 +12,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 
 from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.report.openmetrics import PREFIX, gauge_of, render_metrics
+from tests.report import staged
 from tests.support import records
 
 # OpenMetrics requires base units, and the unit as the last part of the name.
@@ -160,3 +161,15 @@ def test_every_name_is_documented() -> None:
     metrics = {gauge_of(name)[0] for name in METRICS}
     names = {key[0] for key in samples(records.run())} - metrics
     assert len(names) > 15 and [name for name in names if f"`{name}`" not in document] == []
+
+
+def test_curves_of_collectives_have_a_sample_for_each_size() -> None:
+    """In base units, by collective and by the size that was asked for."""
+    phase = records.phase(collectives=staged.curves("all_reduce", "all_gather", sizes=3))
+    values = samples(records.run(phase))
+    point = phase["collectives"][0]["points"][2]
+    where = "all_reduce", "zero1_4node", "512"
+    busbw = values[("phase_collective_busbw_bytes_per_second", *where)]
+    assert busbw == pytest.approx(point["busbw_gb_per_s"] * 1e9)
+    assert values[("phase_collective_seconds", *where)] == point["seconds"]
+    assert len([key for key in values if key[0] == "phase_collective_seconds"]) == 6

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics import parser
 
 from pytest_clustersmoke.cli import main
 from tests.evidence.history.made import DAY_S, of_night
+from tests.report import staged
 from tests.support.harness import ROOT
 from tests.support.promtool import need_promtool
 from tests.support.records import BEGUN, metric, phase, store_run
@@ -79,6 +80,24 @@ def test_backfill_has_the_runs_whose_phases_it_has(
         written = families["clustersmoke_run_timestamp_seconds"].samples
         begun = families["clustersmoke_run_begun_timestamp_seconds"].samples
         assert all(end.value > start.value for end, start in zip(written, begun, strict=True))
+
+
+def test_backfill_has_the_curves_series_by_series(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The samples of one size stand together, oldest first; a run of a part has none."""
+    curves = staged.curves("all_reduce", sizes=2)
+    for number in range(3):
+        store_run(of_night(number, phase("a", collectives=curves)), tmp_path)
+    store_run(of_night(3, phase("a", collectives=curves), selection="-k a"), tmp_path)
+    assert main(["history", "--report-dir", str(tmp_path), "--openmetrics"]) == 0
+    text = capsys.readouterr().out
+    families = {each.name: each for each in parser.text_string_to_metric_families(text)}
+    found = families["clustersmoke_phase_collective_seconds"].samples
+    sizes = [(each.labels["size_bytes"], float(each.timestamp)) for each in found]
+    assert sizes == [(size, BEGUN + night * DAY_S) for size in ("8", "64") for night in range(3)]
+    assert found[0].value == curves[0]["points"][0]["seconds"]
+    assert found[0].labels["collective"] == "all_reduce"
 
 
 def promtool(*words: str | Path) -> str:

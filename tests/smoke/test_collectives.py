@@ -20,12 +20,13 @@ from collective_sizes import (
     AT_SIZE,
     ELEMENT_BYTES,
     PEAKS,
+    SMALLEST_BYTES,
     bandwidths,
     list_sizes,
     round_size,
 )
 from collectives import Collectives
-from pytest_clustersmoke.config.metrics import METRICS
+from pytest_clustersmoke.config.metrics import CURVE_PLACES, METRICS, CurvePlace
 
 
 def rank(number: int, ranks: int, per_node: int = 1) -> Any:
@@ -243,3 +244,14 @@ def test_only_collectives_missing_in_gloo_are_left_out(
         with pytest.raises(RuntimeError) as error:
             member.why_absent("all_to_all")
         assert str(error.value) == message
+
+
+def test_metrics_lie_on_the_curves_where_the_program_measures_them() -> None:
+    """The page draws a metric's reference at the collective and size that it is of."""
+    best = {metric: CurvePlace(name, "busbw_gb_per_s", None) for name, metric in PEAKS.items()}
+    sized = {
+        metric: CurvePlace("all_reduce", "busbw_gb_per_s", at) for at, metric in AT_SIZE.items()
+    }
+    latency = {"latency_us": CurvePlace("all_reduce", "seconds", SMALLEST_BYTES)}
+    assert CURVE_PLACES == {**best, **sized, **latency}
+    assert set(CURVE_PLACES) <= set(METRICS)

@@ -233,6 +233,9 @@ const Charts = (() => {
   const show = d3.format(",.4r");
   const at = d3.utcFormat("%-d %b %Y, %H:%M UTC");
 
+  // How far a point is from x; one that stands for a bar has its two ends.
+  const beside = (one, x) => (one.right === undefined ? one.x - x : Math.max(0, one.left - x, x - one.right));
+
   let described = 0; // charts whose label describes their slider
 
   // Makes a chart tell its values, one at a time: under the pointer, and with the arrow keys.
@@ -282,7 +285,7 @@ const Charts = (() => {
     }
     place.addEventListener("pointermove", (event) => {
       const frame = svg.getBoundingClientRect(), [x, y] = [(event.clientX - frame.left) / scale(), (event.clientY - frame.top) / scale()];
-      pick(d3.minIndex(points, (one) => (flat ? Math.abs(one.x - x) : Math.hypot(one.x - x, one.y - y))));
+      pick(d3.minIndex(points, (one) => (flat ? Math.abs(one.x - x) : Math.hypot(beside(one, x), one.y - y))));
     });
     place.addEventListener("pointerleave", hide);
     place.addEventListener("focus", () => pick(now));
@@ -354,5 +357,5 @@ const Charts = (() => {
     return made;
   }
 
-  return { rows, byNode, near, known, plot, show, explore, kinds: { steps, memory, loss, timeline, trends } };
+  return { rows, byNode, near, known, numbers, plot, told, show, explore, kinds: { steps, memory, loss, timeline, trends } };
 })();

@@ -3,7 +3,7 @@
 // many charts, those far from the screen wait until it comes near them. Opens the section a link
 // points into, and everything for printing.
 (() => {
-  const kinds = { ...Charts.kinds, topology: Topology.draw, curves: Curves.draw };
+  const kinds = { ...Charts.kinds, topology: Topology.draw, curves: Curves.draw, ...Progress.kinds };
   const widths = new WeakMap();
 
   function draw(figure) {

@@ -13,6 +13,8 @@ const Topology = (() => {
     }))) : Charts.rows(phase.querySelector('table[data-table="ranks"]')).map((one) => ({
       rank: Number(one.rank), place: at(one), behind: !!one.behind, done: !!one.done,
     }));
+    const ends = Progress.ends(figure);
+    for (const one of ranks) one.end = ends.get(one.rank);
     const names = new Map([...figure.querySelectorAll('table[data-table="places"] tbody tr')].map((row) => [Number(row.dataset.place), row.dataset.label]));
     const groups = Charts.rows(figure.querySelector('table[data-table="groups"]'));
     const kinds = [...figure.querySelectorAll('table[data-table="groups"] tbody tr')].map((row) => row.cells[1].textContent);
@@ -47,8 +49,10 @@ const Topology = (() => {
     const drawn = [first];
     if (data.groups.length && (!few || data.groups.length > FEW_LABELS)) drawn.push(matrix(data, width));
     const bad = data.groups.filter((one) => one.unexpected).concat(data.nodes.flatMap((one) => one.inside.filter((g) => g.unexpected)));
-    const said = `${data.nodes.length} nodes, ${data.count} ranks` + (bad.length ? `; ${d3.sum(bad, (one) => one.unexpected)} unexpected links: ${[...new Set(bad.map((one) => one.kind))].join(", ")}` : "; no unexpected link");
-    drawn.forEach((svg, at) => svg.attr("role", "img").attr("aria-label", (at ? "Pairs of nodes: " : "Topology: ") + said));
+    const said = [`${data.nodes.length} nodes, ${data.count} ranks` + (bad.length ? `; ${d3.sum(bad, (one) => one.unexpected)} unexpected links: ${[...new Set(bad.map((one) => one.kind))].join(", ")}` : "; no unexpected link")];
+    const gone = data.nodes.flatMap((one) => one.ranks).filter((one) => one.end).map((one) => `rank ${one.rank} ${one.end}`);
+    if (gone.length) said.push(gone.length > 8 ? `${gone.length} ranks named or silent` : gone.join(", "));
+    drawn.forEach((svg, at) => svg.attr("role", "img").attr("aria-label", (at ? "Pairs of nodes: " : "Topology: ") + said.join("; ")));
     const made = drawn.map((svg, at) => (at ? readable(svg, data) : svg.node()));
     if (left) made.splice(1, 0, d3.create("p").attr("class", "note unlabelled").text(`${left} link${left > 1 ? "s" : ""} between nodes without a label: see the figures.`).node());
     return made;
@@ -124,10 +128,12 @@ const Topology = (() => {
   }
 
   function drawRank(layer, one, [x, y], wrong) {
-    const kind = "gpu" + (one.behind ? " behind" : wrong ? " wrong" : "") + (one.done ? "" : " undone");
+    const kind = kindOf(one, wrong);
     layer.append("rect").attr("class", kind).attr("data-rank", one.rank).attr("x", x - GPU_W / 2).attr("y", y - GPU_H / 2).attr("width", GPU_W).attr("height", GPU_H).attr("rx", 4);
-    layer.append("text").attr("class", one.behind ? "behind-mark" : null).attr("x", x).attr("y", y + 4).attr("text-anchor", "middle").text((one.behind ? "▲" : "") + one.rank);
+    layer.append("text").attr("class", one.end ? "ended" : one.behind ? "behind-mark" : null).attr("x", x).attr("y", y + 4).attr("text-anchor", "middle").text((ENDS[one.end] || (one.behind ? "▲" : "")) + one.rank);
   }
+  const ENDS = { named: "✖", silent: "∅" };
+  const kindOf = (one, wrong) => "gpu" + (one.end ? ` ${one.end}` : one.behind ? " behind" : wrong ? " wrong" : "") + (one.done ? "" : " undone");
 
   // One line for both directions between two ranks over the same transport.
   function merged(links) {
@@ -258,11 +264,12 @@ const Topology = (() => {
       const wrong = touched.has(node.place) || node.inside.some((one) => one.unexpected);
       const behind = node.ranks.filter((one) => one.behind);
       svg.append("rect").attr("class", wrong ? "box wrong" : "box").attr("x", x).attr("y", y).attr("width", w - 2).attr("height", h - 2).attr("rx", 4);
-      const mark = (wrong ? "⚠ " : "") + (behind.length ? "▲ " : "");
+      const ended = new Set(node.ranks.map((one) => ENDS[one.end]).filter(Boolean));
+      const mark = [...ended].map((sign) => sign + " ").join("") + (wrong ? "⚠ " : "") + (behind.length ? "▲ " : "");
       const room = Math.floor((w - 8) / 6.6) - mark.length;
-      svg.append("text").attr("class", behind.length ? "behind-mark" : "name").attr("x", x + 5).attr("y", y + 14).text(mark + (node.name.length > room ? "…" + node.name.slice(1 - room) : node.name));
+      svg.append("text").attr("class", ended.size ? "ended" : behind.length ? "behind-mark" : "name").attr("x", x + 5).attr("y", y + 14).text(mark + (node.name.length > room ? "…" + node.name.slice(1 - room) : node.name));
       node.ranks.forEach((one, k) => svg.append("rect")
-        .attr("class", "gpu" + (one.behind ? " behind" : data.wrong.has(one.rank) ? " wrong" : "") + (one.done ? "" : " undone"))
+        .attr("class", kindOf(one, data.wrong.has(one.rank)))
         .attr("data-rank", one.rank).attr("x", x + 5 + (k % columns) * (square + 2)).attr("y", y + 20 + Math.floor(k / columns) * (square + 2)).attr("width", square).attr("height", square).attr("rx", 1.5));
     });
     return svg;
