@@ -10,6 +10,8 @@ from datetime import datetime, timezone
 import pytest
 
 from pytest_clustersmoke.config.metrics import show
+from pytest_clustersmoke.evidence.progress_record import LaneRecord
+from pytest_clustersmoke.report.job_progress import merge_lanes
 from tests.report import staged
 from tests.report.browsing import PATIENCE_MS, PHONE, Browse, Opened
 from tests.support import records
@@ -396,3 +398,146 @@ def test_wide_picture_scrolls_to_the_unexpected_link(browse: Browse) -> None:
         box = words.bounding_box()
         assert box and box["x"] >= 0 and box["x"] + box["width"] <= PHONE[0]
     assert opened.ask("document.documentElement.scrollWidth") == PHONE[0]
+
+
+@pytest.mark.slow
+def test_matrix_tells_each_pair_the_worst_first(browse: Browse) -> None:
+    """With the focus the unexpected pair, then the slowest of the others; under the pointer the
+    pair of that square. The table has the same order."""
+    opened = browse(staged.large())
+    opened.open_all()
+    matrix = opened.page.locator(f"{chart(opened, 'topology', '.phase')} .explore")
+    matrix.focus()
+    tip = matrix.locator(".tip")
+    assert tip.inner_text().startswith("node40 \u2013 node41: 1.17 GB/s; NET/Socket; 1 unexpected")
+    assert "1 of 2,016, the worst first" in tip.inner_text()
+    opened.page.keyboard.press("ArrowRight")
+    second = tip.inner_text()
+    assert ": 44.0 GB/s; NET/IB; 2 of 2,016" in second
+    cell = matrix.locator("rect.cell").nth(100)
+    cell.hover()
+    words = tip.inner_text()
+    assert words != second and re.match(r"node\d+ \u2013 node\d+: 4\d\.\d GB/s; NET/IB; ", words)
+    rows = opened.page.locator('table[data-table="slowest-pairs"] tbody tr').all_inner_texts()
+    assert rows[0].startswith("node40 \u2013 node41\tNET/Socket\t1\t1.170\t-97")
+    assert rows[1].startswith(second.partition(":")[0]) and len(rows) == 32
+
+
+def swept(past: int = 24) -> records.Record:
+    phase = records.phase("allreduce_multinode", collectives=staged.curves("all_reduce", past=past))
+    phase["metrics"] = {
+        "busbw_gb_per_s": staged.against(8.0, 10.0, "GB/s"),
+        "busbw_1mib_gb_per_s": staged.against(9.0, 9.1, "GB/s"),
+        "latency_us": records.metric(20.0, "us", higher_is_better=False),
+    }
+    return records.run(phase, verdict="UNFIT")
+
+
+@pytest.mark.parametrize("size", [(1280, 800), pytest.param(PHONE, marks=pytest.mark.slow)])
+def test_curves_tell_each_size(browse: Browse, size: tuple[int, int]) -> None:
+    """Bus bandwidth and time by message size, with the past and how far this run is from it; a
+    reference that is missed marks its chart, and no label leaves the picture."""
+    opened = browse(swept(), size=size)
+    opened.open_all()
+    part = opened.page.locator(chart(opened, "curves", ".phase"))
+    names = part.locator(".small").evaluate_all("all => all.map(e => e.dataset.curve)")
+    assert names == ["all_reduce busbw", "all_reduce seconds"]
+    off = part.locator(".small.off").evaluate_all("all => all.map(e => e.dataset.curve)")
+    assert off == ["all_reduce busbw"]
+    busbw = part.locator(".small").first
+    busbw.focus()
+    words = busbw.locator(".tip").inner_text()
+    assert re.fullmatch(r"2 MiB: 9\.129 GB/s; past 9\.495, .3\.8%, 24 runs", words), words
+    opened.page.keyboard.press("Home")
+    assert busbw.locator(".tip").inner_text().startswith("8 B: ")
+    sides = busbw.locator('g[data-mark="text"] text').all_text_contents()
+    assert sides == ["ref"]
+    assert opened.ask("document.documentElement.scrollWidth") == size[0]
+    for label in part.locator('g[data-mark="x-axis tick label"] text').all():
+        box = label.bounding_box()
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= size[0]
+
+
+def test_curves_match_the_record(browse: Browse) -> None:
+    """Each point, with its past, to the last digit; without scripts the table is there."""
+    record = swept()
+    opened = browse(record, scripts=False)
+    points = record["phases"][0]["collectives"][0]["points"]
+    cells = opened.page.locator('table[data-table="curves"] td[data-value]')
+    found = cells.evaluate_all("all => all.map(e => Number(e.dataset.value))")
+    wanted = [
+        value
+        for point in points
+        for value in (
+            *(point["asked_bytes"], point["seconds"], point["busbw_gb_per_s"]),
+            point["past"]["runs"],
+            *point["past"]["busbw_gb_per_s"].values(),
+            *point["past"]["seconds"].values(),
+        )
+    ]
+    assert found == wanted
+    bounds = opened.page.locator('table[data-table="curve-bounds"] tbody tr')
+    assert bounds.count() == 2 and "outside" in str(bounds.first.text_content())
+
+
+def test_curves_without_a_past_say_so(browse: Browse) -> None:
+    """On a first run, and after a change of versions."""
+    opened = browse(swept(past=0))
+    opened.open_all()
+    part = opened.page.locator('section[id$="-curves"]')
+    assert "no past is drawn" in part.inner_text() and "median" not in part.inner_text()
+    told = part.locator(".small").first.get_attribute("aria-valuetext")
+    assert told == "2 MiB: 9.129 GB/s"
+
+
+@pytest.mark.parametrize("size", [pytest.param((1280, 800), marks=pytest.mark.slow), PHONE])
+def test_failed_job_shows_how_far_it_got(browse: Browse, size: tuple[int, int]) -> None:
+    """A row for each rank with its host and stages, the named one marked there, in the charts of
+    its steps and in the topology; nothing is cut."""
+    opened = browse(staged.run(), size=size)
+    opened.open_all()
+    part = opened.page.locator("#phase-zero1_2gpu-progress")
+    assert "The last step that a rank marked is 44 of 400." in part.inner_text()
+    assert "at most every 0.5 s" in part.inner_text()
+    lanes = part.locator('figure[data-chart="lanes"]')
+    texts = lanes.locator("svg text").all_text_contents()
+    assert {"! rank 0 · node0", "✖ rank 1 · node0", "train"} <= set(texts)
+    box = lanes.locator(".explore")
+    box.focus()
+    words = lanes.locator(".tip").inner_text()
+    assert words.startswith("rank 1: train, from 3.100 s, did not end; named as a cause")
+    for kind in ("track_loss", "track_rate"):
+        label = str(part.locator(f'figure[data-chart="{kind}"] svg').get_attribute("aria-label"))
+        assert "Rank 1 marked step 40 last and is named" in label
+        text = part.locator(f'figure[data-chart="{kind}"] svg text', has_text="✖ rank 1").first
+        inside = text.bounding_box()
+        assert inside and inside["x"] >= 0 and inside["x"] + inside["width"] <= size[0]
+    topology = opened.page.locator('#phase-zero1_2gpu-topology figure[data-chart="topology"]')
+    assert topology.locator("rect.gpu.named").get_attribute("data-rank") == "1"
+    assert topology.locator("text.ended").text_content() == "✖1"
+    assert opened.ask("document.documentElement.scrollWidth") == size[0]
+
+
+@pytest.mark.slow
+def test_512_ranks_of_a_failed_job_have_a_bounded_time_line(browse: Browse) -> None:
+    """Ranks that ended alike share a row; the silent ones are marked in the topology."""
+    run = staged.large()
+    phase = run["phases"][0]
+    made = [staged.lane([rank], "unfinished", "in train") for rank in range(512)]
+    made[341] = staged.lane([341], "named", "rank 341 was killed")
+    made[64:72] = [staged.lane([rank], "silent", "wrote nothing") for rank in range(64, 72)]
+    merged = merge_lanes([LaneRecord.model_validate(one) for one in made])
+    phase["progress"] = staged.progress([one.model_dump() for one in merged], named=341)
+    phase["outcome"] = "failed"
+    opened = browse(run)
+    opened.open_all()
+    part = opened.page.locator('figure[data-chart="lanes"]')
+    texts = part.locator("svg text").all_text_contents()
+    assert {"✖ rank 341 · node42", "∅ ranks 64-71 · node8"} <= set(texts)
+    assert any(text.startswith("… 503 ranks · ") for text in texts)
+    height = part.locator("svg").evaluate("e => e.viewBox.baseVal.height")
+    assert height < 200
+    topology = opened.page.locator(chart(opened, "topology", ".phase"))
+    assert topology.locator("rect.gpu.silent").count() == 8
+    assert topology.locator("rect.gpu.named").get_attribute("data-rank") == "341"
+    assert topology.locator("text.ended").all_text_contents() == ["∅ node8", "✖ ▲ node42"]

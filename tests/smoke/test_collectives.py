@@ -253,5 +253,5 @@ def test_metrics_lie_on_the_curves_where_the_program_measures_them() -> None:
         metric: CurvePlace("all_reduce", "busbw_gb_per_s", at) for at, metric in AT_SIZE.items()
     }
     latency = {"latency_us": CurvePlace("all_reduce", "seconds", SMALLEST_BYTES)}
-    assert CURVE_PLACES == {**best, **sized, **latency}
+    assert {**best, **sized, **latency} == CURVE_PLACES
     assert set(CURVE_PLACES) <= set(METRICS)

@@ -26,6 +26,7 @@ const Topology = (() => {
         groups.push({ one: Number(row.dataset.one), other: Number(other), kind, links: Number(links), unexpected: Number(unexpected), bandwidth });
       }
     }
+    groups.sort((x, y) => x.one - y.one || x.other - y.other); // the table has the worst first
     const links = Charts.rows(figure.querySelector('table[data-table="links"]')).map((one) => ({
       source: one.source, destination: one.destination, kind: one.kind, wrong: !!one.unexpected, inside: !!one.inside,
     }));
