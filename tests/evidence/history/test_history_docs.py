@@ -44,7 +44,7 @@ TEXT = "".join(
 # The rows of the document's other tables do not name tables of the database.
 TABLES = (
     *("runs", "phases", "setups", "metrics", "accepted_levels", "gpus", "gpu_steps", "nodes"),
-    *("boots", "node_observations", "devices", "figures", "device_figures"),
+    *("boots", "node_observations", "devices", "figures", "device_figures", "curve_points"),
 )
 
 
