@@ -95,7 +95,9 @@ class ProgressRecord(RecordModel):
 
     steps: int | None = Field(description="that were to be done; null: not known")
     step: int | None = Field(description="the last that a rank marked")
-    mark_every_s: float = Field(description="ranks mark a step at most this often")
+    mark_every_s: float | None = Field(
+        description="ranks mark a step at most this often; null: they mark every step"
+    )
     ended_s: float | None = Field(description="when the job's nodes ended the phase, if they did")
     lanes: list[LaneRecord] = Field(description="at most 32, those that stand out first")
     tracks: list[TrackRecord] = Field(description="of a few ranks")

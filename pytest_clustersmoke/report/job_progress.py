@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..diagnose.failure_evidence import FailureEvidence
 from ..evidence.job_results import RankResult
@@ -58,10 +58,14 @@ class _Course:
         return ProgressRecord(
             steps=max(planned, default=None),
             step=max(done, default=None),
-            mark_every_s=MARK_EVERY_S,
+            mark_every_s=MARK_EVERY_S if self._are_throttled() else None,
             ended_s=None if flag.time is None else self.since(flag.node_rank, flag.time),
             lanes=merge_lanes([self.lane(rank) for rank in ranks]),
-            tracks=list(self.tracks()),
+            tracks=[
+                TrackRecord(rank=rank.rank, marks=list(self._track(rank)))
+                for rank in ranks
+                if rank.rank in self.marks
+            ],
         )
 
     @cached_property
@@ -132,19 +136,27 @@ class _Course:
                 begun[-1].ended_s = at
         return bars
 
-    def tracks(self) -> Iterator[TrackRecord]:
-        """The marks of the named ranks and of the first of the others."""
+    def _are_throttled(self) -> bool:
+        """Whether a loop of `Rank.steps` marked the steps: it gives rates, and leaves out marks."""
+        return any("steps_per_s" in record for marks in self.marks.values() for record in marks)
+
+    @cached_property
+    def marks(self) -> dict[int, list[dict[str, Any]]]:
+        """The marks of the named ranks and of the first of the others; all of them, of which the
+        result of the phase has the last one alone."""
         marked = [rank for rank in self.result.ranks if rank.steps_done is not None]
         named = [rank for rank in marked if rank.rank in self.causes][: MAX_TRACKS - 1]
         others = [rank for rank in marked if rank.rank not in self.causes][:1]
-        for rank in sorted([*named, *others], key=lambda rank: rank.rank):
-            yield TrackRecord(rank=rank.rank, marks=list(self._marks(rank)))
+        return {
+            rank.rank: list(read_events(rank.events.path).named(MARK))
+            for rank in sorted([*named, *others], key=lambda rank: rank.rank)
+        }
 
-    def _marks(self, rank: RankResult) -> Iterator[MarkRecord]:
+    def _track(self, rank: RankResult) -> Iterator[MarkRecord]:
         """The rates are between the marks that are kept; that of the first is the rank's own."""
         every = [
             (step, float(record["time"]), float(record["mono"]), record)
-            for record in read_events(rank.events.path).named(MARK)
+            for record in self.marks[rank.rank]
             if (step := parse_int(record.get("step"))) is not None
         ]
         newer = [mark for at, mark in enumerate(every) if not at or mark[0] > every[at - 1][0]]

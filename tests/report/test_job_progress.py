@@ -94,6 +94,15 @@ def test_long_job_is_thinned_to_its_last_mark(
     assert progress.tracks[0].marks[-1].steps_per_s == 10.0
 
 
+def test_program_that_marks_each_step_is_not_called_throttled(tmp_path: Path) -> None:
+    """Its marks have no rate of their own: the first has none, the others that between them."""
+    evidence = Evidence(tmp_path).rank(0, start(0), step(1, 2.0), step(2, 4.0))
+    write_json(evidence.dir.result, {"outcome": "failed"})
+    progress = progress_record(collect_phase(evidence.dir))
+    assert progress is not None and progress.mark_every_s is None
+    assert [mark.steps_per_s for mark in progress.tracks[0].marks] == [None, 0.5]
+
+
 def test_finding_of_a_node_names_its_ranks(tmp_path: Path) -> None:
     """Unless it names all nodes; a finding that follows from a cause names nobody."""
     assert states(killed(tmp_path / "a", ranks=[], hosts=["n0"]))[:2] == ["named", "named"]
