@@ -512,6 +512,9 @@ def test_failed_job_shows_how_far_it_got(browse: Browse, size: tuple[int, int]) 
         text = part.locator(f'figure[data-chart="{kind}"] svg text', has_text="✖ rank 1").first
         inside = text.bounding_box()
         assert inside and inside["x"] >= 0 and inside["x"] + inside["width"] <= size[0]
+    for kind in ("steps", "memory"):
+        figure = opened.page.locator(chart(opened, kind, "#phase-zero1_2gpu"))
+        assert figure.locator("svg text", has_text="✖ rank 1").count() == 1
     topology = opened.page.locator('#phase-zero1_2gpu-topology figure[data-chart="topology"]')
     assert topology.locator("rect.gpu.named").get_attribute("data-rank") == "1"
     assert topology.locator("text.ended").text_content() == "✖1"

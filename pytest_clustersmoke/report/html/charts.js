@@ -83,15 +83,17 @@ const Charts = (() => {
     const behind = nodes ? nodes.flatMap((one) => one.slow) : slow.map((one) => one.rank);
     const named = slow.slice(0, 6);
     const top = (one) => Math.max(one.step_p95, one.own_p95 || 0) * 1e3;
+    const ended = gone(figure, nodes, ranks);
     const svg = plot({
       width, height: 240,
-      x: { domain: [d3.min(ranks, (r) => r.at) - 0.5, d3.max(ranks, (r) => r.at) + 0.5], label: nodes ? "node rank" : "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: place(nodes) },
+      x: { domain: ended.domain, label: nodes ? "node rank" : "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: place(nodes) },
       y: { label: "ms per step", grid: true, zero: true, nice: true, insetTop: behind.length ? 14 : 0 },
       marks: [
         Plot.ruleY([0], { stroke: "var(--line)" }),
         ...boxes(ranks, "step", "var(--steel)", -shift),
         ...boxes(own.filter((one) => !one.behind), "own", "var(--accent)", shift),
         ...boxes(slow.filter((one) => known(one.own_p50)), "own", "var(--warn)", shift, Math.max(thick, 4)),
+        ...ended.marks,
         Plot.text(named, { x: "at", y: top, text: (one) => `▲ rank ${one.rank} is behind`, dy: -10, fill: "var(--warn)", fontWeight: 650, textAnchor: "middle" }),
       ],
     }, `Step time by ${nodes ? "node" : "rank"}, ${ranks.length} ${nodes ? "nodes" : "ranks"}. ` + (behind.length ? `Behind: ${behind.join(", ")}.` : "No rank is behind."));
@@ -100,6 +102,20 @@ const Charts = (() => {
     const own_ = (one) => (known(one.own_p50) ? `, ${show(ms("own_p50")(one))} ms of it its own` : "");
     const late = (one) => (!nodes ? (one.behind ? ", behind" : "") : one.slow.length ? `, behind: rank ${one.slow.join(", ")}` : "");
     return told(svg, ranks.map((one) => ({ x: one.at, y: ms("step_p50")(one), words: `${who(one)}: ${show(ms("step_p50")(one))} ms per step${own_(one)}${late(one)}` })), `Step time by ${nodes ? "node" : "rank"}`);
+  }
+
+  // Marks where ranks stand that a finding names, or that wrote nothing, whether they have a figure or not.
+  function gone(figure, nodes, ranks) {
+    const named = [...Progress.ends(figure)].map(([rank]) => ({ rank, at: nodes ? nodes.findIndex((one) => one.ranks.includes(rank)) : rank })).filter((one) => one.at >= 0);
+    const words = named.length > 1 ? `✖ rank ${named[0].rank}…` : named.length ? `✖ rank ${named[0].rank}` : "";
+    const domain = d3.extent([...ranks.map((one) => one.at), ...named.map((one) => one.at)]);
+    return {
+      domain: [domain[0] - 0.5, domain[1] + 0.5],
+      marks: [
+        Plot.ruleX(named, { x: "at", stroke: "var(--bad)", strokeDasharray: "2 3" }),
+        Plot.text(named.slice(0, 1), { x: "at", text: () => words, frameAnchor: "top", dy: -6, fill: "var(--bad)", fontWeight: 650 }),
+      ],
+    };
   }
 
   const place = (nodes) => (v) => (!Number.isInteger(v) ? "" : nodes ? (nodes[v] && nodes[v].place) || "" : String(v));
@@ -122,15 +138,18 @@ const Charts = (() => {
     const ranks = (nodes || rows(near(figure, "ranks")).map((one) => ({ ...one, at: Number(one.rank) }))).filter((one) => known(one.memory));
     if (!ranks.length) return null;
     const thick = Math.max(1, Math.min(18, ((width - 64) / ranks.length) * 0.6));
+    const ended = gone(figure, nodes, ranks);
     const svg = plot({
       width, height: 240,
-      x: { domain: [-0.5 + d3.min(ranks, (r) => r.at), d3.max(ranks, (r) => r.at) + 0.5], label: nodes ? "node rank" : "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: place(nodes) },
+      x: { domain: ended.domain, label: nodes ? "node rank" : "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: place(nodes) },
       y: { label: "GiB", grid: true, zero: true, nice: true },
       marks: [
         Plot.ruleX(ranks, { x: "at", y1: 0, y2: "memory", stroke: "var(--accent)", strokeOpacity: 0.75, strokeWidth: thick }),
         Plot.ruleY([0], { stroke: "var(--steel)" }),
+        ...ended.marks,
       ],
     }, `Peak memory by ${nodes ? "node" : "rank"}, from ${d3.min(ranks, (r) => r.memory)} to ${d3.max(ranks, (r) => r.memory)} GiB.`);
+    inside(svg, width);
     return told(svg, ranks.map((one) => ({ x: one.at, y: one.memory, words: `${nodes ? one.node : `rank ${one.rank}`}: ${show(one.memory)} GiB` })), `Peak memory by ${nodes ? "node" : "rank"}`);
   }
 
@@ -153,6 +172,7 @@ const Charts = (() => {
       y: { label: log ? "loss, logarithmic" : "loss", grid: true, type: log ? "log" : "linear", nice: true, ticks: 5, tickFormat: log ? "~g" : undefined },
       marks,
     }, `Loss over ${points.length} steps` + (good.length ? `, from ${good[0].loss} to ${good[good.length - 1].loss}.` : ".") + (bad.length ? ` Not a number from step ${bad[0].step} on.` : ""));
+    inside(svg, width);
     return told(svg, points.filter((one) => known(one.loss) || one.loss_word).map((one) => (known(one.loss) ? { x: one.step, y: one.loss, words: `step ${one.step}: loss ${show(one.loss)}` } : { x: one.step, words: `step ${one.step}: loss ${one.loss_word}, not a number` })), "Loss by step");
   }
 
