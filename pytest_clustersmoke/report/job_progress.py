@@ -34,6 +34,7 @@ from ..text import sanitize_line, shorten
 MAX_LANES, MAX_NAMED = 32, 12
 MAX_STAGES, MAX_NODES, MAX_NOTE = 24, 4, 200
 MAX_TRACKS, MAX_MARKS = 4, 200
+MOST_S, MOST_STEPS, MOMENT_S = 1e9, 10**12, 1e-9
 ORDER: tuple[LaneState, ...] = ("named", "silent", "failed", "unfinished", "done")
 
 
@@ -81,7 +82,9 @@ class _Course:
         return min(starts)
 
     def since(self, node: int | None, time: float) -> float:
-        return self.evidence.timeline.at(node, time) - self.zero
+        """Within a few decades: a rank may write any number as its time."""
+        seconds = self.evidence.timeline.at(node, time) - self.zero
+        return max(-MOST_S, min(MOST_S, seconds))
 
     @cached_property
     def causes(self) -> dict[int, str]:
@@ -157,7 +160,7 @@ class _Course:
         every = [
             (step, float(record["time"]), float(record["mono"]), record)
             for record in self.marks[rank.rank]
-            if (step := parse_int(record.get("step"))) is not None
+            if (step := parse_int(record.get("step"))) is not None and abs(step) <= MOST_STEPS
         ]
         newer = [mark for at, mark in enumerate(every) if not at or mark[0] > every[at - 1][0]]
         before: tuple[int, float] | None = None
@@ -165,7 +168,7 @@ class _Course:
             rate = parse_finite(record.get("steps_per_s"))
             if before is not None:
                 took = mono - before[1]
-                rate = (step - before[0]) / took if took > 0 else None
+                rate = parse_finite((step - before[0]) / took) if took > MOMENT_S else None
             before = step, mono
             yield MarkRecord(
                 step=step,

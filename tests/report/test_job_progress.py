@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,23 @@ def test_program_that_marks_each_step_is_not_called_throttled(tmp_path: Path) ->
     progress = progress_record(collect_phase(evidence.dir))
     assert progress is not None and progress.mark_every_s is None
     assert [mark.steps_per_s for mark in progress.tracks[0].marks] == [None, 0.5]
+
+
+def test_senseless_times_and_steps_break_nothing(tmp_path: Path) -> None:
+    """Whatever a job writes: the record stays JSON."""
+    found = records.finding(ranks=[0, 7])
+    far = ("stage", {"name": "init", "state": "begin", "time": 1e308, "mono": 1.0})
+    evidence = Evidence(tmp_path, 1, 2)
+    evidence.rank(0, ("start", {"time": -1e308, "mono": 0.0}), far, step(10**400, 1.0))
+    evidence.rank(
+        1, start(1), step(1, 1.0), step(2, 1.0), step(3, -5.0), ("stage", {"state": "end"})
+    )
+    write_json(evidence.dir.result, {"outcome": "lost", "findings": [found]})
+    progress = progress_record(collect_phase(evidence.dir))
+    assert progress is not None
+    json.dumps(progress.model_dump(), allow_nan=False)
+    marks = {track.rank: track.marks for track in progress.tracks}
+    assert marks[0] == [] and [mark.steps_per_s for mark in marks[1]] == [None, None, None]
 
 
 def test_finding_of_a_node_names_its_ranks(tmp_path: Path) -> None:
