@@ -61,13 +61,13 @@ MAX_LINES = 100_000  # of each of the job's own logs; ranks do not write there
 MAX_MESSAGES = 256
 
 
-def read_messages(directory: PhaseDir) -> tuple[SlurmMessage, ...]:
+def read_messages(directory: PhaseDir, job_id: str = "") -> tuple[SlurmMessage, ...]:
     """Slurm's messages in the logs of the job's shell and launchers, in order: once a node is back
     in service, nothing else says that it failed. About a step of the ranks, srun reports to node
-    0's launcher log."""
+    0's launcher log. Without an id, of any job that wrote there."""
     messages = (
         SlurmMessage(*message, str(path), number, line[:MAX_TEXT])
-        for path in (*list_job_logs(directory), directory.launcher_log(0))
+        for path in (*list_job_logs(directory, job_id), directory.launcher_log(0))
         for number, line in read_head(path, MAX_LINES)
         if (message := parse_message(line))
     )
@@ -171,7 +171,8 @@ class WatchedJob:
         """Whether the job has written a claim or, if it ended before that, its logs."""
         if visible(self.directory.claim):
             return True
-        return not self.restarts and any(self.directory.submitit.glob("*_log.*"))
+        logs = list_job_logs(self.directory, self.job_id)
+        return not self.restarts and any("_log." in log.name for log in logs)
 
     def record_state(self, state: JobState) -> None:
         """Record the state that the scheduler reported."""
@@ -313,7 +314,10 @@ class WatchedJob:
         failed = self.state is not None and self.state.raw == "NODE_FAIL"
         if not failed or self.ended_at is None or now - self.ended_at > NODE_NAMED_S:
             return False
-        return all(message.event != NODE_FAILED for message in read_messages(self.directory))
+        return all(message.event != NODE_FAILED for message in self._read_messages())
+
+    def _read_messages(self) -> tuple[SlurmMessage, ...]:
+        return read_messages(self.directory, self.job_id)
 
     def has_succeeded(self) -> bool:
         """Whether every node has reported success, as far as `check_files` has seen."""
@@ -333,7 +337,7 @@ class WatchedJob:
             names = [node.name for node in result.nodes if NODE_NAME.fullmatch(node.name)]
             nodes = ",".join(filter(None, (self.state.nodes, *names)))
             details = backend.details(self.job_id, self.state, nodes)
-        record = replace(details or SchedulerRecord(), messages=read_messages(self.directory))
+        record = replace(details or SchedulerRecord(), messages=self._read_messages())
         if record == SchedulerRecord():
             return result
         try:
