@@ -153,6 +153,8 @@ class ControllerLock:
         self.about.update(asked, locks=self._locks, report=str(report))
         write_json(self._run.run, self.about)
         make_shared_directory(report)
+        if "attached" in self.about:  # what was reported before may not be how its jobs ended
+            (report / "report.json").unlink(missing_ok=True)
         about = {**self.about, "evidence": str(self._run.root)}
         write_json(RunDir(report).run, about, shared_mode(report))
 

@@ -86,7 +86,8 @@ class JournalledJob:
     """A phase's last submission: its token, when it was intended (Unix seconds), and its job's id,
     empty if the journal ends before the scheduler answered. `number` is the job's among those of
     the phase, 0 if that is not retried; `outcome` is how it ended if another is to follow it.
-    `has_ended`: the phase has."""
+    `has_ended`: the phase has; `may_run`: although it has, since the run ended before the scheduler
+    confirmed the job's end."""
 
     phase: str
     token: str
@@ -95,6 +96,7 @@ class JournalledJob:
     has_ended: bool = False
     number: int = 0
     outcome: str = ""
+    may_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,9 +143,13 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
         elif event["event"] == "refused" and before is not None and not before.has_ended:
             del jobs[phase]
         elif event["event"] == "ended" and before is not None:
-            jobs[phase] = replace(before, has_ended=True)
+            is_left = event.get("confirmed") is False
+            jobs[phase] = replace(before, has_ended=True, may_run=is_left)
+        elif event["event"] == "attached":  # from here on such a job is watched again
+            left = [job for job in jobs.values() if job.may_run]
+            jobs |= {job.phase: replace(job, has_ended=False) for job in left}
     for phase, job in jobs.items():
-        if run.phase(phase).result.exists():
+        if not job.may_run and run.phase(phase).result.exists():
             jobs[phase] = replace(job, has_ended=True)
     return RunJournal(events, jobs, *_find_end(events.records))
 

@@ -71,6 +71,22 @@ def test_report_directory_points_to_the_run(tmp_path: Path) -> None:
     assert (tmp_path / "report" / "run.json").stat().st_mode & 0o777 == 0o644
 
 
+def test_report_of_a_run_that_is_attached_is_no_report_of_it_any_more(tmp_path: Path) -> None:
+    """Should the process that attached it be killed, the next command writes a new one."""
+    run, report = made(tmp_path), tmp_path / "report"
+    first = ControllerLock(run)
+    first.announce({}, report)
+    write_json(report / "report.json", {"run_id": RUN_ID})
+    first.announce({}, report)
+    first.release()
+    assert (report / "report.json").exists()
+    second = ControllerLock(run)
+    second.attach()
+    second.announce({}, report)
+    second.release()
+    assert not (report / "report.json").exists() and (report / "run.json").exists()
+
+
 def test_only_one_command_seizes_a_dead_run(tmp_path: Path) -> None:
     """While one command reports a dead run, another leaves it alone."""
     run = made(tmp_path)
