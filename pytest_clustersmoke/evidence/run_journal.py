@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..text import plural
-from .locks import HEARTBEAT_S, ControllerFence, send_heartbeat
+from .locks import HEARTBEAT_S, ControllerFence, ControllerLock, send_heartbeat
 from .run_counts import CriterionRecord
 from .run_directory import RunDir
 from .telemetry import (
@@ -36,6 +36,7 @@ class FencedJournal(EventWriter):
         self._run, self._fence = run, fence
         self._judged: dict[tuple[str, str], str] = {}
         self._beaten = time.monotonic()
+        self.controller: ControllerLock | None = None  # of this process, to be renewed
         self.lost = 0  # lines for which the disk had no room
 
     def write(self, event: str, **fields: Any) -> None:
@@ -59,6 +60,8 @@ class FencedJournal(EventWriter):
         self._fence.check()
         if time.monotonic() - self._beaten >= HEARTBEAT_S:
             self._beaten = time.monotonic()
+            if self.controller is not None:
+                self.controller.renew()
             send_heartbeat(self._run)
 
     def record_criterion(self, phase: str, criterion: str, result: CriterionRecord) -> None:

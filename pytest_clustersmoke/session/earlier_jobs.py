@@ -14,7 +14,7 @@ from .phase_ledger import PhaseLedger
 
 @dataclass(frozen=True)
 class EarlierJobs:
-    """By phase: `ended` has a result, and its job does not run; of `retried` the last job has ended,
+    """By phase: `ended` has a result, and its job does not run; of `retried` the last job ended,
     and another is to follow; `submitted` has a job; the jobs of each group of `unanswered` were
     submitted together, and nobody knows whether the scheduler has them."""
 
