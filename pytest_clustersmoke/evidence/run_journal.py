@@ -145,6 +145,8 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
             jobs[phase] = replace(before, outcome=parse_text(event.get("outcome")) or "lost")
         elif event["event"] == "refused" and before is not None and not before.has_ended:
             del jobs[phase]
+        elif event["event"] == "held":  # until the phase that it runs after has another job
+            jobs.pop(phase, None)
         elif event["event"] == "ended" and before is not None:
             is_left = event.get("confirmed") is False
             jobs[phase] = replace(before, has_ended=True, may_run=is_left)

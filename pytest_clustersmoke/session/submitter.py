@@ -78,19 +78,25 @@ class Submitter:
             job.directory.result.unlink(missing_ok=True)
             self._backend.adopt(job, known.job_id)
             # The queue's limit counts from now: nobody could keep it meanwhile.
-            after = self._phase_before(job.phase)
+            after = self._phase_before(job.phase, earlier)
             self._watched[job.phase.name] = watch_job(job, known.job_id, after)
             self._board.set_submitted(job.phase.name, known.job_id, known.intended, None)
         for lost in jobs.unanswered:
             why = "the controller before this one ended before it had an answer"
-            after = self._phase_before(lost[0].phase)
+            after = self._phase_before(lost[0].phase, earlier)
             self._expect_answer(LostAnswer(lost, after, why, resubmits=True))
         for name in again:
             self._hold_followers(name)
 
-    def _phase_before(self, phase: Phase) -> str:
-        """The phase of this run that must pass first; empty if there is none."""
-        return phase.after.value if phase.after.value in self._phases else ""
+    def _phase_before(self, phase: Phase, earlier: RunJournal) -> str:
+        """The phase of this run that must pass before the phase's job counts; empty if there is
+        none, or if that was submitted again since: then the job had started behind the one before.
+        """
+        before, submitted = phase.after.value, [*earlier.jobs]  # in the order of submission
+        if before not in self._phases:
+            return ""
+        again = before in submitted and submitted.index(before) > submitted.index(phase.name)
+        return "" if again else before
 
     def submit_next(self, outcomes: Mapping[str, Judgement]) -> bool:
         """Submit the phases whose turn it is together, if there are any; return whether there
@@ -262,6 +268,7 @@ class Submitter:
         return claim is not None and claim.token == job.token
 
     def _wait_again(self, name: str, before: str) -> None:
+        self._journal.write("held", phase=name)
         self._watched.pop(name, None)
         self._board.add(name)
         self._board.post(name, f"waits for {before}, which is tried again")
