@@ -116,7 +116,7 @@ class Cancellation:
         """Take a job out of the queue unless it starts just now; the watch sees which. Raises
         Superseded."""
         self._fence.check()
-        if not job.is_ours:
+        if not job.may_end:
             return
         if isinstance(self._backend, QueueBackend):
             self._backend.cancel_pending(job.job_id)
@@ -126,7 +126,7 @@ class Cancellation:
     def end_jobs(self) -> None:
         """End the jobs that were not ended yet, with one call."""
         with self._ending:
-            watched = {job.job_id: job for job in list(self._watched.values()) if job.is_ours}
+            watched = {job.job_id: job for job in list(self._watched.values()) if job.may_end}
             jobs = watched.keys() - self.ended_ids
             try:
                 self._fence.check()

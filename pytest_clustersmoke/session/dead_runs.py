@@ -28,8 +28,8 @@ from .cancellation import Leftover
 REAP, ATTACH = "--cluster-reap", "--cluster-attach"
 MOST_JOBS = 4  # named in a line
 START_S = 660.0  # what a job may take beside its `timeout_s`: its `setup` may take ten minutes
-# Once the scheduler is silent, a job that has not started so long after the last sign of life of the
-# run's process is given up: by then a queue has moved, and an outage of minutes costs no job of ours.
+# While the scheduler is silent, a job that has not started so long after the last sign of life of
+# the run's process is given up: that long, since an outage may last minutes only.
 GIVEN_UP_S = 7 * 24 * 3600.0
 NOT_STARTED = (
     "the job had not started a week after the run's process ended, and was given up, since the "

@@ -79,7 +79,8 @@ class Submitter:
             self._backend.adopt(job, known.job_id)
             # The queue's limit counts from now: nobody could keep it meanwhile.
             after = self._phase_before(job.phase, earlier)
-            self._watched[job.phase.name] = watch_job(job, known.job_id, after)
+            watched = self._watched[job.phase.name] = watch_job(job, known.job_id, after)
+            watched.is_sure = False
             self._board.set_submitted(job.phase.name, known.job_id, known.intended, None)
         for lost in jobs.unanswered:
             why = "the controller before this one ended before it had an answer"

@@ -128,7 +128,7 @@ def _watch(run: RunDir, job: JournalledJob) -> WatchedJob | None:
         directory.newest,
         parse_int(spec.get("nodes")) or 0,
         submitted_at=0.0,
-        words=("", f"{COMMENT_BEGINS}{run.run_id} "),
+        words=("", f"token={job.token}" if job.token else f"{COMMENT_BEGINS}{run.run_id} "),
         timeout_s=parse_finite(spec.get("timeout_s")) or 0.0,
         resumes=bool(spec.get("resume")),
     )

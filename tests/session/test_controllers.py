@@ -186,6 +186,35 @@ def test_job_that_started_without_an_answer_and_was_not_ended_is_awaited(
     assert session.outcomes["a"].outcome == "passed" and run.submitted() == []
 
 
+@pytest.mark.parametrize(
+    ("state", "ended", "left"),
+    [
+        (None, [], ("a",)),
+        (JobState("running", "RUNNING", name="train-llm"), [], ()),
+        (JobState("running", "RUNNING"), [("a",)], ()),
+    ],
+)
+def test_job_of_an_earlier_controller_is_ended_only_once_the_scheduler_has_shown_it(
+    run: JobRun,
+    monkeypatch: pytest.MonkeyPatch,
+    state: JobState | None,
+    ended: list[tuple[str, ...]],
+    left: tuple[str, ...],
+) -> None:
+    """Its id may be another job's by now. Where nobody says, it is named as one that may run."""
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 0.3)
+    run.start("a", limits={"poll_s": 0.05})
+    until(lambda: ("submitted", "a") in run.events())
+    run.backend.jobs.pop("a")
+    session = run.attach()
+    until(lambda: run.backend.named("adopt"))
+    if state is not None:
+        run.backend.jobs["a"] = state
+    session.cancel()
+    assert session.close().jobs == left
+    assert run.backend.named("cancel") == ended
+
+
 def test_unanswered_job_after_a_phase_that_was_not_selected_is_awaited(run: JobRun) -> None:
     """Nothing holds it back: its order counts among the phases of the run only."""
     run.backend.silent["b"] = False

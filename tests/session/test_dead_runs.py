@@ -243,6 +243,22 @@ def test_job_whose_comment_a_site_replaced_is_left(
     assert report(tmp_path, slurm) == [] and dead.outcomes() == {}
 
 
+def test_job_of_another_submission_under_the_id_of_ours_is_not_ours(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """Slurm was set up anew, and another run of the same user's has that id: the dead run's job is
+    gone."""
+    dead.submitted("a", "7")
+    comment = f"clustersmoke run={RUN_ID} phase=a token=another"
+    state = f"7|RUNNING|None|n1|N/A|N/A|clustersmoke-{RUN_ID}-a|{comment}"
+    slurm.folder.joinpath("squeue.answer").write_text(
+        f"case $* in *%i?%k*) ;; *) echo '{state}';; esac\n"
+    )
+    (line,) = report(tmp_path, slurm)
+    assert line.startswith(f"run {RUN_ID}: its controller was killed")
+    assert dead.outcomes()["a"] == "lost"
+
+
 def test_detached_run_is_not_reported_before_it_is_attached(
     dead: DeadRun, slurm: FakeSlurm, profile: Profile, tmp_path: Path
 ) -> None:
