@@ -25,6 +25,7 @@ HEAD_LINES = 1000
 MAX_ALSO, MAX_NAMES = 16, 4
 RANK = re.compile(r"\branks? \d")
 JOB_LOGS = (".out", ".err")
+SLURM_LOG = re.compile(r"(\d+(?:_\d+)?)_\d+_log\.")  # submitit's names: the job's id, and a task's
 ISOLATION_FINDING = "isolated"  # the id of the finding of --cluster-isolate
 # A log may be a single endless line: longer lines are read in pieces.
 MAX_LINE_BYTES = 64 * 2**10
@@ -126,14 +127,21 @@ def _describe_cause(finding: Finding, folder: Path) -> Iterator[str]:
     yield f"  next: {finding.fix}"
 
 
-def list_job_logs(directory: PhaseDir) -> list[Path]:
+def list_job_logs(directory: PhaseDir, job_id: str = "") -> list[Path]:
     """The output of the job's shell and launchers, by node: submitit's files under Slurm, the
-    phase's own on this machine."""
+    phase's own on this machine. With the id of a job of Slurm's, without those of another, whose
+    submission was lost."""
     try:
         paths = list(directory.submitit.iterdir())
     except OSError:
         return []
-    return sorted(path for path in paths if path.suffix in JOB_LOGS and path.is_file())
+    logs = [path for path in paths if path.suffix in JOB_LOGS and path.is_file()]
+    return sorted(log for log in logs if not job_id[:1].isdigit() or _may_be_of(job_id, log.name))
+
+
+def _may_be_of(job_id: str, log: str) -> bool:
+    named = SLURM_LOG.match(log)
+    return named is None or named[1] == job_id
 
 
 def read_head(path: Path, lines: int = HEAD_LINES) -> Iterator[tuple[int, str]]:

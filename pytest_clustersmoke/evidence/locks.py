@@ -7,6 +7,8 @@ holder ends, however it ended. The lock file stays, and means nothing unless it 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import socket
@@ -37,6 +39,9 @@ HEARTBEAT_S, MAX_SILENCE_S = 10.0, 1800.0
 # From another host a run can be taken over after this long without a beat: a controller that still
 # lives then finds that it has a successor, and stops.
 TAKEOVER_SILENCE_S = 60.0
+# Another command that only looks at a run's lock holds it, shared, for a moment.
+LOOK_S, LOOK_POLL_S = 1.0, 0.02
+HELD = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)  # what flock says of a lock that is held
 
 
 def cluster_lock_path(shared_dir: Path, cluster: str) -> Path:
@@ -139,7 +144,8 @@ class ControllerLock:
         self.about = read_json(run.run) or {}
         self._run = run
         self._lock = _run_lock(run)
-        self._locks = _acquire(self._lock) is True
+        self._locks = _acquire(self._lock, LOOK_S) is True
+        self._report: Path | None = None
 
     def attach(self) -> None:
         """Note in run.json that this process controls the run from now on."""
@@ -150,11 +156,27 @@ class ControllerLock:
     def announce(self, asked: Mapping[str, Any], report: Path) -> None:
         """Write the selection into run.json, here and in the report's directory, where it leads to
         the evidence if no report follows. Raises OSError if it cannot be written."""
-        self.about.update(asked, locks=self._locks, report=str(report))
-        write_json(self._run.run, self.about)
+        self.about.update(asked, report=str(report))
         make_shared_directory(report)
+        if "attached" in self.about:  # what was reported before may not be how its jobs ended
+            (report / "report.json").unlink(missing_ok=True)
+        self._report = report
+        self._write()
+
+    def renew(self) -> None:
+        """Take the lock if the process that had it, from which this one took the run over, has
+        ended meanwhile. To be called by the run's last controller only."""
+        if not self._locks and _acquire(self._lock) is True:
+            self._locks = True
+            with contextlib.suppress(OSError):  # a full disk: the heartbeat decides
+                self._write()
+
+    def _write(self) -> None:
+        assert self._report is not None
+        self.about["locks"] = self._locks
+        write_json(self._run.run, self.about)
         about = {**self.about, "evidence": str(self._run.root)}
-        write_json(RunDir(report).run, about, shared_mode(report))
+        write_json(RunDir(self._report).run, about, shared_mode(self._report))
 
     def release(self) -> None:
         self._lock.release()
@@ -199,14 +221,10 @@ def find_holder(run: RunDir, silence_s: float) -> str:
     """Who controls a run, as `pid 7 on login1`; empty if its lock is free and, where another host
     may hold it unseen, the last beat is so long ago."""
     about = read_json(run.run) or {}
-    lock = _run_lock(run)
-    try:
-        taken = _acquire(lock)
-        is_free = not about.get("locks") if taken is None else taken
-        if is_free and _is_silent(run, about, silence_s):
-            return ""
-    finally:
-        lock.release()
+    seen = _look(run)
+    is_free = not about.get("locks") if seen is None else seen
+    if is_free and _is_silent(run, about, silence_s):
+        return ""
     return f"pid {about.get('pid')} on {sanitize_line(str(about.get('host')))[:MAX_WORD]}"
 
 
@@ -230,12 +248,30 @@ def _run_lock(run: RunDir) -> BaseFileLock:
     return FileLock(run.lock, mode=RUN_MODE, thread_local=False, fallback_to_soft=False)
 
 
-def _acquire(lock: BaseFileLock) -> bool | None:
+def _look(run: RunDir) -> bool | None:
+    """Whether the run's lock is free; None if the file system has no locks. It is shared for a
+    moment, for which a controller that starts waits, and other looks do not see it."""
+    try:
+        descriptor = os.open(run.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in HELD else None
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _acquire(lock: BaseFileLock, within_s: float = 0.0) -> bool | None:
     """Take the lock. False if another process holds it, None if the file system has no locks."""
     from filelock import Timeout
 
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=within_s, poll_interval=LOOK_POLL_S)
     except Timeout:
         return False
     except OSError:

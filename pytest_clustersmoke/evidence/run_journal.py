@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..text import plural
-from .locks import HEARTBEAT_S, ControllerFence, send_heartbeat
+from .locks import HEARTBEAT_S, ControllerFence, ControllerLock, send_heartbeat
 from .run_counts import CriterionRecord
 from .run_directory import RunDir
 from .telemetry import (
@@ -36,6 +36,7 @@ class FencedJournal(EventWriter):
         self._run, self._fence = run, fence
         self._judged: dict[tuple[str, str], str] = {}
         self._beaten = time.monotonic()
+        self.controller: ControllerLock | None = None  # of this process, to be renewed
         self.lost = 0  # lines for which the disk had no room
 
     def write(self, event: str, **fields: Any) -> None:
@@ -59,6 +60,8 @@ class FencedJournal(EventWriter):
         self._fence.check()
         if time.monotonic() - self._beaten >= HEARTBEAT_S:
             self._beaten = time.monotonic()
+            if self.controller is not None:
+                self.controller.renew()
             send_heartbeat(self._run)
 
     def record_criterion(self, phase: str, criterion: str, result: CriterionRecord) -> None:
@@ -86,7 +89,8 @@ class JournalledJob:
     """A phase's last submission: its token, when it was intended (Unix seconds), and its job's id,
     empty if the journal ends before the scheduler answered. `number` is the job's among those of
     the phase, 0 if that is not retried; `outcome` is how it ended if another is to follow it.
-    `has_ended`: the phase has."""
+    `has_ended`: the phase has; `may_run`: although it has, since the run ended before the scheduler
+    confirmed the job's end."""
 
     phase: str
     token: str
@@ -95,6 +99,7 @@ class JournalledJob:
     has_ended: bool = False
     number: int = 0
     outcome: str = ""
+    may_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,10 +145,16 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
             jobs[phase] = replace(before, outcome=parse_text(event.get("outcome")) or "lost")
         elif event["event"] == "refused" and before is not None and not before.has_ended:
             del jobs[phase]
+        elif event["event"] == "held":  # until the phase that it runs after has another job
+            jobs.pop(phase, None)
         elif event["event"] == "ended" and before is not None:
-            jobs[phase] = replace(before, has_ended=True)
+            is_left = event.get("confirmed") is False
+            jobs[phase] = replace(before, has_ended=True, may_run=is_left)
+        elif event["event"] == "attached":  # from here on such a job is watched again
+            left = [job for job in jobs.values() if job.may_run]
+            jobs |= {job.phase: replace(job, has_ended=False) for job in left}
     for phase, job in jobs.items():
-        if run.phase(phase).result.exists():
+        if not job.may_run and run.phase(phase).result.exists():
             jobs[phase] = replace(job, has_ended=True)
     return RunJournal(events, jobs, *_find_end(events.records))
 

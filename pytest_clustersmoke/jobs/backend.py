@@ -16,9 +16,14 @@ from ..evidence.scheduler_record import JobState, SchedulerRecord
 from ..evidence.transport_rule import TransportRule
 
 COMMENT_BEGINS = "clustersmoke run="  # the comment of every job of ours
+STRANGER = "Slurm shows another job under this id"
+Words = tuple[str, str]  # a job's name and comment in the scheduler's queue
+ANY_JOB: Words = ("", "")
 
 __all__ = [
+    "ANY_JOB",
     "COMMENT_BEGINS",
+    "STRANGER",
     "ArrayBackend",
     "Backend",
     "JobEnder",
@@ -30,8 +35,10 @@ __all__ = [
     "SearchableBackend",
     "Submission",
     "Unanswered",
+    "Words",
     "make_backend",
     "make_spec",
+    "names_job",
 ]
 
 
@@ -65,7 +72,7 @@ class Submission:
     avoid: tuple[str, ...] = ()
 
     @property
-    def words(self) -> tuple[str, str]:
+    def words(self) -> Words:
         """The job's name and comment, with run and phase, so that squeue alone finds any job of
         ours. An array has the entry whose points its tasks are; if they are phases of several
         entries, its token tells it from the run's other arrays."""
@@ -78,6 +85,15 @@ class Submission:
             )
         name = self.phase.entry if self.in_array else self.phase.name
         return f"clustersmoke-{run_id}-{name}", f"{COMMENT_BEGINS}{run_id} phase={name}{token}"
+
+
+def names_job(words: Words, name: str, comment: str) -> bool:
+    """Whether an answer of the scheduler's under a job's id is about the job with these `words`: a
+    scheduler that lost its state, or is set up anew, counts its ids from 1 again. Some sites write
+    comments of their own, or add to ours; accounting may keep none."""
+    own_name, own_comment = words
+    is_named = not (own_name and name) or name == own_name
+    return is_named and (own_comment in comment or COMMENT_BEGINS not in comment)
 
 
 class SchedulerSilent(Exception):

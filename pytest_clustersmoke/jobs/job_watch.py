@@ -31,7 +31,7 @@ from ..evidence.scheduler_record import (
 from ..evidence.telemetry import Events, parse_text, read_events
 from ..evidence.whole_files import is_full
 from ..node.abort_flag import visible
-from .backend import COMMENT_BEGINS, Backend, JobEnder, Submission
+from .backend import ANY_JOB, STRANGER, Backend, JobEnder, Submission, Words, names_job
 from .slurm_jobs import parse_message
 
 FIRST_POLL_S = 0.5
@@ -51,7 +51,6 @@ VERDICT_GRACE_S = 6.0
 # then sinfo may show that node in service again.
 NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
-STRANGER = "Slurm shows another job under this id"
 SILENT = "the scheduler does not answer"
 # In which a scheduler has considered every job that waits (Slurm's sched_interval).
 CYCLE_S = 60.0
@@ -61,13 +60,13 @@ MAX_LINES = 100_000  # of each of the job's own logs; ranks do not write there
 MAX_MESSAGES = 256
 
 
-def read_messages(directory: PhaseDir) -> tuple[SlurmMessage, ...]:
+def read_messages(directory: PhaseDir, job_id: str = "") -> tuple[SlurmMessage, ...]:
     """Slurm's messages in the logs of the job's shell and launchers, in order: once a node is back
     in service, nothing else says that it failed. About a step of the ranks, srun reports to node
-    0's launcher log."""
+    0's launcher log. Without an id, of any job that wrote there."""
     messages = (
         SlurmMessage(*message, str(path), number, line[:MAX_TEXT])
-        for path in (*list_job_logs(directory), directory.launcher_log(0))
+        for path in (*list_job_logs(directory, job_id), directory.launcher_log(0))
         for number, line in read_head(path, MAX_LINES)
         if (message := parse_message(line))
     )
@@ -102,7 +101,7 @@ class WatchedJob:
     nodes: int
     submitted_at: float
     after: str = ""  # the phase that it waits for in the queue
-    words: tuple[str, str] = ("", "")  # its name and comment in the scheduler's queue
+    words: Words = ANY_JOB
     token: str = ""
     allocated: str = ""  # the nodes that the scheduler showed for it
     timeout_s: float = 0.0
@@ -119,6 +118,7 @@ class WatchedJob:
     wrote_at: float = 0.0
     event_bytes: int = -1
     is_ours: bool = True  # not so while the scheduler shows another job under this id
+    is_sure: bool = True  # of a job of an earlier controller, once the scheduler has shown it
     failing_since: float | None = None
     complete_since: float | None = None
     requeued_since: float | None = None
@@ -171,15 +171,17 @@ class WatchedJob:
         """Whether the job has written a claim or, if it ended before that, its logs."""
         if visible(self.directory.claim):
             return True
-        return not self.restarts and any(self.directory.submitit.glob("*_log.*"))
+        logs = list_job_logs(self.directory, self.job_id)
+        return not self.restarts and any("_log." in log.name for log in logs)
 
     def record_state(self, state: JobState) -> None:
         """Record the state that the scheduler reported."""
         now = time.monotonic()
-        self.is_ours = self._names_us(state)
+        self.is_ours = names_job(self.words, state.name, state.comment)
         if state.kind == "unknown" or not self.is_ours:
             self.unknown_since = self.unknown_since or now
             return
+        self.is_sure = True
         was_running = self.state is not None and self.state.kind == "running"
         # A running job that is pending again was requeued; Slurm restarts it minutes later.
         requeued = was_running and state.kind == "pending" and state.raw != "CONFIGURING"
@@ -200,13 +202,6 @@ class WatchedJob:
         self.running = self.running or state.kind == "running"
         if requeued or state.kind in ("ended", "held"):
             self.ended_at = self.ended_at or now
-
-    def _names_us(self, state: JobState) -> bool:
-        """Whether the scheduler's answer is about this job: a scheduler that lost its state counts
-        its ids from 1 again. Some sites write comments of their own, or add to ours."""
-        name, comment = self.words
-        is_named = not (name and state.name) or state.name == name
-        return is_named and (comment in state.comment or COMMENT_BEGINS not in state.comment)
 
     def check_wait(self, limit_s: float | None, estimate: float | None) -> WaitEnd | None:
         """The end of the job's wait in the queue, which may last so long; without a limit, or once
@@ -234,8 +229,8 @@ class WatchedJob:
         return ""
 
     def cancel(self, ender: JobEnder) -> None:
-        """Cancel the job, unless its id is another job's now."""
-        if self.is_ours:
+        """Cancel the job, unless its id is, or may be, another job's now."""
+        if self.may_end:
             ender.cancel([self.job_id])
 
     def _await_restart(self) -> None:
@@ -244,6 +239,11 @@ class WatchedJob:
         self.directory = self.directory.restarted(self.restarts)
         self.results, self.running, self.submitted_at = {}, False, time.monotonic()
         self.failing_since = self.complete_since = self.requeued_since = None
+
+    @property
+    def may_end(self) -> bool:
+        """Whether this run may end the job of this id."""
+        return self.is_ours and self.is_sure
 
     @property
     def waits_for_turn(self) -> bool:
@@ -313,7 +313,10 @@ class WatchedJob:
         failed = self.state is not None and self.state.raw == "NODE_FAIL"
         if not failed or self.ended_at is None or now - self.ended_at > NODE_NAMED_S:
             return False
-        return all(message.event != NODE_FAILED for message in read_messages(self.directory))
+        return all(message.event != NODE_FAILED for message in self._read_messages())
+
+    def _read_messages(self) -> tuple[SlurmMessage, ...]:
+        return read_messages(self.directory, self.job_id)
 
     def has_succeeded(self) -> bool:
         """Whether every node has reported success, as far as `check_files` has seen."""
@@ -333,7 +336,7 @@ class WatchedJob:
             names = [node.name for node in result.nodes if NODE_NAME.fullmatch(node.name)]
             nodes = ",".join(filter(None, (self.state.nodes, *names)))
             details = backend.details(self.job_id, self.state, nodes)
-        record = replace(details or SchedulerRecord(), messages=read_messages(self.directory))
+        record = replace(details or SchedulerRecord(), messages=self._read_messages())
         if record == SchedulerRecord():
             return result
         try:

@@ -27,7 +27,7 @@ from ..evidence.whole_files import write_atomically
 from ..node import node_screen
 from ..text import sanitize_line
 from . import batch_script
-from .backend import COMMENT_BEGINS, Refused, Unanswered
+from .backend import COMMENT_BEGINS, STRANGER, Refused, Unanswered, names_job
 from .screen_plan import BUSY
 from .slurm_client import SlurmClient
 from .slurm_records import names_own_limit
@@ -100,6 +100,7 @@ class _NodeJob:
     cancelled: float | None = None
     answered: float | None = None
     state: JobState | None = field(default=None)
+    is_ours: bool = True  # not so once Slurm shows another job under its id
 
 
 class ScreenJobs:
@@ -149,7 +150,7 @@ class ScreenJobs:
 
     def close(self) -> list[str]:
         """Cancel what is left; return the ids of jobs that Slurm did not accept to cancel."""
-        ids = [job.job_id for job in self._jobs.values()]
+        ids = [job.job_id for job in self._jobs.values() if job.is_ours]
         return ids if ids and not self._client.cancel(*ids) else []
 
     # Submission
@@ -216,12 +217,14 @@ class ScreenJobs:
         now = time.monotonic()
         if not self._jobs or now - self._asked < ASK_S:
             return
-        states = self._client.job_states([job.job_id for job in self._jobs.values()])
+        words = {job.job_id: self._words(job.node) for job in self._jobs.values()}
+        states = self._client.job_states(words, words)
         self._asked = time.monotonic()
         for job in self._jobs.values():
             if (state := states.get(job.job_id)) is None:
                 continue
-            job.state = state
+            job.is_ours = names_job(words[job.job_id], state.name, state.comment)
+            job.state = state = state if job.is_ours else JobState("unknown", "", STRANGER)
             if state.kind == "running" and job.started is None:
                 job.started, job.cancelled = now, None
             if state.kind in ("ended", "unknown") and job.ended is None:
@@ -302,8 +305,8 @@ class ScreenJobs:
         assert job.state is not None
         if job.cancelled is not None and job.started is None:
             return self._explain_wait(job)
-        state = job.state.raw or "unknown"
-        words = [f"its job ended without an answer (Slurm's state: {state})", self._last_words(job)]
+        state = f"Slurm's state: {job.state.raw or 'unknown'}" if job.is_ours else STRANGER
+        words = [f"its job ended without an answer ({state})", self._last_words(job)]
         return NodeEnd("no answer", ": ".join(filter(None, words)), job_id=job.job_id)
 
     def _explain_wait(self, job: _NodeJob) -> NodeEnd:

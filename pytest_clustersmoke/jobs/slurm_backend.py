@@ -16,7 +16,7 @@ from ..config.profile import Profile
 from ..evidence.run_directory import RunDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from . import batch_script
-from .backend import COMMENT_BEGINS, Refused, SchedulerSilent, Submission
+from .backend import ANY_JOB, COMMENT_BEGINS, Refused, SchedulerSilent, Submission, Words
 from .slurm_client import SlurmClient, SlurmUnavailable
 
 SUBMITIT_SIGNAL = "#SBATCH --signal=USR2@"
@@ -38,11 +38,12 @@ class SlurmBackend:
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         self._profile = profile
         self._client = SlurmClient(environ)
+        self._words: dict[str, Words] = {}  # by id, of the jobs of this run
 
     def submit(self, job: Submission, after: str = "") -> str:
         batch_script.write_call(job)
         write_atomically(job.directory.batch_script, self._script(job, after))
-        return self._client.submit(job.directory.batch_script)
+        return self._note([job], self._client.submit(job.directory.batch_script))[0]
 
     def submit_array(self, jobs: Sequence[Submission], at_once: int, after: str = "") -> list[str]:
         first = jobs[0]
@@ -56,10 +57,16 @@ class SlurmBackend:
         script = self._script(first, after, len(jobs), at_once)
         for job in jobs:
             write_atomically(job.directory.batch_script, script)
-        return _task_ids(jobs, self._client.submit(first.directory.batch_script))
+        return self._note(jobs, self._client.submit(first.directory.batch_script))
 
     def adopt(self, job: Submission, job_id: str) -> None:
-        """Nothing to do: Slurm knows the job."""
+        self._words[job_id] = job.words
+
+    def _note(self, jobs: Sequence[Submission], job_id: str) -> list[str]:
+        """Note what Slurm calls these jobs, which it took under this id; return the id of each."""
+        job_ids = _task_ids(jobs, job_id)
+        self._words |= {own: job.words for own, job in zip(job_ids, jobs, strict=True)}
+        return job_ids
 
     def jobs_of_runs(self, runs: Sequence[RunDir]) -> dict[str, list[str]]:
         try:
@@ -77,13 +84,13 @@ class SlurmBackend:
             job_id = self._client.find_job(*jobs[0].words)
         except SlurmUnavailable:
             return None
-        return _task_ids(jobs, job_id) if job_id else []
+        return self._note(jobs, job_id) if job_id else []
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
-        return self._client.job_states(job_ids)
+        return self._client.job_states(job_ids, self._words)
 
     def details(self, job_id: str, state: JobState, nodes: str) -> SchedulerRecord | None:
-        return self._client.job_record(job_id, state, nodes)
+        return self._client.job_record(job_id, state, nodes, self._words.get(job_id, ANY_JOB))
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
         jobs = list(job_ids)

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..evidence.scheduler_record import AccountingEntry, JobState, NodeStatus, SchedulerRecord
 from ..text import sanitize_line
 from . import slurm_jobs, slurm_records
-from .backend import Refused, Unanswered
+from .backend import ANY_JOB, Refused, Unanswered, Words, names_job
 from .slurm_jobs import Allocation, JobStep, TrialSubmission
 from .slurm_records import Association, SlurmConfig, SlurmNode, SlurmPartition, SlurmQos
 
@@ -240,9 +240,12 @@ class SlurmClient:
         except (OSError, subprocess.TimeoutExpired):
             return False
 
-    def job_states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+    def job_states(
+        self, job_ids: Iterable[str], words: Mapping[str, Words] | None = None
+    ) -> dict[str, JobState]:
         """Ask squeue for all jobs at once, and sacct, then scontrol, for those it no longer knows.
-        Empty if Slurm does not answer, which says nothing about any job."""
+        Empty if Slurm does not answer, which says nothing about any job. `words`: by id, the name
+        and comment of jobs; accounting may know others that had their ids before."""
         wanted = list(job_ids)
         if not wanted:
             return {}
@@ -252,7 +255,12 @@ class SlurmClient:
             if unlisted and self._accounting:
                 records = self._sacct(unlisted)
                 # A job whose end never reached the database stays RUNNING there forever.
-                states |= {job: state for job, state in records.items() if state.kind == "ended"}
+                states |= {
+                    job: state
+                    for job, state in records.items()
+                    if state.kind == "ended"
+                    and names_job((words or {}).get(job, ANY_JOB), state.name, state.comment)
+                }
         except (OSError, subprocess.TimeoutExpired, SlurmUnavailable):
             return {}
         # Silence here hides nothing of what the others said.
@@ -307,12 +315,16 @@ class SlurmClient:
 
     # Details about a job that ended.
 
-    def job_record(self, job: str, state: JobState, nodes: str) -> SchedulerRecord | None:
+    def job_record(
+        self, job: str, state: JobState, nodes: str, words: Words = ANY_JOB
+    ) -> SchedulerRecord | None:
         """Collect Slurm's details about a job that did not succeed and about its `nodes`; None if
-        Slurm has none. Any user may run these queries."""
-        shown = slurm_jobs.parse_scheduled_job(
-            self._ask_or_empty("scontrol", "-o", "show", "job", job)
-        )
+        Slurm has none. `words`: the job's name and comment, since another may have its id by now.
+        Any user may run these queries."""
+        text = self._ask_or_empty("scontrol", "-o", "show", "job", job)
+        now = slurm_jobs.parse_scontrol_job(text)
+        is_same = names_job(words, now.name, now.comment)
+        shown = slurm_jobs.parse_scheduled_job(text if is_same else "")
         sinfo = ("sinfo", "-h", "-N", "-o", slurm_jobs.SINFO_FIELDS)
         others = ""
         statuses: tuple[NodeStatus, ...] = ()
@@ -327,21 +339,21 @@ class SlurmClient:
             others = self._ask_or_empty("squeue", "-h", "-a", *running, "-w", nodes)
         entries: tuple[AccountingEntry, ...] = ()
         if state.raw == "CANCELLED" or (nodes and state.kind in ("pending", "held")):
-            entries = self._read_accounting(job)
+            entries = self._read_accounting(job, words)
         record = SchedulerRecord(shown, statuses, entries, slurm_jobs.parse_other_jobs(others))
         return None if record == SchedulerRecord() else record
 
-    def _read_accounting(self, job: str) -> tuple[AccountingEntry, ...]:
+    def _read_accounting(self, job: str, words: Words) -> tuple[AccountingEntry, ...]:
         """A job's accounting entries. If none has ended yet, asks again for a short time."""
         deadline = time.monotonic() + ACCOUNTING_LAG_S
         command = ("sacct", "-n", "-P", "-X", "-D", "-o", slurm_jobs.ACCOUNTING_FIELDS, "-j", job)
         ended = slurm_jobs.ENDED | {"REQUEUED"}
-        entries = slurm_jobs.parse_accounting(self._ask_or_empty(*command))
+        entries = slurm_jobs.parse_accounting(self._ask_or_empty(*command), words)
         while entries and not any(entry.state in ended for entry in entries):
             if time.monotonic() > deadline:
                 break
             time.sleep(ACCOUNTING_POLL_S)
-            entries = slurm_jobs.parse_accounting(self._ask_or_empty(*command))
+            entries = slurm_jobs.parse_accounting(self._ask_or_empty(*command), words)
         return entries
 
     def _ask_or_empty(self, *command: str) -> str:

@@ -23,6 +23,7 @@ from ..evidence.scheduler_record import (
     ScheduledJob,
 )
 from ..text import sanitize_line
+from .backend import ANY_JOB, Words, names_job
 from .slurm_records import NODE_NAME, count_gpus, fields_of, rows, value_or_empty
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
@@ -51,7 +52,7 @@ SQUEUE_FIELDS = "%i|%T|%r|%N|%V|%S|%j|%k"
 SACCT_FIELDS = "JobID,State,Reason,NodeList,Submit,Start,JobName,Comment"
 SINFO_FIELDS = "%N|%T|%H|%u|%E"
 PARTITION_FIELDS = f"%P|%f|{SINFO_FIELDS}"
-ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,End"
+ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,End,JobName,Comment"
 OTHERS_FIELDS = "%i|%u|%P|%q|%S|%N"
 STEP_FIELDS = "%i|%N|%j"
 OWN_STEPS = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID
@@ -347,10 +348,16 @@ def parse_partition_nodes(text: str, wanted: str = "") -> tuple[str, tuple[NodeS
     return chosen, tuple(replace(node, features=features[node.name]) for node in statuses)
 
 
-def parse_accounting(text: str) -> tuple[AccountingEntry, ...]:
-    """`sacct -n -P -X -D -o ACCOUNTING_FIELDS`."""
+def parse_accounting(text: str, words: Words = ANY_JOB) -> tuple[AccountingEntry, ...]:
+    """`sacct -n -P -X -D -o ACCOUNTING_FIELDS`: the entries of the job with these words, not those
+    of others that had its id."""
     entries = []
-    for line, (_, state, *_) in rows(text, 5):
+    for _, (job, state, code, nodes, rest) in rows(text, 5):
+        end, _, named = rest.partition("|")
+        name, _, comment = named.partition("|")
+        if not names_job(words, name, comment):
+            continue
+        line = "|".join((job, state, code, nodes, end))
         by = re.fullmatch(r"CANCELLED by (\d{1,10})", state)
         word = (state.split() or [""])[0].rstrip("+")
         entries.append(AccountingEntry(word, int(by[1]) if by else -1, line))

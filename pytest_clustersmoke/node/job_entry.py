@@ -11,11 +11,14 @@ must belong to this user and be closed to others, and the call is read through t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from ..evidence.run_directory import PhaseDir
 
@@ -69,5 +72,23 @@ def _point_to_call(link: Path, call: str) -> None:
     draft.replace(link)
 
 
+def run_and_leave(arguments: Sequence[str]) -> NoReturn:
+    """Run `main`, and end this process without the interpreter's own end, which takes all modules
+    down one by one: that costs more than the end of the ranks, and jobs may end by the hundred.
+    What a node writes is written before its call returns, and it starts no thread that must end."""
+    status = 0
+    try:
+        main(arguments)
+    except SystemExit:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a full disk: a log ends there
+            stream.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_and_leave(sys.argv[1:])

@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -16,9 +16,12 @@ from ..evidence.process_start import start_s
 
 KILLED_WITHIN_S = 1.0
 POLL_S = 0.02
+LIST_READS = 8  # a thread may end between the list of threads and its own
 ANCESTRY_READS = 3  # a parent may end between two steps of the way up
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
+# Whether the kernel lists the children of a thread (CONFIG_PROC_CHILDREN, proc(5)).
+LISTS_CHILDREN = Path("/proc/thread-self/children").exists()
 PRCTL = ctypes.CDLL(None).prctl  # looked up here: after a fork nothing may be loaded
 
 
@@ -86,14 +89,51 @@ def parent_of_task() -> int:
 
 
 def children() -> list[psutil.Process]:
-    """This process's own children, adopted ones included."""
-    return psutil.Process().children()
+    """This process's own children, adopted ones included, also those that ended and were not
+    reaped."""
+    return _list_children(os.getpid()) if LISTS_CHILDREN else psutil.Process().children()
 
 
 def descendants(besides: Collection[psutil.Process] = ()) -> set[psutil.Process]:
-    """The running descendants of this process, except the children `besides` and theirs."""
-    chosen = [child for child in children() if child not in besides]
-    return {process for child in chosen for process in tree(child.pid) if is_running(process)}
+    """The running descendants of this process, except the children `besides` and theirs.
+
+    Where orphans are adopted, none is missed if the answer is empty: each process is listed again
+    until it has no new child, and what a process leaves is adopted before that one is a zombie.
+    This costs nothing for the other processes of the machine, which may be many."""
+    if not LISTS_CHILDREN:
+        chosen = [child for child in children() if child not in besides]
+        return {process for child in chosen for process in tree(child.pid) if is_running(process)}
+    parents, seen, found = [os.getpid()] * 2, {*besides}, set[psutil.Process]()
+    while parents:
+        if not (new := {*_list_children(parents[-1])} - seen):
+            parents.pop()
+            continue
+        seen |= new
+        found |= {process for process in new if is_running(process)}
+        parents += [process.pid for process in new]
+    return found
+
+
+def _list_children(pid: int) -> list[psutil.Process]:
+    """The children of a process, by the kernel's own list of each of its threads."""
+    for _ in range(LIST_READS):
+        try:
+            lists = [thread / "children" for thread in Path(f"/proc/{pid:d}/task").iterdir()]
+            pids = [int(child) for listed in lists for child in listed.read_text().split()]
+        except OSError:  # a thread has ended, and another one has its children; or the process has
+            continue
+        return [*_find_children(pid, pids)]
+    return []
+
+
+def _find_children(pid: int, pids: Iterable[int]) -> Iterator[psutil.Process]:
+    """Those of these processes that are still children of that one, or adopted by this one: any
+    other has the pid of a child that has ended."""
+    for child in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(child)
+            if process.ppid() in (pid, os.getpid()):
+                yield process
 
 
 def end(processes: Iterable[psutil.Process], grace_s: float) -> list[psutil.Process]:

@@ -198,5 +198,7 @@ def _running(
 ) -> set[psutil.Process]:
     """All processes that run for this node's ranks; also ranks and their descendants that are no
     longer, or never were, below this process."""
-    ranks = {process for _, pid, _ in watch.live() for process in process_tree.tree(pid)}
-    return process_tree.descendants(besides=others) | ranks | agent.processes()
+    below = process_tree.descendants(besides=others)
+    apart = watch.live_pids() - {process.pid for process in below}
+    ranks = {process for pid in apart for process in process_tree.tree(pid)}
+    return below | ranks | agent.processes()

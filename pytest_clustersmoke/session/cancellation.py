@@ -54,7 +54,7 @@ class Cancellation:
         self.asked, self.why = threading.Event(), "the run was interrupted"
         self.submitting: Sequence[Submission] = ()
         self.ended_ids: set[str] = set()
-        self.unconfirmed: list[str] = []
+        self.unconfirmed: dict[str, str] = {}  # by phase, the jobs that may run on
         self._ending = threading.Lock()
         # A signal handler may write these: it takes no lock that the main thread may hold.
         self._is_asked = self._is_hurried = False
@@ -116,7 +116,7 @@ class Cancellation:
         """Take a job out of the queue unless it starts just now; the watch sees which. Raises
         Superseded."""
         self._fence.check()
-        if not job.is_ours:
+        if not job.may_end:
             return
         if isinstance(self._backend, QueueBackend):
             self._backend.cancel_pending(job.job_id)
@@ -126,7 +126,7 @@ class Cancellation:
     def end_jobs(self) -> None:
         """End the jobs that were not ended yet, with one call."""
         with self._ending:
-            watched = {job.job_id: job for job in list(self._watched.values()) if job.is_ours}
+            watched = {job.job_id: job for job in list(self._watched.values()) if job.may_end}
             jobs = watched.keys() - self.ended_ids
             try:
                 self._fence.check()
@@ -170,7 +170,7 @@ class Cancellation:
         is_over = job.check_files() or job.has_left_queue
         if is_over or not job.is_ours or job.job_id in self.ended_ids:
             return False
-        self.unconfirmed.append(job.job_id)
+        self.unconfirmed[job.phase] = job.job_id
         return True
 
     def withdraw_submission(self) -> Sequence[Submission]:

@@ -11,10 +11,12 @@ from typing import Any
 
 from ..config.cluster_file import load_cluster_file
 from ..config.profile import Profile
+from ..evidence.job_results import read_claim, read_node_result
 from ..evidence.locks import MAX_SILENCE_S, ControllerFence, find_holder, seize_run
 from ..evidence.run_directory import RunDir, read_json
 from ..evidence.run_journal import FencedJournal, JournalledJob, RunJournal, is_closed, read_journal
 from ..evidence.run_ownership import find_stranger, list_runs
+from ..evidence.scheduler_record import show_time
 from ..evidence.telemetry import parse_finite, parse_int, parse_text, parse_texts
 from ..jobs.backend import RunBackend, SchedulerSilent, make_backend
 from ..jobs.outcome import Judgement
@@ -26,6 +28,13 @@ from .cancellation import Leftover
 REAP, ATTACH = "--cluster-reap", "--cluster-attach"
 MOST_JOBS = 4  # named in a line
 START_S = 660.0  # what a job may take beside its `timeout_s`: its `setup` may take ten minutes
+# While the scheduler is silent, a job that has not started so long after the last sign of life of
+# the run's process is given up: that long, since an outage may last minutes only.
+GIVEN_UP_S = 7 * 24 * 3600.0
+NOT_STARTED = (
+    "the job had not started a week after the run's process ended, and was given up, since the "
+    "scheduler does not answer"
+)
 
 
 def list_dead_runs(profile: Profile) -> Iterator[RunDir]:
@@ -99,7 +108,8 @@ class Schedulers:
         self._named = {run.run_id for run in runs}
         if runs and self._ask(profile, lambda: runs) is None:
             names = shorten([run.run_id for run in runs], MOST_JOBS)
-            yield f"cannot tell whether jobs are left of {names}: {self._silent[_key(profile)]}"
+            why = f"{self._silent[_key(profile)]}{_describe_limit(runs)}"
+            yield f"cannot tell whether jobs are left of {names}: {why}"
             return
         for run in runs:
             jobs = self._left[_key(profile)][run.run_id]
@@ -129,12 +139,27 @@ class Schedulers:
                 return is_abandoned(run)
             return _settle_jobs(run, about, profile, None)
         left = self._ask(profile, lambda: [*_list_visible(profile), run], run.run_id)
-        if left is None and run.run_id not in self._named:
-            self.unknown[run.run_id] = self._silent[_key(profile)]
         if left is None:
-            return is_abandoned(run)
+            return self._settle_silent(run, about, profile, journal)
         backend = self._backends[_key(profile)]
         return not left[run.run_id] and _settle_jobs(run, about, profile, backend)
+
+    def _settle_silent(
+        self, run: RunDir, about: Mapping[str, Any], profile: Profile, journal: RunJournal
+    ) -> bool:
+        """As `settle`, while the scheduler does not answer: what runs then must have ended."""
+        until = find_latest_end(run, journal)
+        if time.time() < until and not is_abandoned(run):
+            self._remark(run, f"{self._silent[_key(profile)]}{_describe_limit([run])}")
+            return False
+        if _settle_jobs(run, about, profile, None, gives_up=True):
+            return True
+        self._remark(run, f"{self._silent[_key(profile)]}; a job of it has just started")
+        return False
+
+    def _remark(self, run: RunDir, why: str) -> None:
+        if run.run_id not in self._named:
+            self.unknown[run.run_id] = why
 
     def _ask(
         self, profile: Profile, find_runs: Callable[[], Sequence[RunDir]], run_id: str = ""
@@ -173,6 +198,15 @@ def _list_visible(profile: Profile) -> list[RunDir]:
     return [run for run in runs if not find_blind_spot(read_json(run.run) or {}, profile)]
 
 
+def _describe_limit(runs: Sequence[RunDir]) -> str:
+    """Until when dead runs are not reported because their scheduler is silent. A detached one is
+    not reported at all."""
+    journals = [(run, read_journal(run)) for run in runs]
+    ends = [find_latest_end(run, known) for run, known in journals if not known.detached]
+    who = "it is" if len(ends) == 1 else "they are"
+    return f"; if that lasts, {who} reported from {show_time(max(ends))} on" if ends else ""
+
+
 def _close_judged(run: RunDir) -> None:
     """Close a run of which nothing runs any more, if each of its jobs has a result: its controller
     did not, because the scheduler had not confirmed that they ended."""
@@ -199,6 +233,31 @@ def _must_be_over(run: RunDir, job: JournalledJob) -> bool:
     return time.time() > job.intended + (timeout_s or 0.0) + START_S
 
 
+def find_latest_end(run: RunDir, journal: RunJournal) -> float:
+    """When the jobs of a dead run must have ended whatever its scheduler would say, in Unix
+    seconds. One that has started has its own limit; one that has not, or that waits to be started
+    again, is given up then."""
+    try:
+        seen = run.run.stat().st_mtime
+    except OSError:
+        seen = time.time()
+    jobs = (*journal.left, *journal.unanswered)
+    return max((_find_end(run, job, seen + GIVEN_UP_S) for job in jobs), default=seen)
+
+
+def _find_end(run: RunDir, job: JournalledJob, given_up: float) -> float:
+    directory = run.phase(job.phase).job(job.number)
+    place, spec = directory.attempts()[-1], read_json(directory.spec) or {}
+    nodes, timeout_s = parse_int(spec.get("nodes")), parse_finite(spec.get("timeout_s"))
+    claim = read_claim(place)
+    if claim is None or claim.time is None:
+        return given_up
+    results = [read_node_result(place, rank) for rank in range(nodes or 0)]
+    if results and all(result.result for result in results):
+        return given_up if any(result.requeues for result in results) else claim.time
+    return claim.time + (timeout_s or 0.0) + START_S
+
+
 def is_abandoned(run: RunDir) -> bool:
     """Whether a run is so old that nothing of it can run any more, whatever its scheduler says."""
     try:
@@ -208,20 +267,30 @@ def is_abandoned(run: RunDir) -> bool:
 
 
 def _settle_jobs(
-    run: RunDir, about: Mapping[str, Any], profile: Profile, backend: RunBackend | None
+    run: RunDir,
+    about: Mapping[str, Any],
+    profile: Profile,
+    backend: RunBackend | None,
+    gives_up: bool = False,
 ) -> bool:
     """Judge the jobs of a dead run; return whether all of them have ended. Without a backend, their
-    own results are all that is known."""
+    own results are all that is known; `gives_up`: none that has not started may start any more."""
     from .unwatched_jobs import UnwatchedJobs
 
     fence = ControllerFence(run)
     journal = FencedJournal(run, fence)
     try:
-        jobs = UnwatchedJobs(run, read_journal(run), backend)
+        known = read_journal(run)
+        jobs = UnwatchedJobs(run, known, backend)
         jobs.withdraw()
+        unstarted: Mapping[str, Judgement] = {}
+        if gives_up:
+            unstarted = jobs.give_up(NOT_STARTED)
+            if time.time() < find_latest_end(run, known) and not is_abandoned(run):
+                return False  # one has started just before
         if jobs.ask() != [] and not is_abandoned(run):
             return False
-        jobs.judge(profile, journal, {})
+        jobs.judge(profile, journal, unstarted)
         why = "the run's process was killed before it submitted the phase"
         phases = parse_texts(about.get("phases_chosen"))
         jobs.judge_others(phases, profile, Judgement("never_ran", why))

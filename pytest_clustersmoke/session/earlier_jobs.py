@@ -14,9 +14,9 @@ from .phase_ledger import PhaseLedger
 
 @dataclass(frozen=True)
 class EarlierJobs:
-    """By phase: `ended` has a result; of `retried` the last job has ended, and another is to
-    follow; `submitted` has a job; the jobs of each group of `unanswered` were submitted together,
-    and nobody knows whether the scheduler has them."""
+    """By phase: `ended` has a result, and its job does not run; of `retried` the last job ended,
+    and another is to follow; `submitted` has a job; the jobs of each group of `unanswered` were
+    submitted together, and nobody knows whether the scheduler has them."""
 
     ended: tuple[str, ...]
     retried: tuple[tuple[Submission, JournalledJob], ...]
@@ -46,15 +46,19 @@ def sort_jobs(
             )
             for job in jobs
         ]
-        left = [pair for pair in zip(made, jobs, strict=True) if not pair[1].has_ended]
+        left = [pair for pair in zip(made, jobs, strict=True) if not _is_over(pair[1])]
         over = [pair for pair in left if ledger.has_ended(pair[1])]
         retried += over
         left = [pair for pair in left if pair not in over]
         submitted += [pair for pair in left if pair[1].job_id]
         if lost := [job for job, known in left if not known.job_id]:
             unanswered.append(tuple(lost))
-    ended = tuple(job.phase for job in journal.jobs.values() if job.has_ended)
+    ended = tuple(job.phase for job in journal.jobs.values() if _is_over(job))
     return EarlierJobs(ended, tuple(retried), tuple(submitted), tuple(unanswered))
+
+
+def _is_over(job: JournalledJob) -> bool:
+    return job.has_ended and not job.may_run
 
 
 def _complete_ids(jobs: list[JournalledJob]) -> list[JournalledJob]:

@@ -152,7 +152,7 @@ class JobSession:
                 self._backend.close()
         self._ending.stop()
         still = [job.job_id for job in self._watched.values() if self._ending.may_run(job)]
-        jobs = dict.fromkeys([*self._ending.unconfirmed, *still])
+        jobs = dict.fromkeys([*self._ending.unconfirmed.values(), *still])
         left = Leftover(tuple(jobs), tuple(job.phase.name for job in submitting))
         if self._earlier is not None and not self._is_restored:
             left = self._earlier_left()
@@ -417,7 +417,8 @@ class JobSession:
             self.board.post(name, f"its result cannot be written: {written.error}")
             self.on_unwritten(written.result)
         job_id, outcome = job.job_id if job else "", written.judgement.outcome
-        self.journal.write("ended", phase=name, job_id=job_id, outcome=outcome)
+        left = {"confirmed": False} if name in self._ending.unconfirmed else {}
+        self.journal.write("ended", phase=name, job_id=job_id, outcome=outcome, **left)
         self.board.finish(name, written.judgement, written.result.run_s)
 
     def _cancel_all(self) -> None:

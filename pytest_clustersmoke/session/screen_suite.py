@@ -227,8 +227,8 @@ class ScreenSuite(Suite):
         jobs = ScreenJobs(SlurmClient(environ), self.profile, self.run_id, files, second)
         try:
             files.create(self._request(plan))
-            self._announce(start.run, [])
             screen = ScreenSession(start.run, jobs)
+            self._announce(start.run, [], screen.journal)
         except OSError as error:
             raise pytest.UsageError(f"nothing is submitted: {error}") from None
         self.session = screen  # type: ignore[assignment]  # what Suite needs of one

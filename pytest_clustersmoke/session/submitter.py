@@ -74,21 +74,30 @@ class Submitter:
         self.submitted |= {job.phase: job.intended for job in earlier.jobs.values()}
         self.queue.drop(earlier.jobs.keys() - {*again})
         for job, known in jobs.submitted:
+            # Of a controller that ended before the scheduler confirmed that the job had.
+            job.directory.result.unlink(missing_ok=True)
             self._backend.adopt(job, known.job_id)
             # The queue's limit counts from now: nobody could keep it meanwhile.
-            after = self._phase_before(job.phase)
-            self._watched[job.phase.name] = watch_job(job, known.job_id, after)
+            after = self._phase_before(job.phase, earlier)
+            watched = self._watched[job.phase.name] = watch_job(job, known.job_id, after)
+            watched.is_sure = False
             self._board.set_submitted(job.phase.name, known.job_id, known.intended, None)
         for lost in jobs.unanswered:
             why = "the controller before this one ended before it had an answer"
-            after = self._phase_before(lost[0].phase)
+            after = self._phase_before(lost[0].phase, earlier)
             self._expect_answer(LostAnswer(lost, after, why, resubmits=True))
         for name in again:
             self._hold_followers(name)
 
-    def _phase_before(self, phase: Phase) -> str:
-        """The phase of this run that must pass first; empty if there is none."""
-        return phase.after.value if phase.after.value in self._phases else ""
+    def _phase_before(self, phase: Phase, earlier: RunJournal) -> str:
+        """The phase of this run that must pass before the phase's job counts; empty if there is
+        none, or if that was submitted again since: then the job had started behind the one before.
+        """
+        before, submitted = phase.after.value, [*earlier.jobs]  # in the order of submission
+        if before not in self._phases:
+            return ""
+        again = before in submitted and submitted.index(before) > submitted.index(phase.name)
+        return "" if again else before
 
     def submit_next(self, outcomes: Mapping[str, Judgement]) -> bool:
         """Submit the phases whose turn it is together, if there are any; return whether there
@@ -260,6 +269,7 @@ class Submitter:
         return claim is not None and claim.token == job.token
 
     def _wait_again(self, name: str, before: str) -> None:
+        self._journal.write("held", phase=name)
         self._watched.pop(name, None)
         self._board.add(name)
         self._board.post(name, f"waits for {before}, which is tried again")
@@ -274,7 +284,7 @@ class Submitter:
     def end_searches(self) -> None:
         """Give up the jobs whose ids are not known, and cancel them by their names."""
         for lost in self._lost.waiting:
-            self._ending.unconfirmed += self._give_up(lost)
+            self._note_started(lost, self._give_up(lost))
             self._ending.end_named(lost.jobs)
 
     def settle_rest(self, why: str, submitting: Sequence[Submission]) -> None:
@@ -282,16 +292,25 @@ class Submitter:
         `submitting`: the jobs of a submission that the scheduler does not answer."""
         if submitting:
             reason = f"{why} before the scheduler answered the submission"
+            unanswered = LostAnswer(submitting, "", reason)
+            self._note_started(unanswered, unanswered.claimed_ids())
             self._drop(submitting, Judgement("cancelled", reason))
         while self._lost.waiting:
             lost = self._lost.waiting.pop()
-            self._ending.unconfirmed += lost.give_up()
+            self._note_started(lost, lost.give_up())
             judgement = Judgement("cancelled", f"{why} before the job was found: {lost.why}")
             self._drop(lost.jobs, judgement)
         while self.queue.waiting:
             phase = self.queue.waiting.pop(0)
             judgement = Judgement("cancelled", f"{why} before it was submitted")
             self._finish(phase.name, judgement, [])
+
+    def _note_started(self, lost: LostAnswer, job_ids: Iterable[str]) -> None:
+        """Note the ids of jobs that had started before they were given up: they may run on."""
+        for job, job_id in zip(lost.jobs, job_ids, strict=False):
+            if job.phase.name not in self._ending.unconfirmed:
+                self._ending.unconfirmed[job.phase.name] = job_id
+                self._journal.write("submitted", phase=job.phase.name, job_id=job_id)
 
     def _drop(self, jobs: Sequence[Submission], judgement: Judgement) -> None:
         """Finish jobs that were given up, whose ids are unknown."""

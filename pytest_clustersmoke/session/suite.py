@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..evidence.locks import ControllerLock
     from ..evidence.phase_result import PhaseResult
     from ..evidence.run_directory import RunDir
+    from ..evidence.run_journal import FencedJournal
     from ..evidence.run_record import ProofRecord
     from ..report.record_builder import FinishedRun
     from .attachment import Attachment
@@ -183,7 +184,7 @@ class Suite:
                 self.collection.avoided.names,
                 bool(self.config.getoption("--cluster-isolate")),
             )
-            self._announce(start.run, phases)
+            self._announce(start.run, phases, session.journal)
         except OSError as error:
             raise pytest.UsageError(f"nothing is submitted: {error}") from None
         self.session, session.on_unwritten = session, self.on_unwritten
@@ -202,12 +203,12 @@ class Suite:
             lock = lock_cluster(self.profile.shared_dir, self.profile.name, self.run_id)
             self.config.add_cleanup(lock.release)
 
-    def _announce(self, run: RunDir, phases: list[Phase]) -> None:
+    def _announce(self, run: RunDir, phases: list[Phase], journal: FencedJournal) -> None:
         """Record the run, for a later command if this process is killed. Raises OSError."""
         from ..evidence.locks import ControllerLock
         from .attachment import describe_resolved
 
-        self._controller = ControllerLock(run)
+        self._controller = journal.controller = ControllerLock(run)
         asked = self.describe_request()
         if self.attachment is None:
             asked["resolved"] = describe_resolved(self.profile, phases)
@@ -438,7 +439,7 @@ class Suite:
         from ..report.publication import finish
 
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        assert self._finished is not None and self.session is not None
+        assert self._finished and self.session and self._controller
         if self.session.is_superseded:
             self.terminal.say(self.superseded)
             session.exitstatus = pytest.ExitCode.INTERRUPTED
@@ -446,5 +447,4 @@ class Suite:
         written = finish(self._finished, reporter, latest=self.latest, remarks=self.remarks)
         if not written and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-        assert self._controller is not None
         self._controller.release()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..config.profile import Profile
 from ..evidence.job_results import read_claim
 from ..evidence.phase_attempts import read_attempts
-from ..evidence.run_directory import RunDir, read_json, write_atomically
+from ..evidence.run_directory import RunDir, read_json
 from ..evidence.run_journal import FencedJournal, JournalledJob, RunJournal
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import parse_finite, parse_int
@@ -15,6 +15,7 @@ from ..jobs.backend import COMMENT_BEGINS, RunBackend
 from ..jobs.job_watch import WatchedJob
 from ..jobs.outcome import Judgement
 from .job_end import judge_end, write_result
+from .lost_answers import withdraw
 from .phase_ledger import read_ending
 
 
@@ -36,9 +37,19 @@ class UnwatchedJobs:
         once. Raises OSError."""
         for job in self._journal.unanswered:
             if job.token:
-                directory = self._run.phase(job.phase).job(job.number)
-                words = "the run's process had ended before it had an answer\n"
-                write_atomically(directory.withdrawn(job.token), words)
+                words = "the run's process had ended before it had an answer"
+                withdraw(self._run.phase(job.phase).job(job.number), job.token, words)
+
+    def give_up(self, why: str) -> dict[str, Judgement]:
+        """Give up every job, so that none starts any more; return by id the judgement of those that
+        have not started. Raises OSError."""
+        unstarted = {}
+        for job in self._journal.left:
+            directory = self._run.phase(job.phase).job(job.number)
+            withdraw(directory, job.token, why)
+            if not any(map(read_claim, directory.attempts())):
+                unstarted[job.job_id] = Judgement("never_ran", why)
+        return unstarted
 
     def expect_end(self) -> None:
         """Note how each job is just before it is ended."""
@@ -47,11 +58,11 @@ class UnwatchedJobs:
 
     def ask(self) -> list[str] | None:
         """Ask the scheduler for the state of each; return those that have not ended, None if it
-        does not answer."""
-        ids = [job.job_id for job in self.jobs.values()]
-        states = self._backend.states(ids) if ids and self._backend is not None else {}
+        does not answer. Without a backend, each counts as ended."""
         if self._backend is None:
-            states = dict.fromkeys(ids, JobState("unknown", ""))
+            return []
+        ids = [job.job_id for job in self.jobs.values()]
+        states = self._backend.states(ids) if ids else {}
         if not all(job_id in states for job_id in ids):
             return None
         alive = []
@@ -117,7 +128,7 @@ def _watch(run: RunDir, job: JournalledJob) -> WatchedJob | None:
         directory.newest,
         parse_int(spec.get("nodes")) or 0,
         submitted_at=0.0,
-        words=("", f"{COMMENT_BEGINS}{run.run_id} "),
+        words=("", f"token={job.token}" if job.token else f"{COMMENT_BEGINS}{run.run_id} "),
         timeout_s=parse_finite(spec.get("timeout_s")) or 0.0,
         resumes=bool(spec.get("resume")),
     )

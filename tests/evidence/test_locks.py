@@ -7,7 +7,10 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from pytest_clustersmoke.evidence import locks
 from pytest_clustersmoke.evidence.locks import (
     ControllerLock,
     describe_run,
+    find_holder,
     seize_run,
     send_heartbeat,
 )
@@ -36,6 +40,16 @@ sys.stdin.read()
 """
 
 
+@contextmanager
+def held_elsewhere(run: RunDir, report: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that controls the run."""
+    command = [sys.executable, "-c", HOLD, str(run.root), str(report)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
 def lives(run: RunDir) -> bool:
     with seize_run(run) as dead:
         return not dead
@@ -50,13 +64,68 @@ def made(folder: Path, **changes: Any) -> RunDir:
 def test_a_controller_lives_until_its_process_ends(tmp_path: Path) -> None:
     """A run is alive while another process holds its lock, and dead once that process is killed."""
     run = made(tmp_path)
-    command = [sys.executable, "-c", HOLD, str(run.root), str(tmp_path / "report")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    with held_elsewhere(run, tmp_path / "report") as process:
         assert lives(run)
         process.kill()
         process.wait(10)
     assert not lives(run)
+
+
+def test_process_that_took_a_run_over_has_its_lock_once_the_one_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then a free lock says nothing of it, and its silence decides."""
+    monkeypatch.setattr(locks, "LOOK_S", 0.05)
+    run, report = made(tmp_path), tmp_path / "report"
+    with held_elsewhere(run, report) as process:
+        second = ControllerLock(run)
+        second.attach()
+        second.announce({}, report)
+        second.renew()
+        assert (read_json(run.run) or {})["locks"] is False
+        process.kill()
+        process.wait(10)
+        assert lives(run)
+        second.renew()
+    for directory in (run, RunDir(report)):
+        about = read_json(directory.run) or {}
+        assert about["locks"] is True and about["pid"] == os.getpid()
+    assert lives(run)
+    second.release()
+    assert not lives(run)
+
+
+def look(run: RunDir) -> int:
+    """Look at a run's lock as another command does; returns the descriptor that it looks by."""
+    descriptor = os.open(run.lock, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return descriptor
+
+
+def test_look_at_a_run_does_not_keep_a_controller_from_its_lock(tmp_path: Path) -> None:
+    """`clustersmoke status` looks just as the controller starts: it waits for that moment to
+    pass."""
+    run = made(tmp_path)
+    ControllerLock(run).release()
+    looking = threading.Timer(0.2, os.close, [look(run)])
+    looking.start()
+    held = ControllerLock(run)
+    held.announce({}, tmp_path / "report")
+    looking.join()
+    assert (read_json(run.run) or {})["locks"] is True
+    held.release()
+
+
+def test_two_looks_at_a_dead_run_do_not_take_each_other_for_its_controller(tmp_path: Path) -> None:
+    """Nor does a look create the lock of a run that never had one."""
+    run = made(tmp_path, locks=True)
+    assert find_holder(run, 0.0) == "" and not run.lock.exists()
+    ControllerLock(run).release()
+    other = look(run)
+    assert find_holder(run, 0.0) == ""
+    os.close(other)
+    with held_elsewhere(run, tmp_path / "report"):
+        assert find_holder(run, 0.0).startswith("pid ")
 
 
 def test_report_directory_points_to_the_run(tmp_path: Path) -> None:
@@ -69,6 +138,22 @@ def test_report_directory_points_to_the_run(tmp_path: Path) -> None:
     assert content is not None and content["evidence"] == str(run.root)
     assert content["phases_chosen"] == ["small"] and content["locks"] is True
     assert (tmp_path / "report" / "run.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_report_of_a_run_that_is_attached_is_no_report_of_it_any_more(tmp_path: Path) -> None:
+    """Should the process that attached it be killed, the next command writes a new one."""
+    run, report = made(tmp_path), tmp_path / "report"
+    first = ControllerLock(run)
+    first.announce({}, report)
+    write_json(report / "report.json", {"run_id": RUN_ID})
+    first.announce({}, report)
+    first.release()
+    assert (report / "report.json").exists()
+    second = ControllerLock(run)
+    second.attach()
+    second.announce({}, report)
+    second.release()
+    assert not (report / "report.json").exists() and (report / "run.json").exists()
 
 
 def test_only_one_command_seizes_a_dead_run(tmp_path: Path) -> None:

@@ -35,10 +35,12 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     return FakeSlurm(tmp_path)
 
 
-def ask(slurm: FakeSlurm, state: JobState, nodes: str = "n[1-3]") -> SchedulerRecord:
+def ask(
+    slurm: FakeSlurm, state: JobState, nodes: str = "n[1-3]", words: tuple[str, str] = ("", "")
+) -> SchedulerRecord:
     """The record as it is read back from its file."""
     path = slurm.folder / "scheduler.jsonl"
-    record = SlurmClient(slurm.environ).job_record("7", state, nodes)
+    record = SlurmClient(slurm.environ).job_record("7", state, nodes, words)
     assert record is not None
     record.write(path)
     return read_scheduler_record(path)
@@ -74,6 +76,28 @@ def test_canceller_is_read_from_accounting(slurm: FakeSlurm) -> None:
     record = ask(slurm, JobState("ended", "CANCELLED"))
     assert record.cancelled_by == 1000
     assert [entry.state for entry in record.accounting] == ["REQUEUED", "CANCELLED"]
+
+
+def test_jobs_that_had_the_id_before_or_have_it_now_cause_nothing(slurm: FakeSlurm) -> None:
+    """Ids begin at 1 again where Slurm was set up anew, and its database keeps the old jobs: who
+    cancelled or preempted one of those is nothing to ours."""
+    ours = ("clustersmoke-r-p", "clustersmoke run=r phase=p token=a")
+    entries = [
+        "7|PREEMPTED|0:0|n1|2020-01-02T03:04:05|train-llm|",
+        "7|CANCELLED by 0|0:0|n1|2020-01-02T03:04:05|train-llm|a | comment",
+        f"7|CANCELLED by 1000|0:0|n1|2026-01-02T03:04:09|{ours[0]}|",
+        f"7|CANCELLED by 2|0:0|n1|2026-01-02T03:04:10|{ours[0]}|clustersmoke run=r token=b",
+    ]
+    slurm.answers("sacct", "".join(f"{line}\n" for line in entries))
+    slurm.answers("scontrol", SHOWN)  # of job x
+    slurm.answers("sinfo", NODES)
+    record = ask(slurm, JobState("ended", "CANCELLED"), words=ours)
+    assert [entry.state for entry in record.accounting] == ["CANCELLED"]
+    assert record.cancelled_by == 1000 and record.job == ScheduledJob()
+    assert record.accounting[0].text == "7|CANCELLED by 1000|0:0|n1|2026-01-02T03:04:09"
+    slurm.answers("scontrol", SHOWN.replace("JobName=x", f"JobName={ours[0]}"))
+    record = ask(slurm, JobState("ended", "CANCELLED"), words=ours)
+    assert record.job.state == "NODE_FAIL"
 
 
 def test_lagging_accounting_is_queried_again(

@@ -494,6 +494,34 @@ def test_job_waits_in_the_queue_for_as_long_as_it_may(
     assert end is None or f"queue: {reason}" in end.reason
 
 
+@pytest.mark.parametrize(
+    ("log", "has_begun"),
+    [
+        ("7_0_log.out", False),
+        ("81_0_log.out", False),
+        ("8_1_0_log.out", False),  # a task of array 8
+        ("8_0_log.out", True),
+        ("small.0_0_log.out", True),  # of a virtual node
+    ],
+)
+def test_log_of_another_job_starts_no_wait_of_this_one(
+    log: str, has_begun: bool, tmp_path: Path, clock: Clock
+) -> None:
+    """The job of a submission whose answer was lost ends before its claim, and leaves a log in the
+    directory of the job that was submitted after it. That one still waits, for as long as it may,
+    and what Slurm said of the other says nothing about it."""
+    evidence = Evidence(tmp_path)
+    evidence.dir.submitit.mkdir()
+    (evidence.dir.submitit / log).write_text("srun: error: Node failure on n1\n")
+    job = replace(watched(evidence), job_id="8")
+    job.record_state(JobState("pending", "PENDING", "Priority"))
+    job.check_files()
+    clock.now += 31
+    assert job.running is has_begun and (job.check_wait(30, None) is None) is has_begun
+    result = job.save_details(None, evidence.node(0, ok=False).result())
+    assert bool(result.scheduler.logged(NODE_FAILED)) is has_begun
+
+
 def test_estimate_of_the_preflight_counts_once_the_scheduler_shows_the_job(
     tmp_path: Path, clock: Clock
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,9 @@ class FakeQueue:
             self.at_most = max(self.at_most, len(self._open))
         return f"job-{node}"
 
-    def job_states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+    def job_states(
+        self, job_ids: Iterable[str], words: Mapping[str, Any] | None = None
+    ) -> dict[str, JobState]:
         return {job: self._state(job.removeprefix("job-")) for job in job_ids}
 
     def _state(self, node: str) -> JobState:
@@ -64,6 +66,8 @@ class FakeQueue:
         if f"job-{node}" in self.cancelled:
             self._open.discard(node)
             return JobState("ended", "CANCELLED")
+        if how == "forgotten":  # Slurm was set up anew, and the id is another job's
+            return JobState("running", "RUNNING", nodes=node, name="train-llm")
         if how == "waits":
             return JobState("pending", "PENDING", "Resources")
         if how == "hangs":
@@ -132,6 +136,19 @@ def test_node_that_hangs_is_ended_at_its_limit_and_delays_no_other(
     assert ends["n1"].why == f"no answer within {LIMIT_S} s; its job was ended"
     assert list(ends) == ["n0", "n2", "n1"]
     assert queue.cancelled == ["job-n1"]
+
+
+def test_job_of_another_under_the_id_of_a_nodes_job_is_left_alone(
+    files: ScreenFiles, profile: Profile
+) -> None:
+    """It is not waited for, it is not ended, and the node gave no answer."""
+    queue = FakeQueue(files, n1="forgotten")
+    ends = screen(queue, profile, ["n0", "n1"])
+    assert (ends["n0"].kind, ends["n1"].kind) == ("answered", "no answer")
+    assert ends["n1"].why == (
+        "its job ended without an answer (Slurm shows another job under this id)"
+    )
+    assert queue.cancelled == []
 
 
 def test_answer_that_comes_after_the_limit_does_not_count(

@@ -14,6 +14,7 @@ import pytest
 from submitit.core.utils import DelayedSubmission
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs import batch_script
 from pytest_clustersmoke.jobs.backend import Refused, Submission, Unanswered, make_spec
 from pytest_clustersmoke.jobs.slurm_backend import KEEP_SIGNAL, SlurmBackend
@@ -241,6 +242,34 @@ def test_submission_returns_the_job_id(slurm: FakeSlurm, tmp_path: Path) -> None
     assert kept.read_text().startswith("#!/bin/bash\n")
     seen = (slurm.folder / "sbatch.env").read_text()
     assert "SLURM_JOB_ID" not in seen and "SBATCH_PARTITION" not in seen
+
+
+@pytest.mark.parametrize("how", ["submitted", "found", "adopted"])
+def test_answers_about_another_job_under_the_id_of_ours_are_left_out(
+    how: str, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """Whichever way the id became known: accounting knows an older job, and scontrol another one
+    now."""
+    chosen = backend(tmp_path, slurm.environ)
+    job = Submission(
+        make_phase(make_profile(tmp_path, backend="slurm")),
+        PhaseDir(tmp_path / "run1" / "phases" / "small"),
+    )
+    slurm.answers("sbatch", "9\n")
+    slurm.answers("squeue", "9|clustersmoke run=run1 phase=small\n")
+    if how == "submitted":
+        assert submit(chosen, tmp_path) == "9"
+    elif how == "found":
+        assert chosen.find_submitted([job]) == ["9"]
+    else:
+        chosen.adopt(job, "9")
+    slurm.answers("squeue", "")
+    slurm.answers("sacct", "9|FAILED|None|n1|2020-01-02T03:04:05|Unknown|train-llm|\n")
+    slurm.answers("scontrol", "JobId=9 JobName=train-llm JobState=RUNNING NodeList=n1")
+    state = chosen.states(["9"])["9"]
+    assert (state.raw, state.name) == ("RUNNING", "train-llm")  # which names no job of ours
+    slurm.answers("sacct", "9|PREEMPTED|0:0|n1|Unknown|train-llm|\n")
+    assert chosen.details("9", JobState("ended", "CANCELLED"), "") is None
 
 
 def test_points_of_a_sweep_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> None:

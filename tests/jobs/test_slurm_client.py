@@ -160,6 +160,30 @@ def test_accounting_and_scontrol_name_the_job(slurm: FakeSlurm, client: SlurmCli
         assert (state.name, state.comment) == ("ours", "clustersmoke run=r phase=p")
 
 
+OURS = ("clustersmoke-r-p", "clustersmoke run=r phase=p token=a")
+
+
+@pytest.mark.parametrize(
+    ("name", "comment", "is_ours"),
+    [
+        (OURS[0], OURS[1], True),
+        (OURS[0], "", True),  # most sites' accounting has no comments
+        ("train-llm", "", False),
+        (OURS[0], OURS[1].replace("token=a", "token=b"), False),
+    ],
+)
+def test_record_of_another_job_in_accounting_is_not_how_ours_ended(
+    name: str, comment: str, is_ours: bool, slurm: FakeSlurm, client: SlurmClient
+) -> None:
+    """A Slurm that was set up anew, with its old database, gives the ids of old jobs again; of ours
+    there is no record yet, and scontrol is asked."""
+    slurm.answers("sacct", f"7|FAILED|None|n1|2020-01-02T03:04:05|Unknown|{name}|{comment}\n")
+    shown = "JobId=7 JobName={} JobState=COMPLETED NodeList=n2 Comment={}"
+    slurm.answers("scontrol", shown.format(*OURS))
+    state = client.job_states(["7"], {"7": OURS})["7"]
+    assert state.raw == ("FAILED" if is_ours else "COMPLETED")
+
+
 def test_job_that_no_command_knows_is_unknown(slurm: FakeSlurm, client: SlurmClient) -> None:
     """A job that squeue, sacct and scontrol do not know is unknown."""
     slurm.answers("scontrol", err="slurm_load_jobs error: Invalid job id specified", rc=1)

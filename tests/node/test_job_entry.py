@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
@@ -93,6 +94,26 @@ def test_directory_that_is_missing_is_told_from_one_that_was_replaced(
     root.rename(root.with_name("moved"))
     done = run(job, command(job))
     assert (done.returncode, done.stderr) == (1, f"{REFUSAL}{root} {MISSING}\n")
+
+
+def end_badly(folder: str) -> None:
+    """What a node's call may be when it ends: an exit of the interpreter would run the hook."""
+    atexit.register(Path(folder, "took its modules down").touch)
+    print("the last words, which no line end flushes", end="")
+    raise RuntimeError("this node failed")
+
+
+@WAYS
+def test_failed_call_shows_its_words_and_why_and_ends_at_once(
+    job: Submission, command: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """The interpreter's own end would cost more than that of the ranks."""
+    DelayedSubmission(end_badly, str(tmp_path)).dump(job.directory.call("t1"))
+    done = run(job, command(job))
+    assert done.returncode == 1
+    assert "the last words, which no line end flushes" in done.stdout
+    assert done.stderr.endswith("RuntimeError: this node failed\n")
+    assert not (tmp_path / "took its modules down").exists()
 
 
 def test_call_of_the_own_token_wins_over_that_of_an_earlier_job_of_the_same_id(

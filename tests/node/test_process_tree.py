@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -49,6 +50,65 @@ def test_descendants_leave_out_given_children(
     before = process_tree.children()
     assert stubborn.pid in {process.pid for process in process_tree.descendants()}
     assert stubborn.pid not in {process.pid for process in process_tree.descendants(besides=before)}
+
+
+FAMILY = """
+import json, subprocess, sys, threading
+import psutil
+from pytest_clustersmoke.node import process_tree
+process_tree.LISTS_CHILDREN = process_tree.LISTS_CHILDREN and sys.argv[1] == "lists"
+process_tree.adopt_orphans()
+bystander = subprocess.Popen(["sh", "-c", "sleep 600 & echo; wait"], stdout=subprocess.PIPE)
+bystander.stdout.readline()
+others = process_tree.children()
+line = "(setsid sleep 600 & echo $!); setsid sh -c 'sleep 600 & echo $!; wait' & echo $!; wait"
+started = []
+thread = threading.Thread(  # its children are another thread's once it has ended
+    target=lambda: started.append(subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE))
+)
+thread.start()
+thread.join()
+(family,) = started
+pids = {family.pid, *(int(family.stdout.readline()) for _ in range(3))}
+found = {process.pid for process in process_tree.descendants(besides=others)}
+for grace_s in (0.1, 0.1):
+    process_tree.end(process_tree.descendants(), grace_s)
+left = process_tree.descendants()
+print(json.dumps([sorted(pids), sorted(found), [process.pid for process in left]]))
+"""
+
+
+@pytest.mark.parametrize("way", ["lists", "scan"])
+def test_orphans_and_children_of_threads_are_descendants(
+    way: str, leftovers: tuple[str, Callable[[], list[str]]]
+) -> None:
+    """By the kernel's lists of children as by a look at all processes: also those in sessions of
+    their own. What was there before, with its children, is not among them."""
+    marker, running = leftovers
+    command = [sys.executable, "-c", FAMILY, way]
+    environ = {**os.environ, marker: "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
+    pids, found, left = json.loads(done.stdout)
+    assert len(pids) == 4 and found == pids and left == [] and running() == []
+
+
+@pytest.mark.skipif(not process_tree.LISTS_CHILDREN, reason="this kernel has no such lists")
+def test_descendants_are_found_without_a_look_at_other_processes(
+    stubborn: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred jobs that end at a time on one machine would each look at all processes of all."""
+    looks: list[object] = []
+
+    def look() -> dict[int, int]:
+        looks.append("at every process")
+        return {}
+
+    monkeypatch.setattr("psutil.pids", look)
+    monkeypatch.setattr("psutil._ppid_map", look)
+    assert stubborn.pid in {process.pid for process in process_tree.descendants()}
+    assert looks == []
+    psutil.Process().children(recursive=True)
+    assert looks != []
 
 
 @pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("exit 0", 0), ("kill -9 $$", -9)])

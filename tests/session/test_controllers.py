@@ -12,12 +12,12 @@ import pytest
 
 from pytest_clustersmoke.config.phase import Phase
 from pytest_clustersmoke.evidence.locks import ControllerFence
-from pytest_clustersmoke.evidence.run_directory import RunDir
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, write_json
 from pytest_clustersmoke.evidence.run_journal import FencedJournal
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.preflight.slurm_check import CheckResult
-from pytest_clustersmoke.session import job_session
+from pytest_clustersmoke.session import cancellation, job_session, lost_answers
 from pytest_clustersmoke.session.job_session import JobSession, WatchFailed
 from tests.support.job_run import JobRun, ignore, until
 
@@ -129,6 +129,90 @@ def test_run_that_ends_before_it_took_its_jobs_up_leaves_them_open(
     monkeypatch.setattr(JobSession, "start", lambda session: None)
     left = run.attach().close()
     assert left.jobs == ("a",) and ("closed", None) not in run.events()
+
+
+def interrupt_unconfirmed(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End a run whose scheduler neither ends job `a` nor says how it is."""
+    session = run.sessions[-1]
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 0.05)
+    monkeypatch.setattr(run.backend, "cancel", lambda jobs: False)
+    run.backend.jobs.pop("a", None)
+    assert session.close().jobs == ("a",)
+    assert run.result("a")["outcome"] == "cancelled" and ("closed", None) not in run.events()
+
+
+def test_job_whose_end_was_not_confirmed_is_awaited_by_the_run_that_attaches(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have run on, although its phase has a result. So does one that attaches after that
+    one was killed."""
+    run.start("a", limits={"poll_s": 0.05})
+    until(lambda: ("submitted", "a") in run.events())
+    interrupt_unconfirmed(run, monkeypatch)
+    run.backend.jobs["a"] = JobState("running", "RUNNING")
+    for _ in range(2):
+        session = run.attach()
+        until(lambda: run.backend.named("adopt") == [("a",)])
+        assert run.submitted() == [] and run.result("a") == {}
+    run.passes("a")
+    session.wait("a", ignore)
+    assert session.outcomes["a"].outcome == "passed" and run.result("a")["outcome"] == "passed"
+    session.close()
+    last = run.attach()
+    last.wait("a", ignore)
+    assert run.backend.named("adopt") == [] and last.outcomes["a"].outcome == "passed"
+
+
+def test_job_that_started_without_an_answer_and_was_not_ended_is_awaited(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had claimed its phase before its submission was withdrawn: it may run on."""
+    give_up = lost_answers.withdraw
+
+    def claim_before(directory: PhaseDir, token: str, why: str) -> None:
+        write_json(directory.claim, {"token": token, "job_id": "a", "node": "n0"})
+        give_up(directory, token, why)
+
+    monkeypatch.setattr(lost_answers, "withdraw", claim_before)
+    run.backend.silent["a"] = False
+    run.start("a", limits={"poll_s": 0.05, "scheduler_patience_s": 60})
+    until(lambda: ("unanswered", None) in run.events())
+    interrupt_unconfirmed(run, monkeypatch)
+    run.backend.jobs["a"] = JobState("running", "RUNNING")
+    session = run.attach()
+    until(lambda: run.backend.named("adopt") == [("a",)])
+    run.passes("a")
+    session.wait("a", ignore)
+    assert session.outcomes["a"].outcome == "passed" and run.submitted() == []
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "left"),
+    [
+        (None, [], ("a",)),
+        (JobState("running", "RUNNING", name="train-llm"), [], ()),
+        (JobState("running", "RUNNING"), [("a",)], ()),
+    ],
+)
+def test_job_of_an_earlier_controller_is_ended_only_once_the_scheduler_has_shown_it(
+    run: JobRun,
+    monkeypatch: pytest.MonkeyPatch,
+    state: JobState | None,
+    ended: list[tuple[str, ...]],
+    left: tuple[str, ...],
+) -> None:
+    """Its id may be another job's by now. Where nobody says, it is named as one that may run."""
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 0.3)
+    run.start("a", limits={"poll_s": 0.05})
+    until(lambda: ("submitted", "a") in run.events())
+    run.backend.jobs.pop("a")
+    session = run.attach()
+    until(lambda: run.backend.named("adopt"))
+    if state is not None:
+        run.backend.jobs["a"] = state
+    session.cancel()
+    assert session.close().jobs == left
+    assert run.backend.named("cancel") == ended
 
 
 def test_unanswered_job_after_a_phase_that_was_not_selected_is_awaited(run: JobRun) -> None:

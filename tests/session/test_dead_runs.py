@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from pytest_clustersmoke.evidence.locks import ControllerFence, describe_run
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_json, write_json
 from pytest_clustersmoke.evidence.run_journal import read_journal
 from pytest_clustersmoke.evidence.run_ownership import list_runs
+from pytest_clustersmoke.evidence.scheduler_record import show_time
 from pytest_clustersmoke.evidence.telemetry import EventWriter
-from pytest_clustersmoke.session import reaper
+from pytest_clustersmoke.session import dead_runs, lost_answers, reaper, unwatched_jobs
 from pytest_clustersmoke.session.attachment import find_attachment
 from pytest_clustersmoke.session.dead_runs import report_dead_runs
 from pytest_clustersmoke.session.reaper import reap
@@ -112,6 +115,83 @@ def test_silent_slurm_keeps_a_dead_run_alive(
     assert not (dead.report / "report.json").exists()
 
 
+WEEK_H = 7 * 24
+
+
+def fall_silent(dead: DeadRun, slurm: FakeSlurm, hours_ago: float) -> None:
+    """Slurm does not answer, and the run's process gave its last sign of life so long ago."""
+    slurm.answers("squeue", err="slurm_load_jobs error: Unable to contact slurm controller", rc=1)
+    os.utime(dead.run.run, (when := time.time() - hours_ago * 3600, when))
+
+
+def start(directory: PhaseDir, hours_ago: float, timeout_h: float) -> None:
+    """Write what a job does that started so long ago, and the time that it has."""
+    spec = read_json(directory.spec) or {}
+    write_json(directory.spec, {**spec, "timeout_s": timeout_h * 3600})
+    when = time.time() - hours_ago * 3600
+    write_json(directory.claim, {"token": spec["token"], "job_id": "7", "node": "n", "time": when})
+
+
+def test_silent_slurm_does_not_keep_a_dead_run_for_longer_than_its_jobs_can_last(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, tmp_path: Path
+) -> None:
+    """A job that has started ends at its own limit. One that has not started a week after the run's
+    process died is given up: it ends before it claims anything, should it start yet."""
+    start(dead.submitted("a", "7"), hours_ago=26, timeout_h=1)
+    waiting = dead.submitted("b", "8")
+    fall_silent(dead, slurm, hours_ago=WEEK_H - 1)
+    (line,) = report(tmp_path, slurm)
+    reported_at = show_time(dead.run.run.stat().st_mtime + WEEK_H * 3600)
+    assert line.endswith(f"if that lasts, it is reported from {reported_at} on")
+    (line,) = report(tmp_path, slurm, profile)
+    assert line.endswith(f"if that lasts, it is reported from {reported_at} on")
+    assert not waiting.withdrawn("tb").exists() and dead.outcomes() == {}
+    fall_silent(dead, slurm, hours_ago=WEEK_H + 1)
+    (line,) = report(tmp_path, slurm)
+    assert line.startswith(f"run {RUN_ID}: its controller was killed; its report is written now")
+    assert dead.outcomes() == {"a": "lost", "b": "never_ran", "c": "never_ran"}
+    assert waiting.withdrawn("tb").exists() and read_journal(dead.run).closed
+    reasons = [(read_json(dead.run.phase(name).result) or {})["reason"] for name in "ab"]
+    assert reasons[0] == "the job left no result, and the scheduler does not answer"
+    assert reasons[1].startswith("the job had not started a week after the run's process ended")
+
+
+def test_job_that_still_has_time_keeps_a_dead_run_open_while_slurm_is_silent(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """It may run, and pass; and so may one that starts just as it is given up."""
+    directory = dead.submitted("a", "7")
+    start(directory, hours_ago=WEEK_H, timeout_h=2 * WEEK_H)
+    fall_silent(dead, slurm, hours_ago=WEEK_H + 1)
+    (line,) = report(tmp_path, slurm)
+    started = (read_json(directory.claim) or {})["time"]
+    until = show_time(started + 2 * WEEK_H * 3600 + dead_runs.START_S)
+    assert line.endswith(f"reported from {until} on")
+    assert dead.outcomes() == {} and not read_journal(dead.run).closed
+    dead.passes("a")
+    (line,) = report(tmp_path, slurm)
+    assert dead.outcomes() == {"a": "passed", "b": "never_ran", "c": "never_ran"}
+
+
+def test_job_that_starts_as_it_is_given_up_is_not_called_one_that_never_ran(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had claimed its phase just before."""
+    directory = dead.submitted("a", "7")
+    fall_silent(dead, slurm, hours_ago=WEEK_H + 1)
+
+    def start_before(place: PhaseDir, token: str, why: str) -> None:
+        start(place, hours_ago=0, timeout_h=1)
+        lost_answers.withdraw(place, token, why)
+
+    monkeypatch.setattr(unwatched_jobs, "withdraw", start_before)
+    assert report(tmp_path, slurm)[0].startswith(f"run {RUN_ID} is not reported yet")
+    assert dead.outcomes() == {} and not read_journal(dead.run).closed
+    dead.passes("a")
+    report(tmp_path, slurm)
+    assert dead.outcomes()["a"] == "passed" and directory.withdrawn("ta").exists()
+
+
 def test_silent_slurm_is_asked_once_for_all_dead_runs(
     slurm: FakeSlurm, profile: Profile, tmp_path: Path
 ) -> None:
@@ -161,6 +241,22 @@ def test_job_whose_comment_a_site_replaced_is_left(
         f"case $* in *%i?%k*) echo '7|billed';; *) echo '{state}';; esac\n"
     )
     assert report(tmp_path, slurm) == [] and dead.outcomes() == {}
+
+
+def test_job_of_another_submission_under_the_id_of_ours_is_not_ours(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """Slurm was set up anew, and another run of the same user's has that id: the dead run's job is
+    gone."""
+    dead.submitted("a", "7")
+    comment = f"clustersmoke run={RUN_ID} phase=a token=another"
+    state = f"7|RUNNING|None|n1|N/A|N/A|clustersmoke-{RUN_ID}-a|{comment}"
+    slurm.folder.joinpath("squeue.answer").write_text(
+        f"case $* in *%i?%k*) ;; *) echo '{state}';; esac\n"
+    )
+    (line,) = report(tmp_path, slurm)
+    assert line.startswith(f"run {RUN_ID}: its controller was killed")
+    assert dead.outcomes()["a"] == "lost"
 
 
 def test_detached_run_is_not_reported_before_it_is_attached(

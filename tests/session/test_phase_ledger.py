@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,55 @@ def test_attached_run_goes_on_with_the_attempt_where_it_stood(
     session.wait("a", ignore)
     assert attempts(run, "a") == [(1, "cluster_failed"), (2, "passed")]
     assert session.outcomes["a"].outcome == "cluster_failed"
+
+
+def test_attached_run_lets_a_phase_run_on_that_started_behind_a_retried_one(run: JobRun) -> None:
+    """Its job saw the one before succeed that it was submitted behind: it waits for no later one,
+    and whether that passes is nothing to it."""
+    run.backend.chains = True
+    run.start("a", "b", after={"b": "a"}, limits=limits(max_jobs=2))
+    until(lambda: run.submitted() == ["a", "b"])
+    run.run.phase("b").last_job.claim.write_text('{"token": "of its own"}')
+    run.backend.jobs["b"] = JobState("running", "RUNNING")
+    preempt(run, "a")
+    until(lambda: len(_events(run, "submitted")) == 3)
+    session = run.attach()
+    until(lambda: {*session._watched} == {"a", "b"})
+    run.fails("a")
+    run.backend.jobs["a"] = JobState("ended", "FAILED")
+    session.wait("a", ignore)
+    assert run.backend.named("cancel") == []
+    run.passes("b")
+    session.wait("b", ignore)
+    assert [session.outcomes[name].outcome for name in "ab"] == ["failed", "passed"]
+
+
+@pytest.mark.parametrize("submissions", [2, 3])
+def test_attached_run_submits_a_phase_again_that_was_taken_out_of_the_queue(
+    run: JobRun, submissions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited behind a job that was lost, and the controller was killed before it had submitted
+    it behind the next one: nobody cancelled it."""
+    run.backend.chains = True
+    keys = limits(max_jobs=1, retried="pass")
+    first = run.start("a", "b", after={"b": "a"}, limits=keys)
+    until(lambda: run.submitted() == ["a", "b"])
+    submit_next = first.submitter.submit_next
+
+    def submit_until_killed(outcomes: Mapping[str, Judgement]) -> bool:
+        return len(_events(run, "submitted")) < submissions and submit_next(outcomes)
+
+    monkeypatch.setattr(first.submitter, "submit_next", submit_until_killed)
+    lose_node(run, "a")
+    until(lambda: run.backend.named("cancel") == [("b",)])
+    until(lambda: len(_events(run, "submitted")) == submissions)
+    session = run.attach()
+    until(lambda: run.submitted()[-1:] == ["b"])
+    assert run.backend.orders["b"] == "a"
+    for name in ("a", "b"):
+        run.passes(name)
+        session.wait(name, ignore)
+    assert [session.outcomes[name].outcome for name in "ab"] == ["passed", "passed"]
 
 
 def test_attached_run_that_may_not_retry_any_more_ends_the_phase(

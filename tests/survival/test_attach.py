@@ -74,6 +74,8 @@ def test_run_whose_process_lives_is_attached_only_to_take_it_over(suite: Suite) 
         assert f"is controlled by pid {first.pid} on " in refused.output
         outcome = attach(suite, "--cluster-takeover")
         check_whole(suite, outcome, "small")
+        # The first process has released the run's lock meanwhile.
+        assert (read_json(suite.run_dir().run) or {})["locks"] is True
         stopped = first.wait()
     assert stopped.ret == pytest.ExitCode.INTERRUPTED, stopped.output
     assert "has taken this run over; this one ends, and leaves its jobs" in stopped.output
