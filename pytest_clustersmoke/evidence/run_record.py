@@ -14,8 +14,6 @@ from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
 
 from .run_counts import (
-    GREEN_GATE,
-    PROVEN_GATE,
     AttemptRecord,
     CriterionRecord,
     KnownRecord,
@@ -23,9 +21,11 @@ from .run_counts import (
     Outcome,
     PeaksRecord,
     PhaseCounts,
+    ProofRecord,
     RecordModel,
     RunCounts,
 )
+from .run_request import RequestRecord
 from .screen_record import ScreenRecord
 from .telemetry import to_json_value
 
@@ -355,42 +355,6 @@ class DifferenceRecord(RecordModel):
     )
 
 
-class GateRecord(RecordModel):
-    """A staged fault, and whether its criterion turned red."""
-
-    fault: str
-    what: str
-    phase: str
-    status: str = Field(description="proven, stayed green, not as it must be, or not staged")
-    reasons: list[str]
-    expected: list[str]
-    red: list[str]
-    finding: str
-    words: str
-    ranks: list[int]
-    hosts: list[str]
-    seconds: float | None = Field(description="from the fault to its finding")
-
-
-class ProofRecord(RecordModel):
-    """The result of --cluster-prove."""
-
-    cluster: str
-    date: str
-    planned: list[str]
-    proven: list[str]
-    stayed_green: list[str]
-    gates: list[GateRecord]
-    not_applicable: dict[str, str] = Field(description="fault -> why it is not staged here")
-
-    def add(self, gate: GateRecord) -> None:
-        """Add a judged gate."""
-        self.gates.append(gate)
-        lists = {PROVEN_GATE: self.proven, GREEN_GATE: self.stayed_green}
-        if gate.status in lists:
-            lists[gate.status].append(gate.fault)
-
-
 class RunRecord(RecordModel):
     """A run. Times are Unix seconds, durations are seconds; other units are in the key or beside
     the number. A number that is not finite is written as text: nan, inf or -inf."""
@@ -437,6 +401,7 @@ class RunRecord(RecordModel):
     counts: RunCounts = Field(
         default_factory=RunCounts, description="what else decides the verdict"
     )
+    request: RequestRecord | SkipJsonSchema[None] = None
     proof: ProofRecord | SkipJsonSchema[None] = None
     screen: ScreenRecord | SkipJsonSchema[None] = None
 

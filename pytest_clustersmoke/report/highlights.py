@@ -15,11 +15,10 @@ from typing import Literal
 from ..config.metrics import show
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.metric import BETWEEN, INSIDE
-from ..evidence.run_counts import CriterionRecord
+from ..evidence.run_counts import CriterionRecord, ProofRecord
 from ..evidence.run_record import (
     MetricRecord,
     PhaseRecord,
-    ProofRecord,
     RankRecord,
     RunRecord,
 )

@@ -24,17 +24,17 @@ from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.node_observation import DeviceFigure, NodeObservation
 from ..evidence.phase_attempts import PhaseAttempt, read_attempts
 from ..evidence.phase_result import PhaseResult, collect_phase, with_bounds
-from ..evidence.run_counts import RunTally
+from ..evidence.run_counts import ProofRecord, RunTally
 from ..evidence.run_directory import RunDir
 from ..evidence.run_record import (
     SCHEMA,
     MetricRecord,
     NodeRecord,
-    ProofRecord,
     ReferenceRecord,
     RemarkRecord,
     RunRecord,
 )
+from ..evidence.run_request import read_request
 from ..evidence.screen_record import ScreenRecord
 from ..evidence.telemetry import read_events
 from ..jobs.outcome import Judgement, judge_attempts
@@ -158,6 +158,7 @@ def count_run(
             "begun": about["begun"],
             "written": time.time(),
             "attached": [mark["time"] for mark in about.get("attached", ())],
+            "request": read_request(about),
             **UNJUDGED,
             **run.tally.as_dict(),
             "absent_phases": list(run.absences),

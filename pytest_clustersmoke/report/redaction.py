@@ -17,8 +17,8 @@ from xml.etree.ElementTree import Element
 
 from ..evidence.node_observation import NodeObservation
 from ..evidence.run_record import RunRecord
+from ..evidence.run_request import user_name
 from ..evidence.telemetry import to_json_value
-from ..jobs.slurm_client import user_name
 
 USER, PATH, UUID, SERIAL = "<user>", "<path>", "<uuid>", "<serial>"
 _UUID = re.compile(r"\b(?:(?:GPU|MIG|DPU)-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.I)

@@ -34,8 +34,8 @@ from ..evidence.history.newest_runs import (
 )
 from ..evidence.history.node_history import count_node_states
 from ..evidence.run_directory import RUN_ID, write_atomically
+from ..evidence.run_request import user_name
 from ..evidence.whole_files import is_visible, shared_mode
-from ..jobs.slurm_client import user_name
 from ..text import sanitize_line, shorten
 from .node_matrix import NodeMatrix, build_matrix
 from .page import render

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..evidence.history.outlier_judge import NOT_ENOUGH
-from ..evidence.run_counts import KnownRecord
-from ..evidence.run_record import GateRecord, PhaseRecord, RunRecord
+from ..evidence.run_counts import GateRecord, KnownRecord
+from ..evidence.run_record import PhaseRecord, RunRecord
 from ..evidence.screen_record import ScreenRecord
 from ..preflight.variable_remarks import format_remarks, group_remarks
 from ..text import (
