@@ -20,6 +20,7 @@ import jinja2
 from ..evidence.run_record import RunRecord
 from ..text import format_seconds, sanitize_lines
 from .highlights import outcome_words, show_number, unit_words
+from .page_sheet import find_clock, make_sheet
 from .page_view import (
     PERCENTILES,
     bounds_words,
@@ -36,6 +37,7 @@ from .phase_table import describe_attempt, describe_proofs, percent, traced_step
 
 HERE = Path(__file__).parent / "html"
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "topology.js", "page.js")
+STYLES = ("page.css", "print.css")
 # Nobody reads more of one text; the evidence has the rest.
 MAX_TEXT = 8000
 MAX_DIFFERENCES = 200
@@ -52,11 +54,14 @@ def page(
     without a link. `runs_page`: there is a page over runs, in the folder above, with this run.
     """
     sanitized = RunRecord.model_validate(_sanitize(record.as_json()))
+    view = build_view(sanitized)
     return render(
         "page.html.j2",
         run=sanitized,
         runs_page=runs_page,
-        view=build_view(sanitized),
+        view=view,
+        sheet=make_sheet(sanitized, view.stands_out),
+        moment=find_clock(sanitized),
         max_differences=MAX_DIFFERENCES,
         percentiles=PERCENTILES,
         allowed=bounds_words,
@@ -67,7 +72,7 @@ def page(
 def render(template: str, **context: Any) -> str:
     """A page from its template, with the styles and scripts of all pages in it."""
     scripts = [(HERE / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    styles = (HERE / "page.css").read_text(encoding="utf-8")
+    styles = "".join((HERE / name).read_text(encoding="utf-8") for name in STYLES)
     shared = {"scripts": scripts, "styles": styles, "policy": _policy(scripts)}
     return _environment().get_template(template).render(**context, **shared)
 
