@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
 
+from .node_naming import NamedNodeRecord, PlacesRecord
 from .run_counts import (
     AttemptRecord,
     CriterionRecord,
@@ -340,6 +341,7 @@ class PhaseRecord(RecordModel):
         "rank: per token 4 x parameters + 2 x trained ones; null: not known",
     )
     traces: list[TraceRecord] = Field(default=[], description="those of --cluster-trace")
+    places: PlacesRecord | None = Field(default=None, description="null: it never ran before")
     criteria: dict[str, CriterionRecord] = Field(description="by name; `job` is the job itself")
     all_criteria: bool = Field(description="every criterion of the class reported a result")
     not_measured: list[str] = Field(description="kinds of criteria that could not be judged")
@@ -402,6 +404,9 @@ class RunRecord(RecordModel):
         default_factory=RunCounts, description="what else decides the verdict"
     )
     request: RequestRecord | SkipJsonSchema[None] = None
+    named_nodes: list[NamedNodeRecord] = Field(
+        default=[], description="those of the most phases first; at most 64"
+    )
     proof: ProofRecord | SkipJsonSchema[None] = None
     screen: ScreenRecord | SkipJsonSchema[None] = None
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 
@@ -23,6 +24,7 @@ from .highlights import outcome_words, show_number, unit_words
 from .page_sheet import find_clock, make_sheet
 from .page_view import (
     PERCENTILES,
+    anchors,
     bounds_words,
     build_view,
     evidence_link,
@@ -59,6 +61,7 @@ def page(
         "page.html.j2",
         run=sanitized,
         runs_page=runs_page,
+        ledger=f"{anchors([sanitized.cluster], 'cluster')[sanitized.cluster]}-nodes",
         view=view,
         sheet=make_sheet(sanitized, view.stands_out),
         moment=find_clock(sanitized),
@@ -111,6 +114,7 @@ def _environment() -> jinja2.Environment:
         "unit": unit_words,
         "hardware": hardware_words,
         "soft": soft,
+        "quoted": partial(quote, safe=""),
         "fact": fact_words,
         "spread": spread_cells,
         "percent": percent,

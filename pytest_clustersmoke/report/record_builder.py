@@ -41,6 +41,7 @@ from ..jobs.outcome import Judgement, judge_attempts
 from ..preflight.observed_variables import remark_on_job
 from ..text import sanitize_line
 from .acknowledgements import Acknowledgements
+from .named_nodes import name_nodes
 from .node_records import FactsCollector, find_differences
 from .rank_records import (
     mean_losses,
@@ -183,6 +184,7 @@ def make_record(run: FinishedRun) -> RunRecord:
         collector.add(result)
     record.nodes = collector.records()
     record.differences = find_differences(record.nodes)
+    record.named_nodes = name_nodes(record)
     if run.acknowledgements is not None:
         record.known_remarks = run.acknowledgements.remarks(record)
     run.unread[:] = try_history(lambda: annotate(record, run.target.parent))

@@ -80,6 +80,8 @@ class Redactor:
             for rank in phase["ranks"]:
                 if UUID in rank.get("gpu", ""):
                     rank["gpu"] = ""
+        for node in value.get("named_nodes", ()):
+            node["device"] = ""
         return RunRecord.model_validate(value)
 
     def hide_observation(self, seen: NodeObservation) -> NodeObservation:
