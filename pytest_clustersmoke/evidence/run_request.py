@@ -21,7 +21,7 @@ from .variable_names import HIDDEN, SECRET_VALUE, may_be_secret
 
 MAX_COMMAND = 4000  # characters
 # A name before its value: TOKEN=x, small.env.TOKEN=x, --api-key=x, {"token": "x"}.
-_NAMED = re.compile(r"(?P<name>[A-Za-z_][\w-]*)['\"]?\s*(?:=|:(?!:))\s*(?=\S)")
+_NAMED = re.compile(r"(?<!\w)(?P<name>[A-Za-z_][\w-]*)['\"]?\s*(?:=|:(?!:))\s*(?=\S)")
 
 
 class RequestRecord(RecordModel):
@@ -54,7 +54,7 @@ def describe_requester() -> dict[str, Any]:
 
 def describe_command(arguments: Iterable[object]) -> str:
     """The command of a pytest with these arguments, as a shell takes it, without secrets."""
-    words = _mask([sanitize_line(str(word)) for word in arguments])
+    words = _mask([sanitize_line(str(word)[:MAX_COMMAND]) for word in arguments])
     return shlex.join(["pytest", *words])[:MAX_COMMAND]
 
 
