@@ -31,6 +31,7 @@ from .phase_table import RATES
 
 MAX_EACH = 3  # of each kind on the first screen; the rest is counted
 MAX_NAMES = MAX_LINKS = 4
+NAMED = "named"  # the kind of a node that several phases name
 THROUGHPUT = {"steps_per_s", "steady_steps_per_s", *RATES}
 # These say of the same steps how long they took.
 SPEED = THROUGHPUT | {"step_time_p50_s", "step_time_p95_s", "own_step_s"}
@@ -86,7 +87,7 @@ def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[Highligh
     phases = [(phase, anchors[phase.phase]) for phase in record.phases]
     shared = list_shared(record)
     groups = [
-        *_group("named", "Named by several phases", "bad", _shared_nodes(record, shared, anchors)),
+        *_group(NAMED, "Named by several phases", "bad", _shared_nodes(record, shared, anchors)),
         *_group("jobs", "Failed job", "bad", _other(_each(_failed_jobs, phases), shared)),
         *_group("stragglers", "Slow rank", "bad", _other(_each(_stragglers, phases), shared)),
         *_group("links", "Unexpected transport", "bad", _each(_links, phases)),
@@ -121,12 +122,14 @@ def _shared_nodes(
     """Nodes that several phases name, each with what every phase says. It is a warning where all of
     these phases passed, or are known to fail."""
     bad = {phase.phase for phase in record.phases if _is_bad(phase)}
+    new = {(one.phase, node) for one in record.phases if one.places for node in one.places.first}
     for node in shared:
         links = tuple(
             HighlightLink(
                 naming.phase,
                 anchors[naming.phase] + ("-ranks" if naming.finding == SLOW else "-findings"),
-                f"{naming.finding}: {naming.cause}",
+                f"{naming.finding}: {naming.cause}"
+                + ("; for the first time here" if (naming.phase, node.node) in new else ""),
                 naming.file,
                 naming.line,
             )

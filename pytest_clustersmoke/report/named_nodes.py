@@ -115,11 +115,15 @@ def describe_first(places: PlacesRecord | None) -> str:
 
 
 def describe_usual(places: PlacesRecord | None) -> str:
-    """The nodes on which a phase ran in earlier runs, and in how many: `node1 18, node2 3, of 20
-    runs`."""
-    counts = {} if places is None else places.nodes
-    known = sorted(((node, n) for node, n in counts.items() if n), key=lambda pair: -pair[1])
-    if places is None or not known:
+    """Where a phase ran in earlier runs: `node1, node2 in 18 of 20; node3 in 2 of 20`."""
+    if places is None:
         return ""
-    words = shorten([f"{node} {count}" for node, count in known], MAX_USUAL)
-    return f"{words}, of {plural(places.runs, 'run')}"
+    by_count: dict[int, list[str]] = {}
+    for node, count in places.nodes.items():
+        by_count.setdefault(count, []).append(node)
+    parts = [
+        f"{shorten(by_count[count], MAX_USUAL)} in {count} of {places.runs}"
+        for count in sorted(by_count, reverse=True)
+        if count
+    ]
+    return shorten(parts, MAX_NAMED, "; ")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..evidence.run_record import RunRecord
 from ..text import clip, shorten, shorten_lines
-from .highlights import HighlightGroup
+from .highlights import NAMED, HighlightGroup
 from .page_view import hardware_words, utc
 from .phase_table import judge_phase, phase_row
 from .run_digest import RunDigest
@@ -135,7 +135,10 @@ def local_time(seconds: float | None, offset_s: int | None) -> str:
 def _list_causes(groups: Iterable[HighlightGroup], digest: RunDigest) -> Iterator[str]:
     """What stands out, and every cause that is of no phase in which something does."""
     named = set()
+    yield from digest.named_nodes
     for group in groups:
+        if group.id == NAMED:
+            continue
         for item in group.items:
             named.add(f"{item.where}: ")
             yield f"{item.where}: {group.title.lower()}: {item.title}: {item.text}"

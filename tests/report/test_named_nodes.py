@@ -116,6 +116,10 @@ def test_page_has_one_card_for_the_node(tmp_path: Path) -> None:
     jobs = cards[cards.index('data-kind="jobs"') :]
     assert "#phase-c-findings" in jobs and "#phase-a-findings" not in jobs
     assert 'data-kind="stragglers"' not in cards
+    sheet = html[html.index('class="sheet"') : html.index('id="stands-out"')]
+    assert (
+        sheet.count(f"<li>node1, {GPU}: named by 2 phases: rank-killed in a; slow-rank in b") == 1
+    )
 
 
 def test_links_lead_to_the_matrix_of_nodes(tmp_path: Path) -> None:
@@ -173,8 +177,8 @@ def test_page_says_what_ran_where(tmp_path: Path, browse: Browse) -> None:
     opened = browse(made, scripts=False)
     rows = opened.page.locator('table[data-table="places-of-phases"] tbody tr').all_inner_texts()
     assert [row.split("\t") for row in rows] == [
-        ["a", "node0, node1, node2, node3", "node3", "node0 2, node1 2, node2 2, of 2 runs"],
-        ["b", "node0, node1, node2, node3", "-", "node0 2, node1 2, node2 2, node3 2, of 2 runs"],
+        ["a", "node0, node1, node2, node3", "node3", "node0, node1, node2 in 2 of 2"],
+        ["b", "node0, node1, node2, node3", "-", "node0, node1, node2, node3 in 2 of 2"],
     ]
     new = "ran on node3 for the first time"
     assert f"it {new}" in opened.page.locator('.card[data-kind="jobs"]').inner_text()
