@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pytest_clustersmoke.evidence.run_record import RunRecord
 from pytest_clustersmoke.report.named_nodes import describe_node, list_shared, name_nodes
@@ -133,7 +134,7 @@ def test_links_lead_to_the_matrix_of_nodes(tmp_path: Path) -> None:
 
 def test_card_is_a_warning_if_the_phases_passed() -> None:
     """Their findings are warnings."""
-    port = {"id": "rdma-port-errors", "severity": "warning", "primary": False}
+    port: dict[str, Any] = {"id": "rdma-port-errors", "severity": "warning", "primary": False}
     phases = [{**failed(name, **port), "outcome": "passed"} for name in ("a", "b")]
     html = page(named(*phases))
     assert '<li class="card warn" data-kind="named">' in html
