@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, find_command, group_names, user_name
+from ..evidence.run_request import user_name
+from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, find_command, group_names
 from ..jobs.slurm_records import SlurmConfig, SlurmNode, SlurmPartition
 from ..text import Problem, UsageProblems, near, quote_names
 

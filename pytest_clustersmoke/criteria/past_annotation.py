@@ -23,6 +23,8 @@ from ..evidence.history.history_database import open_for_reading
 from ..evidence.history.history_query import PhaseRun, StoredMetric, read_phase_runs, read_runs
 from ..evidence.history.history_schema import Setup, shorten_line
 from ..evidence.history.outlier_judge import FAILING_UNITS, WINDOW, OutlierJudge, SetupChanges
+from ..evidence.history.past_places import count_bad_runs, read_places
+from ..evidence.node_naming import PlacesRecord
 from ..evidence.run_record import (
     DriftRecord,
     Number,
@@ -60,10 +62,10 @@ def past_of(
 
 
 def annotate(record: RunRecord, report_dir: Path) -> None:
-    """Fill in the record's comparison with the past: `past` of metrics, `trend`, `changed` and
-    `last_good` of phases, `changes` of the run. Runs that began later are ignored, and metrics that
-    the criterion judged are not judged again. Raises HistoryUnusable and then leaves the record
-    unchanged."""
+    """Fill in the record's comparison with the past: `past` of metrics, `trend`, `changed`,
+    `last_good` and `places` of phases, `changes` of the run, the past of its named nodes. Runs that
+    began later are ignored, and metrics that the criterion judged are not judged again. Raises
+    HistoryUnusable and then leaves the record unchanged."""
     if record.proof is not None:  # staged faults do not belong in the history
         return
     compared = [phase for phase in record.phases if not phase.fault]
@@ -71,13 +73,38 @@ def annotate(record: RunRecord, report_dir: Path) -> None:
         comparisons = [(phase, *_compare_phase(connection, record, phase)) for phase in compared]
         curves = [(phase, _read_curve_past(connection, record, phase)) for phase in compared]
         changes = _changes(connection, record, compared) if connection is not None else []
+        places, named = _read_nodes(connection, record, compared)
     for phase, judged, trend, since in comparisons:
         phase.trend, phase.changed, phase.last_good = trend, list(since.changes), since.run_id
         for name, past in judged.items():
             phase.metrics[name].past = past
     for phase, points in curves:
         _add_curve_past(phase, points)
+        phase.places = places.get(phase.phase)
+    for node in record.named_nodes:
+        if (counts := named.get(node.node)) is not None:
+            node.past_runs, node.past_bad = counts
     record.changes = shorten_lines(changes, MAX_CHANGES)
+
+
+def _read_nodes(
+    connection: Connection | None, record: RunRecord, phases: list[PhaseRecord]
+) -> tuple[dict[str, PlacesRecord | None], dict[str, tuple[int, int] | None]]:
+    """Phase -> where it ran before; named node -> in how many earlier runs it was seen, and bad."""
+    if connection is None:
+        return {}, {}
+    cluster, before = record.cluster, record.begun
+    places = {
+        phase.phase: read_places(
+            connection, cluster, phase.phase, [node.node for node in phase.nodes], before
+        )
+        for phase in phases
+    }
+    named = {
+        node.node: count_bad_runs(connection, cluster, node.node, before)
+        for node in record.named_nodes
+    }
+    return places, named
 
 
 def _read_curve_past(

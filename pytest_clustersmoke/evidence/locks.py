@@ -25,6 +25,7 @@ from ..config.profile import Profile
 from ..text import Problem, UsageProblems, sanitize_line
 from .run_directory import RunDir, create_once, list_directory, read_json, write_json
 from .run_ownership import create_shared
+from .run_request import describe_requester
 from .telemetry import parse_rows
 from .whole_files import make_shared_directory, shared_mode
 
@@ -130,6 +131,7 @@ def describe_run(profile: Profile, run_id: str) -> dict[str, Any]:
         "begun": time.time(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        **describe_requester(),
         "phases_chosen": [],
         "phases_of_cluster": list(profile.phases),
         "selection": "",

@@ -220,3 +220,39 @@ class PeaksRecord(RecordModel):
     calls: int = Field(description="multiplications whose answer was compared, of all ranks")
     wrong: int = Field(description="how many of them gave another answer")
     not_measured: list[str] = Field(description="figures that are missing, and why")
+
+
+class GateRecord(RecordModel):
+    """A staged fault, and whether its criterion turned red."""
+
+    fault: str
+    what: str
+    phase: str
+    status: str = Field(description="proven, stayed green, not as it must be, or not staged")
+    reasons: list[str]
+    expected: list[str]
+    red: list[str]
+    finding: str
+    words: str
+    ranks: list[int]
+    hosts: list[str]
+    seconds: float | None = Field(description="from the fault to its finding")
+
+
+class ProofRecord(RecordModel):
+    """The result of --cluster-prove."""
+
+    cluster: str
+    date: str
+    planned: list[str]
+    proven: list[str]
+    stayed_green: list[str]
+    gates: list[GateRecord]
+    not_applicable: dict[str, str] = Field(description="fault -> why it is not staged here")
+
+    def add(self, gate: GateRecord) -> None:
+        """Add a judged gate."""
+        self.gates.append(gate)
+        lists = {PROVEN_GATE: self.proven, GREEN_GATE: self.stayed_green}
+        if gate.status in lists:
+            lists[gate.status].append(gate.fault)

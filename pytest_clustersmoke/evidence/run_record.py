@@ -14,10 +14,9 @@ from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
 
 from .collective_curves import CurveRecord
+from .node_naming import NamedNodeRecord, PlacesRecord
 from .progress_record import ProgressRecord, ProvenStepsRecord, TraceRecord
 from .run_counts import (
-    GREEN_GATE,
-    PROVEN_GATE,
     AttemptRecord,
     CriterionRecord,
     KnownRecord,
@@ -25,9 +24,11 @@ from .run_counts import (
     Outcome,
     PeaksRecord,
     PhaseCounts,
+    ProofRecord,
     RecordModel,
     RunCounts,
 )
+from .run_request import RequestRecord
 from .screen_record import ScreenRecord
 from .telemetry import to_json_value
 
@@ -309,6 +310,7 @@ class PhaseRecord(RecordModel):
         "rank: per token 4 x parameters + 2 x trained ones; null: not known",
     )
     traces: list[TraceRecord] = Field(default=[], description="those of --cluster-trace")
+    places: PlacesRecord | None = Field(default=None, description="null: it never ran before")
     collectives: list[CurveRecord] = Field(
         default=[], description="bus bandwidth and time by message size, where all ranks measured"
     )
@@ -328,42 +330,6 @@ class DifferenceRecord(RecordModel):
     values: dict[str, list[str]] = Field(
         description="value -> nodes; the value of most nodes first"
     )
-
-
-class GateRecord(RecordModel):
-    """A staged fault, and whether its criterion turned red."""
-
-    fault: str
-    what: str
-    phase: str
-    status: str = Field(description="proven, stayed green, not as it must be, or not staged")
-    reasons: list[str]
-    expected: list[str]
-    red: list[str]
-    finding: str
-    words: str
-    ranks: list[int]
-    hosts: list[str]
-    seconds: float | None = Field(description="from the fault to its finding")
-
-
-class ProofRecord(RecordModel):
-    """The result of --cluster-prove."""
-
-    cluster: str
-    date: str
-    planned: list[str]
-    proven: list[str]
-    stayed_green: list[str]
-    gates: list[GateRecord]
-    not_applicable: dict[str, str] = Field(description="fault -> why it is not staged here")
-
-    def add(self, gate: GateRecord) -> None:
-        """Add a judged gate."""
-        self.gates.append(gate)
-        lists = {PROVEN_GATE: self.proven, GREEN_GATE: self.stayed_green}
-        if gate.status in lists:
-            lists[gate.status].append(gate.fault)
 
 
 class RunRecord(RecordModel):
@@ -411,6 +377,10 @@ class RunRecord(RecordModel):
     phases: list[PhaseRecord]
     counts: RunCounts = Field(
         default_factory=RunCounts, description="what else decides the verdict"
+    )
+    request: RequestRecord | SkipJsonSchema[None] = None
+    named_nodes: list[NamedNodeRecord] = Field(
+        default=[], description="those of the most phases first; at most 64"
     )
     proof: ProofRecord | SkipJsonSchema[None] = None
     screen: ScreenRecord | SkipJsonSchema[None] = None

@@ -9,9 +9,14 @@ from typing import Any
 from ..evidence.finding import Finding
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_counts import GREEN_GATE, PROVEN_GATE, UNSTAGED_GATE, WRONG_GATE
+from ..evidence.run_counts import (
+    GREEN_GATE,
+    PROVEN_GATE,
+    UNSTAGED_GATE,
+    WRONG_GATE,
+    GateRecord,
+)
 from ..evidence.run_directory import RunDir
-from ..evidence.run_record import GateRecord
 from ..evidence.staged_marks import find_refusal, find_staged_events
 from ..evidence.telemetry import read_events
 from ..text import name_ranks

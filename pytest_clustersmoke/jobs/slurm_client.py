@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import grp
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -71,14 +70,6 @@ def run_command(
 def find_command(name: str, environ: Mapping[str, str]) -> str | None:
     """The path of a Slurm command; None if it is not on PATH."""
     return shutil.which(name, path=environ.get("PATH", os.defpath))
-
-
-def user_name() -> str:
-    """The user's name; empty if this machine has none for the user id (a container)."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return ""
 
 
 def group_names() -> frozenset[str]:

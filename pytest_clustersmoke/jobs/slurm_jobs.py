@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from ..config.hostlist import expand_hostlist
 from ..evidence.scheduler_record import (
@@ -24,7 +23,7 @@ from ..evidence.scheduler_record import (
 )
 from ..text import sanitize_line
 from .backend import ANY_JOB, Words, names_job
-from .slurm_records import NODE_NAME, count_gpus, fields_of, rows, value_or_empty
+from .slurm_records import NODE_NAME, count_gpus, fields_of, parse_time, rows, value_or_empty
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 # The reason of a job that was requeued after a failed launch; only an operator can release it.
@@ -413,11 +412,9 @@ def parse_message(line: str) -> tuple[str, str] | None:
 
 
 def _unix_seconds(text: str) -> float | None:
-    """A time that Slurm printed, in Unix seconds. It has no zone and is taken as local time."""
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").timestamp()
-    except ValueError:
-        return None
+    """A time that Slurm printed, in Unix seconds."""
+    time = parse_time(text)
+    return None if time is None else time.timestamp()
 
 
 def _first_words(shown: str, names: tuple[str, ...]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from math import inf
 
 from ..config.hostlist import expand_hostlist
@@ -201,7 +202,7 @@ def parse_nodes(text: str) -> dict[str, SlurmNode]:
             frozenset(
                 {state.strip("*~#!%$@^-") for state in fields.get("State", "").split("+")} - {""}
             ),
-            *((reason[1] or "", reason[2] or "", reason[3] or "") if reason else ("", "", "")),
+            *_who_says(reason),
             gpus_by_type=count_gpus(fields.get("Gres", "")),
             cpus=cpus,
             usable_cpus=_count(fields.get("CPUEfctv")) or cpus,
@@ -329,6 +330,27 @@ def value_or_empty(value: str) -> str:
 def _abridged(fields: Mapping[str, str], shown: Iterable[str]) -> str:
     """The fields named in `shown`, as Slurm prints them."""
     return " ".join(f"{key}={fields[key]}" for key in shown if key in fields)
+
+
+def _who_says(reason: re.Match[str] | None) -> tuple[str, str, str]:
+    """The reason of a node's state, who set it, and when."""
+    if reason is None:
+        return "", "", ""
+    return reason[1] or "", reason[2] or "", add_zone(reason[3] or "")
+
+
+def parse_time(text: str) -> datetime | None:
+    """A time that Slurm printed. It has no zone and is taken as local time."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def add_zone(text: str) -> str:
+    """A time that Slurm printed, with the offset of its zone; any other text as it is."""
+    time = parse_time(text)
+    return text if time is None else time.isoformat()
 
 
 def _words(text: str) -> frozenset[str]:

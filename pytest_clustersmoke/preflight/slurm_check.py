@@ -17,9 +17,10 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.run_directory import PhaseDir, RunDir, write_atomically
+from ..evidence.run_request import user_name
 from ..jobs import batch_script
 from ..jobs.backend import Backend, Submission
-from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, group_names, user_name
+from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, group_names
 from ..jobs.slurm_jobs import TrialSubmission
 from ..jobs.slurm_records import SlurmNode, SlurmPartition
 from ..text import shorten

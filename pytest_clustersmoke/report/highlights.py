@@ -15,23 +15,37 @@ from typing import Literal
 from ..config.metrics import show
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.metric import BETWEEN, INSIDE
-from ..evidence.run_counts import CriterionRecord
+from ..evidence.node_naming import NamedNodeRecord
+from ..evidence.node_observation import SLOW
+from ..evidence.run_counts import CriterionRecord, ProofRecord
 from ..evidence.run_record import (
     MetricRecord,
     PhaseRecord,
-    ProofRecord,
     RankRecord,
     RunRecord,
 )
 from ..evidence.screen_record import FAILING, NO_ANSWER, ScreenedNode
 from ..text import shorten
+from .named_nodes import describe_first, list_shared, remark_on_node, title_node
 from .phase_table import RATES
 
 MAX_EACH = 3  # of each kind on the first screen; the rest is counted
-MAX_NAMES = 4
+MAX_NAMES = MAX_LINKS = 4
+NAMED = "named"  # the kind of a node that several phases name
 THROUGHPUT = {"steps_per_s", "steady_steps_per_s", *RATES}
 # These say of the same steps how long they took.
 SPEED = THROUGHPUT | {"step_time_p50_s", "step_time_p95_s", "own_step_s"}
+
+
+@dataclass(frozen=True)
+class HighlightLink:
+    """What one phase says, its place on the page, and the line that shows it."""
+
+    where: str
+    anchor: str
+    text: str
+    file: str
+    line: int
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,9 @@ class Highlight:
     where: str  # the name of the phase, or of the part of the page
     anchor: str
     known: bool = False  # an entry of `known` covers it
+    node: str = ""  # the one that it is about, if it has links
+    links: tuple[HighlightLink, ...] = ()  # in place of `where`: what each phase says
+    more_links: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,9 +85,11 @@ def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[Highligh
             *_group("silent", "No answer", "warn", _nodes(silent)),
         ]
     phases = [(phase, anchors[phase.phase]) for phase in record.phases]
+    shared = list_shared(record)
     groups = [
-        *_group("jobs", "Failed job", "bad", _each(_failed_jobs, phases)),
-        *_group("stragglers", "Slow rank", "bad", _each(_stragglers, phases)),
+        *_group(NAMED, "Named by several phases", "bad", _shared_nodes(record, shared, anchors)),
+        *_group("jobs", "Failed job", "bad", _other(_each(_failed_jobs, phases), shared)),
+        *_group("stragglers", "Slow rank", "bad", _other(_each(_stragglers, phases), shared)),
         *_group("links", "Unexpected transport", "bad", _each(_links, phases)),
         *_group("metrics", "Off reference or past runs", "bad", _each(_metric_failures, phases)),
         *_group("criteria", "Failed criteria", "bad", _each(_criteria, phases)),
@@ -97,6 +116,57 @@ def _each(
         yield from find(phase, anchor)
 
 
+def _shared_nodes(
+    record: RunRecord, shared: Iterable[NamedNodeRecord], anchors: dict[str, str]
+) -> Iterator[Highlight]:
+    """Nodes that several phases name, each with what every phase says. It is a warning where all of
+    these phases passed, or are known to fail."""
+    bad = {phase.phase for phase in record.phases if _is_bad(phase)}
+    new = {(one.phase, node) for one in record.phases if one.places for node in one.places.first}
+    for node in shared:
+        links = tuple(
+            HighlightLink(
+                naming.phase,
+                anchors[naming.phase] + ("-ranks" if naming.finding == SLOW else "-findings"),
+                f"{naming.finding}: {naming.cause}"
+                + ("; for the first time here" if (naming.phase, node.node) in new else ""),
+                naming.file,
+                naming.line,
+            )
+            for naming in node.named
+        )
+        yield Highlight(
+            title_node(node),
+            "; ".join(remark_on_node(node)),
+            "nodes",
+            "nodes",
+            known=not bad & {*node.phases},
+            node=node.node,
+            links=links[:MAX_LINKS],
+            more_links=len(links[MAX_LINKS:]),
+        )
+
+
+def _is_bad(phase: PhaseRecord) -> bool:
+    red = any(criterion.result == "failed" for criterion in phase.criteria.values())
+    return red or (phase.outcome != "passed" and phase.known is None)
+
+
+def _other(items: Iterable[Highlight], shared: Iterable[NamedNodeRecord]) -> Iterator[Highlight]:
+    """The highlights that are not part of one about a node."""
+    said = {(naming.phase, naming.cause) for node in shared for naming in node.named}
+    slow = {
+        (naming.phase, node.node)
+        for node in shared
+        for naming in node.named
+        if naming.finding == SLOW
+    }
+    for item in items:
+        _, _, node = item.title.rpartition(" on ")
+        if (item.where, item.title) not in said and (item.where, node) not in slow:
+            yield item
+
+
 def _failed_jobs(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     if phase.outcome not in {"passed", *NOT_MEASURED}:
         yield _job(phase, anchor)
@@ -114,7 +184,8 @@ def _job(phase: PhaseRecord, anchor: str) -> Highlight:
     hosts = f" on {name_list(first.hosts)}" if first and first.hosts else ""
     target = f"{anchor}-findings" if phase.findings else anchor
     known = f", known until {phase.known.until}" if phase.known else ""
-    text = f"{outcome_words(phase.outcome)}{hosts}{known}"
+    new = describe_first(phase.places)
+    text = f"{outcome_words(phase.outcome)}{hosts}{known}" + (f"; it {new}" if new else "")
     return Highlight(title, text, phase.phase, target, bool(known))
 
 

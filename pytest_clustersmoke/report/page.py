@@ -14,16 +14,19 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 
 from ..evidence.run_record import RunRecord
 from ..text import format_bytes, format_seconds, ranges, sanitize_lines
 from .highlights import outcome_words, show_number, unit_words
+from .page_sheet import find_clock, make_sheet
 from .page_view import (
     LANE_STATES,
     PERCENTILES,
     against,
+    anchors,
     bounds_words,
     build_view,
     evidence_link,
@@ -46,6 +49,7 @@ SCRIPTS = (
     "curves.js",
     "page.js",
 )
+STYLES = ("page.css", "print.css")
 # Nobody reads more of one text; the evidence has the rest.
 MAX_TEXT = 8000
 MAX_DIFFERENCES = 200
@@ -62,11 +66,15 @@ def page(
     without a link. `runs_page`: there is a page over runs, in the folder above, with this run.
     """
     sanitized = RunRecord.model_validate(_sanitize(record.as_json()))
+    view = build_view(sanitized)
     return render(
         "page.html.j2",
         run=sanitized,
         runs_page=runs_page,
-        view=build_view(sanitized),
+        ledger=f"{anchors([sanitized.cluster], 'cluster')[sanitized.cluster]}-nodes",
+        view=view,
+        sheet=make_sheet(sanitized, view.stands_out),
+        moment=find_clock(sanitized),
         max_differences=MAX_DIFFERENCES,
         percentiles=PERCENTILES,
         allowed=bounds_words,
@@ -77,7 +85,7 @@ def page(
 def render(template: str, **context: Any) -> str:
     """A page from its template, with the styles and scripts of all pages in it."""
     scripts = [(HERE / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    styles = (HERE / "page.css").read_text(encoding="utf-8")
+    styles = "".join((HERE / name).read_text(encoding="utf-8") for name in STYLES)
     shared = {"scripts": scripts, "styles": styles, "policy": _policy(scripts)}
     return _environment().get_template(template).render(**context, **shared)
 
@@ -116,6 +124,7 @@ def _environment() -> jinja2.Environment:
         "unit": unit_words,
         "hardware": hardware_words,
         "soft": soft,
+        "quoted": partial(quote, safe=""),
         "fact": fact_words,
         "spread": spread_cells,
         "percent": percent,

@@ -23,8 +23,9 @@ from ..evidence.run_record import (
     RunRecord,
     SpreadRecord,
 )
-from ..text import plural
+from ..text import plural, shorten
 from .highlights import HighlightGroup, find_highlights
+from .named_nodes import describe_first, describe_usual
 from .node_records import UNKNOWN, common_facts
 from .page_curves import CurvesView, curves_view
 from .page_ranks import LinksView, RanksView, links_view, ranks_view
@@ -52,6 +53,7 @@ LANE_STATES: dict[LaneState, str] = {
     "unfinished": "ended with the job",
     "done": "done",
 }
+MAX_PLACES = 8  # nodes of a phase that are named in a line
 PERCENTILES = ("p5", "p25", "p50", "p75", "p95")
 
 
@@ -68,6 +70,7 @@ class PhaseSection:
     open: bool  # whether there is something to look at
     counts: list[tuple[str, int]]  # criteria by result, failed ones first
     rate: str  # the metric shown as its rate; empty if it has none
+    first: str  # the nodes on which it ran for the first time
     ranks: RanksView
     links: LinksView
     curves: CurvesView
@@ -95,6 +98,7 @@ class PageContent:
     scope: str  # what was selected, unless the sentence says so
     optional: list[str]  # kinds that were neither required nor measured
     had_past: bool  # there are earlier runs of these phases
+    places: list[tuple[str, str, str, str]]  # phase, its nodes, those new to it, those of earlier
 
 
 def build_view(record: RunRecord) -> PageContent:
@@ -113,7 +117,24 @@ def build_view(record: RunRecord) -> PageContent:
         scope=_scope(record),
         optional=_optional(record),
         had_past=any(phase.trend and phase.trend["run_ids"] for phase in record.phases),
+        places=_list_places(record),
     )
+
+
+def _list_places(record: RunRecord) -> list[tuple[str, str, str, str]]:
+    """What ran where; nothing if none of it ran before."""
+    if not any(phase.places for phase in record.phases):
+        return []
+    return [
+        (
+            phase.phase,
+            shorten([node.node for node in phase.nodes], MAX_PLACES),
+            shorten(phase.places.first if phase.places else [], MAX_PLACES),
+            describe_usual(phase.places),
+        )
+        for phase in record.phases
+        if phase.nodes
+    ]
 
 
 def _node_table(record: RunRecord) -> tuple[list[str], list[tuple[FactsRecord, list[FactCell]]]]:
@@ -193,6 +214,7 @@ def _phase(
         open=record.phase in places or record.outcome != "passed",
         counts=[(result, counted[result]) for result in RESULTS if counted[result]],
         rate=held[-1] if held else "",
+        first=describe_first(record.places),
         ranks=ranks_view(record),
         links=links_view(record),
         curves=curves_view(record),

@@ -44,22 +44,22 @@ def judge_phase(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> PhaseVe
     """The worst of the phase's job, its criteria and what is missing of it."""
     results = [criterion.result for criterion in phase.criteria.values()]
     failed, known = results.count("failed"), results.count("known")
-    counted = judge_counts(phase.outcome, phase.known is not None, failed, known)
-    if counted.words != "passed":
+    tried = phase.attempts[-1].attempt if phase.attempts else 1
+    counted = judge_counts(phase.outcome, phase.known is not None, failed, known, tried)
+    if phase.outcome != "passed" or failed or known:
         return counted
     lacks = [entry.kind for entry in missing if entry.phase == phase.phase]
     if lacks:
         kinds = ", ".join(filter(None, lacks))
         return PhaseVerdict(f"not measured ({kinds})" if kinds else "not measured", "warn")
-    if phase.attempts:
-        lost_node = any(attempt.outcome != "preempted" for attempt in phase.attempts[:-1])
-        words = f"passed on attempt {phase.attempts[-1].attempt}"
-        return PhaseVerdict(words, "warn" if lost_node else "good")
     return counted
 
 
-def judge_counts(outcome: str, is_known: bool, failed: int, known: int) -> PhaseVerdict:
-    """The worst of a phase's job, which may be a known failure, and of its criteria."""
+def judge_counts(
+    outcome: str, is_known: bool, failed: int, known: int, attempts: int = 1
+) -> PhaseVerdict:
+    """The worst of a phase's job, which may be a known failure, and of its criteria. A phase that
+    passed only when it was tried again is not like the others."""
     words = outcome.replace("_", " ")
     if is_known:
         return PhaseVerdict(f"{words}, known", "warn")
@@ -71,6 +71,8 @@ def judge_counts(outcome: str, is_known: bool, failed: int, known: int) -> Phase
         return PhaseVerdict(f"{failed} failed", "bad")
     if known:
         return PhaseVerdict(f"passed, {known} known", "warn")
+    if attempts > 1:
+        return PhaseVerdict(f"passed on attempt {attempts}", "warn")
     return PhaseVerdict(words, "good")
 
 

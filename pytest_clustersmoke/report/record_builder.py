@@ -25,17 +25,17 @@ from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.node_observation import DeviceFigure, NodeObservation
 from ..evidence.phase_attempts import PhaseAttempt, read_attempts
 from ..evidence.phase_result import PhaseResult, collect_phase, with_bounds
-from ..evidence.run_counts import RunTally
+from ..evidence.run_counts import ProofRecord, RunTally
 from ..evidence.run_directory import RunDir
 from ..evidence.run_record import (
     SCHEMA,
     MetricRecord,
     NodeRecord,
-    ProofRecord,
     ReferenceRecord,
     RemarkRecord,
     RunRecord,
 )
+from ..evidence.run_request import read_request
 from ..evidence.screen_record import ScreenRecord
 from ..evidence.telemetry import read_events
 from ..jobs.outcome import Judgement, judge_attempts
@@ -43,6 +43,7 @@ from ..preflight.observed_variables import remark_on_job
 from ..text import sanitize_line
 from .acknowledgements import Acknowledgements
 from .job_progress import progress_record
+from .named_nodes import name_nodes
 from .node_records import FactsCollector, find_differences
 from .rank_records import (
     mean_losses,
@@ -160,6 +161,7 @@ def count_run(
             "begun": about["begun"],
             "written": time.time(),
             "attached": [mark["time"] for mark in about.get("attached", ())],
+            "request": read_request(about),
             **UNJUDGED,
             **run.tally.as_dict(),
             "absent_phases": list(run.absences),
@@ -184,6 +186,7 @@ def make_record(run: FinishedRun) -> RunRecord:
         collector.add(result)
     record.nodes = collector.records()
     record.differences = find_differences(record.nodes)
+    record.named_nodes = name_nodes(record)
     if run.acknowledgements is not None:
         record.known_remarks = run.acknowledgements.remarks(record)
     run.unread[:] = try_history(lambda: annotate(record, run.target.parent))

@@ -17,8 +17,8 @@ from xml.etree.ElementTree import Element
 
 from ..evidence.node_observation import NodeObservation
 from ..evidence.run_record import RunRecord
-from ..evidence.telemetry import to_json_value
-from ..jobs.slurm_client import user_name
+from ..evidence.run_request import user_name
+from ..evidence.telemetry import parse_text, to_json_value
 
 USER, PATH, UUID, SERIAL = "<user>", "<path>", "<uuid>", "<serial>"
 _UUID = re.compile(r"\b(?:(?:GPU|MIG|DPU)-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.I)
@@ -37,7 +37,9 @@ _NOBODY = ("", "root")
 
 def choose_redactor(about: Mapping[str, Any]) -> Redactor | None:
     """What a run's report must go through, by its run.json; None if all may be published."""
-    return Redactor(user_name()) if about.get("publish") == "names" else None
+    if about.get("publish") != "names":
+        return None
+    return Redactor(parse_text(about.get("user")) or user_name())
 
 
 class Redactor:
@@ -78,6 +80,8 @@ class Redactor:
             for rank in phase["ranks"]:
                 if UUID in rank.get("gpu", ""):
                     rank["gpu"] = ""
+        for node in value.get("named_nodes", ()):
+            node["device"] = ""
         return RunRecord.model_validate(value)
 
     def hide_observation(self, seen: NodeObservation) -> NodeObservation:

@@ -11,12 +11,13 @@ from typing import Any
 
 from ..evidence.run_record import RunRecord
 from ..text import clip, plural, sanitize_line, shorten, shorten_lines
+from .named_nodes import describe_node, list_shared
 from .next_steps import list_next_steps
 from .phase_table import explain_failures
 from .summary import inline
 from .terminal import known_words
 
-MAX_LINES, MAX_STEPS, MAX_NAMES = 10, 2, 3
+MAX_LINES, MAX_STEPS, MAX_NAMES, MAX_NODES = 10, 2, 3, 2
 MAX_LINE = 400  # characters
 
 
@@ -33,6 +34,7 @@ class RunDigest:
     nodes: int
     phases: int
     partial: str  # why the run is incomplete; empty if it is complete
+    named_nodes: list[str]  # those that several phases name
     causes: list[str]  # of each phase that did not pass, and of what else is wrong
     next: list[str]  # what to do
     known: list[str]
@@ -53,6 +55,7 @@ class RunDigest:
             nodes=len(nodes) if record.screen is None else len(record.screen.nodes),
             phases=len(record.phases_chosen),
             partial=_one_line(record.partial),
+            named_nodes=[_one_line(describe_node(node)) for node in list_shared(record)],
             causes=[*map(_one_line, _list_causes(record))],
             next=[*map(_one_line, list_next_steps(record))],
             known=[_one_line(known_words(known)) for known in record.known],
@@ -73,9 +76,10 @@ class RunDigest:
             after += [_one_line(f"{name}: {shorten(texts, MAX_NAMES, '; ')}")] if texts else []
         after.append(f"report: {self.report}")
         room = MAX_LINES - len(before) - len(after)
-        if len(self.causes) > room:
+        causes = [*self.named_nodes[:MAX_NODES], *self.causes]
+        if len(causes) > room:
             room -= 1  # for the line that counts the rest
-        return [*before, *shorten_lines(self.causes, room), *after]
+        return [*before, *shorten_lines(causes, room), *after]
 
     def markdown(self) -> list[str]:
         """The same lines as Markdown, in which text of the record is shown literally."""

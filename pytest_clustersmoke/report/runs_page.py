@@ -34,8 +34,8 @@ from ..evidence.history.newest_runs import (
 )
 from ..evidence.history.node_history import count_node_states
 from ..evidence.run_directory import RUN_ID, write_atomically
+from ..evidence.run_request import user_name
 from ..evidence.whole_files import is_visible, shared_mode
-from ..jobs.slurm_client import user_name
 from ..text import sanitize_line, shorten
 from .node_matrix import NodeMatrix, build_matrix
 from .page import render
@@ -50,6 +50,7 @@ MAX_WORDS = 300
 MOST_CHANGES = 4  # named in a line
 # What a cell of the strip shows beside its colour.
 MARKS = {"good": "✓", "bad": "✗", "warn": "!", "none": "?"}
+RETRIED = "↻"  # it passed, but not at once
 _ATTEMPTS = 3
 
 
@@ -60,10 +61,11 @@ class StripCell:
     tone: str  # good, bad, warn, none; empty if it did not run
     words: str
     link: str
+    is_retried: bool = False
 
     @property
     def mark(self) -> str:
-        return MARKS.get(self.tone, "")
+        return RETRIED if self.is_retried else MARKS.get(self.tone, "")
 
 
 @dataclass(frozen=True)
@@ -219,9 +221,8 @@ def render_runs_page(report_dir: Path) -> str:
     kept = _list_reports(report_dir)
     with open_for_reading(report_dir) as connection:
         runs = [] if connection is None else read_newest_runs(connection, NIGHTS, kept)
-        if runs and is_private(report_dir / NAME):
-            redactor = Redactor(user_name())
-            runs = [_hide(cluster, redactor) for cluster in runs]
+        is_closed = bool(runs) and is_private(report_dir / NAME)
+        runs = [_hide(cluster, is_closed) for cluster in runs]
         sections = [] if connection is None else _build_sections(connection, runs, kept)
     tones = {section.tone for section in sections}
     whole = next((word for word in ("bad", "warn", "good") if word in tones), "warn")
@@ -234,9 +235,10 @@ def _list_reports(report_dir: Path) -> set[str]:
     return {path.name for path in names if is_visible(path / "index.html")}
 
 
-def _hide(runs: ClusterRuns, redactor: Redactor) -> ClusterRuns:
-    """The runs without what must not be published, which a private history has."""
-    hide = cache(redactor.hide)
+def _hide(runs: ClusterRuns, is_closed: bool) -> ClusterRuns:
+    """The runs, without what must not be published of those whose profile said so, and of old ones
+    of which only a history that is closed to others says so."""
+    hide = cache(Redactor(user_name()).hide)
 
     def hide_phase(phase: ListedPhase) -> ListedPhase:
         setup = Setup(*map(hide, phase.setup))
@@ -244,6 +246,8 @@ def _hide(runs: ClusterRuns, redactor: Redactor) -> ClusterRuns:
         return replace(phase, reason=hide(phase.reason), setup=setup, versions=versions)
 
     def hide_run(run: ListedRun) -> ListedRun:
+        if run.publish == "all" or not (run.publish or is_closed):
+            return run
         return replace(
             run,
             sentence=hide(run.sentence),
@@ -325,7 +329,7 @@ def _make_row(run: ListedRun, kept: set[str], changes: dict[str, list[str]]) -> 
 def judge_listed(phase: ListedPhase) -> tuple[str, str]:
     """The verdict on a stored phase, in words, and its tone: none if it was not measured."""
     is_known = phase.outcome != "passed" and bool(phase.known) and not phase.failed
-    verdict = judge_counts(phase.outcome, is_known, phase.failed, phase.known)
+    verdict = judge_counts(phase.outcome, is_known, phase.failed, phase.known, phase.attempts)
     if verdict.words.startswith("not measured"):
         return verdict.words, "none"
     if verdict.tone == "good" and not phase.good:
@@ -347,7 +351,8 @@ def _make_cell(row: RunRow, name: str) -> StripCell:
     text = f"{when}: {words}{nodes}" + (f" ({cause})" if cause else "")
     anchor = anchors(run.phases)[name] if judged != "good" else ""
     link = f"{row.link}#{anchor}" if row.link and anchor else ""
-    return StripCell(judged, sanitize_line(text[:MAX_WORDS]), link)
+    is_retried = phase.outcome == "passed" and judged != "bad" and phase.attempts > 1
+    return StripCell(judged, sanitize_line(text[:MAX_WORDS]), link, is_retried)
 
 
 def _make_trend(

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..evidence.run_record import FindingRecord, PhaseRecord, RunRecord
 from ..text import FAILURE, plural, sanitize_line, sanitize_lines, shorten
+from .named_nodes import describe_node, list_shared
 from .phase_table import COLUMNS, NUMBERS, judge_phase, phase_row
 from .terminal import gate_lines, known_words, node_lines
 
@@ -102,6 +103,8 @@ def _blocks(record: RunRecord) -> Iterator[str]:
     rows = [phase_row(phase, record.missing) for phase in record.phases]
     yield table(COLUMNS, rows, right=NUMBERS)
     yield from _section("Phases that did not run here", record.absent_phases)
+    named = [describe_node(node) for node in list_shared(record)]
+    yield from _section("Nodes that several phases name", named)
     for phase in record.phases:
         yield from _problems(phase, judge_phase(phase, record.missing).words)
     yield from _section("What changed", _changes(record))

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..evidence.history.outlier_judge import NOT_ENOUGH
-from ..evidence.run_counts import KnownRecord
-from ..evidence.run_record import GateRecord, PhaseRecord, RunRecord
+from ..evidence.run_counts import GateRecord, KnownRecord
+from ..evidence.run_record import PhaseRecord, RunRecord
 from ..evidence.screen_record import ScreenRecord
 from ..preflight.variable_remarks import format_remarks, group_remarks
 from ..text import (
@@ -22,6 +22,7 @@ from ..text import (
     shorten,
     shorten_lines,
 )
+from .named_nodes import describe_node, list_shared
 from .next_steps import list_next_steps
 from .phase_table import (
     COLUMNS,
@@ -43,7 +44,7 @@ GATE_COLUMNS = ("fault", "staged in", "red", "finding", "on", "seconds", "gate")
 TONES = {"good": "", "bad": "red", "warn": "yellow"}
 COLOURS = {FIT: "green", PROVEN: "green", UNFIT: "red", NOT_PROVEN: "red"}
 MAX_WARNINGS = MAX_TRACES = MAX_PROOFS = 10
-MAX_ATTEMPTS = 20
+MAX_ATTEMPTS, MAX_NODES = 20, 4
 IN_REPORT = " in report.json"
 
 
@@ -92,6 +93,7 @@ def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield from ((line, "") for line in record.absent_phases)
     yield from ((line, "yellow") for line in _attempts(record.phases))
     yield from ((line, "yellow") for line in _isolations(record.phases))
+    yield from ((describe_node(node), "yellow") for node in list_shared(record)[:MAX_NODES])
     yield from ((line, "") for line in _proofs(record.phases))
     yield from ((line, "") for line in _traces(record.phases))
     yield from ((line, "") for line in _count_skipped(record.phases))

@@ -21,8 +21,9 @@ from ..evidence.run_counts import (
     WRONG_GATE,
     KnownRecord,
     MissingRecord,
+    ProofRecord,
 )
-from ..evidence.run_record import PhaseRecord, ProofRecord, RunRecord
+from ..evidence.run_record import PhaseRecord, RunRecord
 from ..evidence.screen_record import FAILING, NO_ANSWER, PASSING, ScreenRecord
 from ..text import clip, plural, shorten
 

@@ -18,6 +18,7 @@ from ..evidence.locks import TAKEOVER_SILENCE_S
 from ..evidence.run_directory import RunDir, read_json
 from ..evidence.run_journal import is_closed, read_journal
 from ..evidence.run_ownership import find_run, list_runs
+from ..evidence.run_request import describe_command
 from ..evidence.telemetry import parse_text, parse_texts, to_json_value
 from ..jobs.backend import make_spec
 from ..text import Problem, UsageProblems, plural, shorten
@@ -149,10 +150,13 @@ def detach(session: JobSession) -> str:
         return f"nothing judged, and the journal does not say that the jobs are left ({error})"
 
 
-def describe_resolved(profile: Profile, phases: Iterable[Phase]) -> dict[str, Any]:
+def describe_start(
+    profile: Profile, phases: Iterable[Phase], arguments: Iterable[object]
+) -> dict[str, Any]:
     """What a run began with, for run.json."""
     sources = {phase.name: _digest_sources(phase) for phase in phases}
-    return {"profile": _digest_profile(profile), "phases": sources}
+    resolved = {"profile": _digest_profile(profile), "phases": sources}
+    return {"resolved": resolved, "command": describe_command(arguments)}
 
 
 def _find_latest(profile: Profile) -> tuple[RunDir | None, str]:

@@ -21,8 +21,7 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..criteria.phase_criteria import PhaseView
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_counts import PROVEN_GATE, CriterionRecord
-from ..evidence.run_record import ProofRecord
+from ..evidence.run_counts import PROVEN_GATE, CriterionRecord, ProofRecord
 from ..faults import FAULTS
 from ..faults.gate import Baseline, Observed, judge_gate
 from ..text import plural

@@ -20,7 +20,7 @@ from ..config.cluster_file import find_config
 from ..config.marker import PhaseMarker
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.run_counts import RunTally
+from ..evidence.run_counts import ProofRecord, RunTally
 from ..text import Problem, UsageProblems
 from .collection import PhaseCollection
 from .interrupts import Interrupts
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ..evidence.phase_result import PhaseResult
     from ..evidence.run_directory import RunDir
     from ..evidence.run_journal import FencedJournal
-    from ..evidence.run_record import ProofRecord
     from ..report.record_builder import FinishedRun
     from .attachment import Attachment
     from .job_session import JobSession
@@ -206,12 +205,12 @@ class Suite:
     def _announce(self, run: RunDir, phases: list[Phase], journal: FencedJournal) -> None:
         """Record the run, for a later command if this process is killed. Raises OSError."""
         from ..evidence.locks import ControllerLock
-        from .attachment import describe_resolved
+        from .attachment import describe_start
 
         self._controller = journal.controller = ControllerLock(run)
         asked = self.describe_request()
         if self.attachment is None:
-            asked["resolved"] = describe_resolved(self.profile, phases)
+            asked |= describe_start(self.profile, phases, self.config.invocation_params.args)
         else:
             self._controller.attach()
         self._controller.announce(asked, self.collection.report_path)

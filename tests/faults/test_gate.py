@@ -14,10 +14,11 @@ from pytest_clustersmoke.evidence.run_counts import (
     PROVEN_GATE,
     UNSTAGED_GATE,
     WRONG_GATE,
+    GateRecord,
+    ProofRecord,
     RunTally,
 )
 from pytest_clustersmoke.evidence.run_directory import RunDir, read_json, write_json
-from pytest_clustersmoke.evidence.run_record import GateRecord, ProofRecord
 from pytest_clustersmoke.evidence.staged_marks import CANNOT_STAGE
 from pytest_clustersmoke.evidence.telemetry import Events, EventWriter
 from pytest_clustersmoke.faults import FAULTS

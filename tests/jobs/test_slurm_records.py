@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from math import inf
 
 import pytest
@@ -9,6 +11,16 @@ import pytest
 from pytest_clustersmoke.config.hostlist import expand_hostlist
 from pytest_clustersmoke.jobs import slurm_records as records
 from tests.preflight import slurm_texts as texts
+
+
+@pytest.fixture
+def in_chicago(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This machine's clock shows the time of Chicago."""
+    monkeypatch.setenv("TZ", "America/Chicago")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_parse_node_of_slurm_22() -> None:
@@ -19,14 +31,15 @@ def test_parse_node_of_slurm_22() -> None:
     assert node.host == "vm" and not node.gone and not node.away and node.reason == ""
 
 
-def test_drained_node_says_why_who_and_when() -> None:
-    """A reason that looks like fields is kept whole and changes no other field."""
+def test_drained_node_says_why_who_and_when(in_chicago: None) -> None:
+    """A reason that looks like fields is kept whole and changes no other field; Slurm's time, which
+    has no zone, gets that of this machine."""
     line = texts.node(state="IDLE+DRAIN", reason="bad | State=IDLE Gres=gpu:9 NodeName=x")
     (node,) = records.parse_nodes(line).values()
     assert node.gone and node.name == "n0" and node.gpus == 2
     assert node.reason == "bad | State=IDLE Gres=gpu:9 NodeName=x"
-    assert (node.by, node.since) == ("root", "2026-11-21T22:35:51")
-    assert node.description == f"n0 is drain+idle ({node.reason}; root 2026-11-21T22:35:51)"
+    assert (node.by, node.since) == ("root", "2026-11-21T22:35:51-06:00")
+    assert node.description == f"n0 is drain+idle ({node.reason}; root 2026-11-21T22:35:51-06:00)"
     assert node.text.endswith("[root@2026-11-21T22:35:51]")
 
 

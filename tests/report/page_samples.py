@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from pytest_clustersmoke.report import page as page_module
+from pytest_clustersmoke.report.terminal import write_summary
 from tests.report import staged
 from tests.support import records
 
@@ -18,6 +19,20 @@ HOSTILE = (
 
 def page(record: records.Record) -> str:
     return page_module.page(records.parsed(record))
+
+
+def printed(record: records.Record) -> list[str]:
+    """The lines that the terminal shows at the end of a run."""
+    lines: list[str] = []
+
+    class Reporter:
+        def section(self, *_: object, **__: object) -> None: ...
+
+        def write_line(self, line: str, **_: object) -> None:
+            lines.append(line)
+
+    write_summary(Reporter(), records.parsed(record), ["report: here"])
+    return lines
 
 
 class Elements(HTMLParser):

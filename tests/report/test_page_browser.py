@@ -283,20 +283,6 @@ def test_distant_charts_are_drawn_later(browse: Browse) -> None:
     opened.check_quiet()
 
 
-def test_print_shows_everything_in_light_colours(browse: Browse) -> None:
-    """In print, every phase is open and drawn, on white, without navigation."""
-    opened = browse(staged.run(), scheme="dark")
-    assert opened.page.pdf(format="A4")[:5] == b"%PDF-"
-    opened.page.emulate_media(media="print", color_scheme="dark")
-    opened.ask("dispatchEvent(new Event('beforeprint'))")
-    assert opened.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert opened.page.locator("nav").is_hidden()
-    for phase in staged.run()["phases"]:
-        part = opened.page.locator(f'section[data-phase="{phase["phase"]}"]')
-        assert part.locator('figure[data-chart="steps"] svg').is_visible()
-    opened.check_quiet()
-
-
 def test_without_scripts_the_figures_are_there(browse: Browse) -> None:
     """The tables do not need scripts; without them, the empty boxes of charts are hidden."""
     record = staged.run()

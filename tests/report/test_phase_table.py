@@ -8,8 +8,7 @@ import pytest
 
 from pytest_clustersmoke.report.phase_table import compare_with_usual, judge_phase
 from pytest_clustersmoke.report.summary import summary
-from pytest_clustersmoke.report.terminal import write_summary
-from tests.report.page_samples import page
+from tests.report.page_samples import page, printed
 from tests.support import records
 from tests.support.harness import Suite
 
@@ -39,19 +38,6 @@ PAST = {
     "fail": 90.0,
     "text": "",
 }
-
-
-def printed(record: records.Record) -> list[str]:
-    lines: list[str] = []
-
-    class Reporter:
-        def section(self, *_: object, **__: object) -> None: ...
-
-        def write_line(self, line: str, **_: object) -> None:
-            lines.append(line)
-
-    write_summary(Reporter(), records.parsed(record), ["report: here"])
-    return lines
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,49 @@ def test_what_only_a_private_history_has_is_hidden(tmp_path: Path) -> None:
     assert "&lt;path&gt;" in text and "node2" in text
 
 
+REQUEST = {"user": "", "host": "login1", "command": "", "utc_offset_s": 0}
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_each_run_is_published_as_its_own_profile_says(tmp_path: Path, is_private: bool) -> None:
+    """Not as the mode of history.db says, which another run of the same directory may have set."""
+    for number, publish in enumerate(("all", "names")):
+        words = f"UNFIT: /home/alice/{publish}"
+        made = night(number, rated("wide", 10.0), sentence=words)
+        record = records.parsed({**made, "request": {**REQUEST, "publish": publish}})
+        history_store.store_run(record, tmp_path, private=is_private)
+    text = render_runs_page(tmp_path)
+    assert "/home/alice/all" in text and "/home/alice/names" not in text
+
+
+def test_phase_that_passed_on_a_later_attempt_has_no_tick(tmp_path: Path) -> None:
+    """Nor the colour of a plain pass, whatever ended its first job; it links to its place in the
+    report."""
+    attempts = [
+        {
+            "attempt": number,
+            "outcome": outcome,
+            "reason": "",
+            "job_id": str(number),
+            "nodes": ["n1"],
+            "failed_nodes": [],
+            "submitted": None,
+            "ended": None,
+            "queue_s": None,
+            "run_s": None,
+        }
+        for number, outcome in ((1, "preempted"), (2, "passed"))
+    ]
+    for number, tried in enumerate(([], attempts)):
+        records.store_run(night(number, {**rated("wide", 10.0), "attempts": tried}), tmp_path)
+    strip = Cells(render_runs_page(tmp_path)).tables["strip"]
+    (row,) = [line for line in strip if line[0][1] == "wide"]
+    plain, retried = row[1:]
+    assert plain[0] == "good" and plain[1].startswith("✓")
+    assert retried[0] == "warn" and retried[1].startswith("↻")
+    assert "passed on attempt 2" in retried[1]
+
+
 def test_page_is_absent_without_a_history(tmp_path: Path) -> None:
     write_runs_page(tmp_path)
     assert list(tmp_path.iterdir()) == []

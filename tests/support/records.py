@@ -13,9 +13,9 @@ from typing import Any
 
 from pytest_clustersmoke.criteria import past_annotation
 from pytest_clustersmoke.evidence.history import history_store
-from pytest_clustersmoke.evidence.run_counts import RunTally
+from pytest_clustersmoke.evidence.run_counts import ProofRecord, RunTally
 from pytest_clustersmoke.evidence.run_directory import RunDir
-from pytest_clustersmoke.evidence.run_record import ProofRecord, RunRecord
+from pytest_clustersmoke.evidence.run_record import RunRecord
 from pytest_clustersmoke.report.node_evidence import observe_nodes
 from pytest_clustersmoke.report.record_builder import FinishedRun, count_run, store_verdict
 from pytest_clustersmoke.report.verdict import judge_record

@@ -187,6 +187,9 @@ _FIGURES_BY_PHASE = (
     "ALTER TABLE device_figures ADD COLUMN phase INTEGER REFERENCES phases (id) ON DELETE CASCADE",
     "CREATE INDEX device_figures_by_phase ON device_figures (phase)",
 )
+# `limits.publish` of a run's profile, NULL of earlier runs; how many jobs a phase took.
+_PUBLISH = ("ALTER TABLE runs ADD COLUMN publish TEXT",)
+_ATTEMPTS = ("ALTER TABLE phases ADD COLUMN attempts INTEGER NOT NULL DEFAULT 1",)
 
 # The curves of collectives, which nothing judges: a night of two phases takes 10 KB.
 _CURVES = (
@@ -204,10 +207,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     *(_TABLES, _INDEXES, _ACCEPTED_LEVELS, _GPUS, _NODES),
     (*_REFERENCES, *_FIGURES_BY_PHASE),
     _CURVES,
+    (*_PUBLISH, *_ATTEMPTS),
 )
 WITH_ACCEPTED_LEVELS, WITH_GPUS, WITH_NODES, WITH_REFERENCES = 3, 4, 5, 6
 WITH_FIGURES_BY_PHASE = WITH_REFERENCES
 WITH_CURVES = 7
+WITH_PUBLISH = WITH_ATTEMPTS = 8
 VERSION = len(MIGRATIONS)
 
 

@@ -111,6 +111,7 @@ def _insert_run(connection: Connection, record: RunRecord) -> int:
         "device": shorten_line(hardware.device),
         "gpus_per_node": hardware.gpus_per_node,
         "interconnect": shorten_line(hardware.interconnect),
+        "publish": record.request.publish if record.request is not None else None,
     }
     run = insert(connection, "runs", row)
     # Phases of a run that was deleted by hand remain, and its id is reused.
@@ -147,6 +148,7 @@ def _insert_phase(
         "nodes": json.dumps(nodes),
         "versions": json.dumps(versions, sort_keys=True),
         "criteria": json.dumps(dict(list(criteria.items())[:MAX_NAMES]), sort_keys=True),
+        "attempts": max(1, len(phase.attempts)),
     }
     number = insert(connection, "phases", row)
     connection.execute("DELETE FROM metrics WHERE phase = ?", (number,))

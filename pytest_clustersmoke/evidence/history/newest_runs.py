@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from sqlite3 import Connection, Row
 
-from .history_schema import WITH_REFERENCES, Setup, read_version
+from .history_schema import WITH_ATTEMPTS, WITH_PUBLISH, WITH_REFERENCES, Setup, read_version
 from .setup_changes import describe_setup_changes
 
 # The metric that stands for a phase: the first of these that it has.
@@ -51,6 +51,7 @@ class ListedPhase:
     setup: Setup
     versions: Mapping[str, str]
     headline: Headline | None
+    attempts: int = 1  # jobs that it took
 
     def describe_changes(self, before: ListedPhase) -> list[str]:
         """What changed since an earlier run of the phase: versions, hardware, arguments."""
@@ -71,6 +72,7 @@ class ListedRun:
     selection: str
     interrupted: bool
     partial: str
+    publish: str = ""  # `limits.publish` of its profile; empty: unknown
     phases: dict[str, ListedPhase] = field(default_factory=dict)
 
     @property
@@ -105,7 +107,9 @@ def read_newest_runs(
 def _read_cluster(
     connection: Connection, cluster: str, total: int, limit: int, kept: Sequence[str]
 ) -> ClusterRuns:
-    columns = "id, run_id, begun, written, verdict, sentence, selection, interrupted, partial"
+    columns = "id, run_id, begun, written, verdict, sentence, selection, interrupted, partial, "
+    is_newer = (read_version(connection) or 0) >= WITH_PUBLISH
+    columns += "publish" if is_newer else "NULL AS publish"
     order = "ORDER BY begun DESC, id DESC LIMIT ?"
     newest = connection.execute(
         f"SELECT {columns} FROM runs WHERE cluster = ? {order}", (cluster, limit)
@@ -140,6 +144,7 @@ def _parse_run(row: Row) -> ListedRun:
         selection=str(row["selection"]),
         interrupted=bool(row["interrupted"]),
         partial=str(row["partial"]),
+        publish=str(row["publish"] or ""),
     )
 
 
@@ -148,7 +153,9 @@ def _read_phases(
 ) -> Iterator[tuple[int, str, ListedPhase]]:
     """The phases of these runs, with the id of the run's row."""
     bounds = "m.reference, m.low, m.high"
-    if (read_version(connection) or 0) < WITH_REFERENCES:
+    version = read_version(connection) or 0
+    attempts = "p.attempts" if version >= WITH_ATTEMPTS else "1 AS attempts"
+    if version < WITH_REFERENCES:
         bounds = "NULL AS reference, NULL AS low, NULL AS high"
     setup = ", ".join(f"s.{name}" for name in Setup._fields)
     names = ", ".join(f"'{name}'" for name in HEADLINES)
@@ -156,7 +163,7 @@ def _read_phases(
         some = runs[start : start + _MOST_IDS]
         rows = connection.execute(
             "SELECT p.run, p.phase, p.outcome, p.good, p.finding, p.reason, p.failed, p.known, "
-            f"p.run_s, p.nodes, p.versions, {setup}, m.name, m.value, m.unit, {bounds} "
+            f"p.run_s, p.nodes, p.versions, {attempts}, {setup}, m.name, m.value, m.unit, {bounds} "
             "FROM phases p JOIN setups s ON s.id = p.setup "
             f"LEFT JOIN metrics m ON m.phase = p.id AND m.name IN ({names}) "
             f"WHERE p.run IN ({', '.join('?' * len(some))}) ORDER BY p.run, p.id, "
@@ -182,6 +189,7 @@ def _parse_phase(row: Row) -> ListedPhase:
         setup=Setup(*(str(row[name]) for name in Setup._fields)),
         versions={name: str(value) for name, value in versions.items()},
         headline=_parse_headline(row),
+        attempts=int(row["attempts"]),
     )
 
 

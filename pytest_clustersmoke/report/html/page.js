@@ -1,7 +1,7 @@
 "use strict";
 // Draws the charts of open sections one after the other, and again when the width changes. With very
-// many charts, those far from the screen wait until it comes near them. Opens the section a link
-// points into, and everything for printing.
+// many charts, those far from the screen wait until it comes near them. Opens the section that a link
+// points into.
 (() => {
   const kinds = { ...Charts.kinds, topology: Topology.draw, curves: Curves.draw, ...Progress.kinds };
   const widths = new WeakMap();
@@ -68,13 +68,7 @@
   let timer;
   window.addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(() => later(figures), 150); });
 
-  let closed = [];
-  window.addEventListener("beforeprint", () => {
-    closed = [...document.querySelectorAll("details:not(.figures):not([open])")];
-    for (const one of closed) one.open = true;
-    figures.forEach(draw);
-  });
-  window.addEventListener("afterprint", () => { for (const one of closed) one.open = false; });
+  window.addEventListener("beforeprint", () => figures.forEach(draw));
 
   later(figures);
   reveal();

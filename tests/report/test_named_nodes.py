@@ -1,0 +1,186 @@
+"""A node that several phases name is one thing to look at; and what ran where, now and before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pytest_clustersmoke.evidence.run_record import RunRecord
+from pytest_clustersmoke.report.named_nodes import describe_node, list_shared, name_nodes
+from pytest_clustersmoke.report.redaction import Redactor
+from pytest_clustersmoke.report.run_digest import RunDigest
+from pytest_clustersmoke.report.summary import summary
+from tests.report.browsing import Browse
+from tests.report.page_samples import Elements, page, printed
+from tests.support import records
+
+GPU = "GPU-00000003-0000-4000-8000-000000000000"  # of rank 3, on node1
+
+
+def failed(name: str, dead: tuple[int, ...] = (3,), **changes: object) -> records.Record:
+    """A phase of four nodes whose job died on node1."""
+    found = records.finding(cause=f"rank {dead[0]} was killed by signal 9", ranks=[*dead])
+    return records.phase(name, outcome="failed", findings=[{**found, **changes}])
+
+
+def slow(name: str, rank: int = 3) -> records.Record:
+    phase = records.phase(name)
+    phase["ranks"][rank]["behind"] = True
+    return phase
+
+
+def named(*phases: records.Record, past: Path | None = None) -> records.Record:
+    """A run of these phases, with the nodes that they name, and their past."""
+    made = records.run(*phases, verdict="UNFIT", sentence="UNFIT: 2 of 3 phases failed")
+    record = records.parsed(made)
+    made["named_nodes"] = [node.model_dump() for node in name_nodes(record)]
+    if past is not None:
+        records.annotate(made, past)
+    return made
+
+
+def test_node_that_several_phases_name_is_named_once() -> None:
+    """With each phase, its cause and the line that shows it; the one of the most phases first."""
+    record = records.parsed(named(failed("a"), slow("b"), failed("c", hosts=["node2"])))
+    first, second = record.named_nodes
+    assert (first.node, first.phases) == ("node1", ["a", "b"])
+    assert [one.finding for one in first.named] == ["rank-killed", "slow-rank"]
+    assert (first.named[0].file, first.named[0].line) == ("nodes/0001/launcher.log", 12)
+    assert first.named[0].cause == "rank 3 was killed by signal 9"
+    assert [one.is_check for one in first.named] == [False, True]
+    assert (second.node, second.phases) == ("node2", ["c"])
+    assert [node.node for node in list_shared(record)] == ["node1"]
+
+
+def test_device_is_named_if_it_is_the_same_in_all_phases() -> None:
+    """Not if one phase means another GPU of the node, or does not say which."""
+    assert records.parsed(named(failed("a"), slow("b"))).named_nodes[0].device == GPU
+    for other in (slow("b", rank=2), failed("b", (2, 3)), failed("b", ranks=[])):
+        assert records.parsed(named(failed("a"), other)).named_nodes[0].device == ""
+
+
+def test_published_record_has_no_uuid_of_a_device() -> None:
+    """With `limits.publish: names`."""
+    hidden = Redactor("anna").hide_record(records.parsed(named(failed("a"), slow("b"))))
+    assert hidden.named_nodes[0].device == "" and hidden.named_nodes[0].node == "node1"
+
+
+def test_node_that_no_phase_accuses_is_not_named() -> None:
+    """Where half of the nodes or more are named, it is a setting of theirs; a staged fault is no
+    fault of a node."""
+    both = failed("a", hosts=["node0", "node1"])
+    assert named(both, both)["named_nodes"] == []
+    staged = [{**failed(name), "fault": "rank-killed"} for name in ("a", "b")]
+    assert named(*staged)["named_nodes"] == []
+
+
+def nights(folder: Path, count: int, *phases: records.Record, nodes: int = 4) -> None:
+    for number in range(count):
+        some = [*phases] or [records.phase("a", nodes=nodes), records.phase("b", nodes=nodes)]
+        made = records.run(*some, begun=records.BEGUN - 86400 * (number + 1))
+        records.store_run(made, folder)
+
+
+def test_terminal_summary_and_digest_have_one_line_for_the_node(tmp_path: Path) -> None:
+    """With its past, by the history."""
+    nights(tmp_path, 3)
+    nights(tmp_path, 2, failed("a"), records.phase("b"))
+    made = named(failed("a"), failed("b"), past=tmp_path)
+    line = (
+        f"node1, {GPU}: named by 2 phases: rank-killed in a, b; named in 2 of 5 earlier runs; no "
+        "check of the node itself failed, so the programs may be the cause"
+    )
+    record = records.parsed(made)
+    assert describe_node(record.named_nodes[0]) == line
+    assert printed(made).count(line) == 1
+    digest = RunDigest.of(record, tmp_path)
+    assert digest.named_nodes == [line] == digest.as_dict()["named_nodes"]
+    assert digest.lines()[2] == line
+    assert "Nodes that several phases name" in summary(record)
+    alone = records.parsed(named(failed("a"), records.phase("b")))
+    assert RunDigest.of(alone, tmp_path).named_nodes == []
+
+
+def test_page_has_one_card_for_the_node(tmp_path: Path) -> None:
+    """In place of one for each phase; it leads to each cause, to the file that shows it, and to the
+    ledger."""
+    made = named(failed("a"), slow("b"), failed("c", hosts=["node2"]))
+    html = page(made)
+    cards = html[html.index('id="stands-out"') : html.index('class="asides"')]
+    part = cards[cards.index('data-kind="named"') :]
+    part = part[: part.index("</li>\n</ul>")]
+    links = [str(link["href"]) for link in Elements(part).all("a")]
+    assert links[:2] == ["#phase-a-findings", "phases/a/nodes/0001/launcher.log"]
+    assert "#phase-b-ranks" in links
+    assert "clustersmoke nodes --cluster gilbreth --node node1" in part
+    assert f"node1, {GPU}: named by 2 phases" in part
+    jobs = cards[cards.index('data-kind="jobs"') :]
+    assert "#phase-c-findings" in jobs and "#phase-a-findings" not in jobs
+    assert 'data-kind="stragglers"' not in cards
+    sheet = html[html.index('class="sheet"') : html.index('id="stands-out"')]
+    assert (
+        sheet.count(f"<li>node1, {GPU}: named by 2 phases: rank-killed in a; slow-rank in b") == 1
+    )
+
+
+def test_links_lead_to_the_matrix_of_nodes(tmp_path: Path) -> None:
+    """If there is a page over runs with this run."""
+    from pytest_clustersmoke.report.page import page as render_page
+
+    record = records.parsed(named(failed("a"), failed("b")))
+    assert '<a href="../index.html#cluster-gilbreth-nodes">' in render_page(record, runs_page=True)
+    assert "../index.html" not in render_page(record)
+
+
+def test_card_is_a_warning_if_the_phases_passed() -> None:
+    """Their findings are warnings."""
+    port: dict[str, Any] = {"id": "rdma-port-errors", "severity": "warning", "primary": False}
+    phases = [{**failed(name, **port), "outcome": "passed"} for name in ("a", "b")]
+    html = page(named(*phases))
+    assert '<li class="card warn" data-kind="named">' in html
+
+
+def read(tmp_path: Path, *phases: records.Record) -> RunRecord:
+    made = records.run(*phases)
+    records.annotate(made, tmp_path)
+    return records.parsed(made)
+
+
+def test_first_run_of_a_phase_on_a_node_is_told_from_the_usual_ones(tmp_path: Path) -> None:
+    """Of four nodes, one is new to the phase; another phase had it before."""
+    nights(tmp_path, 3, records.phase("a", nodes=2), records.phase("b", nodes=4))
+    nights(tmp_path, 1, records.phase("a", nodes=3))
+    record = read(tmp_path, records.phase("a"), records.phase("b"), records.phase("c"))
+    first, second, new = (phase.places for phase in record.phases)
+    assert first is not None and second is not None and new is None
+    assert (first.runs, first.is_all, first.first) == (4, True, ["node3"])
+    assert first.nodes == {"node0": 4, "node1": 4, "node2": 1, "node3": 0}
+    assert second.first == []
+
+
+def test_usual_nodes_that_a_phase_does_not_have_are_kept(tmp_path: Path) -> None:
+    """The most frequent first; names of nodes that are not known do not count."""
+    nights(tmp_path, 2, records.phase("a", nodes=2))
+    lost = records.phase("a", nodes=1)
+    lost["nodes"][0]["node"] = "node 0"
+    nights(tmp_path, 1, lost)
+    phase = records.phase("a", nodes=1)
+    phase["nodes"] = [{"node_rank": 0, "node": "other", "host": "other"}]
+    (places,) = [one.places for one in read(tmp_path, phase).phases]
+    assert places is not None and places.runs == 2
+    assert places.nodes == {"other": 0, "node0": 2, "node1": 2} and places.first == ["other"]
+
+
+def test_page_says_what_ran_where(tmp_path: Path, browse: Browse) -> None:
+    """In a table, and at the phase; the card of a failed job says that its node is new to it."""
+    nights(tmp_path, 2, records.phase("a", nodes=3), records.phase("b"))
+    made = named(failed("a", hosts=["node3"]), records.phase("b"), past=tmp_path)
+    opened = browse(made, scripts=False)
+    rows = opened.page.locator('table[data-table="places-of-phases"] tbody tr').all_inner_texts()
+    assert [row.split("\t") for row in rows] == [
+        ["a", "node0, node1, node2, node3", "node3", "node0, node1, node2 in 2 of 2"],
+        ["b", "node0, node1, node2, node3", "-", "node0, node1, node2, node3 in 2 of 2"],
+    ]
+    new = "ran on node3 for the first time"
+    assert f"it {new}" in opened.page.locator('.card[data-kind="jobs"]').inner_text()
+    assert f"This phase {new}." in opened.page.locator('section[data-phase="a"]').inner_text()
