@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
 
 from ..config.metrics import METRICS
 from ..evidence.history.history_query import PhaseCount, read_phase_runs, read_runs
+from ..evidence.history.node_history import read_observations
 from ..evidence.history.outlier_judge import WINDOW
 from ..text import near
 from . import history_arguments as arguments
@@ -67,18 +68,36 @@ def _run_command(parsed: argparse.Namespace) -> int:
     with arguments.open_history(parsed.report_dir) as connection:
         counts = arguments.choose_phases(connection, parsed.cluster, parsed.phase)
         series = [_series(connection, count, parsed) for count in counts]
-        runs = read_runs(connection, cluster=parsed.cluster) if parsed.openmetrics else []
-    series = [phase for phase in series if phase.runs]  # its rows may have been deleted meanwhile
-    if parsed.metric is not None:
-        _check_metric(parsed.metric, series)
+        series = [phase for phase in series if phase.runs]  # its rows may be deleted meanwhile
+        if parsed.metric is not None:
+            _check_metric(parsed.metric, series)
+        text = _render_backfill(connection, parsed, series) if parsed.openmetrics else ""
     if parsed.openmetrics:
-        from ..report.openmetrics import render_backfill
-
-        print(render_backfill(runs, (run for phase in series for run in phase.runs)), end="")
+        print(text, end="")
         return 0
     form = json_lines if parsed.json else csv_lines if parsed.csv else text_lines
     print_lines(form(series))
     return 0
+
+
+def _render_backfill(
+    connection: Connection, parsed: argparse.Namespace, series: Sequence[PhaseSeries]
+) -> str:
+    from ..report.backfill import PastPhase, find_medians, render_backfill
+    from ..report.node_standing import choose_history_redactor
+
+    phases = [
+        PastPhase(run, phase.metrics, find_medians(connection, run))
+        for phase in series
+        for run in phase.runs
+    ]
+    clusters = sorted({phase.run.cluster for phase in phases})
+    return render_backfill(
+        read_runs(connection, cluster=parsed.cluster),
+        phases,
+        {cluster: read_observations(connection, cluster) for cluster in clusters},
+        choose_history_redactor(parsed.report_dir),
+    )
 
 
 def _series(connection: Connection, count: PhaseCount, parsed: argparse.Namespace) -> PhaseSeries:
