@@ -94,10 +94,10 @@ browser: $(INSTALLED)
 ssh: $(INSTALLED)
 	@$(BIN)/python -m tests.support.ssh_servers || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 
-# The same for Debian's Prometheus package, whose promtool tests the alert rules
-# (CLUSTERSMOKE_REQUIRE_PROMETHEUS=1).
+# The same for Debian's Prometheus and its node exporter, which test the alert rules, the dashboard
+# and the textfile (CLUSTERSMOKE_REQUIRE_PROMETHEUS=1).
 prometheus: $(INSTALLED)
-	@$(BIN)/python -m tests.support.promtool || test -z "$$CLUSTERSMOKE_REQUIRE_PROMETHEUS"
+	@$(BIN)/python -m tests.support.prometheus || test -z "$$CLUSTERSMOKE_REQUIRE_PROMETHEUS"
 
 test: slurm browser ssh
 	$(TESTS) tests -m 'not slow and not slow_lab'

@@ -7,6 +7,7 @@ history has their figures.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
@@ -15,11 +16,12 @@ from typing import get_args
 from ..evidence.history.history_query import PastRun, PhaseRun, StoredMetric, read_phase_runs
 from ..evidence.history.outlier_judge import WINDOW, measure_level
 from ..evidence.node_observation import PastObservation
-from ..evidence.run_counts import Outcome
+from ..evidence.run_counts import Outcome, Result
 from .node_ledger import ByNode
 from .node_standing import SPAN_S, hide_names, judge_nodes
 from .openmetrics import (
     BEGUN_MEANING,
+    CRITERIA_MEANING,
     FIT_MEANING,
     MET_MEANING,
     OUTCOME_MEANING,
@@ -138,6 +140,10 @@ def _add_phase(table: _SeriesTable, phase: PastPhase) -> None:
     for outcome in get_args(Outcome):
         held = float(run.outcome == outcome)
         table.add("phase_outcome", OUTCOME_MEANING, {**where, "outcome": outcome}, held, run.begun)
+    results = Counter(run.criteria.values())
+    for result in get_args(Result):
+        labels = {**where, "result": result}
+        table.add("phase_criteria", CRITERIA_MEANING, labels, results[result], run.begun)
     times = {"phase_queue_seconds": run.queue_s, "phase_run_seconds": run.run_s}
     for gauge, seconds in times.items():
         if seconds is not None:

@@ -24,6 +24,7 @@ BEGUN_MEANING = "When the run started"
 WRITTEN_MEANING = "When the run was reported"
 VERDICT_MEANING = "1 for the verdict that holds"
 OUTCOME_MEANING = "1 for the outcome of the phase's job"
+CRITERIA_MEANING = "Criteria of the phase by result"
 MET_MEANING = "1 if the metric is within its reference's bounds, else 0"
 REFERENCE_MEANING = "The metric divided by its reference"
 STATE_MEANING = "1 for what the newest run that had the node saw of it"
@@ -181,8 +182,7 @@ def _phase_gauges(phases: list[PhaseRecord]) -> Iterator[Gauge]:
         for p in phases
         for result in get_args(Result)
     ]
-    meaning = "Criteria of the phase by result"
-    yield Gauge("phase_criteria", meaning, ("phase", "result"), results)
+    yield Gauge("phase_criteria", CRITERIA_MEANING, ("phase", "result"), results)
     metrics = [((p.phase, name), metric) for p in phases for name, metric in p.metrics.items()]
     for gauge, meaning, judge in (
         ("phase_reference_met", MET_MEANING, lambda metric: metric.met),

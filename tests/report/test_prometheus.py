@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.report import node_standing
 from tests.evidence.history.made import DAY_S, of_night
 from tests.support.harness import ROOT
-from tests.support.promtool import need_promtool
+from tests.support.prometheus import promtool
 from tests.support.records import BEGUN, finding, metric, phase, store_run
 
 RULES = ROOT / "docs" / "examples" / "clustersmoke.rules.yml"
@@ -159,14 +158,6 @@ def test_backfill_has_the_runs_whose_phases_it_has(
         written = families["clustersmoke_run_timestamp_seconds"].samples
         begun = families["clustersmoke_run_begun_timestamp_seconds"].samples
         assert all(end.value > start.value for end, start in zip(written, begun, strict=True))
-
-
-def promtool(*words: str | Path) -> str:
-    """Run Debian's promtool."""
-    program = need_promtool()
-    done = subprocess.run([program, *map(str, words)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow
