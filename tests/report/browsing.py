@@ -20,14 +20,19 @@ DRAWN = "html[data-charts=drawn]"
 OPEN = """Promise.all([...document.querySelectorAll("details:not([open])")].map(part =>
   new Promise(done => { part.addEventListener("toggle", done, { once: true }); part.open = true })
 )).then(all => all.length)"""
-# HTML that is wider than its box and cannot be scrolled, and text of a chart outside its drawing.
+# HTML that is wider than its box and cannot be scrolled, and text of a chart outside the box that
+# clips it.
 CUT = """() => {
+  const clips = e => getComputedStyle(e).overflowX !== "visible";
   const hides = e => ["hidden", "clip"].includes(getComputedStyle(e).overflowX);
   const boxes = [...document.querySelectorAll("body *")].filter(e => e instanceof HTMLElement
     && e.clientWidth > 1 && hides(e) && e.scrollWidth > e.clientWidth + 1);
   const words = [...document.querySelectorAll("svg text")].filter(e => {
-    const [own, all] = [e, e.ownerSVGElement].map(each => each.getBoundingClientRect());
-    return own.width && (own.left < all.left - 1 || own.right > all.right + 1
+    let box = e.ownerSVGElement;
+    while (box.parentElement && !clips(box)) box = box.parentElement;
+    const scrolls = box !== e.ownerSVGElement && !hides(box);
+    const [own, all] = [e, box].map(each => each.getBoundingClientRect());
+    return own.width && !scrolls && (own.left < all.left - 1 || own.right > all.right + 1
       || own.top < all.top - 1 || own.bottom > all.bottom + 1);
   });
   return [...boxes, ...words].map(e => e.outerHTML.slice(0, 200));
