@@ -147,7 +147,8 @@ def _make_night(record: dict[str, Any], number: int) -> None:
 
 
 def nights(samples: SampleRuns, place: Path, marker: str) -> Path:
-    """The page over the runs of the sample above."""
+    """The page over the runs of the sample above, which has a folder of its own."""
+    place.rmdir()
     return samples.page(f"UNFIT by history{MADE}").parent.parent / "index.html"
 
 
