@@ -6,6 +6,8 @@
 # make test-oldest  all phases but those of FSDP and Megatron, which need torch 2.6, and the tests of
 #                   the rank API, on the oldest supported versions (constraints-oldest.txt; Python
 #                   3.10 to 3.12; downloads about 3 GB)
+# make pages        sample reports of real runs in pages/, each tested in a browser, and the pictures
+#                   of the documents made from them; took 15 minutes on two busy cores
 # make lint         ruff and mypy --strict
 # make bench        overhead of a phase, calls of the scheduler (also ReFrame's, installed with pip
 #                   into a temporary environment), speed of reading NCCL's logs, cost of a proof,
@@ -62,7 +64,7 @@ endif
 # The tests start hundreds of processes that import the package; each would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install smoke test test-all test-oldest lint format bench faults soak soak-chaos slurm browser ssh prometheus clean
+.PHONY: help install smoke test test-all test-oldest pages lint format bench faults soak soak-chaos slurm browser ssh prometheus clean
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -94,10 +96,10 @@ browser: $(INSTALLED)
 ssh: $(INSTALLED)
 	@$(BIN)/python -m tests.support.ssh_servers || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 
-# The same for Debian's Prometheus package, whose promtool tests the alert rules
-# (CLUSTERSMOKE_REQUIRE_PROMETHEUS=1).
+# The same for Debian's Prometheus and its node exporter, which test the alert rules, the dashboard
+# and the textfile (CLUSTERSMOKE_REQUIRE_PROMETHEUS=1).
 prometheus: $(INSTALLED)
-	@$(BIN)/python -m tests.support.promtool || test -z "$$CLUSTERSMOKE_REQUIRE_PROMETHEUS"
+	@$(BIN)/python -m tests.support.prometheus || test -z "$$CLUSTERSMOKE_REQUIRE_PROMETHEUS"
 
 test: slurm browser ssh
 	$(TESTS) tests -m 'not slow and not slow_lab'
@@ -121,6 +123,11 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 test-oldest: $(OLDEST)/.installed
 	CUDA_VISIBLE_DEVICES= $(OLDEST)/bin/python -m pytest smoke_tests --cluster local -m 'not fsdp'
 	$(OLDEST)/bin/python -m pytest tests/rank tests/smoke -n $(WORKERS)
+
+pages: slurm browser
+	rm -rf pages
+	CLUSTERSMOKE_PAGES=$(abspath pages) $(PYTEST) tests/report/test_sample_pages.py
+	$(BIN)/python -m tests.report.shoot pages docs/pictures
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

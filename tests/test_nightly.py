@@ -25,7 +25,11 @@ from tests.support.needs import need_lab
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = DOCS / "examples"
 SCRIPT, CRONTAB, WORKFLOW = (EXAMPLES / f"nightly.{kind}" for kind in ("sh", "crontab", "yml"))
-RULES = EXAMPLES / "clustersmoke.rules.yml"  # tests/report/test_prometheus.py
+# Those of tests/report/test_prometheus.py
+OTHERS = [
+    EXAMPLES / name
+    for name in ("clustersmoke.rules.yml", "clustersmoke.dashboard.json", "dashboard.py")
+]
 # Tools that pip installed next to this Python, even if its environment is not activated.
 TOOLS = Path(sys.executable).parent
 # The environment of a job in a user's crontab (man 5 crontab).
@@ -67,7 +71,8 @@ def test_page_shows_the_example_files() -> None:
     for path in (SCRIPT, CRONTAB, WORKFLOW):
         assert path.read_text() in blocks, path.name
         assert f"(../examples/{path.name})" in page
-    assert sorted(EXAMPLES.iterdir()) == sorted([SCRIPT, CRONTAB, WORKFLOW, RULES])
+    files = [path for path in EXAMPLES.iterdir() if path.is_file()]
+    assert sorted(files) == sorted([SCRIPT, CRONTAB, WORKFLOW, *OTHERS])
 
 
 def test_page_shows_the_refusal_of_a_second_run(tmp_path: Path) -> None:

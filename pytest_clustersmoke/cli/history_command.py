@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
 
 from ..config.metrics import METRICS
-from ..evidence.collective_curves import Point
-from ..evidence.history.collective_history import Figures, read_run_curves
+from ..evidence.history.collective_history import read_run_curves
 from ..evidence.history.history_query import PhaseCount, read_phase_runs, read_runs
+from ..evidence.history.node_history import read_observations
 from ..evidence.history.outlier_judge import WINDOW
 from ..text import near
 from . import history_arguments as arguments
@@ -59,17 +59,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     history.set_defaults(run=_run_command)
 
 
-def _read_curves(
-    connection: Connection, counts: Iterable[PhaseCount]
-) -> dict[tuple[str, str], dict[Point, Figures]]:
-    """Run id and phase -> the points of the curves of its collectives."""
-    return {
-        (run_id, count.phase): points
-        for count in counts
-        for run_id, points in read_run_curves(connection, count.cluster, count.phase).items()
-    }
-
-
 def _count(word: str) -> int:
     if not word.isdecimal() or not 0 < int(word) < 2**31:
         raise argparse.ArgumentTypeError(f"`{word}` is not a number of runs; expected 1 or more")
@@ -80,20 +69,39 @@ def _run_command(parsed: argparse.Namespace) -> int:
     with arguments.open_history(parsed.report_dir) as connection:
         counts = arguments.choose_phases(connection, parsed.cluster, parsed.phase)
         series = [_series(connection, count, parsed) for count in counts]
-        runs = read_runs(connection, cluster=parsed.cluster) if parsed.openmetrics else []
-        curves = _read_curves(connection, counts) if parsed.openmetrics else {}
-    series = [phase for phase in series if phase.runs]  # its rows may have been deleted meanwhile
-    if parsed.metric is not None:
-        _check_metric(parsed.metric, series)
+        series = [phase for phase in series if phase.runs]  # its rows may be deleted meanwhile
+        if parsed.metric is not None:
+            _check_metric(parsed.metric, series)
+        text = _render_backfill(connection, parsed, series) if parsed.openmetrics else ""
     if parsed.openmetrics:
-        from ..report.openmetrics import render_backfill
-
-        past = (run for phase in series for run in phase.runs)
-        print(render_backfill(runs, past, curves), end="")
+        print(text, end="")
         return 0
     form = json_lines if parsed.json else csv_lines if parsed.csv else text_lines
     print_lines(form(series))
     return 0
+
+
+def _render_backfill(
+    connection: Connection, parsed: argparse.Namespace, series: Sequence[PhaseSeries]
+) -> str:
+    from ..report.backfill import PastPhase, find_medians, render_backfill
+    from ..report.node_standing import choose_history_redactor
+
+    phases = []
+    for phase in series:
+        key = (connection, phase.count.cluster, phase.count.phase)
+        curves = read_run_curves(*key) if parsed.metric is None else {}
+        phases += [
+            PastPhase(run, phase.metrics, find_medians(connection, run), curves.get(run.run_id, {}))
+            for run in phase.runs
+        ]
+    clusters = sorted({phase.run.cluster for phase in phases})
+    return render_backfill(
+        read_runs(connection, cluster=parsed.cluster),
+        phases,
+        {cluster: read_observations(connection, cluster) for cluster in clusters},
+        choose_history_redactor(parsed.report_dir),
+    )
 
 
 def _series(connection: Connection, count: PhaseCount, parsed: argparse.Namespace) -> PhaseSeries:

@@ -96,6 +96,12 @@ class Comparison:
     text: str
 
 
+def is_within(value: float, low: float | None, high: float | None) -> bool:
+    """Whether a value is a finite number within the bounds of a reference."""
+    above = low is None or value >= low
+    return math.isfinite(value) and above and (high is None or value <= high)
+
+
 def compare(
     name: str, value: float, reference: Reference | None, resized: Sequence[str] = ()
 ) -> Comparison:
@@ -122,7 +128,7 @@ def compare(
         bounds = f"at least {show(low)}"
     else:
         bounds = f"at most {show(high)}" if high is not None else "any value"
-    met = (low is None or value >= low) and (high is None or value <= high)
+    met = is_within(value, low, high)
     tail = f" (allowed: {bounds}; source: {reference.source or 'not given'})"
     return Comparison(met, f"{measured}: {against}{tail}")
 

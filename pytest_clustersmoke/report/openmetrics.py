@@ -7,30 +7,37 @@ Names end in OpenMetrics' base units (seconds, bytes).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from ..config.metrics import METRICS
-from ..evidence.collective_curves import Point
-from ..evidence.history.collective_history import Figures
-from ..evidence.history.history_query import PastRun, PhaseRun
 from ..evidence.run_counts import Outcome, Result
-from ..evidence.run_record import PhaseRecord, RunRecord
+from ..evidence.run_record import MetricRecord, PhaseRecord, RunRecord
 from ..text import sanitize_line
+from .node_ledger import DAYS
+from .node_standing import MAX_NODES, STATES, NodeStanding
 from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
 
 PREFIX = "clustersmoke_"
 FIT_MEANING = "1 if the selected phases found the cluster fit to train on, else 0"
 BEGUN_MEANING = "When the run started"
 WRITTEN_MEANING = "When the run was reported"
+VERDICT_MEANING = "1 for the verdict that holds"
+OUTCOME_MEANING = "1 for the outcome of the phase's job"
+CRITERIA_MEANING = "Criteria of the phase by result"
+MET_MEANING = "1 if the metric is within its reference's bounds, else 0"
+REFERENCE_MEANING = "The metric divided by its reference"
+STATE_MEANING = "1 for what the newest run that had the node saw of it"
+NAMED_MEANING = f"Runs of the last {DAYS:g} days in which the node was bad"
+LEFT_OUT_MEANING = "1 if the evidence of past runs is enough to leave the node out, else 0"
+NODES_MEANING = f"Nodes of the last {DAYS:g} days by what the newest run saw of them"
+PAST_MEANING = "The metric divided by the median of earlier good runs of the same setup"
 # The curves of collectives: gauge, help text, and the factor of the record's figure.
 CURVE_GAUGES = (
     ("phase_collective_busbw_bytes_per_second", "Bus bandwidth of a collective at a size", 1e9),
     ("phase_collective_seconds", "Time of a collective at a size, on the slowest rank", 1),
 )
 CURVE_LABELS = ("phase", "collective", "size_bytes")
-# Those of past runs: run id and phase -> the points.
-PastCurves = Mapping[tuple[str, str], Mapping[Point, Figures]]
 # The end of a name in METRICS, the OpenMetrics unit, and the factor between them. The first match
 # counts.
 UNITS: tuple[tuple[str, str, float], ...] = (
@@ -52,116 +59,63 @@ class Gauge(NamedTuple):
     labels: tuple[str, ...]
     samples: Iterable[tuple[tuple[str, ...], float | None]]
 
-
-def render_metrics(record: RunRecord) -> str:
-    """The text of metrics.prom. An unknown figure has no sample."""
-    from prometheus_client.core import GaugeMetricFamily
-    from prometheus_client.openmetrics.exposition import generate_latest
-    from prometheus_client.registry import CollectorRegistry
-
-    families = []
-    for gauge in (*_run_gauges(record), *_phase_gauges(record.phases)):
-        units = (unit for _, unit, _ in UNITS if gauge.name.endswith(f"_{unit}"))
-        labels, unit = ("cluster", *gauge.labels), next(units, "")
-        family = GaugeMetricFamily(PREFIX + gauge.name, gauge.meaning, labels=labels, unit=unit)
-        for values, value in gauge.samples:
+    def list_known(self, cluster: str) -> Iterator[tuple[dict[str, str], float]]:
+        """The labels of each sample, `cluster` first, and its value, unless that is unknown."""
+        for values, value in self.samples:
             if value is not None:
-                where = (record.cluster, *values)
-                family.add_metric([sanitize_line(str(word)) for word in where], value)
-        if family.samples:
-            families.append(family)
-
-    class Once:
-        def collect(self) -> Iterator[Any]:
-            return iter(families)
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Once())
-    text: str = generate_latest(registry).decode()
-    return text
+                yield dict(zip(("cluster", *self.labels), (cluster, *values), strict=True)), value
 
 
-def render_backfill(
-    runs: Iterable[PastRun],
-    phases: Iterable[PhaseRun],
-    curves: PastCurves | None = None,
-) -> str:
-    """Past runs with a timestamp each, when they began, for `promtool tsdb create-blocks-from
-    openmetrics`. Runs of a part, incomplete ones and screens are left out, as they are by
-    reports/metrics-<cluster>.prom; so are those of which there is no phase here."""
-    from prometheus_client.core import GaugeMetricFamily
-    from prometheus_client.openmetrics.exposition import generate_latest
+class GaugeTable:
+    """Gauges with their samples, in the order in which they were added."""
 
-    # The samples of a series stand together.
-    past = sorted(phases, key=lambda phase: (phase.cluster, phase.phase, phase.begun))
-    having = {phase.run_id for phase in past}
-    complete = (run for run in runs if not (run.selection or run.partial))
-    whole = {run.run_id: run for run in complete if run.run_id in having}
-    families: dict[str, GaugeMetricFamily] = {}
+    def __init__(self) -> None:
+        self._families: dict[str, Any] = {}
 
-    def add(gauge: str, meaning: str, labels: dict[str, str], value: float, when: float) -> None:
-        units = (unit for _, unit, _ in UNITS if gauge.endswith(f"_{unit}"))
-        family = families.setdefault(
-            gauge,
-            GaugeMetricFamily(PREFIX + gauge, meaning, labels=[*labels], unit=next(units, "")),
-        )
-        family.add_metric([sanitize_line(word) for word in labels.values()], value, timestamp=when)
+    def add(
+        self,
+        gauge: str,
+        meaning: str,
+        labels: Mapping[str, str],
+        value: float,
+        when: float | None = None,
+    ) -> None:
+        """Add a sample; `when` is its time in Unix seconds, if it has one."""
+        from prometheus_client.core import GaugeMetricFamily
 
-    for run in sorted(whole.values(), key=lambda run: (run.cluster, run.begun)):
-        where = {"cluster": run.cluster}
-        add("run_fit", FIT_MEANING, where, run.verdict == FIT, run.begun)
-        add("run_begun_timestamp_seconds", BEGUN_MEANING, where, run.begun, run.begun)
-        add("run_timestamp_seconds", WRITTEN_MEANING, where, run.written, run.begun)
-    for phase in past:
-        if phase.run_id in whole:
-            where = {"cluster": phase.cluster, "phase": phase.phase}
-            for gauge, meaning, value in _phase_figures(phase):
-                add(gauge, meaning, where, value, phase.begun)
-    having_curves = (phase for phase in past if phase.run_id in whole)
-    for labels, begun, figures in _past_points(having_curves, curves or {}):
-        where = dict(zip(("cluster", *CURVE_LABELS), labels, strict=True))
-        for (gauge, meaning, factor), value in zip(CURVE_GAUGES, figures, strict=True):
-            add(gauge, meaning, where, value * factor, begun)
-    registry = CollectedFamilies(list(families.values()))
-    return str(generate_latest(registry).decode())
-
-
-def _past_points(
-    phases: Iterable[PhaseRun], curves: PastCurves
-) -> list[tuple[tuple[str, ...], float, Figures]]:
-    """Labels, time and figures of each point of past curves, series by series."""
-    points = [
-        (phase.cluster, phase.phase, name, size, phase.begun, figures)
-        for phase in phases
-        for (name, size), figures in curves.get((phase.run_id, phase.phase), {}).items()
-    ]
-    return [
-        ((cluster, phase, name, str(size)), begun, figures)
-        for cluster, phase, name, size, begun, figures in sorted(points)
-    ]
-
-
-class CollectedFamilies(NamedTuple):
-    """What `generate_latest` asks for."""
-
-    families: list[Any]
+        if gauge not in self._families:
+            unit = next((unit for _, unit, _ in UNITS if gauge.endswith(f"_{unit}")), "")
+            self._families[gauge] = GaugeMetricFamily(
+                PREFIX + gauge, meaning, labels=[*labels], unit=unit
+            )
+        words = [sanitize_line(str(word)) for word in labels.values()]
+        self._families[gauge].add_metric(words, value, timestamp=when)
 
     def collect(self) -> Iterator[Any]:
-        return iter(self.families)
+        """What `generate_latest` asks for."""
+        return iter(self._families.values())
+
+    def render(self) -> str:
+        """The gauges as OpenMetrics text."""
+        from prometheus_client.openmetrics.exposition import generate_latest
+
+        text: str = generate_latest(self).decode()
+        return text
 
 
-def _phase_figures(phase: PhaseRun) -> Iterator[tuple[str, str, float]]:
-    """The gauges of a past phase: name, meaning, value."""
-    for gauge, value in (
-        ("phase_queue_seconds", phase.queue_s),
-        ("phase_run_seconds", phase.run_s),
-    ):
-        if value is not None:
-            yield gauge, PHASE_FIGURES[gauge][0], value
-    for name, metric in phase.metrics.items():
-        gauge, _, factor = gauge_of(name)
-        meaning = METRICS[name].meaning if name in METRICS else name
-        yield gauge, f"Measured: {meaning}", metric.value * factor
+def render_metrics(record: RunRecord, standings: Sequence[NodeStanding] = ()) -> str:
+    """The text of metrics.prom; `standings` are those of the cluster's nodes after the run. An
+    unknown figure has no sample."""
+    table = GaugeTable()
+    gauges = (
+        *_run_gauges(record),
+        *_phase_gauges(record.phases),
+        *list_node_gauges(standings),
+    )
+    for gauge in gauges:
+        for labels, value in gauge.list_known(record.cluster):
+            table.add(gauge.name, gauge.meaning, labels, value)
+    return table.render()
 
 
 def gauge_of(metric: str) -> tuple[str, str, float]:
@@ -197,7 +151,7 @@ def _run_gauges(record: RunRecord) -> Iterator[Gauge]:
         yield Gauge(name, meaning, (), [((), value)])
     states = (FIT, UNFIT) if record.proof is None else (PROVEN, NOT_PROVEN)
     held = [((state,), float(state == record.verdict)) for state in (*states, INCONCLUSIVE)]
-    yield Gauge("run_verdict", "1 for the verdict that holds", ("verdict",), held)
+    yield Gauge("run_verdict", VERDICT_MEANING, ("verdict",), held)
     labels = ("run_id", "backend", "version")
     about = (record.run_id, record.backend, record.package_version)
     yield Gauge("run_about", "What ran; the value is always 1", labels, [(about, 1)])
@@ -228,24 +182,26 @@ def _phase_gauges(phases: list[PhaseRecord]) -> Iterator[Gauge]:
         for p in phases
         for outcome in get_args(Outcome)
     ]
-    meaning = "1 for the outcome of the phase's job"
-    yield Gauge("phase_outcome", meaning, ("phase", "outcome"), outcomes)
+    yield Gauge("phase_outcome", OUTCOME_MEANING, ("phase", "outcome"), outcomes)
     results = [
         ((p.phase, result), sum(criterion.result == result for criterion in p.criteria.values()))
         for p in phases
         for result in get_args(Result)
     ]
-    meaning = "Criteria of the phase by result"
-    yield Gauge("phase_criteria", meaning, ("phase", "result"), results)
-    met = [((p.phase, name), metric.met) for p in phases for name, metric in p.metrics.items()]
-    meaning = "1 if the metric is within its reference's bounds, else 0"
-    yield Gauge("phase_reference_met", meaning, ("phase", "metric"), met)
+    yield Gauge("phase_criteria", CRITERIA_MEANING, ("phase", "result"), results)
+    metrics = [((p.phase, name), metric) for p in phases for name, metric in p.metrics.items()]
+    for gauge, meaning, judge in (
+        ("phase_reference_met", MET_MEANING, lambda metric: metric.met),
+        ("phase_reference_ratio", REFERENCE_MEANING, _divide_by_reference),
+        ("phase_past_ratio", PAST_MEANING, _divide_by_past),
+    ):
+        judged = [(where, judge(metric)) for where, metric in metrics]
+        yield Gauge(gauge, meaning, ("phase", "metric"), judged)
     for name in dict.fromkeys(name for p in phases for name in p.metrics):
         gauge, _, factor = gauge_of(name)
-        meaning = METRICS[name].meaning if name in METRICS else name
         having = [p for p in phases if name in p.metrics]
         values = [((p.phase,), float(p.metrics[name].value) * factor) for p in having]
-        yield Gauge(gauge, f"Measured: {meaning}", ("phase",), values)
+        yield Gauge(gauge, describe_metric(name), ("phase",), values)
     yield from _curve_gauges(phases)
 
 
@@ -263,6 +219,48 @@ def _curve_gauges(phases: list[PhaseRecord]) -> Iterator[Gauge]:
         yield Gauge(name, meaning, CURVE_LABELS, values)
 
 
+def describe_metric(name: str) -> str:
+    """The help text of a metric's gauge."""
+    return f"Measured: {METRICS[name].meaning if name in METRICS else name}"
+
+
+def divide(value: float, level: float | None) -> float | None:
+    """How many times the level a value is; None without a level, or for one of 0."""
+    return value / level if level else None
+
+
+def _divide_by_reference(metric: MetricRecord) -> float | None:
+    """None unless the reference is of the phase's sizes, so that it judges the metric."""
+    reference = metric.reference if metric.met is not None else None
+    return divide(float(metric.value), reference.value) if reference is not None else None
+
+
+def _divide_by_past(metric: MetricRecord) -> float | None:
+    """None also where only runs on other versions are known."""
+    past = metric.past
+    if past is None or past.get("other_versions"):
+        return None
+    return divide(float(metric.value), past["median"])
+
+
 def _unexpected_links(phase: PhaseRecord) -> int | None:
     groups = phase.topology.groups if phase.topology else []
     return sum(group.unexpected for group in groups) if groups else None
+
+
+def list_node_gauges(standings: Sequence[NodeStanding]) -> Iterator[Gauge]:
+    """The gauges of a cluster's nodes, the worst of which come first: of each of at most MAX_NODES,
+    and how many there are in all."""
+    if not standings:
+        return
+    listed = standings[:MAX_NODES]
+    states = [
+        ((each.node, state), float(each.state == state)) for each in listed for state in STATES
+    ]
+    yield Gauge("node_state", STATE_MEANING, ("node", "state"), states)
+    named = [((each.node,), each.named_runs) for each in listed]
+    yield Gauge("node_named_runs", NAMED_MEANING, ("node",), named)
+    left_out = [((each.node,), float(each.is_left_out)) for each in listed]
+    yield Gauge("node_left_out", LEFT_OUT_MEANING, ("node",), left_out)
+    counts = [((state,), sum(each.state == state for each in standings)) for state in STATES]
+    yield Gauge("cluster_nodes", NODES_MEANING, ("state",), counts)

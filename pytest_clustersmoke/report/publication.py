@@ -38,6 +38,7 @@ from ..evidence.whole_files import (
 )
 from ..text import sanitize_line
 from .node_evidence import list_figures, observe_nodes
+from .node_standing import NodeStanding, read_standings
 from .openmetrics import render_metrics
 from .page import page
 from .record_builder import MAX_REMARK, FinishedRun, try_history
@@ -59,6 +60,7 @@ OPEN_HISTORY = (
     "history.db is another user's, who alone can close it to others: this run is stored as it is "
     "published, so its GPUs are not compared with the past"
 )
+METRICS = "metrics.prom"
 RUNS = "the page over all runs, index.html of the report directory,"
 
 
@@ -139,9 +141,6 @@ def publish(
     for phase in record.phases:
         copier.copy_traces(phase)
     views = list_views(shown, target, copier.will_copy_journal(), in_history=not unread)
-    views |= {
-        path.name: partial(_write_metrics, shown, path) for path in metrics_path(shown, report_dir)
-    }
     views["GitHub's step summary"] = lambda: add_step_summary(shown, environ)
     remarks = [*unread, *write_views(views)]
     seen = [*observe_nodes(record), *observations]
@@ -149,6 +148,7 @@ def publish(
     remarks += try_history(
         lambda: remarks.extend(_store(record, report_dir, not unread, seen, reached, redactor))
     )
+    remarks += write_metrics(shown, [target / METRICS, *metrics_path(shown, report_dir)], redactor)
     for phase in record.phases:
         if phase.outcome == "passed":
             directory = run.phase(phase.phase)
@@ -206,7 +206,8 @@ def render_again(target: Path) -> list[str]:
     record = _read_record(target / "report.json")
     has_journal = RunDir(target).journal.exists()
     views = list_views(record, target, has_journal, has_run(target.parent, record.run_id))
-    return write_views({**views, RUNS: partial(write_runs_page, target.parent)})
+    remarks = write_views({**views, RUNS: partial(write_runs_page, target.parent)})
+    return [*remarks, *write_metrics(record, [target / METRICS])]
 
 
 def _read_record(path: Path) -> RunRecord:
@@ -227,7 +228,8 @@ def _read_record(path: Path) -> RunRecord:
 def list_views(
     record: RunRecord, target: Path, has_journal: bool, in_history: bool
 ) -> dict[str, Callable[[], None]]:
-    """The files of a report that are rendered from the record alone, and what writes each."""
+    """The files of a report that are rendered from the record alone, and what writes each. The
+    metrics are not: they also say where the nodes stand after the run."""
 
     def is_there(name: str) -> bool:
         return (target / name).exists() or (name == "journal.jsonl" and has_journal)
@@ -239,7 +241,6 @@ def list_views(
     lists = render_lists(record.screen) if record.screen is not None else {}
     mode = shared_mode(target)
     return {
-        "metrics.prom": partial(_write_metrics, record, target / "metrics.prom"),
         "index.html": write_page,
         **{
             name: partial(write_atomically, target / name, text, mode)
@@ -267,8 +268,25 @@ def unwritten_words(name: str) -> str:
     return f"{name} was not written: "
 
 
-def _write_metrics(record: RunRecord, path: Path) -> None:
-    write_atomically(path, render_metrics(record), mode=shared_mode(path.parent))
+def write_metrics(
+    record: RunRecord, paths: Sequence[Path], redactor: Redactor | None = None
+) -> list[str]:
+    """Write the metrics of a run to these files, of which the first is in its report; remarks on
+    what could not be read or written. Without a readable history the gauges of nodes are absent, as
+    they are of a run that the history does not have."""
+    standings: list[NodeStanding] = []
+    report_dir = paths[0].parent.parent
+    remarks = []
+    if is_stored(record):
+        remarks += try_history(
+            lambda: standings.extend(read_standings(record, report_dir, redactor))
+        )
+
+    def write(path: Path) -> None:
+        text = render_metrics(record, standings)
+        write_atomically(path, text, mode=shared_mode(path.parent))
+
+    return remarks + write_views({path.name: partial(write, path) for path in paths})
 
 
 def metrics_path(record: RunRecord, report_dir: Path) -> list[Path]:

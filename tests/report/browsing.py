@@ -20,6 +20,47 @@ DRAWN = "html[data-charts=drawn]"
 OPEN = """Promise.all([...document.querySelectorAll("details:not([open])")].map(part =>
   new Promise(done => { part.addEventListener("toggle", done, { once: true }); part.open = true })
 )).then(all => all.length)"""
+# HTML that is wider than its box and cannot be scrolled, and text of a chart outside the box that
+# clips it.
+CUT = """() => {
+  const clips = e => getComputedStyle(e).overflowX !== "visible";
+  const hides = e => ["hidden", "clip"].includes(getComputedStyle(e).overflowX);
+  const boxes = [...document.querySelectorAll("body *")].filter(e => e instanceof HTMLElement
+    && e.clientWidth > 1 && hides(e) && e.scrollWidth > e.clientWidth + 1);
+  const words = [...document.querySelectorAll("svg text")].filter(e => {
+    let box = e.ownerSVGElement;
+    while (box.parentElement && !clips(box)) box = box.parentElement;
+    const scrolls = box !== e.ownerSVGElement && !hides(box);
+    const [own, all] = [e, box].map(each => each.getBoundingClientRect());
+    return own.width && !scrolls && (own.left < all.left - 1 || own.right > all.right + 1
+      || own.top < all.top - 1 || own.bottom > all.bottom + 1);
+  });
+  return [...boxes, ...words].map(e => e.outerHTML.slice(0, 200));
+}"""
+# The contrast of a text with the nearest background, where axe-core cannot tell it: another element
+# lies over the place, or the place is scrolled out of view.
+CONTRAST = """(selector) => {
+  const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const parse = colour => {
+    context.clearRect(0, 0, 1, 1);
+    context.fillStyle = colour;
+    context.fillRect(0, 0, 1, 1);
+    return [...context.getImageData(0, 0, 1, 1).data];
+  };
+  const weigh = ([red, green, blue]) => [red, green, blue].map(each => each / 255).map(
+    each => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4
+  ).reduce((sum, each, at) => sum + each * [0.2126, 0.7152, 0.0722][at], 0);
+  const element = document.querySelector(selector);
+  const own = getComputedStyle(element);
+  const text = parse(element instanceof SVGElement ? own.fill : own.color);
+  let behind = element;
+  while (behind && parse(getComputedStyle(behind).backgroundColor)[3] < 255)
+    behind = behind.parentElement;
+  const under = behind ? parse(getComputedStyle(behind).backgroundColor) : [255, 255, 255];
+  const [dark, light] = [weigh(text), weigh(under)].sort((one, other) => one - other);
+  return text[3] === 255 ? (light + 0.05) / (dark + 0.05) : 0;
+}"""
+LEAST_CONTRAST = 4.5  # WCAG's for small text
 LAPTOP, PHONE = (1280, 800), (390, 844)
 # Pages are slow while other tests run; a test of its own measures their speed.
 PATIENCE_MS = 60_000
@@ -50,6 +91,30 @@ class Opened:
         """Fail if the console has a message, or if anything but the page itself was requested."""
         assert self.messages == []
         assert set(self.requests) - {"data:,"} == {self.file.as_uri()}
+
+    def find_violations(self) -> list[str]:
+        """What axe-core finds, and texts with too little contrast of which it cannot tell it."""
+        from axe_playwright_python.sync_playwright import Axe
+
+        answer = Axe().run(self.page).response
+        assert len(answer["passes"]) > 15  # axe did run its checks
+        undecided = [
+            node
+            for each in answer["incomplete"]
+            if each["id"] == "color-contrast"
+            for node in each["nodes"]
+            if self.page.evaluate(CONTRAST, node["target"][0]) < LEAST_CONTRAST
+        ]
+        return [
+            f"{violation['id']}: {violation['help']}: {node['html'][:200]}"
+            for violation in answer["violations"]
+            for node in violation["nodes"]
+        ] + [f"color-contrast: {node['html'][:200]}" for node in undecided]
+
+    def find_cut(self) -> list[str]:
+        """What does not fit where it stands, and cannot be scrolled into view."""
+        cut: list[str] = self.page.evaluate(CUT)
+        return cut
 
     def figures(self, selector: str) -> list[tuple[str, str | None]]:
         """Text and exact value of each element."""

@@ -1,43 +1,42 @@
-"""Screenshots of a report's page for the documents: `python -m tests.report.shoot PAGE FOLDER`.
+"""Pictures of sample reports for the documents: `python -m tests.report.shoot SAMPLES PICTURES`.
 
-Writes the first screen to FOLDER/report.png, report-dark.png and report-phone.png.
+SAMPLES is the folder in which `make pages` keeps them. Each picture is the first screen of a page.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
-from tests.report.browsing import DRAWN, LAPTOP, PHONE
-from tests.support.needs import need_browser
+from tests.report.browsing import LAPTOP, PHONE, first_screen, started
+from tests.report.sample_runs import MADE, PLACES
 
+FAULTS, NIGHTS, SCREEN = f"UNFIT by three faults{MADE}", f"45 nights{MADE}", "screen"
 SHOTS = {
-    "report": (LAPTOP, "light"),
-    "report-dark": (LAPTOP, "dark"),
-    "report-phone": (PHONE, "light"),
+    "report": (FAULTS, LAPTOP, "light"),
+    "report-dark": (FAULTS, LAPTOP, "dark"),
+    "report-phone": (FAULTS, PHONE, "light"),
+    "runs": (NIGHTS, LAPTOP, "light"),
+    "screen": (SCREEN, LAPTOP, "light"),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("page", type=Path)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("samples", type=Path)
+    parser.add_argument("pictures", type=Path)
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=need_browser())
-        for name, ((width, height), scheme) in SHOTS.items():
-            page = browser.new_page(
-                viewport={"width": width, "height": height},
-                color_scheme="dark" if scheme == "dark" else "light",
-            )
-            page.goto(arguments.page.resolve().as_uri())
-            page.wait_for_selector(DRAWN, state="attached")
-            page.screenshot(path=arguments.folder / f"{name}.png")
-            page.close()
-        browser.close()
+    arguments.pictures.mkdir(parents=True, exist_ok=True)
+    pages = json.loads((arguments.samples / PLACES).read_text())
+    with started() as browser:
+        for name, (sample, (width, height), scheme) in SHOTS.items():
+            with first_screen(browser, arguments.samples / pages[sample]) as opened:
+                opened.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+                opened.page.set_viewport_size({"width": width, "height": height})
+                opened.page.reload()
+                opened.settle()
+                opened.page.screenshot(path=arguments.pictures / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ import pytest
 
 from pytest_clustersmoke.config.metrics import show
 from tests.report.browsing import LAPTOP, Opened, first_screen
+from tests.report.sample_runs import run_with_three_faults
 from tests.support.harness import Outcome, Suite, properties
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 GOOD, BAD = 10.0, 7.0
-REFERENCE = {"value": GOOD, "lower": "-10 %", "unit": "steps/s", "source": "an earlier run"}
 QUERY = """SELECT metrics.name, metrics.value FROM metrics
 JOIN phases ON phases.id = metrics.phase JOIN runs ON runs.id = phases.run WHERE run_id = ?"""
 FIRST = {
@@ -36,22 +36,7 @@ FIRST = {
 @pytest.fixture
 def ran(suite: Suite) -> tuple[Suite, Outcome]:
     """Two runs on two nodes with two ranks each: one healthy, one with the three faults."""
-    profile: dict[str, Any] = {
-        "expect": {"small": {"intra_node": ["P2P/*"], "inter_node": ["NET/IB*"]}},
-        "references": {"small": {"steps_per_s": REFERENCE}},
-    }
-    suite.cluster(**profile)
-    suite.phase(
-        base="Trained, TalkedInsideNodes, TalkedBetweenNodes",
-        body="pass",
-        nodes=2,
-        gpus_per_node=2,
-        args={"nccl": "none", "slow": -1, "rate": GOOD, "steps": 3},
-    )
-    suite.run()
-    # In the profile: a phase that --cluster-set changes is not compared with its references.
-    suite.cluster(**profile, phases={"small": {"args": {"nccl": "socket", "slow": 1, "rate": BAD}}})
-    return suite, suite.run()
+    return suite, run_with_three_faults(suite, Suite.run, GOOD, BAD)[1]
 
 
 @pytest.fixture

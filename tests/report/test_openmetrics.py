@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from prometheus_client import parser as classic
 from prometheus_client.openmetrics import parser as openmetrics
 
 from pytest_clustersmoke.config.metrics import METRICS
+from pytest_clustersmoke.report.node_standing import MAX_NODES, NodeStanding
 from pytest_clustersmoke.report.openmetrics import PREFIX, gauge_of, render_metrics
 from tests.report import staged
 from tests.support import records
@@ -28,9 +30,11 @@ BASE_UNITS = {
 }
 
 
-def samples(record: records.Record) -> dict[tuple[str, ...], float]:
+def samples(
+    record: records.Record, standings: Sequence[NodeStanding] = ()
+) -> dict[tuple[str, ...], float]:
     """(name, then the values of all labels except `cluster`, in order of their names) -> value."""
-    text = render_metrics(records.parsed(record))
+    text = render_metrics(records.parsed(record), standings)
     read = []
     for families in (
         openmetrics.text_string_to_metric_families(text),
@@ -80,6 +84,50 @@ def test_figures_match_the_record() -> None:
     assert values["phase_latency_seconds", "zero1_4node"] == pytest.approx(12.5e-6)
     assert values["phase_reference_met", "steps_per_s", "zero1_4node"] == 0
     assert ("phase_reference_met", "latency_us", "zero1_4node") not in values
+
+
+def test_metrics_are_divided_by_reference_and_past() -> None:
+    """1 is the reference, or the median of the good runs before. Neither a reference for other
+    sizes nor runs on other versions are a measure, and nothing is divided by 0."""
+    metrics = {
+        "steps_per_s": against(9.0, reference=12.0, median=10.0),
+        "peak_memory_gib": against(3.0, reference=2.0, median=None),
+        "latency_us": {**against(3.0, reference=2.0, median=2.0), "met": None},
+        "final_loss": against(3.0, reference=0.0, median=0.0),
+    }
+    metrics["latency_us"]["past"]["other_versions"] = True
+    values = samples(records.run(records.phase("a", metrics=metrics)))
+    ratios = {key: value for key, value in values.items() if key[0].endswith("_ratio")}
+    assert ratios == {
+        ("phase_reference_ratio", "steps_per_s", "a"): 0.75,
+        ("phase_reference_ratio", "peak_memory_gib", "a"): 1.5,
+        ("phase_past_ratio", "steps_per_s", "a"): 0.9,
+    }
+
+
+def against(value: float, reference: float, median: float | None) -> records.Record:
+    """A metric with a reference and a past."""
+    past = {"status": "ok", "runs": 9, "median": median, "text": "", "mad": 0.1, "warn": None}
+    return {
+        **records.metric(value),
+        "reference": {"value": reference, "low": None, "high": None, "source": ""},
+        "met": True,
+        "past": {**past, "fail": None},
+    }
+
+
+def test_nodes_are_listed_up_to_a_bound_the_worst_first() -> None:
+    """What is not listed is counted."""
+    sound = [NodeStanding(f"n{number}", "good", 0, False) for number in range(MAX_NODES)]
+    values = samples(records.run(), [NodeStanding("bad one", "bad", 3, True), *sound])
+    assert values["node_state", "bad one", "bad"] == 1
+    assert values["node_state", "bad one", "good"] == values["node_state", "n0", "bad"] == 0
+    assert values["node_named_runs", "bad one"] == 3 and values["node_named_runs", "n0"] == 0
+    assert values["node_left_out", "bad one"] == 1 and values["node_left_out", "n0"] == 0
+    assert ("node_left_out", f"n{MAX_NODES - 1}") not in values
+    assert len([key for key in values if key[0] == "node_left_out"]) == MAX_NODES
+    counts = {key[1]: value for key, value in values.items() if key[0] == "cluster_nodes"}
+    assert counts == {"bad": 1, "unknown": 0, "good": MAX_NODES}
 
 
 def test_unknown_figure_has_no_sample() -> None:
@@ -159,8 +207,10 @@ def test_every_name_is_documented() -> None:
     """reports.md, from which dashboards are written, names every gauge except those of metrics."""
     document = (Path(__file__).parents[2] / "docs" / "reference" / "reports.md").read_text()
     metrics = {gauge_of(name)[0] for name in METRICS}
-    names = {key[0] for key in samples(records.run())} - metrics
-    assert len(names) > 15 and [name for name in names if f"`{name}`" not in document] == []
+    record = records.run(records.phase(metrics={"steps_per_s": against(9.0, 9.0, 9.0)}))
+    standings = [NodeStanding("n", "good", 0, False)]
+    names = {key[0] for key in samples(record, standings)} - metrics
+    assert len(names) > 22 and [name for name in names if f"`{name}`" not in document] == []
 
 
 def test_curves_of_collectives_have_a_sample_for_each_size() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_clustersmoke.config.metrics import show
 from tests.report import staged
-from tests.report.browsing import LAPTOP, PATIENCE_MS, PHONE, Browse, Opened
+from tests.report.browsing import LAPTOP, PATIENCE_MS, PHONE, Browse
 from tests.report.page_samples import RUNS, hostile_run
 from tests.support import records
 
@@ -171,18 +171,6 @@ def test_link_opens_closed_section(browse: Browse) -> None:
     assert part.locator(":scope > details").get_attribute("open") is not None
 
 
-def axe_violations(opened: Opened) -> list[str]:
-    from axe_playwright_python.sync_playwright import Axe
-
-    answer = Axe().run(opened.page).response
-    assert len(answer["passes"]) > 15  # axe did run its checks
-    return [
-        f"{violation['id']}: {violation['help']}: {node['html'][:200]}"
-        for violation in answer["violations"]
-        for node in violation["nodes"]
-    ]
-
-
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
@@ -198,14 +186,14 @@ def test_axe_finds_nothing(browse: Browse, name: str, scheme: Any) -> None:
     """axe-core finds no violation with all parts open, in light and in dark colours."""
     opened = browse(RUNS[name](), scheme=scheme)
     opened.open_all()
-    assert axe_violations(opened) == []
+    assert opened.find_violations() == []
 
 
 def test_axe_finds_nothing_on_a_phone(browse: Browse) -> None:
     """axe-core finds no violation where tables scroll in their boxes."""
     opened = browse(staged.run(), size=PHONE)
     opened.open_all()
-    assert axe_violations(opened) == []
+    assert opened.find_violations() == []
 
 
 def test_focus_follows_reading_order(browse: Browse) -> None:

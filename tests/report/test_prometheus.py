@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import math
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import yaml
 from prometheus_client.openmetrics import parser
 
 from pytest_clustersmoke.cli import main
+from pytest_clustersmoke.report import node_standing
 from tests.evidence.history.made import DAY_S, of_night
 from tests.report import staged
 from tests.support.harness import ROOT
-from tests.support.promtool import need_promtool
-from tests.support.records import BEGUN, metric, phase, store_run
+from tests.support.prometheus import promtool
+from tests.support.records import BEGUN, finding, metric, phase, store_run
 
 RULES = ROOT / "docs" / "examples" / "clustersmoke.rules.yml"
 NIGHTS = 45
@@ -28,10 +29,29 @@ def backfill(report_dir: Path, capsys: pytest.CaptureFixture[str]) -> str:
     for number in range(NIGHTS):
         verdict = "UNFIT" if number == NIGHTS - 1 else "FIT"
         metrics = {"steps_per_s": metric(9.0 + number), "peak_memory_gib": metric(2.0, "GiB")}
-        store_run(of_night(number, phase("a", metrics=metrics), verdict=verdict), report_dir)
+        reference = {"value": 10.0, "low": 9.5, "high": None, "source": "acceptance"}
+        metrics["steps_per_s"] |= {"reference": reference, "met": number > 0}
+        found = [finding(id="slow-rank", hosts=["node2"])] if verdict == "UNFIT" else []
+        a = phase("a", metrics=metrics, findings=found)
+        store_run(of_night(number, a, verdict=verdict), report_dir)
     store_run(of_night(50, phase("a"), selection="-k a"), report_dir)
-    assert main(["history", "--report-dir", str(report_dir), "--openmetrics", "--last", "400"]) == 0
+    return exported(report_dir, capsys, "--last", "400")
+
+
+def exported(report_dir: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `clustersmoke history --openmetrics` prints."""
+    assert main(["history", "--report-dir", str(report_dir), "--openmetrics", *words]) == 0
     return capsys.readouterr().out
+
+
+def series(text: str, name: str, **labels: str) -> list[float]:
+    """The values of one series, the oldest first."""
+    families = {each.name: each for each in parser.text_string_to_metric_families(text)}
+    return [
+        sample.value
+        for sample in families[f"clustersmoke_{name}"].samples
+        if labels.items() <= sample.labels.items()
+    ]
 
 
 def test_backfill_has_a_sample_for_each_complete_night(
@@ -52,6 +72,65 @@ def test_backfill_has_a_sample_for_each_complete_night(
     assert rates[0].labels == {"cluster": "gilbreth", "phase": "a"}
     memory = families["clustersmoke_phase_peak_memory_bytes"].samples
     assert {sample.value for sample in memory} == {2.0 * 2**30}
+
+
+def test_backfill_compares_with_reference_and_past_of_that_night(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reference is the one that judged it; the past is what was good and came before, once
+    there is enough of it."""
+    text = backfill(tmp_path, capsys)
+    rate = {"phase": "a", "metric": "steps_per_s"}
+    assert series(text, "phase_reference_ratio", **rate) == [
+        (9.0 + number) / 10 for number in range(NIGHTS)
+    ]
+    assert series(text, "phase_reference_met", **rate) == [0.0] + [1.0] * (NIGHTS - 1)
+    past = series(text, "phase_past_ratio", **rate)
+    # The first night missed its reference, so it is not good: the level is that of nights 1 to 8.
+    assert len(past) == NIGHTS - 9 and past[0] == 18.0 / 13.5
+    assert set(series(text, "phase_past_ratio", phase="a", metric="peak_memory_gib")) == {1.0}
+    passed = series(text, "phase_outcome", phase="a", outcome="passed")
+    assert passed == [1.0] * NIGHTS
+    assert series(text, "run_verdict", verdict="UNFIT") == [0.0] * (NIGHTS - 1) + [1.0]
+
+
+def test_backfill_says_where_nodes_stood_that_night(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the last night found is not known the night before."""
+    text = backfill(tmp_path, capsys)
+    last_alone = [0.0] * (NIGHTS - 1) + [1.0]
+    assert series(text, "node_state", node="node2", state="bad") == last_alone
+    assert series(text, "node_named_runs", node="node2") == last_alone
+    assert series(text, "node_left_out", node="node2") == [0.0] * NIGHTS
+    assert series(text, "cluster_nodes", state="bad") == last_alone
+    assert series(text, "cluster_nodes", state="good") == [4.0] * (NIGHTS - 1) + [3.0]
+
+
+def test_backfill_may_have_one_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --metric it has the gauges of that one and of no other, beside those of runs and
+    nodes; an unknown one is refused."""
+    backfill(tmp_path, capsys)
+    text = exported(tmp_path, capsys, "--metric", "peak_memory_gib")
+    assert series(text, "phase_peak_memory_bytes") and series(text, "run_fit")
+    assert "steps_per_s" not in text and 'metric="peak_memory_gib"' in text
+    words = ["--report-dir", str(tmp_path), "--openmetrics", "--metric", "peak_memory"]
+    assert main(["history", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "no metric `peak_memory` in these runs" in printed.err
+
+
+def test_backfill_of_a_private_history_has_names_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the reports of those runs, it has no user's name, also where a node's name has it."""
+    record = json.dumps(of_night(1, phase("a", scheduler_nodes="")))
+    store_run(json.loads(record.replace('"node0"', '"anna"')), tmp_path)
+    assert 'node="anna"' in exported(tmp_path, capsys)
+    (tmp_path / "history.db").chmod(0o600)
+    monkeypatch.setattr(node_standing, "user_name", lambda: "anna")
+    text = exported(tmp_path, capsys)
+    assert 'node="<user>"' in text and "anna" not in text
 
 
 def test_backfill_has_the_runs_whose_phases_it_has(
@@ -98,14 +177,6 @@ def test_backfill_has_the_curves_series_by_series(
     assert sizes == [(size, BEGUN + night * DAY_S) for size in ("8", "64") for night in range(3)]
     assert found[0].value == curves[0]["points"][0]["seconds"]
     assert found[0].labels["collective"] == "all_reduce"
-
-
-def promtool(*words: str | Path) -> str:
-    """Run Debian's promtool."""
-    program = need_promtool()
-    done = subprocess.run([program, *map(str, words)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow

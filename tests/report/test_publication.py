@@ -14,9 +14,11 @@ from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.evidence.run_record import RunRecord
 from pytest_clustersmoke.report import publication
 from pytest_clustersmoke.report.publication import metrics_path, publish
+from tests.report.nights import night
 from tests.support import records
 from tests.support.harness import Suite, lines_with
 
+SLOW = records.finding(id="slow-rank", hosts=["node2"])
 RENDERED = {"report.json", "metrics.prom", "index.html"}
 
 
@@ -79,6 +81,30 @@ def test_partial_run_does_not_replace_cluster_metrics(
     assert part["run_id"] in (tmp_path / part["run_id"] / "metrics.prom").read_text()
 
 
+def test_metrics_say_where_the_nodes_stand_after_the_run(tmp_path: Path) -> None:
+    """What this run found is in it already; the report of an earlier run, rendered again, does not
+    know what came later."""
+    sound, slow = records.phase(), records.phase(findings=[SLOW])
+    nights = [night(1, sound), night(2, slow), night(3, slow)]
+    for record in nights:
+        assert write(tmp_path, record) == []
+    named = 'clustersmoke_node_named_runs{cluster="gilbreth",node="node2"}'
+    assert f"{named} 2.0" in (tmp_path / "metrics-gilbreth.prom").read_text()
+    for record, count in zip(nights, (0, 1, 2), strict=True):
+        target = tmp_path / record["run_id"]
+        assert publication.render_again(target) == []
+        assert f"{named} {count:.1f}" in (target / "metrics.prom").read_text()
+
+
+def test_metrics_are_written_without_a_history(tmp_path: Path) -> None:
+    """A remark says so, once, and only the gauges of nodes are absent."""
+    (tmp_path / "history.db").write_text("not a database " * 100)
+    remarks = write(tmp_path, records.run())
+    text = (tmp_path / "metrics-gilbreth.prom").read_text()
+    assert "clustersmoke_run_fit" in text and "clustersmoke_node" not in text
+    assert len(remarks) == 1 and "history.db" in remarks[0]
+
+
 def test_cluster_name_cannot_leave_the_directory(tmp_path: Path) -> None:
     """A cluster's name is part of one file name."""
     record = records.parsed(records.run(cluster="../up/and away"))
@@ -100,8 +126,8 @@ def test_unwritable_view_is_a_remark(tmp_path: Path) -> None:
     (tmp_path / "metrics-gilbreth.prom" / "in_the_way").mkdir(parents=True)
     remarks = write(tmp_path, record, GITHUB_STEP_SUMMARY=str(tmp_path))
     assert len(remarks) == 2 and all("\n" not in remark for remark in remarks)
-    assert remarks[0].startswith("metrics-gilbreth.prom was not written: IsADirectoryError: ")
-    assert remarks[1].startswith("GitHub's step summary was not written: IsADirectoryError: ")
+    assert remarks[0].startswith("GitHub's step summary was not written: IsADirectoryError: ")
+    assert remarks[1].startswith("metrics-gilbreth.prom was not written: IsADirectoryError: ")
     assert {path.name for path in (tmp_path / record["run_id"]).iterdir()} == RENDERED
 
 
@@ -118,8 +144,8 @@ def test_view_that_fails_to_render_is_a_remark(
         monkeypatch.setattr(publication, view, broken)
     remarks = published(tmp_path, record)
     assert [remark.split(" was not written: ")[0] for remark in remarks] == [
-        "metrics.prom",
         "index.html",
+        "metrics.prom",
         "metrics-gilbreth.prom",
     ]
     assert (tmp_path / record.run_id / "report.json").is_file()

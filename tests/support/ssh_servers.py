@@ -111,7 +111,7 @@ class Servers:
         port: int = 0,
     ) -> Server:
         """Start a server with more lines of its configuration, and wait until it listens."""
-        port = port or _free_port()
+        port = port or free_port()
         name = f"{address}-{port}"
         host_key = self.folder / f"host-{name}"
         if not host_key.exists():
@@ -222,7 +222,7 @@ def make_key(path: Path) -> None:
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

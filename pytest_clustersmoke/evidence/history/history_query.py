@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from sqlite3 import Connection, Row
 from typing import Any
 
-from ...config.metrics import METRICS
+from ...config.metrics import METRICS, is_within
 from .accepted_levels import AcceptedLevel, find_accepted_level, read_accepted_levels
-from .history_schema import Setup
+from .history_schema import WITH_REFERENCES, Setup, read_version
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,20 @@ class PastRun:
 
 @dataclass(frozen=True)
 class StoredMetric:
-    """A metric of a phase run; its value may be non-finite."""
+    """A metric of a phase run; its value may be non-finite. `reference` is the one that it was
+    judged by, with its bounds; None if none was of the phase's sizes."""
 
     value: float
     unit: str
     higher_is_better: bool
+    reference: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it is within the bounds of its reference; None without one."""
+        return None if self.reference is None else is_within(self.value, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -203,12 +212,15 @@ def _select_phase_runs(
     selected = f"{_PHASES} WHERE {wanted} ORDER BY {order} LIMIT ?"
     parameters = (*values, limit)
     metrics: dict[int, dict[str, StoredMetric]] = {}
-    for phase, name, value, unit, higher in connection.execute(
-        "SELECT phase, name, value, unit, higher_is_better FROM metrics "
+    has_references = (read_version(connection) or 0) >= WITH_REFERENCES
+    bounds = "reference, low, high" if has_references else "NULL, NULL, NULL"
+    for phase, name, value, unit, higher, *judged in connection.execute(
+        f"SELECT phase, name, value, unit, higher_is_better, {bounds} FROM metrics "
         f"WHERE phase IN (SELECT p.id {selected})",
         parameters,
     ):
-        metrics.setdefault(phase, {})[name] = StoredMetric(float(value), unit, bool(higher))
+        level = (None if bound is None else float(bound) for bound in judged)
+        metrics.setdefault(phase, {})[name] = StoredMetric(float(value), unit, bool(higher), *level)
     rows = connection.execute(f"SELECT p.*, r.run_id, {_SETUP} {selected}", parameters)
     return [_parse_phase_run(row, metrics.get(row["id"], {})) for row in rows]
 
