@@ -13,6 +13,7 @@
     widths.set(figure, width);
     const made = kinds[figure.dataset.chart](figure, width);
     place.replaceChildren(...(Array.isArray(made) ? made : made ? [made] : []));
+    if (place.scrollWidth > place.clientWidth && !place.hasAttribute("tabindex")) place.tabIndex = 0; // arrow keys scroll it
     const wrong = place.querySelector(".label.wrong");
     if (!wrong) return;
     const { x, width: wide } = wrong.getBBox();
