@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from sqlite3 import Connection
 
 from ..config.metrics import METRICS
-from ..evidence.history.collective_history import read_run_curves
 from ..evidence.history.history_query import PhaseCount, read_phase_runs, read_runs
-from ..evidence.history.node_history import read_observations
 from ..evidence.history.outlier_judge import WINDOW
 from ..text import near
 from . import history_arguments as arguments
@@ -84,6 +82,8 @@ def _run_command(parsed: argparse.Namespace) -> int:
 def _render_backfill(
     connection: Connection, parsed: argparse.Namespace, series: Sequence[PhaseSeries]
 ) -> str:
+    from ..evidence.history.collective_history import read_run_curves
+    from ..evidence.history.node_history import read_observations
     from ..report.backfill import PastPhase, find_medians, render_backfill
     from ..report.node_standing import choose_history_redactor
 

@@ -232,7 +232,8 @@ def list_views(
     metrics are not: they also say where the nodes stand after the run."""
 
     def is_there(name: str) -> bool:
-        return (target / name).exists() or (name == "journal.jsonl" and has_journal)
+        follows = name == METRICS or (name == "journal.jsonl" and has_journal)
+        return follows or (target / name).exists()
 
     def write_page() -> None:
         text = page(record, is_there, in_history and is_stored(record))
