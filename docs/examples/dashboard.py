@@ -44,11 +44,19 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 GREEN, ORANGE, RED = "green", "orange", "red"
 WHERE = 'cluster=~"$cluster"'
 LATE_S = 26 * 3600  # as in the rule ClusterNotChecked
+FRESH_S = 36 * 3600
 
 
 def look_back(gauge: str, *labels: str, span: str = "36h") -> str:
     """The newest sample of a gauge."""
     return f"last_over_time(clustersmoke_{gauge}{{{','.join((WHERE, *labels))}}}[{span}])"
+
+
+def while_fresh(query: str) -> str:
+    """The query's samples of clusters whose newest complete run was reported in the last 36 hours:
+    a textfile is scraped again and again, however old it is."""
+    age = f"time() - {look_back('run_timestamp_seconds')}"
+    return f"({query}) and on (cluster) ({age} < {FRESH_S})"
 
 
 def ask(query: str, legend: str = "", name: str = "A") -> prometheus.Dataquery:
@@ -93,6 +101,7 @@ def number(title: str, why: str, query: str, unit: str, red_from: float) -> stat
 
 
 def verdict() -> stat.Panel:
+    held = f"{look_back('run_verdict')} == 1"
     panel = (
         stat.Panel()
         .title("Verdict")
@@ -101,7 +110,7 @@ def verdict() -> stat.Panel:
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .text_mode(BigValueTextMode.NAME)
         .color_mode(BigValueColorMode.BACKGROUND)
-        .with_target(ask_now(f"{look_back('run_verdict')} == 1", "{{cluster}}: {{verdict}}"))
+        .with_target(ask_now(while_fresh(held), "{{cluster}}: {{verdict}}"))
         .height(5)
         .span(6)
     )
@@ -129,7 +138,7 @@ def nights(
 
 
 def trend(
-    title: str, why: str, query: str, unit: str, legend: str = "{{phase}}"
+    title: str, why: str, query: str, unit: str, legend: str = "{{cluster}} {{phase}}"
 ) -> timeseries.Panel:
     return (
         timeseries.Panel()
@@ -150,7 +159,7 @@ def ratio(title: str, why: str, gauge: str) -> timeseries.Panel:
         why,
         look_back(gauge, 'metric=~"$metric"'),
         "percentunit",
-        "{{phase}} {{metric}}",
+        "{{cluster}} {{phase}} {{metric}}",
     )
 
 
@@ -232,8 +241,8 @@ def build() -> Dashboard:
         .with_panel(
             nights(
                 "Verdicts",
-                "A night without a complete run shows the one before, for 36 hours.",
-                f"sum by (cluster) (2 * {held['FIT']} or {held['INCONCLUSIVE']})",
+                "A missing night shows the one before, up to 36 hours after its report.",
+                while_fresh(f"sum by (cluster) (2 * {held['FIT']} or {held['INCONCLUSIVE']})"),
                 "{{cluster}}",
                 words(v0=f"UNFIT {RED}", v1=f"INCONCLUSIVE {ORANGE}", v2=f"FIT {GREEN}"),
                 5,
@@ -243,8 +252,8 @@ def build() -> Dashboard:
             nights(
                 "Phases",
                 "Whether a criterion of the phase failed; its job counts as one.",
-                f"{failed} > bool 0",
-                "{{phase}}",
+                while_fresh(f"{failed} > bool 0"),
+                "{{cluster}} {{phase}}",
                 words(v0=f"none failed {GREEN}", v1=f"failed {RED}"),
                 9,
             )
@@ -284,8 +293,7 @@ def build() -> Dashboard:
                 "How long each phase ran, and waited before.",
                 look_back("phase_run_seconds"),
                 "s",
-                "{{phase}}",
-            ).with_target(ask(look_back("phase_queue_seconds"), "{{phase}} queue", "B"))
+            ).with_target(ask(look_back("phase_queue_seconds"), "{{cluster}} {{phase}} queue", "B"))
         )
         .with_row(dashboard.Row("Nodes"))
         .with_panel(
@@ -293,7 +301,7 @@ def build() -> Dashboard:
                 "Nodes that runs named",
                 "What the newest run that had the node saw of it.",
                 f"{bad} and on (cluster, node) ({named})",
-                "{{node}}",
+                "{{cluster}} {{node}}",
                 words(v0=f"not bad {GREEN}", v1=f"bad {RED}"),
                 9,
             )
@@ -305,7 +313,7 @@ def build() -> Dashboard:
                 "Of the runs of the last 14 days; a node counts as the newest of them saw it.",
                 look_back("cluster_nodes"),
                 "none",
-                "{{state}}",
+                "{{cluster}} {{state}}",
             )
         )
     )

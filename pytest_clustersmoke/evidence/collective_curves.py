@@ -11,12 +11,14 @@ from typing import Any
 
 from pydantic import Field
 
+from ..text import sanitize_line
 from .job_results import RankResult
 from .run_counts import RecordModel
 from .telemetry import parse_finite, parse_int, parse_text
 
 # A ladder has four collectives of at most 28 sizes; a program that records more is cut.
 MAX_CURVES, MAX_POINTS, MAX_NAME = 16, 64, 60
+MOST_BYTES = 2**63  # SQLite has no larger integer
 
 
 class RangeRecord(RecordModel):
@@ -63,8 +65,9 @@ def read_curves(ranks: Sequence[RankResult]) -> list[CurveRecord]:
     found: dict[Point, dict[int, Mapping[str, Any]]] = {}
     for rank in ranks:
         for record in rank.measured("collective"):
-            name, asked = parse_text(record.get("collective")), parse_int(record.get("asked_bytes"))
-            if name and len(name) <= MAX_NAME and asked is not None and asked > 0:
+            name = sanitize_line(parse_text(record.get("collective")) or "")
+            asked = parse_int(record.get("asked_bytes"))
+            if name and len(name) <= MAX_NAME and asked is not None and 0 < asked < MOST_BYTES:
                 found.setdefault((name, asked), {})[rank.rank] = record
     curves: dict[str, list[PointRecord]] = {}
     for (name, asked), records in sorted(found.items(), key=lambda item: item[0][1]):
@@ -83,16 +86,17 @@ def _read_point(asked: int, records: Sequence[Mapping[str, Any]]) -> PointRecord
     ]
     size = parse_int(records[0].get("size_bytes"))
     whole = [row for row in figures if all(value is not None and value > 0 for value in row)]
-    if size is None or size <= 0 or len(whole) < len(figures):
+    if size is None or not 0 < size < MOST_BYTES or len(whole) < len(figures):
         return None
     slowest = max(whole, key=lambda row: row[0] or 0.0)
     seconds, algbw, busbw = (float(value or 0.0) for value in slowest)
     wrong = [parse_int(record.get("wrong")) for record in records]
+    known = [count for count in wrong if count is not None and 0 <= count < MOST_BYTES]
     return PointRecord(
         asked_bytes=asked,
         size_bytes=size,
         seconds=seconds,
         algbw_gb_per_s=algbw,
         busbw_gb_per_s=busbw,
-        wrong=None if None in wrong else sum(count or 0 for count in wrong),
+        wrong=sum(known) if len(known) == len(wrong) else None,
     )

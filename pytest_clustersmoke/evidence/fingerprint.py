@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ..config.marker import TORCHRUN
 from ..text import sanitize_line
 from .phase_result import PhaseResult
+from .variable_names import hide_values
 
 # In reading order.
 VERSIONS = (
@@ -95,7 +96,10 @@ def _describe_shape(result: PhaseResult) -> str:
     }
     shape |= {"env": _digest(env)} if any(env) else {}
     shape |= {"sbatch": _digest(sbatch)} if sbatch else {}
-    args = {f"args.{name}" if name in SHAPE else name: arg for name, arg in result.args.items()}
+    args = {
+        f"args.{name}" if name in SHAPE else name: arg
+        for name, arg in hide_values(result.args).items()
+    }
     return json.dumps({**shape, **args}, sort_keys=True, default=str)
 
 

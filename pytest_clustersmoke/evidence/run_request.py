@@ -20,8 +20,11 @@ from .telemetry import parse_int, parse_text
 from .variable_names import HIDDEN, SECRET_VALUE, may_be_secret
 
 MAX_COMMAND = 4000  # characters
-# A name before its value: TOKEN=x, small.env.TOKEN=x, --api-key=x, {"token": "x"}.
-_NAMED = re.compile(r"(?<!\w)(?P<name>[A-Za-z_][\w-]*)['\"]?\s*(?:=|:(?!:))\s*(?=\S)")
+# A name before its value: TOKEN=x, small.env.TOKEN=x, --api-key=x, {"token": "x"}, --api-key x.
+_NAMED = re.compile(
+    r"(?<!\w)(?P<name>[A-Za-z_][\w-]*)['\"]?\s*(?:=|:(?!:))\s*(?=\S)|"
+    r"(?<![\w-])--(?P<option>[A-Za-z][\w-]*)\s+(?=\S)"
+)
 
 
 class RequestRecord(RecordModel):
@@ -31,8 +34,7 @@ class RequestRecord(RecordModel):
     host: str = Field(description="where pytest ran")
     command: str = Field(description="without secrets; empty: unknown")
     utc_offset_s: int | None = Field(
-        description="of the local time where it began, in seconds east of UTC; null: unknown. "
-        "Slurm's times are in it"
+        description="of the local time where it began, in seconds east of UTC; null: unknown"
     )
     publish: Literal["all", "names"] = Field(
         description="names: the user, paths, UUIDs and serial numbers are left out"
@@ -64,18 +66,18 @@ def _mask(words: list[str]) -> Iterator[str]:
     for word in words:
         yield HIDDEN if is_next else _mask_word(word)
         # `--api-key VALUE`
-        is_next = word.startswith("--") and "=" not in word and _is_secret(word)
+        is_next = re.fullmatch(r"--[\w-]+", word) is not None and may_be_secret(word[2:], "")
 
 
 def _mask_word(word: str) -> str:
     """The word up to the first value that may be a secret, by its name or by itself."""
-    starts = [found.end() for found in _NAMED.finditer(word) if _is_secret(found["name"])]
+    starts = [
+        found.end()
+        for found in _NAMED.finditer(word)
+        if may_be_secret(found["name"] or found["option"], word[found.end() :].split()[0])
+    ]
     starts += [found.start() for found in SECRET_VALUE.finditer(word)]
     return f"{word[: min(starts)]}{HIDDEN}" if starts else word
-
-
-def _is_secret(name: str) -> bool:
-    return may_be_secret(name.strip("-").replace("-", "_"), "")
 
 
 def read_request(about: Mapping[str, Any]) -> RequestRecord:

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from ..text import NOTE, WARNING, Problem, near
 
@@ -23,13 +24,20 @@ MAX_VARIABLES = 500
 MAX_KEPT, MAX_SHOWN = 1000, 60
 # GLOO_ is also the prefix of a gateway, whose users keep licence keys and client secrets there.
 SECRET = re.compile(
-    r"(?:^|_)(?:API)?(?:KEYS?|SECRETS?|TOKENS?|PASS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH)"
-    r"(?:_|$)"
+    r"(?:^|_)(?:API)?(?:KEYS?|SECRETS?|TOKENS?|CREDENTIALS?|AUTH(?:ORIZATION)?)(?:_|$)"
 )
-# Values that are secrets whatever their name: tokens of well-known services, and an URL's password.
+PASSWORD = re.compile(
+    r"(?:^|_)(?:PG)?PASS(?:WORD|WD|PHRASE)?(?:_|$)|_PWD(?:_|$)"
+)  # PWD is a folder
+# `tokens_per_step: 512` is none.
+NUMBER = re.compile(r"[-+]?\d{1,9}(?:\.\d*)?(?:e[-+]?\d+)?|true|false|none", re.IGNORECASE)
+CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # where a word of camelCase begins
+# Values that are secrets whatever their name: tokens of well-known services, of a request's header,
+# and what an URL has before its host.
 SECRET_VALUE = re.compile(
     r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|xox[abp]-|sk-|AKIA|eyJ[\w-]+\.)[\w.-]{8,}|"
-    r"://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"\bBearer\s+[^\s'\"]+|://[^/\s:@]*:[^/\s@]+@|https?://[^/\s@]+@|"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY"
 )
 HIDDEN = "(hidden)"
 # NAME=value in shell text. A value is made of quoted parts, substitutions and plain characters; of
@@ -172,20 +180,31 @@ def filter_variables(environ: Mapping[str, object]) -> dict[str, str]:
 
 
 def may_be_secret(name: str, value: str) -> bool:
-    """Whether a variable's name or value looks like that of a secret."""
-    known = name in nccl_names() or name in torch_names()
-    is_named = not known and SECRET.search(name.upper()) is not None
-    return is_named or SECRET_VALUE.search(value) is not None
+    """Whether the name or the value of a variable or an argument looks like that of a secret."""
+    if name in nccl_names() or name in torch_names():
+        return SECRET_VALUE.search(value) is not None
+    words = CAMEL.sub("_", name.replace("-", "_")).upper()
+    if PASSWORD.search(words) or SECRET_VALUE.search(value):
+        return True
+    return SECRET.search(words) is not None and NUMBER.fullmatch(value) is None
+
+
+def hide_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables or arguments; (hidden) in place of each value that may be a secret."""
+    return {
+        name: HIDDEN if may_be_secret(name, str(value)) else value for name, value in values.items()
+    }
 
 
 def hide_assignments(text: str) -> str:
-    """Shell text in which no NAME=value sets a variable that may be a secret to its value."""
+    """Shell text in which no NAME=value sets a variable that may be a secret to its value, and no
+    other word is a secret by itself."""
 
     def hide(found: re.Match[str]) -> str:
         name, value = found["name"], found["value"]
         return f"{name}={shlex.quote(HIDDEN)}" if may_be_secret(name, value) else found[0]
 
-    return ASSIGNMENT.sub(hide, text)
+    return SECRET_VALUE.sub(HIDDEN, ASSIGNMENT.sub(hide, text))
 
 
 def show_value(value: str) -> str:

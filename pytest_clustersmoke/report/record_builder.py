@@ -38,6 +38,7 @@ from ..evidence.run_record import (
 from ..evidence.run_request import read_request
 from ..evidence.screen_record import ScreenRecord
 from ..evidence.telemetry import read_events
+from ..evidence.variable_names import hide_values
 from ..jobs.outcome import Judgement, judge_attempts
 from ..preflight.observed_variables import remark_on_job
 from ..text import sanitize_line
@@ -225,7 +226,7 @@ def describe_phase(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
         **_describe_job(result, run),
         "world_size": result.world_size,
         "marks": _marks(result),
-        "args": dict(result.args),
+        "args": hide_values(result.args),
         "nodes": [
             NodeRecord(node_rank=node.node_rank, node=node.name, host=node.host)
             for node in result.nodes

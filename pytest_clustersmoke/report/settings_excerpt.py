@@ -17,8 +17,7 @@ from typing import Any
 
 from ..evidence.finding import Evidence, first_around
 from ..evidence.run_directory import PhaseDir, read_json, write_atomically
-from ..evidence.variable_names import HIDDEN as HIDDEN_VALUE
-from ..evidence.variable_names import hide_assignments, may_be_secret
+from ..evidence.variable_names import hide_assignments, hide_values
 
 FOLDER = "settings"
 SECRETS = {"env", "setup"}
@@ -92,9 +91,6 @@ def hide_variables(source: Path) -> str | None:
 
 
 def _hide_values(spec: dict[str, Any]) -> dict[str, Any]:
-    """A job's spec without the values of the variables that may be secrets."""
-    variables = spec.get("env_set")
-    if not isinstance(variables, dict):
-        return spec
-    secrets = (name for name, value in variables.items() if may_be_secret(name, str(value)))
-    return {**spec, "env_set": {**variables, **dict.fromkeys(secrets, HIDDEN_VALUE)}}
+    """A job's spec without the values of variables and arguments that may be secrets."""
+    tables = {name: spec[name] for name in ("env_set", "args") if isinstance(spec.get(name), dict)}
+    return {**spec, **{name: hide_values(table) for name, table in tables.items()}}

@@ -13,7 +13,7 @@ from ..config.marker import SIMPLE_KEYS
 from ..config.phase import DEFAULT, Phase, Sourced
 from ..config.profile import Profile
 from ..evidence.run_directory import MAX_RERUNS, PhaseDir, RunDir
-from ..evidence.variable_names import HIDDEN, hide_assignments, may_be_secret
+from ..evidence.variable_names import hide_assignments, hide_values
 from ..jobs.backend import Submission, make_backend, make_spec
 from ..node.launch_environment import defaults, launcher_environment
 from ..node.launchers import describe
@@ -76,9 +76,9 @@ def _launch_line(phase: Phase, profile: Profile, directory: PhaseDir) -> str:
 def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> Iterator[str]:
     for name, setting in phase.env_unset.items():
         yield f"unset {name}    # {setting.source}"
-    for name, setting in phase.env_set.items():
-        value = HIDDEN if may_be_secret(name, str(setting.value)) else setting.value
-        yield f"{name}={value}    # {setting.source}"
+    shown = hide_values({name: setting.value for name, setting in phase.env_set.items()})
+    for name, value in shown.items():
+        yield f"{name}={value}    # {phase.env_set[name].source}"
     configured = {name: str(setting.value) for name, setting in phase.env_set.items()}
     ours = launcher_environment(
         directory, profile.hardware.device, "$NODE_RANK", _describe_node_name(profile), configured

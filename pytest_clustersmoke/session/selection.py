@@ -66,12 +66,13 @@ def _describe_changes(config: pytest.Config) -> str:
 
 
 def _hide_secret(word: str) -> str:
-    """PHASE.env.NAME=VALUE without a value that looks like a secret: reports show it."""
+    """PHASE.KEY=VALUE, as in PHASE.env.NAME=VALUE, without a value that looks like a secret:
+    reports show it."""
     from ..evidence.variable_names import HIDDEN, may_be_secret
 
     key, equals, value = word.partition("=")
-    _, _, name = key.partition(".env.")
-    return f"{key}{equals}{HIDDEN if name and may_be_secret(name, value) else value}"
+    name = key.rpartition(".")[2]
+    return f"{key}{equals}{HIDDEN if may_be_secret(name, value) else value}"
 
 
 class ItemSelection:

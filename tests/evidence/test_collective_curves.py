@@ -53,6 +53,8 @@ def test_point_is_that_of_the_slowest_rank(tmp_path: Path) -> None:
         {"busbw_gb_per_s": None},
         {"size_bytes": "64"},
         {"asked_bytes": True},
+        {"asked_bytes": 2**63},
+        {"size_bytes": 10**400},
         {"collective": ["x"]},
         {"collective": "x" * 99},
     ],
@@ -61,6 +63,12 @@ def test_point_that_is_not_whole_is_left_out(tmp_path: Path, changes: dict[str, 
     """A value of one rank that is none; the other points stay."""
     curves = curves_of(tmp_path, [measured(**changes), measured(asked=512)])
     assert [point.asked_bytes for curve in curves for point in curve.points] == [512]
+
+
+def test_names_that_look_alike_are_one_curve(tmp_path: Path) -> None:
+    """Otherwise two series of metrics.prom would have the same labels."""
+    (curve,) = curves_of(tmp_path, [measured("a\x00", asked=64), measured("a\x01", asked=512)])
+    assert [point.asked_bytes for point in curve.points] == [64, 512]
 
 
 def test_point_that_a_rank_lacks_is_left_out(tmp_path: Path) -> None:
