@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..evidence.finding import Finding
+from ..evidence.finding import UNDECIDED, Finding
 from ..evidence.screen_files import NodeAnswer
 from ..node.checks import BETWEEN_NODES, ON_A_NODE
-from ..node.checks.consistency import UNDECIDED
 from ..node.checks.gpu_checks import list_unseen, uses_gpus
 from ..node.checks.node_values import Node
 from ..text import FAILURE

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from ..evidence.finding import Finding
+from ..evidence.finding import UNDECIDED, Finding
 from ..evidence.phase_result import PhaseResult
 from ..text import name_ranks, ranges, sanitize_line
 from . import call_order
@@ -36,7 +36,7 @@ IN_ONE_NODE = (
     "NCCL_SHM_DISABLE=0 (env.single_node in cluster.yaml); if it works with NCCL_P2P_DISABLE=1, "
     "P2P is at fault (ACS, IOMMU); " + STACKS
 )
-UNDECIDED = "it is unknown which of them is wrong"
+UNKNOWN = "it is unknown which of them is wrong"
 HOW = {
     "skipped": "; the others make the first-named call next: a call was skipped, or two were "
     "swapped",
@@ -182,7 +182,8 @@ def _none_in_collective(evidence: FailureEvidence, why: str) -> Finding:
         f"{evidence.name_ranks(ranks)} made no progress, each on its own and none in a collective, "
         f"at {evidence.position(ranks[0])}; {why}"
     )
-    return _hang_finding(evidence, ranks, cause, (), evidence.detail(lines=evidence.lines(ranks)))
+    detail = evidence.detail(lines=evidence.lines(ranks)) | {UNDECIDED: True}
+    return _hang_finding(evidence, ranks, cause, (), detail)
 
 
 def _mutual_wait(evidence: FailureEvidence, waits: list[Absence], why: str) -> Finding:
@@ -199,14 +200,13 @@ def _mutual_wait(evidence: FailureEvidence, waits: list[Absence], why: str) -> F
         f"{f' (at {line})' if (line := line_of(evidence, wait.call, wait.waiters)) else ''}"
         for wait in waits[:MAX_LINES]
     ]
-    who = (
-        f"{evidence.name_ranks(culprits)} departed from the majority" if has_majority else UNDECIDED
-    )
+    who = f"{evidence.name_ranks(culprits)} departed from the majority" if has_majority else UNKNOWN
     cause = (
         "ranks wait for each other, each in a collective that the other never reached: "
         f"{'; '.join(each)}; {who}; {why}"
     )
     detail = evidence.detail(waiters=list(most.waiters), lines=evidence.lines(culprits))
+    detail |= {} if has_majority else {UNDECIDED: True}
     return _hang_finding(evidence, culprits, cause, most.waiters if has_majority else (), detail)
 
 
@@ -243,6 +243,7 @@ def _all_arrived(
     )
     hosts = evidence.hosts(ranks)
     stacks = tuple(evidence.evidence_of(ranks[:2]))
+    detail |= {UNDECIDED: True}
     return Finding("hang", cause, _transport_fix(hosts), True, stacks, hosts, (), detail)
 
 
@@ -258,6 +259,7 @@ def _all_in_collective(evidence: FailureEvidence, why: str) -> Finding:
     detail = evidence.detail(waiters=ranks, lines={}, waiters_at=line)
     hosts = evidence.hosts(ranks)
     stacks = tuple(evidence.evidence_of(ranks[:2]))
+    detail |= {UNDECIDED: True}
     return Finding("hang", cause, _transport_fix(hosts), True, stacks, hosts, (), detail)
 
 
@@ -320,7 +322,7 @@ def find_mismatch(evidence: FailureEvidence) -> list[Finding]:
         cause = (
             f"{evidence.name_ranks(mismatch.culprits)} are out of step with each other in group "
             f"{mismatch.group}: collective {mismatch.number} differs; {calls}; no side has a "
-            f"majority, so {UNDECIDED}"
+            f"majority, so {UNKNOWN}"
         )
     lines = {ranges(ranks): line_of(evidence, call, ranks) for call, ranks in mismatch.sides}
     detail = evidence.detail(
@@ -333,6 +335,7 @@ def find_mismatch(evidence: FailureEvidence) -> list[Finding]:
         },
         lines={ranks: sanitize_line(line) for ranks, line in lines.items()},
     )
+    detail |= {} if mismatch.has_majority else {UNDECIDED: True}
     shown = [ranks[0] for _, ranks in (*odd, mismatch.sides[0])]
     return [
         Finding(

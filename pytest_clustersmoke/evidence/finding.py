@@ -26,6 +26,8 @@ MAX_ALSO, MAX_NAMES = 16, 4
 RANK = re.compile(r"\branks? \d")
 JOB_LOGS = (".out", ".err")
 SLURM_LOG = re.compile(r"(\d+(?:_\d+)?)_\d+_log\.")  # submitit's names: the job's id, and a task's
+# In the detail of a finding: any of the nodes and ranks that it names may be right.
+UNDECIDED = "undecided"
 ISOLATION_FINDING = "isolated"  # the id of the finding of --cluster-isolate
 # A log may be a single endless line: longer lines are read in pieces.
 MAX_LINE_BYTES = 64 * 2**10

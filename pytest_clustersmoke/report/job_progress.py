@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from ..diagnose.failure_evidence import FailureEvidence
+from ..evidence.finding import UNDECIDED
 from ..evidence.job_results import RankResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.progress_record import (
@@ -88,14 +89,17 @@ class _Course:
 
     @cached_property
     def causes(self) -> dict[int, str]:
-        """Rank -> the cause that names it, or its node if that is not every node."""
+        """Rank -> the cause that names it, or its node if that is not every node. A cause that
+        leaves open which rank is wrong names none."""
         causes: dict[int, str] = {}
         for finding in self.result.findings:
+            if not finding.primary or finding.detail.get(UNDECIDED):
+                continue
             hosts = set(finding.hosts)
             of_hosts = [rank.rank for rank in self.result.ranks if hosts & set(self.nodes(rank))]
             some = len(hosts) < len(self.result.nodes)
             named = finding.ranks or (of_hosts if some else ())
-            for rank in named if finding.primary else ():
+            for rank in named:
                 causes.setdefault(rank, finding.cause)
         return causes
 

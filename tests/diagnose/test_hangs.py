@@ -9,7 +9,7 @@ import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.diagnose.hangs import find_hang, find_library_timeout, find_mismatch
-from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.finding import UNDECIDED, Finding
 from pytest_clustersmoke.jobs.outcome import Judgement
 from tests.diagnose.recorders import Left, call, calls
 
@@ -56,7 +56,7 @@ def test_without_a_stall_there_is_no_hang(tmp_path: Path) -> None:
 def test_if_all_ranks_arrived_none_fell_behind(tmp_path: Path) -> None:
     """All hosts are named, but no rank; the next step is the network."""
     finding = only_hang(waiting(Left(tmp_path, 4, nodes=2).stalled(), (0, 1, 2, 3), 9))
-    assert finding.ranks == () and finding.hosts == ("n0", "n1")
+    assert finding.ranks == () and finding.hosts == ("n0", "n1") and finding.detail[UNDECIDED]
     assert (
         "all 4 ranks reached all_reduce 9" in finding.cause and "none fell behind" in finding.cause
     )
@@ -149,6 +149,7 @@ def test_ranks_that_all_stall_outside_collectives_are_all_named(tmp_path: Path) 
     """All equally far, none in a collective."""
     finding = only_hang(Left(tmp_path, 2).stalled().stack(0, 60, "read").stack(1, 60, "read"))
     assert finding.ranks == (0, 1) and "none in a collective" in finding.cause
+    assert finding.detail[UNDECIDED]
 
 
 def test_group_timeout_before_the_stage_limit_is_a_hang(tmp_path: Path) -> None:
@@ -213,6 +214,7 @@ def test_ranks_that_wait_for_each_other_in_different_groups(
     assert "wait for each other" in finding.cause and "all_reduce 20 of group 0" in finding.cause
     assert "all_reduce 8 of group 1" in finding.cause
     assert ("it is unknown which" in finding.cause) == (world == 2)
+    assert finding.detail.get(UNDECIDED, False) == (world == 2)
 
 
 RESET = "[pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer"
@@ -257,7 +259,7 @@ def test_odd_rank_of_three_is_named(odd: list[Any], how: str, tmp_path: Path) ->
     assert (finding.ranks, finding.hosts, finding.detail["how"]) == ((1,), ("n0",), how)
     assert "is out of step in group 0 (default_pg): collective 4 is" in finding.cause
     assert "/p/train.py:57 in step on ranks 0, 2" in finding.cause
-    assert set(finding.detail["calls"]) == {"0, 2", "1"}
+    assert set(finding.detail["calls"]) == {"0, 2", "1"} and UNDECIDED not in finding.detail
 
 
 @pytest.mark.parametrize(
@@ -284,6 +286,7 @@ def test_two_ranks_that_differ_are_both_named(tmp_path: Path) -> None:
     left = Left(tmp_path, 2).record(0, steps(0)).record(1, steps(1))
     finding = only_mismatch(left)
     assert finding.ranks == (0, 1) and "it is unknown which" in finding.cause
+    assert finding.detail[UNDECIDED]
     assert "train.py:57" in finding.cause and "train.py:58" in finding.cause
 
 

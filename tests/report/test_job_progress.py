@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.finding import UNDECIDED
 from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.progress_record import LaneRecord, ProgressRecord
 from pytest_clustersmoke.evidence.run_directory import write_json
@@ -126,6 +127,15 @@ def test_finding_of_a_node_names_its_ranks(tmp_path: Path) -> None:
     assert states(killed(tmp_path / "a", ranks=[], hosts=["n0"]))[:2] == ["named", "named"]
     assert "named" not in states(killed(tmp_path / "b", ranks=[], hosts=["n0", "n1"]))
     assert "named" not in states(killed(tmp_path / "c", primary=False))
+
+
+@pytest.mark.parametrize("where", [{"ranks": [0, 1]}, {"ranks": [], "hosts": ["n0"]}])
+def test_cause_that_leaves_open_which_rank_is_wrong_names_none(
+    where: dict[str, Any], tmp_path: Path
+) -> None:
+    """As of two halves that called different collectives; each rank is shown as it ended."""
+    progress = killed(tmp_path, detail={UNDECIDED: True}, **where)
+    assert states(progress) == ["failed", "unfinished", "done", "silent"]
 
 
 def test_job_that_passed_has_no_record_of_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...evidence.finding import Finding
+from ...evidence.finding import UNDECIDED, Finding
 from ...evidence.gpu_model import ANY_GPU
 from ...evidence.variable_names import show_value
 from ...text import FAILURE, WARNING
@@ -15,7 +15,6 @@ from .gpu_checks import uses_gpus
 from .node_values import Node, most_common, shorten_names
 
 ABSENT = "not installed"
-UNDECIDED = "undecided"  # the detail of a finding that names nodes of which none may be wrong
 SAME_ENVIRONMENT = (
     "use the same environment on every node: check that the profile's `setup` and `python` lead to "
     "one installation that all nodes share, or to equal ones"
