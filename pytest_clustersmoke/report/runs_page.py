@@ -332,7 +332,7 @@ def judge_listed(phase: ListedPhase) -> tuple[str, str]:
     verdict = judge_counts(phase.outcome, is_known, phase.failed, phase.known, phase.attempts)
     if verdict.words.startswith("not measured"):
         return verdict.words, "none"
-    if verdict.tone == "good" and not phase.good:
+    if phase.outcome == "passed" and not (phase.good or phase.failed or phase.known):
         return f"{verdict.words}, not counted as good", "none"
     return verdict.words, verdict.tone
 
@@ -351,7 +351,7 @@ def _make_cell(row: RunRow, name: str) -> StripCell:
     text = f"{when}: {words}{nodes}" + (f" ({cause})" if cause else "")
     anchor = anchors(run.phases)[name] if judged != "good" else ""
     link = f"{row.link}#{anchor}" if row.link and anchor else ""
-    is_retried = phase.outcome == "passed" and judged != "bad" and phase.attempts > 1
+    is_retried = phase.outcome == "passed" and judged == "warn" and phase.attempts > 1
     return StripCell(judged, sanitize_line(text[:MAX_WORDS]), link, is_retried)
 
 

@@ -12,21 +12,7 @@ from tests.report.page_samples import page, printed
 from tests.support import records
 from tests.support.harness import Suite
 
-TWICE = [
-    {
-        "attempt": number,
-        "outcome": outcome,
-        "reason": "",
-        "job_id": str(number),
-        "nodes": ["n1"],
-        "failed_nodes": [],
-        "submitted": None,
-        "ended": None,
-        "queue_s": None,
-        "run_s": None,
-    }
-    for number, outcome in ((1, "cluster_failed"), (2, "passed"))
-]
+TWICE = [records.attempt(1, "cluster_failed"), records.attempt(2)]
 KNOWN = {"what": "w", "reason": "fan", "until": "2099-01-01", "where": "cluster.yaml:1"}
 BAD = {"test_rate": {"result": "failed", "text": "9.5 is below 10\nby far"}}
 PAST = {

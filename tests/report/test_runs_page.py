@@ -23,6 +23,8 @@ from tests.report.page_samples import HOSTILE, Elements
 from tests.support import records
 from tests.support.unreadable_folder import deny_reading
 
+TWICE = [records.attempt(1, "preempted"), records.attempt(2)]
+
 
 class Cells(HTMLParser):
     """The cells of the tables of a page, by the table's name: rows of (class, text, link)."""
@@ -149,6 +151,11 @@ def test_matrix_counts_bad_nodes_and_names_the_worst_first(tmp_path: Path) -> No
     [
         ({}, ("passed", "good")),
         ({"all_criteria": False}, ("passed, not counted as good", "none")),
+        ({"attempts": TWICE}, ("passed on attempt 2", "warn")),
+        (
+            {"attempts": TWICE, "all_criteria": False},
+            ("passed on attempt 2, not counted as good", "none"),
+        ),
         ({"outcome": "never_ran"}, ("not measured (never ran)", "none")),
         ({"outcome": "failed"}, ("failed", "bad")),
         ({"criteria": {"test_a": {"result": "failed", "text": ""}}}, ("1 failed", "bad")),
@@ -277,29 +284,17 @@ def test_each_run_is_published_as_its_own_profile_says(tmp_path: Path, is_privat
 def test_phase_that_passed_on_a_later_attempt_has_no_tick(tmp_path: Path) -> None:
     """Nor the colour of a plain pass, whatever ended its first job; it links to its place in the
     report."""
-    attempts = [
-        {
-            "attempt": number,
-            "outcome": outcome,
-            "reason": "",
-            "job_id": str(number),
-            "nodes": ["n1"],
-            "failed_nodes": [],
-            "submitted": None,
-            "ended": None,
-            "queue_s": None,
-            "run_s": None,
-        }
-        for number, outcome in ((1, "preempted"), (2, "passed"))
-    ]
-    for number, tried in enumerate(([], attempts)):
-        records.store_run(night(number, {**rated("wide", 10.0), "attempts": tried}), tmp_path)
+    whole = {**rated("wide", 10.0), "attempts": TWICE}
+    phases = [{**whole, "attempts": []}, whole, {**whole, "all_criteria": False}]
+    for number, phase in enumerate(phases):
+        records.store_run(night(number, phase), tmp_path)
     strip = Cells(render_runs_page(tmp_path)).tables["strip"]
     (row,) = [line for line in strip if line[0][1] == "wide"]
-    plain, retried = row[1:]
+    plain, retried, unmeasured = row[1:]
     assert plain[0] == "good" and plain[1].startswith("✓")
     assert retried[0] == "warn" and retried[1].startswith("↻")
     assert "passed on attempt 2" in retried[1]
+    assert unmeasured[0] == "none" and unmeasured[1].startswith("?")
 
 
 def test_page_is_absent_without_a_history(tmp_path: Path) -> None:

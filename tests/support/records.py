@@ -237,6 +237,23 @@ def phase(
     return {**made, **changes}
 
 
+def attempt(number: int = 1, outcome: str = "passed", **changes: Any) -> Record:
+    """A job of a phase that was tried again."""
+    made: Record = {
+        "attempt": number,
+        "outcome": outcome,
+        "reason": "",
+        "job_id": str(number),
+        "nodes": ["n1"],
+        "failed_nodes": [],
+        "submitted": None,
+        "ended": None,
+        "queue_s": None,
+        "run_s": None,
+    }
+    return {**made, **changes}
+
+
 _numbers = itertools.count(1)
 
 
