@@ -56,7 +56,7 @@ class Highlight:
     text: str
     where: str  # the name of the phase, or of the part of the page
     anchor: str
-    known: bool = False  # an entry of `known` covers it
+    is_warning: bool = False  # `known` covers it, or the phases that it is about passed
     node: str = ""  # the one that it is about, if it has links
     links: tuple[HighlightLink, ...] = ()  # in place of `where`: what each phase says
     more_links: int = 0
@@ -86,10 +86,11 @@ def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[Highligh
         ]
     phases = [(phase, anchors[phase.phase]) for phase in record.phases]
     shared = list_shared(record)
+    shown = shared[:MAX_EACH]
     groups = [
         *_group(NAMED, "Named by several phases", "bad", _shared_nodes(record, shared, anchors)),
-        *_group("jobs", "Failed job", "bad", _other(_each(_failed_jobs, phases), shared)),
-        *_group("stragglers", "Slow rank", "bad", _other(_each(_stragglers, phases), shared)),
+        *_group("jobs", "Failed job", "bad", _other(_each(_failed_jobs, phases), shown)),
+        *_group("stragglers", "Slow rank", "bad", _other(_each(_stragglers, phases), shown)),
         *_group("links", "Unexpected transport", "bad", _each(_links, phases)),
         *_group("metrics", "Off reference or past runs", "bad", _each(_metric_failures, phases)),
         *_group("criteria", "Failed criteria", "bad", _each(_criteria, phases)),
@@ -105,7 +106,7 @@ def _group(
 ) -> Iterator[HighlightGroup]:
     listed = list(items)
     if listed:
-        worst = "warn" if all(item.known for item in listed) else tone
+        worst = "warn" if all(item.is_warning for item in listed) else tone
         yield HighlightGroup(name, title, worst, listed[:MAX_EACH], len(listed) - MAX_EACH)
 
 
@@ -122,12 +123,14 @@ def _shared_nodes(
     """Nodes that several phases name, each with what every phase says. It is a warning where all of
     these phases passed, or are known to fail."""
     bad = {phase.phase for phase in record.phases if _is_bad(phase)}
+    parts = {(one.phase, True): "-ranks" for one in record.phases if one.ranks}
+    parts |= {(one.phase, False): "-findings" for one in record.phases if one.findings}
     new = {(one.phase, node) for one in record.phases if one.places for node in one.places.first}
     for node in shared:
         links = tuple(
             HighlightLink(
                 naming.phase,
-                anchors[naming.phase] + ("-ranks" if naming.finding == SLOW else "-findings"),
+                anchors[naming.phase] + parts.get((naming.phase, naming.finding == SLOW), ""),
                 f"{naming.finding}: {naming.cause}"
                 + ("; for the first time here" if (naming.phase, node.node) in new else ""),
                 naming.file,
@@ -140,7 +143,7 @@ def _shared_nodes(
             "; ".join(remark_on_node(node)),
             "nodes",
             "nodes",
-            known=not bad & {*node.phases},
+            is_warning=not bad & {*node.phases},
             node=node.node,
             links=links[:MAX_LINKS],
             more_links=len(links[MAX_LINKS:]),
@@ -152,12 +155,12 @@ def _is_bad(phase: PhaseRecord) -> bool:
     return red or (phase.outcome != "passed" and phase.known is None)
 
 
-def _other(items: Iterable[Highlight], shared: Iterable[NamedNodeRecord]) -> Iterator[Highlight]:
-    """The highlights that are not part of one about a node."""
-    said = {(naming.phase, naming.cause) for node in shared for naming in node.named}
+def _other(items: Iterable[Highlight], shown: Iterable[NamedNodeRecord]) -> Iterator[Highlight]:
+    """The highlights that are not part of a shown one about a node."""
+    said = {(naming.phase, naming.cause) for node in shown for naming in node.named}
     slow = {
         (naming.phase, node.node)
-        for node in shared
+        for node in shown
         for naming in node.named
         if naming.finding == SLOW
     }

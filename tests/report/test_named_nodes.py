@@ -123,6 +123,33 @@ def test_page_has_one_card_for_the_node(tmp_path: Path) -> None:
     )
 
 
+def test_node_without_a_card_hides_no_phase() -> None:
+    """Three nodes have a card; the phases of a fourth have cards of their own."""
+    phases = [failed(f"p{at}", hosts=[f"node{at // 2}"]) for at in range(8)]
+    html = page(named(*phases))
+    jobs = html[html.index('data-kind="jobs"') : html.index('class="asides"')]
+    links = [link["href"] for link in Elements(jobs).all("a")]
+    assert links == ["#phase-p6-findings", "#phase-p7-findings"]
+
+
+def test_card_links_only_to_what_the_page_has() -> None:
+    """A node failed in the first job of two phases that passed on their second: neither has
+    findings."""
+    tried = [
+        records.attempt(1, "preempted", nodes=["node0", "node1"], failed_nodes=["node1"]),
+        records.attempt(2),
+    ]
+    html = page(named(*(records.phase(name, attempts=tried) for name in ("a", "b"))))
+    part = html[html.index('data-kind="named"') :]
+    links = [str(link["href"]) for link in Elements(part[: part.index("</ul>")]).all("a")]
+    assert links == ["#phase-a", "#phase-b"]
+    elements = Elements(html)
+    ids = {attributes.get("id") for _, attributes in elements.tags}
+    assert {link["href"] for link in elements.all("a") if link["href"][0] == "#"} <= {
+        f"#{id}" for id in ids
+    }
+
+
 def test_links_lead_to_the_matrix_of_nodes(tmp_path: Path) -> None:
     """If there is a page over runs with this run."""
     from pytest_clustersmoke.report.page import page as render_page
