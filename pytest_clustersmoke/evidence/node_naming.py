@@ -11,13 +11,17 @@ from .run_counts import RecordModel
 class PlacesRecord(RecordModel):
     """Where a phase ran in earlier runs on this cluster, by the history."""
 
-    runs: int = Field(description="earlier runs whose nodes are known; the newest, at most 200")
-    is_all: bool = Field(description="there were no earlier ones")
+    runs: int = Field(
+        description="earlier runs whose nodes are known, of the newest 200; 0: it is new"
+    )
+    is_all: bool = Field(description="there were no other ones")
     nodes: dict[str, int] = Field(
         description="node -> in how many of them the phase ran there: the nodes of this run, at "
         "most 64, then at most 8 others, the most frequent first"
     )
-    first: list[str] = Field(description="nodes of this run on which it ran in none of them")
+    first: list[str] = Field(
+        description="nodes of this run on which it ran in none of them; empty if it is new"
+    )
 
 
 class NamingRecord(RecordModel):

@@ -310,7 +310,7 @@ class PhaseRecord(RecordModel):
         "rank: per token 4 x parameters + 2 x trained ones; null: not known",
     )
     traces: list[TraceRecord] = Field(default=[], description="those of --cluster-trace")
-    places: PlacesRecord | None = Field(default=None, description="null: it never ran before")
+    places: PlacesRecord | None = Field(default=None, description="null: not known")
     collectives: list[CurveRecord] = Field(
         default=[], description="bus bandwidth and time by message size, where all ranks measured"
     )

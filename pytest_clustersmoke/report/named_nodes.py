@@ -116,8 +116,8 @@ def describe_first(places: PlacesRecord | None) -> str:
 
 def describe_usual(places: PlacesRecord | None) -> str:
     """Where a phase ran in earlier runs: `node1, node2 in 18 of 20; node3 in 2 of 20`."""
-    if places is None:
-        return ""
+    if places is None or not places.runs:
+        return "not known" if places is None else "none"
     by_count: dict[int, list[str]] = {}
     for node, count in places.nodes.items():
         by_count.setdefault(count, []).append(node)

@@ -123,7 +123,7 @@ def build_view(record: RunRecord) -> PageContent:
 
 def _list_places(record: RunRecord) -> list[tuple[str, str, str, str]]:
     """What ran where; nothing if none of it ran before."""
-    if not any(phase.places for phase in record.phases):
+    if not any(phase.places and phase.places.runs for phase in record.phases):
         return []
     return [
         (

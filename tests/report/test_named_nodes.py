@@ -144,10 +144,9 @@ def test_card_links_only_to_what_the_page_has() -> None:
     links = [str(link["href"]) for link in Elements(part[: part.index("</ul>")]).all("a")]
     assert links == ["#phase-a", "#phase-b"]
     elements = Elements(html)
-    ids = {attributes.get("id") for _, attributes in elements.tags}
-    assert {link["href"] for link in elements.all("a") if link["href"][0] == "#"} <= {
-        f"#{id}" for id in ids
-    }
+    ids = {f"#{attributes.get('id')}" for _, attributes in elements.tags}
+    targets = {str(link["href"]) for link in elements.all("a")}
+    assert {target for target in targets if target.startswith("#")} <= ids
 
 
 def test_links_lead_to_the_matrix_of_nodes(tmp_path: Path) -> None:
@@ -179,7 +178,8 @@ def test_first_run_of_a_phase_on_a_node_is_told_from_the_usual_ones(tmp_path: Pa
     nights(tmp_path, 1, records.phase("a", nodes=3))
     record = read(tmp_path, records.phase("a"), records.phase("b"), records.phase("c"))
     first, second, new = (phase.places for phase in record.phases)
-    assert first is not None and second is not None and new is None
+    assert first is not None and second is not None and new is not None
+    assert (new.runs, new.is_all, new.first) == (0, True, [])
     assert (first.runs, first.is_all, first.first) == (4, True, ["node3"])
     assert first.nodes == {"node0": 4, "node1": 4, "node2": 1, "node3": 0}
     assert second.first == []
@@ -194,8 +194,24 @@ def test_usual_nodes_that_a_phase_does_not_have_are_kept(tmp_path: Path) -> None
     phase = records.phase("a", nodes=1)
     phase["nodes"] = [{"node_rank": 0, "node": "other", "host": "other"}]
     (places,) = [one.places for one in read(tmp_path, phase).phases]
-    assert places is not None and places.runs == 2
+    assert places is not None and (places.runs, places.is_all) == (2, False)
     assert places.nodes == {"other": 0, "node0": 2, "node1": 2} and places.first == ["other"]
+
+
+def test_run_without_known_nodes_may_have_been_anywhere(tmp_path: Path) -> None:
+    """So a node is the first one only of the others; a run that never started was nowhere."""
+    nights(tmp_path, 2, records.phase("a", nodes=2), records.phase("b", nodes=0))
+    nights(tmp_path, 1, records.phase("a", nodes=0, outcome="never_ran"))
+    whole, unknown = (one.places for one in read(tmp_path, *map(records.phase, "ab")).phases)
+    assert whole is not None and (whole.runs, whole.is_all) == (2, True) and unknown is None
+    nights(tmp_path, 1, records.phase("a", nodes=0, outcome="lost"))
+    (partly,) = [one.places for one in read(tmp_path, records.phase("a")).phases]
+    assert partly is not None and (partly.runs, partly.is_all) == (2, False)
+    made = records.run(*map(records.phase, "abc"))
+    records.annotate(made, tmp_path)
+    html = page(made)
+    part = html[html.index('id="places"') :]
+    assert part.count("<td>not known</td>") == part.count("<td>none</td>") == 1
 
 
 def test_page_says_what_ran_where(tmp_path: Path, browse: Browse) -> None:

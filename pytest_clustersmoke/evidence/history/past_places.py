@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from itertools import filterfalse
 from sqlite3 import Connection
 
 from ..node_naming import PlacesRecord
@@ -17,26 +18,31 @@ MAX_TONIGHT, MAX_OTHERS = 64, 8  # nodes whose counts are kept
 def read_places(
     connection: Connection, cluster: str, phase: str, nodes: Iterable[str], before: float
 ) -> PlacesRecord | None:
-    """Where a phase that ran on these nodes ran before; None if no earlier run says so. A name with
-    a space stands for a node that is not known."""
+    """Where a phase that ran on these nodes ran before; None if these are not known, or those of no
+    earlier run. A name with a space stands for a node that is not known."""
     rows = connection.execute(
-        "SELECT nodes FROM phases WHERE cluster = ? AND phase = ? AND begun < ? AND nodes <> '[]' "
-        "ORDER BY begun DESC, id DESC LIMIT ?",
+        "SELECT nodes FROM phases WHERE cluster = ? AND phase = ? AND begun < ? "
+        "AND (nodes <> '[]' OR outcome <> 'never_ran') ORDER BY begun DESC, id DESC LIMIT ?",
         (cluster, phase, before, MAX_RUNS + 1),
     ).fetchall()
-    past = [{str(name) for name in json.loads(row[0]) if " " not in str(name)} for row in rows]
-    known = [names for names in past[:MAX_RUNS] if names]
-    tonight = [name for name in dict.fromkeys(nodes) if " " not in name]
-    if not known or not tonight:
+    past = [{str(name) for name in json.loads(row[0])} for row in rows]
+    is_whole = all(names and not any(map(_is_unknown, names)) for names in past)
+    known = [some for names in past[:MAX_RUNS] if (some := {*filterfalse(_is_unknown, names)})]
+    tonight = [*filterfalse(_is_unknown, dict.fromkeys(nodes))]
+    if not tonight or (past and not known):
         return None
     counts = Counter(name for names in known for name in names)
     others = [pair for pair in counts.most_common() if pair[0] not in tonight][:MAX_OTHERS]
     return PlacesRecord(
         runs=len(known),
-        is_all=len(rows) <= MAX_RUNS,
+        is_all=is_whole and len(rows) <= MAX_RUNS,
         nodes={**{name: counts[name] for name in tonight[:MAX_TONIGHT]}, **dict(others)},
-        first=[name for name in tonight if not counts[name]],
+        first=[name for name in tonight if not counts[name]] if known else [],
     )
+
+
+def _is_unknown(name: str) -> bool:
+    return " " in name
 
 
 def count_bad_runs(
