@@ -95,8 +95,13 @@ def shorten_lines(lines: Sequence[str], most: int | None, where: str = "") -> li
 
 
 def clip(text: str, most: int) -> str:
-    """The text, or its beginning and `...`: at most so many characters."""
-    return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
+    """The text, or its beginning and `...`: at most so many characters. It is cut at a word, unless
+    that loses half of them."""
+    if len(text) <= most:
+        return text
+    kept = text[: most - 3]
+    words = kept if text[most - 3].isspace() else kept.rpartition(" ")[0].rstrip(" ,;:(")
+    return f"{(words if 2 * len(words) > len(kept) else kept).rstrip()}..."
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -7,6 +7,7 @@ import pytest
 from pytest_clustersmoke.text import (
     Problem,
     UsageProblems,
+    clip,
     format_bytes,
     format_seconds,
     near,
@@ -23,6 +24,20 @@ def test_control_characters_are_replaced() -> None:
     """A line stays one line; several lines keep their line breaks and tabs."""
     assert sanitize_line("a\x1b[31mb\nc\td") == "a\ufffd[31mb c d"
     assert sanitize_lines("a\x1b\nb\tc") == "a\ufffd\nb\tc"
+
+
+@pytest.mark.parametrize(
+    ("text", "clipped"),
+    [
+        ("node5 is down", "node5 is down"),
+        ("node4: fan; node5: d", "node4: fan..."),
+        ("node4 fan node5", "node4 fan..."),
+        ("a /scratch/runs/1", "a /scratch..."),
+    ],
+)
+def test_long_text_is_cut_at_a_word(text: str, clipped: str) -> None:
+    """Or inside it, where that is most of the text."""
+    assert clip(text, 13) == clipped
 
 
 @pytest.mark.parametrize(
