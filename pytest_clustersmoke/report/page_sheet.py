@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ..evidence.run_record import RunRecord
-from ..text import clip, shorten, shorten_lines
+from ..text import clip, plural, shorten, shorten_lines
 from .highlights import NAMED, HighlightGroup
 from .page_view import hardware_words, utc
 from .phase_table import judge_phase, phase_row
@@ -22,12 +22,12 @@ from .screen_lists import screen_rows
 
 LINES = 58.0  # of small text below the verdict, on Letter, which is shorter than A4
 HEADER_LINES, TITLE_LINES, ROW_LINES = 1.5, 2.3, 0.35  # a line of the header; above texts; a row
-# That fit one line: of the header, of a text, of two cells.
-HEADER_CHARS, LINE_CHARS, NAME_CHARS, VERDICT_CHARS = 78, 115, 26, 22
+# That fit one line: of the header, of a text, of three cells.
+HEADER_CHARS, LINE_CHARS, NAME_CHARS, VERDICT_CHARS, TRANSPORT_CHARS = 78, 115, 26, 22, 18
 LONG_FACTS = ("Command", "Versions")
 MAX_CAUSES, MAX_STEPS, MAX_TEXT, MAX_FACT, MAX_CELL = 10, 3, 230, 110, 60
 MAX_LONG_FACT = 4 * MAX_FACT
-MAX_SENTENCE, MAX_NAMED = 400, 4
+MAX_SENTENCE, MAX_PARTIAL, MAX_NAMED = 400, 240, 4  # the first two as in page.html.j2
 # Columns of phase_row, without the last, whose text has no bound.
 COLUMNS = (
     *("Phase", "Verdict", "Nodes", "Queue s", "Run s", "Steps/s", "Rate", "Against usual", "GiB"),
@@ -59,7 +59,7 @@ class PrintedSheet:
 def make_sheet(record: RunRecord, stands_out: Iterable[HighlightGroup]) -> PrintedSheet:
     """The sheet of a record whose texts are sanitized, and of what stands out in it."""
     digest = RunDigest.of(record, Path())
-    causes = [*_list_causes(stands_out, digest)]
+    causes = [*_list_causes(stands_out, digest)] if record.is_of_cluster else digest.causes
     notes = [(title, texts) for title, texts in _list_notes(causes, digest) if texts]
     columns, rows = _list_rows(record)
     facts = list_facts(record)
@@ -70,8 +70,14 @@ def make_sheet(record: RunRecord, stands_out: Iterable[HighlightGroup]) -> Print
         notes=notes,
         columns=columns,
         rows=shown,
-        more=f"and {left:,} more, none of them worse" if left else "",
+        more=_count_left(left, len(shown)) if left else "",
     )
+
+
+def _count_left(left: int, shown: int) -> str:
+    if not shown:
+        return f"There is no room for the table: {plural(left, 'row')}."
+    return f"and {left:,} more, none of them worse"
 
 
 def list_facts(record: RunRecord) -> list[tuple[str, str]]:
@@ -159,7 +165,9 @@ def _count_header(record: RunRecord) -> float:
     """How many lines the header takes, beside one for the cluster and one for the sentence."""
     what = f"{record.cluster}{hardware_words(record.hardware)}"
     sentence = clip(record.sentence, MAX_SENTENCE)
-    partial = f"Partial report. {record.partial}" if record.partial or record.interrupted else ""
+    partial = ""
+    if record.partial or record.interrupted:
+        partial = f"Partial report. {clip(record.partial, MAX_PARTIAL)}"
     lines = [math.ceil(len(text) / HEADER_CHARS) for text in (what, sentence, partial)]
     return HEADER_LINES * (sum(lines) - 2 + 1.5 * bool(partial))
 
@@ -180,7 +188,10 @@ def _list_rows(record: RunRecord) -> tuple[Sequence[str], list[SheetRow]]:
     """The table: of the phases, of the nodes of a screen, or of the gates of a proof."""
     if record.proof is not None:
         gates = [
-            SheetRow((gate.fault, gate.status, gate.phase), _tone(gate.status == "proven"))
+            SheetRow(
+                (gate.fault, gate.status, gate.phase),
+                "good" if gate.status == "proven" else "bad",
+            )
             for gate in record.proof.gates
         ]
         return ("Fault", "Gate", "Staged in"), gates
@@ -199,10 +210,6 @@ def _list_rows(record: RunRecord) -> tuple[Sequence[str], list[SheetRow]]:
     ]
 
 
-def _tone(is_good: bool) -> str:
-    return "good" if is_good else "bad"
-
-
 def _choose_rows(rows: Sequence[SheetRow], room: float) -> list[SheetRow]:
     """The rows that fit, in their order: those that are not good come first."""
     worst = sorted(rows, key=lambda row: ("bad", "warn", "none", "good").index(row.tone))
@@ -215,8 +222,9 @@ def _choose_rows(rows: Sequence[SheetRow], room: float) -> list[SheetRow]:
     return [row for row in rows if id(row) in kept]
 
 
-def _count_row_lines(cells: Iterable[str]) -> float:
+def _count_row_lines(cells: Sequence[str]) -> float:
     name, verdict, *others = cells
     longest = max((len(text) for text in others), default=0)
-    lines = (len(name) / NAME_CHARS, len(verdict) / VERDICT_CHARS, longest / NAME_CHARS)
+    room = TRANSPORT_CHARS if len(cells) == len(COLUMNS) else NAME_CHARS
+    lines = (len(name) / NAME_CHARS, len(verdict) / VERDICT_CHARS, longest / room)
     return max(1, *map(math.ceil, lines)) + ROW_LINES

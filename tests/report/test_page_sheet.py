@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.report import page_sheet
 from pytest_clustersmoke.report.page_sheet import local_time
 from tests.report import staged
 from tests.report.browsing import Browse, Opened
@@ -32,14 +33,27 @@ def many_phases() -> records.Record:
     return records.run(*phases, verdict="UNFIT", sentence=sentence, request=REQUEST)
 
 
+def killed_run() -> records.Record:
+    """100 phases, of which a killed run judged none."""
+    phases = [records.phase(f"ddp_2node-{number:03}", criteria={}) for number in range(100)]
+    names = ", ".join(phase["phase"] for phase in phases)
+    sentence = "INCONCLUSIVE: 0 of 100 phases finished"
+    return records.run(
+        *phases, verdict="INCONCLUSIVE", sentence=sentence, partial=f"no result for {names}"
+    )
+
+
 def count_sheets(opened: Opened, paper: str) -> int:
     return len(re.findall(rb"/Type\s*/Page\b", opened.page.pdf(format=paper)))
 
 
 @pytest.mark.parametrize(
     "make",
-    [records.run, staged.run, many_phases, staged.ladder, *(RUNS[n] for n in ("proof", "hostile"))],
-    ids=["FIT", "UNFIT", "60 phases", "512 ranks", "proof", "hostile"],
+    [
+        *(records.run, staged.run, many_phases, killed_run, staged.ladder),
+        *(RUNS[name] for name in ("proof", "hostile")),
+    ],
+    ids=["FIT", "UNFIT", "60 phases", "killed", "512 ranks", "proof", "hostile"],
 )
 def test_printed_run_is_one_sheet(browse: Browse, make: Callable[[], records.Record]) -> None:
     """Of a run that is fit, of one that is not, and of many phases: Chromium prints one page."""
@@ -81,6 +95,46 @@ def test_rows_that_do_not_fit_are_counted_and_are_no_worse(browse: Browse) -> No
     assert "0.0059 failed" in re.sub(r"\s+", " ", rows.last.inner_text())
     left = opened.page.locator(".sheet > p").inner_text()
     assert left == f"and {60 - rows.count()} more, none of them worse"
+
+
+def sheet_of(record: records.Record) -> str:
+    html = page(record)
+    return html[html.index('class="sheet"') : html.index('id="stands-out"')]
+
+
+def test_table_without_room_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a row fits: the sheet says so in place of the table."""
+    monkeypatch.setattr(page_sheet, "LINES", 0.0)
+    sheet = sheet_of(many_phases())
+    assert "<table" not in sheet and "There is no room for the table: 60 rows." in sheet
+
+
+def test_cause_of_a_proof_or_a_screen_is_said_once() -> None:
+    """Although a card of the page says it too."""
+    reason = "gpu-ecc-errors: GPU 3 has had 5 errors"
+    node: dict[str, Any] = {
+        "node": "x1",
+        "state": "failing",
+        "group": "",
+        "reason": reason,
+        "slurm_state": "idle",
+    }
+    node |= {"job_id": "7", "seconds": 0.5, "checks": {}}
+    screen = {"partition": "gpu", "minimum": 0.0, "limit_s": 60, "nodes": [node]}
+    causes: dict[str, Any] = {
+        "failed": [f"x1: {reason}"],
+        "verdict": "UNFIT",
+        "phases": [],
+        "phases_chosen": [],
+    }
+    screened = sheet_of(records.run(**causes, screen=screen))
+    assert (
+        screened.count(f"<li>x1: {reason}</li>")
+        == 1
+        == screened[: screened.index("<table")].count(reason)
+    )
+    proven = sheet_of(RUNS["proof"]())
+    assert proven[: proven.index("<table")].count("slow_rank") == 1
 
 
 def test_phase_that_is_opened_is_printed(browse: Browse) -> None:

@@ -95,5 +95,5 @@ const Curves = (() => {
     return made;
   }
 
-  return { draw, bytes };
+  return { draw };
 })();
