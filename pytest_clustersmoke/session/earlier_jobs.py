@@ -9,6 +9,7 @@ from ..config.phase import Phase
 from ..evidence.run_directory import RunDir, read_json
 from ..evidence.run_journal import JournalledJob, RunJournal
 from ..jobs.backend import Submission
+from .cancellation import Leftover
 from .phase_ledger import PhaseLedger
 
 
@@ -22,6 +23,12 @@ class EarlierJobs:
     retried: tuple[tuple[Submission, JournalledJob], ...]
     submitted: tuple[tuple[Submission, JournalledJob], ...]
     unanswered: tuple[tuple[Submission, ...], ...]
+
+
+def list_left(journal: RunJournal) -> Leftover:
+    """What controllers before left, of which this one has not taken up anything."""
+    unanswered = tuple(job.phase for job in journal.unanswered)
+    return Leftover(tuple(job.job_id for job in journal.left), unanswered)
 
 
 def restore_test(run: RunDir, name: str, phase: Phase) -> Phase:

@@ -28,7 +28,7 @@ from ..jobs.job_watch import Poller, WaitEnd, WatchedJob, watch_job
 from ..jobs.outcome import REQUEUED, Judgement, judge_refusal
 from ..preflight.slurm_check import CheckResult
 from .cancellation import Cancellation, Leftover
-from .earlier_jobs import restore_test, sort_jobs
+from .earlier_jobs import list_left, restore_test, sort_jobs
 from .job_end import describe_end, judge_end, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 from .lost_answers import withdraw
@@ -72,7 +72,8 @@ class JobSession:
         # Called with a phase's result that the run's directory did not take.
         self.on_unwritten: Callable[[PhaseResult], object] = lambda result: None
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
-        self._left_to_scheduler = self._left_behind = self._is_restored = False
+        self._left_to_scheduler = self._left_behind = False
+        self._is_restored = not attaches  # whether the jobs of controllers before are taken up
         self.fence = ControllerFence(run)
         # After the fence: an earlier controller that still lives writes no further line.
         self._earlier = read_journal(run) if attaches else None
@@ -147,7 +148,8 @@ class JobSession:
             if self._thread.is_alive():
                 self._left_behind = True
                 submitting = self._ending.withdraw_submission()
-                self._settle_rest(submitting)
+                if self._is_restored:
+                    self._settle_rest(submitting)
             else:
                 self._backend.close()
         self._ending.stop()
@@ -155,17 +157,11 @@ class JobSession:
         jobs = dict.fromkeys([*self._ending.unconfirmed.values(), *still])
         left = Leftover(tuple(jobs), tuple(job.phase.name for job in submitting))
         if self._earlier is not None and not self._is_restored:
-            left = self._earlier_left()
+            left = list_left(self._earlier)
         if not left:
             with contextlib.suppress(OSError):
                 self.journal.write("closed")
         return left
-
-    def _earlier_left(self) -> Leftover:
-        """What controllers before left, of which this one has not taken up anything."""
-        assert self._earlier is not None
-        unanswered = tuple(job.phase for job in self._earlier.unanswered)
-        return Leftover(tuple(job.job_id for job in self._earlier.left), unanswered)
 
     @property
     def is_superseded(self) -> bool:
@@ -217,6 +213,7 @@ class JobSession:
                 self._add_phase(restore_test(self.run, name, self.phases[test[1]]))
         self.ledger.restore(self._earlier, self.phases)
         jobs = sort_jobs(self._earlier, self.phases, self.run, self.ledger)
+        self._check_place()
         for name in jobs.ended:
             result = self.results[name] = collect_phase(self.run.phase(name))
             self.board.finish(name, Judgement(result.outcome, result.reason), result.run_s)
@@ -384,6 +381,11 @@ class JobSession:
         self.board.post(job.phase, f"attempt {ended.number} {ended.outcome}: {ended.reason}")
         return True
 
+    def _check_place(self) -> None:
+        """Raise WatchFailed in a watch thread that the run has ended without."""
+        if self._left_behind and threading.current_thread() is self._thread:
+            raise WatchFailed("the run has ended without its watch, which waited for the scheduler")
+
     def _finish(
         self,
         name: str,
@@ -393,8 +395,7 @@ class JobSession:
         result: PhaseResult | None = None,
     ) -> None:
         """Write the phase's result, by the judgement of its last job and by those before."""
-        if self._left_behind and threading.current_thread() is self._thread:
-            raise WatchFailed("the run has ended without its watch, which waited for the scheduler")
+        self._check_place()
         self.fence.check()
         self._watched.pop(name, None)
         marks = {

@@ -4,6 +4,7 @@ no longer touches."""
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +20,7 @@ from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.preflight.slurm_check import CheckResult
 from pytest_clustersmoke.session import cancellation, job_session, lost_answers
 from pytest_clustersmoke.session.job_session import JobSession, WatchFailed
-from tests.support.job_run import JobRun, ignore, until
+from tests.support.job_run import WITHIN_S, JobRun, ignore, until
 
 
 def stopped(session: JobSession) -> None:
@@ -129,6 +130,35 @@ def test_run_that_ends_before_it_took_its_jobs_up_leaves_them_open(
     monkeypatch.setattr(JobSession, "start", lambda session: None)
     left = run.attach().close()
     assert left.jobs == ("a",) and ("closed", None) not in run.events()
+
+
+def test_interrupt_while_jobs_are_taken_up_changes_no_result(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shared directory is slow. A phase that had passed has passed; the job that runs is named,
+    and no line says that it has ended. The thread that comes too late does nothing more."""
+    first = run.start("a", "b")
+    until(lambda: ("submitted", "b") in run.events())
+    run.passes("a")
+    first.wait("a", ignore)
+    has_begun, may_go_on, sort_jobs = threading.Event(), threading.Event(), job_session.sort_jobs
+
+    def sort_late(*known: Any) -> Any:
+        has_begun.set()
+        assert may_go_on.wait(WITHIN_S)
+        return sort_jobs(*known)
+
+    monkeypatch.setattr(job_session, "sort_jobs", sort_late)
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.1)
+    session = run.attach()
+    assert has_begun.wait(WITHIN_S)
+    events = run.events()
+    session.cancel()
+    assert session.close("the run was interrupted").jobs == ("b",)
+    may_go_on.set()
+    session._thread.join()
+    assert run.events() == events and run.backend.named("adopt") == []
+    assert run.result("a")["outcome"] == "passed" and run.result("b") == {}
 
 
 def interrupt_unconfirmed(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
