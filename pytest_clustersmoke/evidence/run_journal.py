@@ -89,8 +89,8 @@ class JournalledJob:
     """A phase's last submission: its token, when it was intended (Unix seconds), and its job's id,
     empty if the journal ends before the scheduler answered. `number` is the job's among those of
     the phase, 0 if that is not retried; `outcome` is how it ended if another is to follow it.
-    `has_ended`: the phase has; `may_run`: although it has, since the run ended before the scheduler
-    confirmed the job's end."""
+    `has_ended`: the job has; `may_run`: it is not known to have, although its phase has a result,
+    since the run ended before the scheduler confirmed the job's end."""
 
     phase: str
     token: str
@@ -149,10 +149,7 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
             jobs.pop(phase, None)
         elif event["event"] == "ended" and before is not None:
             is_left = event.get("confirmed") is False
-            jobs[phase] = replace(before, has_ended=True, may_run=is_left)
-        elif event["event"] == "attached":  # from here on such a job is watched again
-            left = [job for job in jobs.values() if job.may_run]
-            jobs |= {job.phase: replace(job, has_ended=False) for job in left}
+            jobs[phase] = replace(before, has_ended=not is_left, may_run=is_left)
     for phase, job in jobs.items():
         if not job.may_run and run.phase(phase).result.exists():
             jobs[phase] = replace(job, has_ended=True)

@@ -120,7 +120,7 @@ class Schedulers:
             elif read_journal(run).detached:
                 yield f"run {run.run_id} is detached, and its jobs have ended: {todo}"
             else:
-                _close_judged(run)
+                _close_judged(run, self._backends[_key(profile)])
 
     def settle(self, run: RunDir, about: Mapping[str, Any]) -> bool:
         """Whether a dead run can be reported, since nothing of it runs any more; then each of its
@@ -207,15 +207,20 @@ def _describe_limit(runs: Sequence[RunDir]) -> str:
     return f"; if that lasts, {who} reported from {show_time(max(ends))} on" if ends else ""
 
 
-def _close_judged(run: RunDir) -> None:
+def _close_judged(run: RunDir, backend: RunBackend) -> None:
     """Close a run of which nothing runs any more, if each of its jobs has a result: its controller
     did not, because the scheduler had not confirmed that they ended."""
+    from .unwatched_jobs import UnwatchedJobs
+
     report = parse_text((read_json(run.run) or {}).get("report"))
     if not report or not (Path(report) / "report.json").is_file():
         return  # `recover` says that its controller was killed
     with seize_run(run) as dead, contextlib.suppress(OSError):
         journal = read_journal(run)
-        if dead and not (journal.left or journal.unanswered) and journal.jobs:
+        are_judged = all(job.may_run for job in journal.left) and not journal.unanswered
+        if not (dead and are_judged and journal.jobs):
+            return
+        if UnwatchedJobs(run, journal, backend).ask() == []:
             writer = FencedJournal(run, ControllerFence(run))
             writer.write("closed", confirmed=True)
             writer.close()

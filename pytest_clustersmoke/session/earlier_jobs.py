@@ -53,19 +53,15 @@ def sort_jobs(
             )
             for job in jobs
         ]
-        left = [pair for pair in zip(made, jobs, strict=True) if not _is_over(pair[1])]
+        left = [pair for pair in zip(made, jobs, strict=True) if not pair[1].has_ended]
         over = [pair for pair in left if ledger.has_ended(pair[1])]
         retried += over
         left = [pair for pair in left if pair not in over]
         submitted += [pair for pair in left if pair[1].job_id]
         if lost := [job for job, known in left if not known.job_id]:
             unanswered.append(tuple(lost))
-    ended = tuple(job.phase for job in journal.jobs.values() if _is_over(job))
+    ended = tuple(job.phase for job in journal.jobs.values() if job.has_ended)
     return EarlierJobs(ended, tuple(retried), tuple(submitted), tuple(unanswered))
-
-
-def _is_over(job: JournalledJob) -> bool:
-    return job.has_ended and not job.may_run
 
 
 def _complete_ids(jobs: list[JournalledJob]) -> list[JournalledJob]:

@@ -10,7 +10,7 @@ from ..evidence.phase_attempts import read_attempts
 from ..evidence.run_directory import RunDir, read_json
 from ..evidence.run_journal import FencedJournal, JournalledJob, RunJournal
 from ..evidence.scheduler_record import JobState
-from ..evidence.telemetry import parse_finite, parse_int
+from ..evidence.telemetry import parse_finite, parse_int, parse_text
 from ..jobs.backend import COMMENT_BEGINS, RunBackend
 from ..jobs.job_watch import WatchedJob
 from ..jobs.outcome import Judgement
@@ -87,6 +87,8 @@ class UnwatchedJobs:
             cancelled = None if job.failed_first else ended.get(job.job_id)
             result, judgement, findings = judge_end(job, None, cancelled)
             known, directory = self._journal.jobs[name], self._run.phase(name)
+            if judgement.outcome == "lost" and known.may_run:  # its controller was ending it
+                judgement, findings = self._earlier_judgement(name) or judgement, []
             if ending := read_ending(directory, known):  # no other followed it
                 judgement = Judgement(ending.outcome, ending.reason)
                 findings = [*ending.findings]
@@ -98,6 +100,12 @@ class UnwatchedJobs:
                 raise written.error
             outcome = written.judgement.outcome
             journal.write("ended", phase=name, job_id=job.job_id, outcome=outcome)
+
+    def _earlier_judgement(self, name: str) -> Judgement | None:
+        """How the run's controller judged a phase that it ended; None if that is not known."""
+        result = read_json(self._run.phase(name).result) or {}
+        reason = parse_text(result.get("reason")) or ""
+        return Judgement("cancelled", reason) if result.get("outcome") == "cancelled" else None
 
     def judge_others(self, phases: Sequence[str], profile: Profile, judgement: Judgement) -> None:
         """Write a result for those of these phases that have none, because nothing of them was

@@ -3,6 +3,7 @@ no longer touches."""
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
 import time
@@ -191,6 +192,23 @@ def test_job_whose_end_was_not_confirmed_is_awaited_by_the_run_that_attaches(
     last = run.attach()
     last.wait("a", ignore)
     assert run.backend.named("adopt") == [] and last.outcomes["a"].outcome == "passed"
+
+
+def test_job_whose_end_was_not_confirmed_is_named_by_a_run_that_cannot_take_it_up(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shared directory fails as the run is attached: the run is not closed."""
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    run.start("a", limits={"poll_s": 0.05})
+    until(lambda: ("submitted", "a") in run.events())
+    interrupt_unconfirmed(run, monkeypatch)
+    monkeypatch.setattr(job_session, "sort_jobs", fail)
+    session = run.attach()
+    session._thread.join()
+    assert session.close().jobs == ("a",) and ("closed", None) not in run.events()
 
 
 def test_job_that_started_without_an_answer_and_was_not_ended_is_awaited(

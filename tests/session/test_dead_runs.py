@@ -278,7 +278,7 @@ def test_run_that_ended_while_slurm_was_silent_is_named_until_its_job_has_ended(
     directory = dead.submitted("a", "7")
     write_json(directory.result, {"outcome": "cancelled"})
     write_json(dead.report / "report.json", {"run_id": RUN_ID})
-    dead.journal.write("ended", phase="a", job_id="7", outcome="cancelled")
+    dead.journal.write("ended", phase="a", job_id="7", outcome="cancelled", confirmed=False)
     EventWriter(RunDir(dead.report).journal).close()
     has_jobs(slurm, "7")
     (line,) = report(tmp_path, slurm, profile)
@@ -287,6 +287,42 @@ def test_run_that_ended_while_slurm_was_silent_is_named_until_its_job_has_ended(
     assert report(tmp_path, slurm, profile) == [] and read_journal(dead.run).closed
     asked = len(slurm.calls())
     assert report(tmp_path, slurm, profile) == [] and len(slurm.calls()) == asked
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_job_whose_end_was_not_confirmed_keeps_a_run_without_a_report_open(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, tmp_path: Path, is_attached: bool
+) -> None:
+    """Its process was killed before it wrote the report, or one that attached the run was, which
+    had removed the old one: the job is asked about, and named. Once Slurm has forgotten it, the
+    phase is what its controller said of it."""
+    directory = dead.submitted("a", "7")
+    reason = "the run was interrupted; not confirmed that job 7 has ended"
+    write_json(directory.result, {"outcome": "cancelled", "reason": reason})
+    dead.journal.write("ended", phase="a", job_id="7", outcome="cancelled", confirmed=False)
+    if is_attached:
+        dead.journal.write("attached")
+    has_jobs(slurm, "7")
+    assert report(tmp_path, slurm) == [] and not read_journal(dead.run).closed
+    (line,) = report(tmp_path, slurm, profile)
+    assert line.startswith(f"run {RUN_ID} has 1 job left (7), and no process")
+    slurm.folder.joinpath("squeue.answer").write_text("")
+    report(tmp_path, slurm)
+    result = read_json(directory.result) or {}
+    assert (result["outcome"], result["reason"]) == ("cancelled", reason)
+    assert read_journal(dead.run).closed
+
+
+def test_job_whose_end_was_not_confirmed_has_the_outcome_that_it_had(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """It ran on after its run was interrupted, and passed."""
+    directory = dead.submitted("a", "7")
+    write_json(directory.result, {"outcome": "cancelled", "reason": "the run was interrupted"})
+    dead.journal.write("ended", phase="a", job_id="7", outcome="cancelled", confirmed=False)
+    dead.passes("a")
+    report(tmp_path, slurm)
+    assert dead.outcomes()["a"] == "passed" and read_journal(dead.run).closed
 
 
 def test_submission_without_an_answer_is_withdrawn_before_the_report(
