@@ -147,6 +147,8 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
             del jobs[phase]
         elif event["event"] == "held":  # until the phase that it runs after has another job
             jobs.pop(phase, None)
+        elif event["event"] == "unconfirmed" and before is not None:
+            jobs[phase] = replace(before, may_run=True)
         elif event["event"] == "ended" and before is not None:
             is_left = event.get("confirmed") is False
             jobs[phase] = replace(before, has_ended=not is_left, may_run=is_left)

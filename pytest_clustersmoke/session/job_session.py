@@ -402,6 +402,9 @@ class JobSession:
             **fault_mark(self.phases[name]),
             "estimated_start": self.submitter.starts.get(name),
         }
+        left = {"confirmed": False} if name in self._ending.unconfirmed else {}
+        if left:  # before the result, which would say that the job has ended
+            self.journal.write("unconfirmed", phase=name)
         written = write_result(
             self.run.phase(name),
             self.profile,
@@ -418,7 +421,6 @@ class JobSession:
             self.board.post(name, f"its result cannot be written: {written.error}")
             self.on_unwritten(written.result)
         job_id, outcome = job.job_id if job else "", written.judgement.outcome
-        left = {"confirmed": False} if name in self._ending.unconfirmed else {}
         self.journal.write("ended", phase=name, job_id=job_id, outcome=outcome, **left)
         self.board.finish(name, written.judgement, written.result.run_s)
 

@@ -194,6 +194,21 @@ def test_job_whose_end_was_not_confirmed_is_awaited_by_the_run_that_attaches(
     assert run.backend.named("adopt") == [] and last.outcomes["a"].outcome == "passed"
 
 
+def test_job_whose_end_was_not_confirmed_is_awaited_after_a_kill_before_the_last_line(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its phase has a result, and the journal does not have the line on it yet."""
+    run.start("a", limits={"poll_s": 0.05})
+    until(lambda: ("submitted", "a") in run.events())
+    interrupt_unconfirmed(run, monkeypatch)
+    *lines, last = run.run.journal.read_text().splitlines(keepends=True)
+    assert '"ended"' in last and run.result("a")
+    run.run.journal.write_text("".join(lines))
+    run.backend.jobs["a"] = JobState("running", "RUNNING")
+    run.attach()
+    until(lambda: run.backend.named("adopt") == [("a",)])
+
+
 def test_job_whose_end_was_not_confirmed_is_named_by_a_run_that_cannot_take_it_up(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
