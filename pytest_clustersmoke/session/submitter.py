@@ -86,8 +86,17 @@ class Submitter:
             why = "the controller before this one ended before it had an answer"
             after = self._phase_before(lost[0].phase, earlier)
             self._expect_answer(LostAnswer(lost, after, why, resubmits=True))
+        if again:
+            self._look_at_jobs()  # one that it has not shown may be another's, and is not cancelled
         for name in again:
             self._hold_followers(name)
+
+    def _look_at_jobs(self) -> None:
+        """Ask the scheduler once how the watched jobs are."""
+        states = self._backend.states([job.job_id for job in self._watched.values()])
+        for job in self._watched.values():
+            if job.job_id in states:
+                job.record_state(states[job.job_id])
 
     def _phase_before(self, phase: Phase, earlier: RunJournal) -> str:
         """The phase of this run that must pass before the phase's job counts; empty if there is
@@ -263,7 +272,7 @@ class Submitter:
     def _withdraw(self, job: WatchedJob) -> bool:
         """Give a job up that has not started; return whether it has meanwhile."""
         self._fence.check()
-        with contextlib.suppress(OSError):  # it is cancelled as well
+        with contextlib.suppress(OSError):  # it is cancelled as well, if the scheduler shows it
             withdraw(job.directory, job.token, "the phase that it waits for is tried again")
         claim = read_claim(job.directory)
         return claim is not None and claim.token == job.token

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.locks import ControllerFence
 from pytest_clustersmoke.evidence.phase_attempts import PhaseAttempt, read_attempts
 from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
 from pytest_clustersmoke.evidence.scheduler_record import (
@@ -333,6 +334,23 @@ def test_attached_run_submits_a_phase_again_that_was_taken_out_of_the_queue(
         run.passes(name)
         session.wait(name, ignore)
     assert [session.outcomes[name].outcome for name in "ab"] == ["passed", "passed"]
+
+
+def test_attached_run_cancels_the_job_that_waited_behind_a_lost_one(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller was killed before it did: that job could never start, and would stay in the
+    queue. It is submitted again behind the next one."""
+    run.backend.chains = True
+    first = run.start("a", "b", after={"b": "a"}, limits=limits(max_jobs=1, retried="pass"))
+    until(lambda: run.submitted() == ["a", "b"])
+    monkeypatch.setattr(first.submitter, "try_again", lambda name: ControllerFence(run.run))
+    lose_node(run, "a")
+    until(lambda: _events(run, "retry"))
+    assert run.backend.named("cancel") == []
+    run.attach()
+    until(lambda: run.submitted() == ["a", "b"])
+    assert run.backend.named("cancel") == [("b",)] and run.backend.orders["b"] == "a"
 
 
 def test_attached_run_that_may_not_retry_any_more_ends_the_phase(
