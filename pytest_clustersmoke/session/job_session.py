@@ -342,7 +342,7 @@ class JobSession:
             job.after, job.submitted_at = "", time.monotonic()  # the queue's limit counts from now
             return True
         else:
-            job.cancel(self._ending)
+            self.submitter.give_up_follower(job)
             self._give_up(job, judged)
         return False
 

@@ -256,7 +256,7 @@ class Submitter:
         pass: theirs could never start. One that has started runs on."""
         for job in [job for job in self._watched.values() if job.after == name]:
             job.check_files()
-            if job.running or self._withdraw(job):
+            if job.running or self._withdraw(job, "the phase that it waits for is tried again"):
                 job.after = ""
                 continue
             job.cancel(self._ending)
@@ -269,11 +269,19 @@ class Submitter:
             for each in lost.jobs:
                 self._wait_again(each.phase.name, name)
 
-    def _withdraw(self, job: WatchedJob) -> bool:
+    def give_up_follower(self, job: WatchedJob) -> None:
+        """End a job that must not run, because the phase that it waits for did not pass. While the
+        scheduler has not shown it, only the job itself can: as it starts."""
+        has_started = self._withdraw(job, "the phase that it waits for did not pass")
+        job.cancel(self._ending)
+        if has_started and not job.may_end:
+            self._ending.may_run(job)  # which notes it
+
+    def _withdraw(self, job: WatchedJob, why: str) -> bool:
         """Give a job up that has not started; return whether it has meanwhile."""
         self._fence.check()
         with contextlib.suppress(OSError):  # it is cancelled as well, if the scheduler shows it
-            withdraw(job.directory, job.token, "the phase that it waits for is tried again")
+            withdraw(job.directory, job.token, why)
         claim = read_claim(job.directory)
         return claim is not None and claim.token == job.token
 

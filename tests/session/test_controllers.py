@@ -14,7 +14,7 @@ import pytest
 
 from pytest_clustersmoke.config.phase import Phase
 from pytest_clustersmoke.evidence.locks import ControllerFence
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, write_json
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_json, write_json
 from pytest_clustersmoke.evidence.run_journal import FencedJournal
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.evidence.telemetry import EventWriter
@@ -289,6 +289,30 @@ def test_unanswered_job_after_a_phase_that_was_not_selected_is_awaited(run: JobR
     run.passes("b")
     session.wait("b", ignore)
     assert session.outcomes["b"].outcome == "passed"
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_job_behind_a_phase_that_failed_is_withdrawn_while_the_scheduler_is_silent(
+    run: JobRun, has_started: bool
+) -> None:
+    """Its id may be another job's by now, so nobody cancels it: should it start, it ends by itself.
+    One that has started may run on, and is named."""
+    run.backend.chains = True
+    first = run.start("a", "b", after={"b": "a"})
+    until(lambda: ("submitted", "b") in run.events())
+    ControllerFence(run.run)
+    stopped(first)
+    run.fails("a")
+    run.backend.jobs.clear()
+    job = run.run.phase("b").last_job
+    token = (read_json(job.spec) or {})["token"]
+    if has_started:
+        write_json(job.claim, {"token": token, "job_id": "b", "node": "n0"})
+    session = run.attach()
+    session.wait("b", ignore)
+    assert session.outcomes["b"].outcome == "never_ran" and run.backend.named("cancel") == []
+    assert job.withdrawn(token).exists()
+    assert session.close().jobs == (("b",) if has_started else ())
 
 
 def test_limit_on_the_queue_counts_from_the_attachment(run: JobRun) -> None:
