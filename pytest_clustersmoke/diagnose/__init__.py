@@ -176,6 +176,6 @@ def _outcome_finding(evidence: FailureEvidence, judgement: Judgement) -> Finding
         f"job-{name}",
         judgement.reason,
         fix,
-        evidence=(*quoted, *log_tail(evidence.directory)),
+        evidence=(*quoted, *log_tail(evidence)),
         hosts=tuple(find_killed_launchers(evidence.result)),
     )

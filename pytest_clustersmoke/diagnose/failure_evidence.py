@@ -90,12 +90,17 @@ class FailureEvidence:
         done = [rank.rank for rank in self.result.ranks if rank.done]
         return frozenset(rank for rank in done if rank not in ended or ended[rank].code == 0)
 
+    @property
+    def job_logs(self) -> list[Path]:
+        """The output of the job's shell and launchers, by node."""
+        return list_job_logs(self.directory, self.result.job_id)
+
     def search_job_logs(
         self, *words: re.Pattern[str], also: Iterable[Path] = ()
     ) -> Iterator[tuple[re.Match[str], Evidence]]:
         """The first lines of the job's own logs, and of others, that match one of these
         patterns."""
-        for path in (*list_job_logs(self.directory), *also):
+        for path in (*self.job_logs, *also):
             for number, line in read_head(path):
                 match = next((hit for pattern in words if (hit := pattern.search(line))), None)
                 if match:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from ..evidence.finding import Evidence, Finding, count_lines_before, find_last_line, list_job_logs
+from ..evidence.finding import Evidence, Finding, count_lines_before, find_last_line
 from ..evidence.job_results import RankResult
 from ..evidence.nccl.log_reader import Unreadable
 from ..evidence.telemetry import open_regular
@@ -207,7 +207,7 @@ def _search_node_logs(search: SignatureSearch, finding: Finding, evidence: Failu
     for number, name in _nodes(finding, evidence):
         nccl = evidence.directory.nccl_logs(number).glob("*.log")
         files += [(path, name, None) for path in (*nccl, evidence.directory.launcher_log(number))]
-    files += [(path, "", None) for path in list_job_logs(evidence.directory)]
+    files += [(path, "", None) for path in evidence.job_logs]
     _search_files(search, files)
 
 

@@ -18,7 +18,6 @@ from ..evidence.finding import (
     Evidence,
     Finding,
     find_last_line,
-    list_job_logs,
 )
 from ..evidence.job_results import NodeResult
 from ..evidence.phase_result import PhaseResult
@@ -91,7 +90,7 @@ def find_failed_setup(evidence: FailureEvidence) -> list[Finding]:
             "setup-line-failed",
             f"the setup line `{line}` failed with status {status}",
             "run the line in a fresh shell on the node; `setup` is set in cluster.yaml",
-            evidence=(Evidence(str(path), 1, line), *log_tail(evidence.directory)),
+            evidence=(Evidence(str(path), 1, line), *log_tail(evidence)),
         )
     ]
 
@@ -173,8 +172,8 @@ def find_foreign_events(evidence: FailureEvidence) -> list[Finding]:
     ]
 
 
-def log_tail(directory: PhaseDir) -> tuple[Evidence, ...]:
-    for path in list_job_logs(directory):
+def log_tail(evidence: FailureEvidence) -> tuple[Evidence, ...]:
+    for path in evidence.job_logs:
         last_line = find_last_line(path)
         if last_line and path.suffix == ".err":
             return last_line

@@ -226,7 +226,7 @@ def _files(result: PhaseResult, rank: RankResult, node: int | None) -> Iterator[
         own = result.directory.find_rank_logs(node, rank.local_rank, stream="*")
         yield from ((path, f"{rank} logs") for path in own)
         yield result.directory.launcher_log(node), f"{rank.node}: launcher logs"
-    yield from ((path, "the job logs") for path in list_job_logs(result.directory))
+    yield from ((path, "the job logs") for path in list_job_logs(result.directory, result.job_id))
 
 
 def _read_stamped_lines(path: Path, time: float) -> Iterator[tuple[float, str, Evidence]]:

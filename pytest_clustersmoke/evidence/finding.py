@@ -131,8 +131,8 @@ def _describe_cause(finding: Finding, folder: Path) -> Iterator[str]:
 
 def list_job_logs(directory: PhaseDir, job_id: str = "") -> list[Path]:
     """The output of the job's shell and launchers, by node: submitit's files under Slurm, the
-    phase's own on this machine. With the id of a job of Slurm's, without those of another, whose
-    submission was lost."""
+    phase's own on this machine. With the id of a job of Slurm's, the logs of that job only:
+    another, whose submission was lost, may have left its own."""
     try:
         paths = list(directory.submitit.iterdir())
     except OSError:

@@ -35,6 +35,7 @@ def judge_end(
     `cancelled`: the judgement if this run ended the job; `ender`: what ends one that still holds
     its nodes."""
     result = collect_phase(job.directory, job.results)
+    result = replace(result, job={**result.job, "job_id": job.job_id})
     for attempt in job.directory.attempts():
         for node in range(job.nodes):  # a node that was killed has left it
             with contextlib.suppress(OSError):

@@ -13,8 +13,10 @@ from pytest_clustersmoke.evidence.finding import Finding, find_last_line
 from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs.backend import Refused
+from pytest_clustersmoke.jobs.job_watch import WatchedJob
 from pytest_clustersmoke.jobs.outcome import Judgement
 from pytest_clustersmoke.node.job_entry import MISSING, REFUSAL
+from pytest_clustersmoke.session.job_end import judge_end
 from tests.diagnose.logs import KILLED, TRACEBACK
 from tests.support.evidence import Evidence
 
@@ -60,6 +62,20 @@ def test_job_that_never_came_to_its_launcher(tmp_path: Path, line: str, identity
     (finding,) = diagnosed(evidence)
     assert finding.id == identity
     assert (finding.evidence[0].file, finding.evidence[0].line) == (str(log), 2)
+
+
+def test_words_of_another_job_in_the_same_directory_are_no_evidence(tmp_path: Path) -> None:
+    """The job of a submission whose answer was lost was withdrawn, and said so in a log of its
+    own; the job that followed it died."""
+    evidence = Evidence(tmp_path)
+    evidence.dir.submitit.mkdir()
+    for log, line in (("41_0_log.err", f"{REFUSAL}/shared/run1 {MISSING}"), ("42_0_log.err", "x")):
+        (evidence.dir.submitit / log).write_text(f"{line}\n")
+    job = WatchedJob("small", "42", evidence.dir, 1, 0.0)
+    _, _, findings = judge_end(job, None, None)
+    assert [finding.id for finding in findings] == ["job-lost"]
+    quoted = [(Path(each.file).name, each.text) for each in findings[0].evidence]
+    assert quoted == [("42_0_log.err", "x")]
 
 
 def test_refusal_of_a_task_that_srun_started_is_found(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pytest_clustersmoke.evidence.run_journal import FencedJournal
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.preflight.slurm_check import CheckResult
-from pytest_clustersmoke.session import cancellation, job_session, lost_answers
+from pytest_clustersmoke.session import cancellation, earlier_jobs, job_session, lost_answers
 from pytest_clustersmoke.session.job_session import JobSession, WatchFailed
 from tests.support.job_run import WITHIN_S, JobRun, ignore, until
 
@@ -142,7 +142,7 @@ def test_interrupt_while_jobs_are_taken_up_changes_no_result(
     until(lambda: ("submitted", "b") in run.events())
     run.passes("a")
     first.wait("a", ignore)
-    has_begun, may_go_on, sort_jobs = threading.Event(), threading.Event(), job_session.sort_jobs
+    has_begun, may_go_on, sort_jobs = threading.Event(), threading.Event(), earlier_jobs.sort_jobs
 
     def sort_late(*known: Any) -> Any:
         has_begun.set()
