@@ -103,14 +103,15 @@ def descendants(besides: Collection[psutil.Process] = ()) -> set[psutil.Process]
     if not LISTS_CHILDREN:
         chosen = [child for child in children() if child not in besides]
         return {process for child in chosen for process in tree(child.pid) if is_running(process)}
-    parents, seen, found = [os.getpid()] * 2, {*besides}, set[psutil.Process]()
+    parents, seen, found = [psutil.Process()] * 2, {*besides}, set[psutil.Process]()
     while parents:
-        if not (new := {*_list_children(parents[-1])} - seen):
+        new = {*_list_children(parents[-1].pid)} - seen
+        if not new or not parents[-1].is_running():  # its pid may be a stranger's by now
             parents.pop()
             continue
         seen |= new
         found |= {process for process in new if is_running(process)}
-        parents += [process.pid for process in new]
+        parents += new
     return found
 
 
@@ -120,7 +121,7 @@ def _list_children(pid: int) -> list[psutil.Process]:
         try:
             lists = [thread / "children" for thread in Path(f"/proc/{pid:d}/task").iterdir()]
             pids = [int(child) for listed in lists for child in listed.read_text().split()]
-        except OSError:  # a thread has ended, and another one has its children; or the process has
+        except OSError:  # the process has ended, or one of its threads
             continue
         return [*_find_children(pid, pids)]
     return []

@@ -111,6 +111,24 @@ def test_descendants_are_found_without_a_look_at_other_processes(
     assert looks != []
 
 
+def test_children_of_a_reused_pid_are_no_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child ends before its own children are listed, and a stranger has its pid then: whoever
+    ends the descendants must not end the stranger's."""
+    child, strangers = subprocess.Popen(["sleep", "60"]), [psutil.Process(1)]
+
+    def list_children(pid: int) -> list[psutil.Process]:
+        if pid == os.getpid():
+            return [psutil.Process(child.pid)] if child.returncode is None else []
+        child.kill()
+        child.wait()
+        return strangers
+
+    monkeypatch.setattr(process_tree, "LISTS_CHILDREN", True)
+    monkeypatch.setattr(process_tree, "_list_children", list_children)
+    found = process_tree.descendants()
+    assert child.returncode is not None and not found & {*strangers}
+
+
 @pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("exit 0", 0), ("kill -9 $$", -9)])
 def test_exit_code_is_known_before_the_process_is_reaped(end: str, code: int) -> None:
     """It is the exit status or the signal; None while it runs. Its parent can still read it."""
