@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -148,6 +149,7 @@ class ControllerLock:
         self._lock = _run_lock(run)
         self._locks = _acquire(self._lock, LOOK_S) is True
         self._report: Path | None = None
+        self._renewing = threading.Lock()
 
     def attach(self) -> None:
         """Note in run.json that this process controls the run from now on."""
@@ -167,8 +169,11 @@ class ControllerLock:
 
     def renew(self) -> None:
         """Take the lock if the process that had it, from which this one took the run over, has
-        ended meanwhile. To be called by the run's last controller only."""
-        if not self._locks and _acquire(self._lock) is True:
+        ended meanwhile. To be called by the run's last controller only, once it has announced
+        itself, from any thread."""
+        with self._renewing:  # a second acquisition would need a second release
+            if self._locks or self._report is None or _acquire(self._lock) is not True:
+                return
             self._locks = True
             with contextlib.suppress(OSError):  # a full disk: the heartbeat decides
                 self._write()

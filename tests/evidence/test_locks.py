@@ -95,6 +95,36 @@ def test_process_that_took_a_run_over_has_its_lock_once_the_one_before_it_ends(
     assert not lives(run)
 
 
+def test_lock_that_two_threads_renew_is_taken_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch and the test that is judged both send beats: a lock that was taken twice would be
+    held after its release. One that is not announced yet is not taken."""
+    monkeypatch.setattr(locks, "LOOK_S", 0.05)
+    run, report, acquire = made(tmp_path), tmp_path / "report", locks._acquire
+    with held_elsewhere(run, report) as process:
+        second = ControllerLock(run)
+        process.kill()
+        process.wait(10)
+    second.renew()
+    assert not lives(run)
+    second.announce({}, report)
+    other = threading.Thread(target=second.renew)
+
+    def acquire_late(lock: Any) -> bool | None:
+        if other.ident is None:
+            other.start()
+            other.join(timeout=0.2)  # it must wait for this one
+        return acquire(lock)
+
+    monkeypatch.setattr(locks, "_acquire", acquire_late)
+    second.renew()
+    other.join()
+    assert lives(run)
+    second.release()
+    assert not lives(run)
+
+
 def look(run: RunDir) -> int:
     """Look at a run's lock as another command does; returns the descriptor that it looks by."""
     descriptor = os.open(run.lock, os.O_RDONLY)
