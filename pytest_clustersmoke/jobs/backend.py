@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from ..evidence.scheduler_record import JobState, SchedulerRecord
 from ..evidence.transport_rule import TransportRule
 
 COMMENT_BEGINS = "clustersmoke run="  # the comment of every job of ours
+COMMENT_WORDS = re.compile(r"\b(run|phase|screen|token)=(\S*)")
 STRANGER = "Slurm shows another job under this id"
 Words = tuple[str, str]  # a job's name and comment in the scheduler's queue
 ANY_JOB: Words = ("", "")
@@ -90,10 +92,15 @@ class Submission:
 def names_job(words: Words, name: str, comment: str) -> bool:
     """Whether an answer of the scheduler's under a job's id is about the job with these `words`: a
     scheduler that lost its state, or is set up anew, counts its ids from 1 again. Some sites write
-    comments of their own, or add to ours; accounting may keep none."""
+    comments of their own, add to ours, or cut it; accounting may keep none."""
     own_name, own_comment = words
-    is_named = not (own_name and name) or name == own_name
-    return is_named and (own_comment in comment or COMMENT_BEGINS not in comment)
+    if own_name and name and name != own_name:
+        return False
+    if own_comment in comment or COMMENT_BEGINS not in comment:
+        return True
+    own = dict(COMMENT_WORDS.findall(own_comment))
+    shown = COMMENT_WORDS.findall(comment[comment.index(COMMENT_BEGINS) :])
+    return all(own.get(key, value).startswith(value) for key, value in shown)
 
 
 class SchedulerSilent(Exception):

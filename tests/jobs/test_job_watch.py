@@ -378,6 +378,11 @@ OURS = ("clustersmoke-r1-small", "clustersmoke run=r1 phase=small token=a")
         (OURS[0], "", True),
         (OURS[0], "project 17", True),  # a site's own
         (OURS[0], f"{OURS[1]}; project 17", True),
+        (OURS[0], OURS[1][:-1], True),  # a site's limit on the length of comments
+        (OURS[0], OURS[1][:25], True),
+        (OURS[0], OURS[1][:12], True),
+        (OURS[0], "clustersmoke run=r2 phase=sm", False),
+        (OURS[0], "clustersmoke run=r1 phase=large", False),
         ("", "", True),  # a backend that shows no names
         ("somebody-elses", "", False),
         ("somebody-elses", OURS[1], False),
