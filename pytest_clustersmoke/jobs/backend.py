@@ -124,7 +124,8 @@ class Backend(Protocol):
         holds it until the job `after` has succeeded. Raises Refused and Unanswered."""
 
     def adopt(self, job: Submission, job_id: str) -> None:
-        """Take up a job that an earlier controller of the run submitted."""
+        """Take up a job that an earlier controller of the run submitted, or that has started before
+        its submission was answered."""
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         """The states of these jobs, from one query. A job is missing if the scheduler did not

@@ -88,4 +88,11 @@ class LostAnswers:
         found: list[str] | None = []
         if isinstance(self._backend, SearchableBackend):
             found = self._backend.find_submitted(lost.jobs)
-        return found or lost.claimed_ids() or found
+        return found or self.adopt(lost, lost.claimed_ids()) or found
+
+    def adopt(self, lost: LostAnswer, claimed: list[str]) -> list[str]:
+        """Let the backend know the ids of jobs that have claimed their phases; returns them."""
+        if isinstance(self._backend, SearchableBackend):
+            for job, job_id in zip(lost.jobs, claimed, strict=False):
+                self._backend.adopt(job, job_id)
+        return claimed

@@ -296,7 +296,7 @@ class Submitter:
     def _give_up(self, lost: LostAnswer) -> list[str]:
         """Give jobs up; return their ids if they have started meanwhile."""
         self._fence.check()
-        return lost.give_up()
+        return self._lost.adopt(lost, lost.give_up())
 
     def end_searches(self) -> None:
         """Give up the jobs whose ids are not known, and cancel them by their names."""

@@ -464,6 +464,7 @@ def test_job_whose_claim_is_seen_is_watched(run: JobRun) -> None:
     run.passes("a")
     session.wait("a", ignore)
     assert run.result("a")["job_id"] == "7"
+    assert run.backend.named("adopt") == [("7",)]  # so that it knows its name and comment
     assert session.outcomes["a"].outcome == "passed"
 
 
