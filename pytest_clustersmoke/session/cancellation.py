@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from ..evidence.locks import ControllerFence, Superseded
-from ..evidence.run_directory import write_atomically
 from ..evidence.run_journal import FencedJournal
 from ..jobs.backend import Backend, QueueBackend, Submission
 from ..jobs.job_watch import WatchedJob
 from .live.board import TICK_S
+from .lost_answers import withdraw
 
 # How long the end of a run waits for its jobs; about a second more writes the report.
 CLOSE_S = 2.7
@@ -181,7 +181,7 @@ class Cancellation:
             self._fence.check()
             with contextlib.suppress(OSError):  # their name is cancelled as well
                 for job in jobs:
-                    write_atomically(job.directory.withdrawn(job.token), f"{self.why}\n")
+                    withdraw(job.directory, job.token, self.why)
             _run_in_thread(lambda: self.end_named(jobs)).join(timeout=LAST_CALL_S)
         return jobs
 

@@ -279,7 +279,8 @@ def _settle_jobs(
     gives_up: bool = False,
 ) -> bool:
     """Judge the jobs of a dead run; return whether all of them have ended. Without a backend, their
-    own results are all that is known; `gives_up`: none that has not started may start any more."""
+    own results are all that is known; if it `gives_up`, jobs that have not started are kept from
+    starting."""
     from .unwatched_jobs import UnwatchedJobs
 
     fence = ControllerFence(run)

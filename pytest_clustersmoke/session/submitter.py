@@ -99,9 +99,9 @@ class Submitter:
                 job.record_state(states[job.job_id])
 
     def _phase_before(self, phase: Phase, earlier: RunJournal) -> str:
-        """The phase of this run that must pass before the phase's job counts; empty if there is
-        none, or if that was submitted again since: then the job had started behind the one before.
-        """
+        """The phase of this run that this one's job waits for; empty if there is none. If that was
+        submitted again later, there is none either: this one's job had started behind its job
+        before."""
         before, submitted = phase.after.value, [*earlier.jobs]  # in the order of submission
         if before not in self._phases:
             return ""
