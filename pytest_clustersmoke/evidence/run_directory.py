@@ -366,6 +366,11 @@ class RunDir:
         return self.root / "journal.jsonl"
 
     @property
+    def silence(self) -> Path:
+        """Changed when the scheduler first did not say what is left of the dead run."""
+        return self.root / "scheduler.silent"
+
+    @property
     def host_token(self) -> Path:
         return self.root / "hosts" / "token"
 

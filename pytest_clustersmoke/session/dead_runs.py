@@ -13,7 +13,7 @@ from ..config.cluster_file import load_cluster_file
 from ..config.profile import Profile
 from ..evidence.job_results import read_claim, read_node_result
 from ..evidence.locks import MAX_SILENCE_S, ControllerFence, find_holder, seize_run
-from ..evidence.run_directory import RunDir, read_json
+from ..evidence.run_directory import RunDir, create_once, read_json
 from ..evidence.run_journal import FencedJournal, JournalledJob, RunJournal, is_closed, read_journal
 from ..evidence.run_ownership import find_stranger, list_runs
 from ..evidence.scheduler_record import show_time
@@ -31,6 +31,8 @@ START_S = 660.0  # what a job may take beside its `timeout_s`: its `setup` may t
 # While the scheduler is silent, a job that has not started so long after the last sign of life of
 # the run's process is given up: that long, since an outage may last minutes only.
 GIVEN_UP_S = 7 * 24 * 3600.0
+# So long must it have been silent by then: one question without an answer says little.
+SILENCE_S = 1800.0
 NOT_STARTED = (
     "the job had not started a week after the run's process ended, and was given up, since the "
     "scheduler does not answer"
@@ -140,7 +142,10 @@ class Schedulers:
             return _settle_jobs(run, about, profile, None)
         left = self._ask(profile, lambda: [*_list_visible(profile), run], run.run_id)
         if left is None:
+            with contextlib.suppress(OSError):  # on a full disk it is silent from now on
+                create_once(run.silence, {})
             return self._settle_silent(run, about, profile, journal)
+        run.silence.unlink(missing_ok=True)
         backend = self._backends[_key(profile)]
         return not left[run.run_id] and _settle_jobs(run, about, profile, backend)
 
@@ -241,13 +246,22 @@ def _must_be_over(run: RunDir, job: JournalledJob) -> bool:
 def find_latest_end(run: RunDir, journal: RunJournal) -> float:
     """When the jobs of a dead run must have ended whatever its scheduler would say, in Unix
     seconds. One that has started has its own limit; one that has not, or that waits to be started
-    again, is given up then."""
+    again, is given up then, if the scheduler has been silent for a while."""
     try:
         seen = run.run.stat().st_mtime
     except OSError:
         seen = time.time()
     jobs = (*journal.left, *journal.unanswered)
-    return max((_find_end(run, job, seen + GIVEN_UP_S) for job in jobs), default=seen)
+    given_up = max(seen + GIVEN_UP_S, _find_silence(run) + SILENCE_S)
+    return max((_find_end(run, job, given_up) for job in jobs), default=seen)
+
+
+def _find_silence(run: RunDir) -> float:
+    """Since when its scheduler has been silent about a dead run, in Unix seconds."""
+    try:
+        return run.silence.stat().st_mtime
+    except OSError:
+        return time.time()
 
 
 def _find_end(run: RunDir, job: JournalledJob, given_up: float) -> float:

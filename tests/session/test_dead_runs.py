@@ -122,6 +122,30 @@ def fall_silent(dead: DeadRun, slurm: FakeSlurm, hours_ago: float) -> None:
     """Slurm does not answer, and the run's process gave its last sign of life so long ago."""
     slurm.answers("squeue", err="slurm_load_jobs error: Unable to contact slurm controller", rc=1)
     os.utime(dead.run.run, (when := time.time() - hours_ago * 3600, when))
+    dead.run.silence.touch()
+    os.utime(dead.run.silence, (when := time.time() - dead_runs.SILENCE_S - 1, when))
+
+
+def test_question_without_an_answer_gives_up_no_job_that_may_wait_for_long(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, tmp_path: Path
+) -> None:
+    """The run's process died more than a week ago, and Slurm is restarted just now. It must have
+    been silent for half an hour; an answer meanwhile counts."""
+    waiting = dead.submitted("a", "7")
+    fall_silent(dead, slurm, hours_ago=WEEK_H + 24)
+    dead.run.silence.unlink()
+    (line,) = report(tmp_path, slurm)
+    since = dead.run.silence.stat().st_mtime
+    assert line.endswith(f"it is reported from {show_time(since + dead_runs.SILENCE_S)} on")
+    slurm.answers("squeue")
+    has_jobs(slurm, "7")
+    assert report(tmp_path, slurm) == [] and not dead.run.silence.exists()
+    slurm.answers("squeue", err="slurm_load_jobs error: Unable to contact slurm controller", rc=1)
+    (line,) = report(tmp_path, slurm)
+    assert not waiting.withdrawn("ta").exists() and dead.outcomes() == {}
+    fall_silent(dead, slurm, hours_ago=WEEK_H + 24)
+    (line,) = report(tmp_path, slurm)
+    assert dead.outcomes()["a"] == "never_ran" and waiting.withdrawn("ta").exists()
 
 
 def start(directory: PhaseDir, hours_ago: float, timeout_h: float) -> None:
@@ -302,6 +326,7 @@ def test_job_whose_end_was_not_confirmed_keeps_a_run_without_a_report_open(
     dead.journal.write("ended", phase="a", job_id="7", outcome="cancelled", confirmed=False)
     if is_attached:
         dead.journal.write("attached")
+    slurm.answers("squeue")
     has_jobs(slurm, "7")
     assert report(tmp_path, slurm) == [] and not read_journal(dead.run).closed
     (line,) = report(tmp_path, slurm, profile)
