@@ -3,6 +3,7 @@
 <shared_dir>/<run_id>/               0700, owned by this user, or refused
     run.json, controller.lock        the request; a lock held while the controller lives
     controller.<n>                   the run's controllers: the last may touch its jobs, no other
+    scheduler.silent                 changed when its scheduler was first silent about a dead run
     journal.jsonl                    submissions, ends and judgements, in order
     hosts/token, hosts/<host>/seen   what each host reads before the first job, and writes again
     reruns/<phase>.confirm<N>        created by a criterion that wants the phase to run again
