@@ -20,7 +20,6 @@ from .event_origin import Launch, keep_own_events
 from .finding import Finding
 from .job_results import NodeResult, RankResult, read_node_result
 from .metric import Metric, fail
-from .nccl.log_reader import NodeLogs, read_nodes
 from .run_directory import PhaseDir, job_name, read_json, refresh_directories
 from .scheduler_record import SchedulerRecord, read_scheduler_record
 from .telemetry import (
@@ -39,6 +38,7 @@ if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from ..config.expectations import Expectation, Reference
     from ..config.profile import Profile
     from .interfaces import Unmatched
+    from .nccl.log_reader import NodeLogs
 
 OUTCOMES = (
     "passed",
@@ -198,6 +198,8 @@ class PhaseResult:
     @cached_property
     def nccl(self) -> NodeLogs:
         """NCCL's logs of all nodes, read on first access."""
+        from .nccl.log_reader import read_nodes
+
         folders = {node.node_rank: self.directory.nccl_logs(node.node_rank) for node in self.nodes}
         versions = {version for rank in self.ranks if (version := rank.version("nccl"))}
         version = versions.pop() if len(versions) == 1 else None

@@ -11,7 +11,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..config.phase import Phase
 from ..config.profile import Profile
@@ -22,9 +22,7 @@ from ..evidence.run_ownership import create_run
 from ..jobs.backend import Backend
 from ..text import FAILURE, WARNING, Problem, UsageProblems
 from .mounts import exists
-
-if TYPE_CHECKING:
-    from .slurm_check import CheckResult
+from .slurm_check import CheckResult, SlurmCheck
 
 
 def find_slurm_problems(
@@ -38,7 +36,6 @@ def find_slurm_problems(
     if profile.backend != "slurm" or not phases or find_missing_commands(profile, environ):
         return []
     from ..jobs.backend import make_backend
-    from .slurm_check import SlurmCheck
 
     try:
         with tempfile.TemporaryDirectory(prefix="clustersmoke-") as folder:
@@ -123,8 +120,6 @@ def prepare_run(
         from .allocation_check import AllocationCheck
 
         return Start(run, backend, AllocationCheck(profile, environ))
-    from .slurm_check import SlurmCheck
-
     return Start(run, backend, SlurmCheck(profile, backend, environ))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from ..config.hostlist import expand_hostlist
 from ..config.profile import Profile
@@ -18,8 +19,10 @@ from ..config.waivers import Known
 from ..evidence.finding import Finding
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_counts import JOB, KnownRecord
-from ..evidence.run_record import RunRecord
 from ..text import WARNING, Problem, near, quote_names
+
+if TYPE_CHECKING:  # a collection does not load it
+    from ..evidence.run_record import RunRecord
 
 # We cancelled the job ourselves: that is not a failure.
 NO_FAILURE = {"passed", "cancelled"}
