@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from pytest_clustersmoke.lab import packages
-from pytest_clustersmoke.lab.lab_settings import LabError
+from tests.support import debian
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -20,14 +20,7 @@ def path() -> str | None:
 
 
 def main() -> int:
-    if path():
-        return 0
-    try:
-        packages.install(["chromium"], print)
-    except LabError as error:
-        print(f"index.html cannot be tested here: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return debian.install([] if path() else ["chromium"], "index.html")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from pytest_clustersmoke.lab import packages
-from pytest_clustersmoke.lab.lab_settings import LabError
+from tests.support import debian
 from tests.support.ssh_servers import free_port
 from tests.support.waiting import wait_for
 
@@ -142,15 +142,8 @@ def _running(folder: Path, name: str, words: Sequence[str], ready: str) -> Itera
 
 
 def main() -> int:
-    missing = sorted({PACKAGES[name] for name in PACKAGES if packages.which(name) is None})
-    if not missing:
-        return 0
-    try:
-        packages.install(missing, print)
-    except LabError as error:
-        print(f"rules and dashboard cannot be tested here: {error}", file=sys.stderr)
-        return 1
-    return 0
+    missing = {package for program, package in PACKAGES.items() if not packages.which(program)}
+    return debian.install(missing, "rules and dashboard")
 
 
 if __name__ == "__main__":

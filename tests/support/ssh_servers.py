@@ -21,7 +21,7 @@ import pytest
 
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.lab import lab_state, packages
-from pytest_clustersmoke.lab.lab_settings import LabError
+from tests.support import debian
 from tests.support.labs import running_lab
 from tests.support.waiting import wait_for
 
@@ -238,14 +238,7 @@ def _accepts(address: str, port: int) -> bool:
 
 def main() -> int:
     missing = [package for package, program in PROGRAMS.items() if not packages.which(program)]
-    if not missing:
-        return 0
-    try:
-        packages.install(missing, print)
-    except LabError as error:
-        print(f"`backend: ssh` cannot be tested here: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return debian.install(missing, "`backend: ssh`")
 
 
 if __name__ == "__main__":

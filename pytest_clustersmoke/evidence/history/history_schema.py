@@ -191,7 +191,7 @@ _FIGURES_BY_PHASE = (
 _PUBLISH = ("ALTER TABLE runs ADD COLUMN publish TEXT",)
 _ATTEMPTS = ("ALTER TABLE phases ADD COLUMN attempts INTEGER NOT NULL DEFAULT 1",)
 
-# The curves of collectives, which nothing judges: a night of two phases takes 10 KB.
+# The curves of collectives, which nothing judges.
 _CURVES = (
     """CREATE TABLE curve_points (
     phase INTEGER NOT NULL REFERENCES phases (id) ON DELETE CASCADE,
