@@ -46,7 +46,9 @@ def virtual_node(token: str, rank: int) -> Iterator[subprocess.Popen[bytes]]:
     """The process of a virtual node whose controller was killed before it wrote of it."""
     environ = {**os.environ, TOKEN_VARIABLE: token, RANK_VARIABLE: str(rank)}
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environ) as process:
-        wait_for("the program", lambda: psutil.Process(process.pid).name() == "cat")
+        # The kernel sets the program's name before its environment, which is empty between the two.
+        environment = psutil.Process(process.pid).environ
+        wait_for("its environment", lambda: environment().get(TOKEN_VARIABLE) == token)
         yield process
         process.kill()
 
