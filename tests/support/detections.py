@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.support.harness import SMOKE_TESTS
 
 
-def list_tests(*files: Path) -> Iterator[ast.FunctionDef]:
+@cache
+def list_tests(*files: Path) -> list[ast.FunctionDef]:
     """The tests, or criteria, that these files define."""
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                yield node
+    return [
+        node
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
 
 
+@cache
 def detections() -> dict[str, set[str]]:
     """Fault -> the suite's own criteria that must detect it."""
     criteria: dict[str, set[str]] = {}
