@@ -96,6 +96,24 @@ def test_directory_that_is_missing_is_told_from_one_that_was_replaced(
     assert (done.returncode, done.stderr) == (1, f"{REFUSAL}{root} {MISSING}\n")
 
 
+def list_loaded(file: Path) -> None:
+    loaded = "numpy" in sys.modules
+    import numpy
+
+    file.write_text(f"{loaded} {numpy.int64(1)}")
+
+
+@WAYS
+def test_numpy_is_loaded_by_none_but_the_call(
+    job: Submission, command: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """It would take a third of a node's start; a call that wants it finds it."""
+    DelayedSubmission(list_loaded, tmp_path / "loaded").dump(job.directory.call("t1"))
+    done = run(job, command(job))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "loaded").read_text() == "False 1"
+
+
 def end_badly(folder: str) -> None:
     """What a node's call may be when it ends: an exit of the interpreter would run the hook."""
     atexit.register(Path(folder, "took its modules down").touch)

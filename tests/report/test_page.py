@@ -10,6 +10,7 @@ import re
 import time
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from pytest_clustersmoke.report import page as page_module
@@ -243,3 +244,46 @@ def test_vendored_libraries_match_the_readme() -> None:
     for name, version, licence in rows:
         assert f" v{version} " in (folder / name).read_text()[:80]
         assert "Permission to use, copy, modify" in (folder / licence).read_text()
+
+
+def render_with_cache(folder: Path) -> str:
+    """A template of this folder, by an environment that has not seen it yet."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), bytecode_cache=page_module.CompiledTemplates()
+    )
+    return environment.get_template("small.j2").render(name="anna")
+
+
+@pytest.fixture
+def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    (tmp_path / "small.j2").write_text("hello {{ name }}")
+    return tmp_path
+
+
+def test_template_is_compiled_once(templates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process loads what the first one compiled, until the template changes."""
+    assert render_with_cache(templates) == "hello anna"
+    assert len([*(templates / "__pycache__").iterdir()]) == 1
+    with monkeypatch.context() as patch:
+        patch.delattr(jinja2.Environment, "compile")
+        assert render_with_cache(templates) == "hello anna"
+    (templates / "small.j2").write_text("goodbye {{ name }}")
+    assert render_with_cache(templates) == "goodbye anna"
+
+
+@pytest.mark.parametrize("kept", [0, 10, -1])
+def test_damaged_compiled_template_is_compiled_again(templates: Path, kept: int) -> None:
+    """A file that was cut off fails no report."""
+    render_with_cache(templates)
+    (compiled,) = (templates / "__pycache__").iterdir()
+    whole = compiled.read_bytes()
+    compiled.write_bytes(whole[:kept])
+    assert render_with_cache(templates) == "hello anna"
+    assert compiled.read_bytes() == whole
+
+
+def test_templates_that_cannot_be_kept_are_compiled_each_time(templates: Path) -> None:
+    """As in a package that belongs to another user."""
+    (templates / "__pycache__").write_text("no folder")
+    assert [render_with_cache(templates) for _ in range(2)] == ["hello anna"] * 2
