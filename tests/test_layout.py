@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 from tests.support.modules import MODULES, REPOSITORY
@@ -24,14 +25,18 @@ LAYERS = [
     {"plugin", "cli"},
 ]
 LEVEL = {entry: level for level, entries in enumerate(LAYERS) for entry in entries}
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+@cache
+def parse_modules() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def imports_of(name: str) -> set[str]:
     """The package's modules that a module imports, also inside functions and for types."""
     package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
     imports: set[str] = set()
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(parse_modules()[name]):
         if isinstance(node, ast.Import):
             imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -82,7 +87,7 @@ def violations() -> set[str]:
     problems |= {f"file stem used twice: {stem}" for stem in used_twice(stems)}
     classes = [
         node.name
-        for tree in TREES.values()
+        for tree in parse_modules().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
@@ -96,7 +101,7 @@ def test_layout_has_no_violation() -> None:
 
 def test_package_map_lists_every_entry() -> None:
     """The docstring of `pytest_clustersmoke/__init__.py` has a line for each entry."""
-    text = ast.get_docstring(TREES["pytest_clustersmoke"]) or ""
+    text = ast.get_docstring(parse_modules()["pytest_clustersmoke"]) or ""
     words = {line.split()[0] for line in text.splitlines() if line.startswith("    ")}
     listed = {word.removesuffix("/").removesuffix(".py") for word in words}
     assert sorted(LEVEL.keys() - listed) == []
@@ -138,12 +143,12 @@ def test_package_knows_no_name_of_the_suite() -> None:
                 names.add(ast.literal_eval(node.args[0]))
     inherited = {
         node.name
-        for node in ast.walk(TREES["pytest_clustersmoke.criteria.phase_criteria"])
+        for node in ast.walk(parse_modules()["pytest_clustersmoke.criteria.phase_criteria"])
         if isinstance(node, ast.FunctionDef)
     }
     literals = {
         (module, node.value)
-        for module, tree in TREES.items()
+        for module, tree in parse_modules().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
