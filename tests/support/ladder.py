@@ -41,6 +41,7 @@ ON_SLURM = PHASES - {
     "fsdp_1node",
     "fsdp_lora_2node",
     "allreduce_1node",
+    "allreduce_multinode",  # test_wheel.py runs it on a real Slurm
 }
 NODES = {
     "ddp_2node": 2,
