@@ -214,7 +214,7 @@ def test_pytest_in_the_background_draws_nothing(waiting: Suite) -> None:
             return any('"step": 3' in path.read_text() for path in events)
 
         terminal.until(trains)
-        assert terminal.shows("test_held.py")
+        terminal.until(lambda: terminal.shows("test_held.py"))
         assert remains(terminal) == []
         terminal.type("\r")
         terminal.until(lambda: terminal.shows("step 3 of 40"))
