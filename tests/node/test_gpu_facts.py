@@ -146,7 +146,9 @@ def test_hanging_tool_is_not_waited_for(tool: Path, monkeypatch: pytest.MonkeyPa
     queried again."""
     path, noted, answer_by = tool / "nvidia-smi", tool / "pid", gpu_facts._answer
 
-    def answer_in_time(process: subprocess.Popen[str], deadline: float, late: str) -> gpu_facts.Answer:
+    def answer_in_time(
+        process: subprocess.Popen[str], deadline: float, late: str
+    ) -> gpu_facts.Answer:
         wait_for("the tool's own child", noted.exists)
         return answer_by(process, deadline, late)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Looks at all processes, until those of the test must have ended. They take at least 5 s, and longer
-# on a machine on which the processes also take longer to end.
+# Looks at all processes, until those of the test must have ended. They take 5 s at least, and longer
+# on a machine on which processes take longer to end, too.
 LOOKS, LOOK_S = 100, 0.05
 
 
