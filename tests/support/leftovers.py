@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Looks at all processes, until those of the test must have ended. They take 5 s at least, and longer
+# So many looks at all processes, until those of the test must have ended. They take 5 s, and longer
 # on a machine on which processes take longer to end, too.
 LOOKS, LOOK_S = 100, 0.05
 
