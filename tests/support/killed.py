@@ -33,8 +33,11 @@ def kill_at(suite: Suite, event: str, *words: str) -> None:
         assert running.process.wait(60) == -signal.SIGKILL, running.output()
 
 
+ATTACH = ("--cluster-attach", "latest")
+
+
 def attach(suite: Suite, *words: str) -> Outcome:
-    return suite.run_apart("--cluster-attach", "latest", *words)
+    return suite.run_apart(*ATTACH, *words)
 
 
 def check_whole(suite: Suite, outcome: Outcome, *phases: str) -> None:
