@@ -53,7 +53,7 @@ def kill_on_node(
         if stopped:
             os.kill(phase.pid(stopped, node), signal.SIGSTOP)
         phase.strike(lambda: os.kill(pid, signal.SIGKILL))
-        outcome = running.wait(60)
+        outcome = running.wait()
     return outcome, suite.run_dir().phase("idle"), phase.struck
 
 
