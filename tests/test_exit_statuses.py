@@ -85,7 +85,7 @@ def interrupted(suite: Suite) -> int:
     with suite.started() as running:
         running.wait_for_ranks()
         running.interrupt()
-        return int(running.wait(60).ret)
+        return int(running.wait().ret)
 
 
 def plugin_breaks(suite: Suite) -> int:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from croniter import croniter
@@ -21,6 +25,7 @@ from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence import locks
 from tests.support.harness import BARE, Suite
 from tests.support.needs import need_lab
+from tests.support.waiting import wait_for
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = DOCS / "examples"
@@ -288,16 +293,29 @@ def test_text_of_a_mail_that_cannot_be_sent_is_printed(tmp_path: Path, mail: str
     assert not old.exists()
 
 
+def find_child(name: str) -> psutil.Process:
+    """The process of this name below this one."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            found += [child] if child.name() == name else []
+    (only,) = found
+    return only
+
+
 def test_night_that_reaches_the_limit_says_so(night: Path, suite: Suite) -> None:
-    """First the limit, then the verdict, which names the signal; status 2."""
+    """First the limit, then the verdict, which names the signal; status 2. The limit passes once
+    a rank runs: SIGALRM is what `timeout` gets from its timer."""
     never = {"wait_for": str(suite.path / "never")}
     suite.phase(file="smoke_tests/test_small.py", args=never)
-    with (suite.path / "nightly.env").open("a") as settings:
-        settings.write("LIMIT=8s\n")
-    done = run_as_cron(night)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_as_cron, night)
+        wait_for("a rank", lambda: [*suite.shared.glob("*/phases/small/ranks/*.jsonl")])
+        find_child("timeout").send_signal(signal.SIGALRM)
+        done = running.result()
     assert done.returncode == 2 and done.stderr == ""
     lines = done.stdout.splitlines()
-    assert lines[0] == "stopped by the nightly limit of 8s"
+    assert lines[0] == "stopped by the nightly limit of 8h"
     assert lines[1].startswith("INCONCLUSIVE: 0 of 1 phases finished")
     assert "(interrupted by SIGTERM; small: cancelled)" in lines[1]
     assert "incomplete: the run was interrupted by SIGTERM" in lines

@@ -36,6 +36,7 @@ MAX_MESSAGE = 300
 ALIVE_S, ALIVE_COUNT = 5, 3  # a connection without an answer for 15 s is given up
 POLL_S = 0.02
 END_S = 2.0
+SAYS_WHY_S = 5.0  # for ssh, after its own limit on a connection: its message says more than ours
 FAILED = 255  # ssh's own exit status
 OPTIONS = {
     "BatchMode": "yes",
@@ -154,7 +155,7 @@ class SshHost:
                     stderr=stderr,
                     start_new_session=True,
                 )
-            until = min(deadline, time.monotonic() + self._connect_s + 1)
+            until = min(deadline, time.monotonic() + self._connect_s + SAYS_WHY_S)
             while not socket.exists():
                 if self._master.poll() is not None:
                     raise _explain(errors.read_text(errors="replace"), "ssh ended")

@@ -153,15 +153,18 @@ class Cancellation:
                 self._journal.write("cancel_failed", why=str(error))
 
     def confirm(self, jobs: Iterable[WatchedJob]) -> None:
-        """Wait a while for the scheduler to confirm the end of each job."""
+        """Wait a while for the scheduler to confirm the end of each job; it is asked once at least,
+        however slow this machine is."""
         jobs = list(jobs)
         deadline = time.monotonic() + CANCEL_CONFIRM_S
-        while time.monotonic() < deadline and not all(job.ended_at for job in jobs):
+        while not all(job.ended_at for job in jobs):
             states = self._backend.states([job.job_id for job in jobs])
             for job in jobs:
                 if job.job_id in states:
                     job.record_state(states[job.job_id])
             self.end_jobs()  # again, if the scheduler did not accept it
+            if time.monotonic() > deadline:
+                return
             time.sleep(TICK_S)
 
     def may_run(self, job: WatchedJob) -> bool:

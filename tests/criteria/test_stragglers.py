@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_clustersmoke.criteria.stragglers import (
@@ -276,7 +276,7 @@ def test_own_step_that_some_ranks_lack_is_unmeasured(tmp_path: Path) -> None:
         check_stragglers(measured_alone(tmp_path / "b", own_step(), hostile))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(derandomize=True, suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.floats(0.010, 0.0133), min_size=9, max_size=9), min_size=2, max_size=5))
 def test_noise_within_the_score_blames_no_rank(
     tmp_path_factory: pytest.TempPathFactory, own: list[list[float]]

@@ -132,16 +132,23 @@ def look(run: RunDir) -> int:
     return descriptor
 
 
-def test_look_at_a_run_does_not_keep_a_controller_from_its_lock(tmp_path: Path) -> None:
+def test_look_at_a_run_does_not_keep_a_controller_from_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`clustersmoke status` looks just as the controller starts: it waits for that moment to
     pass."""
     run = made(tmp_path)
     ControllerLock(run).release()
-    looking = threading.Timer(0.2, os.close, [look(run)])
-    looking.start()
+    looking = [look(run)]
+
+    def pause(seconds: float) -> None:
+        if looking:  # the controller has found the lock held
+            os.close(looking.pop())
+
+    monkeypatch.setattr("pytest_clustersmoke.evidence.locks.time.sleep", pause)
     held = ControllerLock(run)
     held.announce({}, tmp_path / "report")
-    looking.join()
+    assert not looking
     assert (read_json(run.run) or {})["locks"] is True
     held.release()
 

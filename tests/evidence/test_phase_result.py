@@ -176,9 +176,7 @@ FIELDS = (
 )
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
-)
+@settings(derandomize=True, suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(NAMES), st.dictionaries(st.sampled_from(FIELDS), JUNK)),

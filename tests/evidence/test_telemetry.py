@@ -58,9 +58,7 @@ def test_events_are_private(tmp_path: Path) -> None:
     assert (tmp_path / "e").stat().st_mode & 0o777 == 0o600
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
-)
+@settings(derandomize=True, suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)
 @given(PLAIN)
 def test_any_value_is_one_line_of_json(tmp_path: Path, value: Any) -> None:
     """Any plain value makes one line that is strict JSON."""
@@ -103,9 +101,7 @@ def test_invalid_line_is_counted(tmp_path: Path, line: bytes) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
-)
+@settings(derandomize=True, suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)
 def test_any_bytes_can_be_read(tmp_path: Path, content: bytes) -> None:
     """No content of a file makes reading it fail."""
     path = tmp_path / "e"

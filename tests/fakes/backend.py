@@ -10,7 +10,7 @@ from pytest_clustersmoke.jobs.backend import Refused, Submission, Unanswered
 
 
 class FakeBackend:
-    """Jobs are pending until a test changes their state."""
+    """Jobs are pending, or in their `first` state, until a test changes it."""
 
     def __init__(self, ranks_at_once: int | None = None, chains: bool = False) -> None:
         self.ranks_at_once = ranks_at_once
@@ -21,6 +21,7 @@ class FakeBackend:
         self.lanes: dict[str, str] = {}  # phase -> the jobs that must end first, however they do
         self.calls: list[tuple[str, ...]] = []
         self.jobs: dict[str, JobState] = {}
+        self.first: dict[str, JobState] = {}  # phase -> the state of its job once it is accepted
         self.directories: dict[str, PhaseDir] = {}
         self.refusals: dict[str, str] = {}
         self.busy: dict[str, int] = {}  # phase -> how often it cannot be accepted yet
@@ -52,7 +53,8 @@ class FakeBackend:
 
     def _accept(self, job: Submission) -> str:
         self.directories[job.phase.name] = job.directory
-        self.jobs[job.phase.name] = JobState("pending", "PENDING", "Priority")
+        pending = JobState("pending", "PENDING", "Priority")
+        self.jobs[job.phase.name] = self.first.get(job.phase.name, pending)
         return job.phase.name
 
     def submit_array(self, jobs: Sequence[Submission], at_once: int, after: str = "") -> list[str]:

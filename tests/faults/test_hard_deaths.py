@@ -15,6 +15,7 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.table.model import SMALL, STEP_LIMIT_S
 from tests.faults.watched_phase import LONG, WatchedPhase
 from tests.support.harness import IDLE, PROGRAMS, Outcome, Suite
+from tests.support.load import load_factor
 
 OVER_WITHIN_S = 10.0
 
@@ -52,7 +53,7 @@ def kill_on_node(
         if stopped:
             os.kill(phase.pid(stopped, node), signal.SIGSTOP)
         phase.strike(lambda: os.kill(pid, signal.SIGKILL))
-        outcome = running.wait(60)
+        outcome = running.wait()
     return outcome, suite.run_dir().phase("idle"), phase.struck
 
 
@@ -74,7 +75,7 @@ def test_rank_that_dies_is_named_and_its_victim_is_not(how: str, torch_suite: Su
     assert outcome.ret == 1, outcome.output
     phase = torch_suite.run_dir().phase("dies")
     assert len(node_ends(phase)) == 2
-    assert seconds_to_end(phase, last_event_time(phase, 1)) < OVER_WITHIN_S
+    assert seconds_to_end(phase, last_event_time(phase, 1)) < OVER_WITHIN_S * load_factor()
     finding = outcome.finding("dies")
     assert (finding["id"], finding["ranks"], finding["hosts"]) == ("rank-died", [1], ["local1"])
     assert outcome.phase("dies")["reason"].startswith("rank 1 (local1) ended in stage train")
@@ -90,7 +91,7 @@ def test_surviving_ranks_are_dumped_before_they_are_ended(torch_suite: Suite) ->
     phase = torch_suite.run_dir().phase("dies")
     assert dumped_ranks(phase) == {0, 1, 2}
     assert "idle.py" in phase.rank_stack(0).read_text()
-    assert seconds_to_end(phase, last_event_time(phase, 3)) < OVER_WITHIN_S
+    assert seconds_to_end(phase, last_event_time(phase, 3)) < OVER_WITHIN_S * load_factor()
     assert outcome.finding("dies")["ranks"] == [3]
     reasons = {node: event["reason"] for node, event in node_ends(phase).items()}
     assert reasons == {0: "aborted", 1: "rank_died"}
@@ -101,7 +102,7 @@ def test_killed_torchrun_ends_its_phase(torch_suite: Suite) -> None:
     """Its ranks, which have sessions of their own, are ended, too; the node is named."""
     outcome, phase, killed = kill_on_node(torch_suite, "launcher_start", node=1)
     assert outcome.ret == 1, outcome.output
-    assert seconds_to_end(phase, killed) < OVER_WITHIN_S
+    assert seconds_to_end(phase, killed) < OVER_WITHIN_S * load_factor()
     finding = outcome.finding("idle")
     assert (finding["id"], finding["hosts"]) == ("torchrun-failed", ["local1"])
 
@@ -114,7 +115,7 @@ def test_killed_launcher_ends_its_phase(stopped: str, torch_suite: Suite) -> Non
     outcome, phase, killed = kill_on_node(torch_suite, "claim", node=1, stopped=stopped)
     assert outcome.ret == 1, outcome.output
     assert sorted(node_ends(phase)) == [0]
-    assert seconds_to_end(phase, killed) < OVER_WITHIN_S
+    assert seconds_to_end(phase, killed) < OVER_WITHIN_S * load_factor()
     assert 0 in dumped_ranks(phase)
     finding = outcome.finding("idle")
     assert (finding["id"], finding["hosts"]) == ("launcher-failed", ["local1"])
@@ -130,7 +131,7 @@ def test_waiting_node_ends_when_the_other_cannot_start(torch_suite: Suite) -> No
     phase = torch_suite.run_dir().phase("idle")
     claimed = read_events(phase.node_events(0)).last("claim")
     assert claimed is not None
-    assert seconds_to_end(phase, claimed["time"]) < OVER_WITHIN_S
+    assert seconds_to_end(phase, claimed["time"]) < OVER_WITHIN_S * load_factor()
     finding = outcome.finding("idle")
     assert finding["id"] == "setup-line-failed"
     assert "idle.1" in finding["cause"]
@@ -157,7 +158,11 @@ def test_hanging_rank_is_found_at_its_stage_limit_and_all_are_dumped(
     assert outcome.ret == 1, outcome.output
     phase = torch_suite.run_dir().phase("hangs")
     hung_since = min(last_event_time(phase, rank) for rank in range(4))
-    assert STEP_LIMIT_S <= seconds_to_end(phase, hung_since) < STEP_LIMIT_S + OVER_WITHIN_S
+    assert (
+        STEP_LIMIT_S
+        <= seconds_to_end(phase, hung_since)
+        < STEP_LIMIT_S + OVER_WITHIN_S * load_factor()
+    )
     assert dumped_ranks(phase) == {0, 1, 2, 3}
     for rank in range(4):
         assert recorded_collectives(phase.rank_flight_recorder(rank))

@@ -93,7 +93,7 @@ def strike(suite: Suite, launcher: str, send: Callable[[int, int], None]) -> Out
     with suite.started() as running:
         phase.wait()
         send(running.pid, phase.pid("claim", 0))
-        return running.wait(60)
+        return running.wait()
 
 
 def check_end(suite: Suite, launcher: str, how: str) -> None:

@@ -17,12 +17,13 @@ from pytest_clustersmoke.evidence.run_directory import (
     write_json,
 )
 from pytest_clustersmoke.evidence.scheduler_record import JobState
+from pytest_clustersmoke.jobs import allocation_backend
 from pytest_clustersmoke.jobs.allocation_backend import AllocationBackend
 from pytest_clustersmoke.jobs.backend import Submission, make_spec
 from pytest_clustersmoke.jobs.outcome import NOT_STARTED, OUT_OF_TIME
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 SHOWN = (
     "JobId=7 UserId=ann(1001) JobState={} Reason=None EndTime=Unknown NodeList=n[0-3] "
@@ -182,6 +183,14 @@ def test_allocation_that_slurm_forgot_has_ended(phases: Phases) -> None:
     assert phases.ended(job).raw == NOT_STARTED
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may be slow, and then Slurm's commands are slow to answer, and srun to end."""
+    for name in ("SILENT_S", "KILLED_WITHIN_S"):
+        monkeypatch.setattr(allocation_backend, name, PATIENCE_S)
+
+
+@pytest.mark.usefixtures("patient")
 def test_cancellation_ends_steps_and_never_the_allocation(phases: Phases) -> None:
     """By SIGTERM first; a step that goes on is ended by force, and so is its srun."""
     first, second = phases.submit(), phases.submit(name="next")
@@ -208,6 +217,7 @@ def test_cancellation_waits_for_no_silent_slurm(phases: Phases, command: str) ->
     assert not phases.backend._steps[job].runs()
 
 
+@pytest.mark.usefixtures("patient")
 def test_cancellation_needs_no_slurm(phases: Phases) -> None:
     """If Slurm does not answer, srun ends its step."""
     job = phases.submit()

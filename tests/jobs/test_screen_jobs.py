@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +83,32 @@ class FakeQueue:
     def cancel(self, *words: str, timeout_s: float | None = None) -> bool:
         self.cancelled += [word for word in words if not word.startswith("--state")]
         return True
+
+
+class Clock:
+    """Monotonic time, which passes while a screen waits, at once: what else runs on this machine
+    takes none of it."""
+
+    def __init__(self) -> None:
+        self.now, self.stands = 1000.0, False
+
+    def monotonic(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+
+    class Stopped(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            made.now += 0.0 if made.stands else timeout or 0.0
+            return super().wait(0.001)
+
+    monkeypatch.setattr(screen_jobs, "time", made)
+    monkeypatch.setattr(screen_jobs, "threading", SimpleNamespace(Event=Stopped))
+    return made
 
 
 @pytest.fixture
@@ -217,14 +244,17 @@ def test_limit_that_never_passes_leaves_nodes_unscreened(
     assert end.kind == "not screened" and "QOSMaxSubmitJobPerUserLimit" in end.why
 
 
-def test_interrupted_screen_cancels_what_is_left(files: ScreenFiles, profile: Profile) -> None:
+def test_interrupted_screen_cancels_what_is_left(
+    files: ScreenFiles, profile: Profile, clock: Clock
+) -> None:
+    clock.stands = True
     queue = FakeQueue(files, n0="hangs", n1="waits")
     jobs = ScreenJobs(queue, profile, "run", files)  # type: ignore[arg-type]
     running = threading.Thread(target=jobs.run, args=(["n0", "n1"], lambda node, end: None))
     running.start()
     wait_for("both jobs", lambda: len(queue.submitted) == 2 or None)
     jobs.stop()
-    running.join(10)
+    running.join(60)
     assert not running.is_alive() and jobs.close() == []
     assert set(queue.cancelled) >= {"job-n0", "job-n1"}
 
@@ -264,9 +294,10 @@ def test_second_part_that_leaves_no_figures_says_how_it_ended(
     files: ScreenFiles, profile: Profile, command: str, status: int | None
 ) -> None:
     """The controller need not wait for the end of the job, and knows why figures are missing."""
-    lines = make_script(profile, files, SecondPart(command, 0.3)).splitlines()[-2:]
+    second = SecondPart(command, 0.3 if status == 124 else 60)
+    lines = make_script(profile, files, second).splitlines()[-2:]
     environ = {**os.environ, "SLURMD_NODENAME": "n0"}
-    subprocess.run(["bash", "-c", "\n".join(lines)], env=environ, check=True, timeout=30)
+    subprocess.run(["bash", "-c", "\n".join(lines)], env=environ, check=True, timeout=60)
     assert files.read_measurement("n0") == NodeMeasurement(status=status)
     assert [path.name for path in files.figures("").parent.iterdir()] == ["n0.json"]
 

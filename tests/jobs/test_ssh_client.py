@@ -27,7 +27,8 @@ from pytest_clustersmoke.jobs.ssh_client import (
 from tests.support.evidence import make_profile
 from tests.support.ssh_servers import Server, Servers, make_key, ssh_servers
 
-SHORT_S = 3.0
+SHORT_S, LONG_S = 3.0, 60.0
+HANGS = "while kill -0 $PPID; do sleep 0.2; done 2>/dev/null"  # until the connection ends
 Connect = Callable[..., SshHost]
 
 
@@ -149,7 +150,7 @@ def test_server_that_says_nothing_is_given_up(connect: Connect) -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         entry = {"host": "127.0.0.1", "port": silent.getsockname()[1]}
-        message = refused(connect(entry, connect_s=1), UNREACHABLE, SHORT_S)
+        message = refused(connect(entry, connect_s=1), UNREACHABLE)
     assert message == "Connection timed out during banner exchange"
 
 
@@ -163,18 +164,23 @@ def test_login_shell_that_prints_does_not_matter(servers: Servers, connect: Conn
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ('printf "Accept the terms? [y/N] "; read answer; sleep 4', "Accept the terms? [y/N]"),
+        (f'printf "Accept the terms? [y/N] "; read answer; {HANGS}', "Accept the terms? [y/N]"),
         ("echo This account is not available.; exit 1", "This account is not available."),
         ("yes", "`y`"),
         ("exit 0", "status 0"),
     ],
+    ids=["asks", "refuses", "prints", "ends"],
 )
 def test_login_shell_that_runs_no_command_is_named(
     servers: Servers, connect: Connect, command: str, said: str
 ) -> None:
     """It asks, refuses, prints without end or ends."""
     host = connect(servers.start([f"ForceCommand {command}"]))
-    assert said in refused(host, NO_SHELL, SHORT_S)
+    try:
+        message = refused(host, NO_SHELL, SHORT_S)
+    except AssertionError:  # on a slow machine the login alone may take as long
+        message = refused(host, NO_SHELL, LONG_S)
+    assert said in message
 
 
 def test_command_that_hangs_is_given_up(servers: Servers, connect: Connect) -> None:

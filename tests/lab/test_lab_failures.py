@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.lab import lab_paths, lab_processes, lab_state
+from tests.support.waiting import PATIENCE_S, wait_for
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Need = Callable[..., None]
@@ -39,13 +39,14 @@ def start_hanging_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.
         text=True,
     )
     signal.signal(signal.SIGHUP, before)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        for record in lab_state.records():
-            if "slurmd-node1" in [process.role for process in record.daemons]:
-                return up
-        time.sleep(0.02)
-    raise AssertionError("`lab up` did not start slurmd in time")
+
+    def starts() -> bool:
+        roles = [daemon.role for record in lab_state.records() for daemon in record.daemons]
+        assert up.poll() is None, "`lab up` has ended"
+        return "slurmd-node1" in roles
+
+    wait_for("slurmd", starts)
+    return up
 
 
 @pytest.mark.lab
@@ -87,7 +88,7 @@ def test_signal_ends_what_was_started(
     up = start_hanging_up(home, monkeypatch)
     daemons = lab_state.records()[0].daemons
     up.send_signal(number)
-    _, stderr = up.communicate(timeout=20)
+    _, stderr = up.communicate(timeout=PATIENCE_S)
     assert up.returncode == status
     assert "stopped; ending what was started" in stderr
     assert "Traceback" not in stderr
@@ -141,7 +142,7 @@ def test_down_ends_a_running_up(
     daemons = lab_state.records()[0].daemons
     assert clustersmoke("lab", "status").stdout.startswith("lab: starting")
     assert clustersmoke("lab", "down").returncode == 0
-    up.communicate(timeout=20)
+    up.communicate(timeout=PATIENCE_S)
     assert up.returncode == 143
     assert not any(process.alive for process in daemons)
 

@@ -30,11 +30,18 @@ def launched(tmp_path: Path) -> Iterator[Agent]:
     agent = start_agent(make_job(tmp_path), ["bash", "-c", LAUNCHER], os.environ)
     assert agent.pid is not None
     tree = psutil.Process(agent.pid)
-    wait_for("both ranks and the child of one", lambda: len(tree.children(recursive=True)) == 5)
+    wait_for("both ranks and the child of one", lambda: count_sleepers(tree) == 3)
     yield agent
     for process in [*tree.children(recursive=True), tree]:
         process.kill()
     agent.wait(10)
+
+
+def count_sleepers(tree: psutil.Process) -> int:
+    """How many programs `sleep` run there. A process has the name and the environment of its parent
+    until it runs a program, and no environment for a moment after."""
+    children = tree.children(recursive=True)
+    return sum(child.name() == "sleep" and bool(child.environ()) for child in children)
 
 
 def is_stopped(process: psutil.Process) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from pytest_clustersmoke.node import gpu_facts, node_facts
 from tests.fakes import nvidia_smi
 from tests.fakes.nvidia_smi import gpu
+from tests.support.waiting import wait_for
 
 FAILED = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "
@@ -142,8 +144,16 @@ def test_tool_that_cannot_be_run_is_recorded(tool: Path) -> None:
 def test_hanging_tool_is_not_waited_for(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that keeps its output open past the timeout, and past KILL, is left behind, and not
     queried again."""
+    path, noted, answer_by = tool / "nvidia-smi", tool / "pid", gpu_facts._answer
+
+    def answer_in_time(
+        process: subprocess.Popen[str], deadline: float, late: str
+    ) -> gpu_facts.Answer:
+        wait_for("the tool's own child", noted.exists)
+        return answer_by(process, deadline, late)
+
     monkeypatch.setattr(gpu_facts, "TIMEOUT_S", 0.5)
-    path, noted = tool / "nvidia-smi", tool / "pid"
+    monkeypatch.setattr(gpu_facts, "_answer", answer_in_time)
     path.write_text(
         f"#!/bin/sh\nsleep 600 &\necho $! > {noted}.new; mv {noted}.new {noted}; wait\n"
     )

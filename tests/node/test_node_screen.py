@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -14,9 +15,11 @@ import pytest
 from pytest_clustersmoke.evidence.screen_files import ScreenFiles, parse_answer
 from pytest_clustersmoke.node import core_speed
 from pytest_clustersmoke.node.node_screen import screen_node
+from tests.support.load import cpu_factor
 
 SPEC = {"device": "cpu", "gpu": "none", "ranks_per_node": 2, "nodes": 2}
 REQUEST = {"spec": SPEC, "part_s": 20}
+TURNS = 8  # of a measurement in which noise can only add
 LIST_PACKAGES = """
 import sys
 before = set(sys.modules)
@@ -46,7 +49,7 @@ def test_node_writes_its_answer_with_facts_and_what_it_took(tmp_path: Path) -> N
     answer = files.read_answer("n1")
     assert answer is not None and answer.facts["node"] == "n1" and not answer.cut
     assert {"interfaces", "packages", "tmp", "gpus", "variables"} <= answer.facts.keys()
-    assert answer.cpu_s is not None and 0 < answer.cpu_s < 1
+    assert answer.cpu_s is not None and 0 < answer.cpu_s < cpu_factor()
     assert [path.name for path in files.answer("n1").parent.iterdir()] == ["n1.json"]
 
 
@@ -64,32 +67,42 @@ def test_part_that_hangs_or_fails_costs_no_other_its_answer() -> None:
         raise OSError("Input/output error")
 
     def hang() -> dict[str, Any]:
+        left_s, _ = signal.getitimer(signal.ITIMER_REAL)
+        assert 0 < left_s <= 60
+        signal.setitimer(signal.ITIMER_REAL, 0.01)  # the limit, as if its time had passed
         threading.Event().wait(60)
         return {}
 
     parts = {"gpus": hang, "directories": fail, "kernel": lambda: {"kernel": "6.1"}}
-    answer = screen_node("n1", SPEC, 0.1, parts)
-    assert answer.cut["gpus"] == "no answer within 0.1 s"
+    answer = screen_node("n1", SPEC, 60, parts)
+    assert answer.cut["gpus"] == "no answer within 60 s"
     assert "Input/output error" in answer.cut["directories"]
     assert answer.facts["kernel"] == "6.1"
 
 
 def test_what_rules_a_node_out_is_in_its_own_answer() -> None:
     facts = {"tmp": {"path": "/tmp", "error": "Read-only file system", "instead": None}}
-    answer = screen_node("n1", SPEC, 1, {"directories": lambda: facts})
+    answer = screen_node("n1", SPEC, 60, {"directories": lambda: facts})
     assert "Read-only file system" in answer.found["system"]
 
 
 def test_core_is_timed_only_where_the_job_has_all_of_the_node() -> None:
-    whole = screen_node("n1", SPEC, 1, {"kernel": lambda: {"cpus_allowed": 8, "cpus_online": 8}})
-    part = screen_node("n1", SPEC, 1, {"kernel": lambda: {"cpus_allowed": 2, "cpus_online": 8}})
+    whole = screen_node("n1", SPEC, 60, {"kernel": lambda: {"cpus_allowed": 8, "cpus_online": 8}})
+    part = screen_node("n1", SPEC, 60, {"kernel": lambda: {"cpus_allowed": 2, "cpus_online": 8}})
     assert whole.work_s and part.work_s is None
 
 
 def test_repeated_work_takes_as_much_more_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual_s, once = core_speed.measure_work(), core_speed.do_work
-    monkeypatch.setattr(core_speed, "do_work", lambda: [once() for _ in range(5)])
-    assert core_speed.measure_work() > 2.5 * usual_s
+    """Each is the least of some turns: other work on the core can only add to a time."""
+    once, usual_s, slow_s = core_speed.do_work, [], []
+    for _ in range(TURNS):
+        monkeypatch.setattr(core_speed, "do_work", once)
+        usual_s.append(core_speed.measure_work())
+        monkeypatch.setattr(core_speed, "do_work", lambda: [once() for _ in range(5)])
+        slow_s.append(core_speed.measure_work())
+        if min(slow_s) > 2.5 * min(usual_s):
+            return
+    pytest.fail(f"{min(slow_s)} s in place of {min(usual_s)} s")
 
 
 @pytest.mark.parametrize(

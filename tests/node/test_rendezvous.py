@@ -19,6 +19,7 @@ from pytest_clustersmoke.node.checks import PreflightFailed
 from pytest_clustersmoke.node.node_job import NodeJob
 from pytest_clustersmoke.node.rendezvous import Endpoint, NotSeen
 from tests.support.launched import make_job
+from tests.support.waiting import wait_for
 
 HERE = {"boot_id": "b", "network_namespace": "net:[1]", "interfaces": {}}
 
@@ -92,16 +93,17 @@ def test_node_that_cannot_reach_node_0_ends_all_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reports the address and the error, node 0 also reports it, and no node hangs."""
-    real = socket.create_connection
+    real, job = socket.create_connection, node_zero(tmp_path, HERE, HERE)
 
     def connect(*args: Any, **options: Any) -> Any:
         if threading.current_thread().name == "node 2":
+            wait_for("the report of node 1, which has connected", job.dir.node_meeting(1).exists)
             raise OSError(errno.EHOSTUNREACH, "x")
         return real(*args, **options)
 
     monkeypatch.setattr(socket, "create_connection", connect)
     monkeypatch.setattr(reachability, "RETRY_S", 0.05)
-    node_0, node_1, node_2 = meet_all(node_zero(tmp_path, HERE, HERE))
+    node_0, node_1, node_2 = meet_all(job)
     assert isinstance(node_0, PreflightFailed | Aborted) and isinstance(node_1, Aborted)
     assert isinstance(node_2, PreflightFailed)
     (found,) = node_2.findings

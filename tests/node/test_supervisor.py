@@ -27,12 +27,18 @@ from tests.support.waiting import wait_for, wait_for_event
 LAUNCHER = """
 import json, os, sys
 from pathlib import Path
+from pytest_clustersmoke.node.rank_progress import RankWatch
 from pytest_clustersmoke.node.supervisor import supervise_ranks
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from tests.support.launched import make_job
-from tests.support.waiting import wait_for, wait_for_event
 
 job = make_job(Path(sys.argv[1]))
+read = RankWatch.read
+def read_and_tell(watch):
+    read(watch)
+    if watch.processes():
+        (job.dir.root / "seen").touch()
+RankWatch.read = read_and_tell
 before = json.loads(sys.argv[3])
 if before:
     import subprocess
@@ -119,18 +125,20 @@ if sys.argv[2] == "orphan" and os.fork():
     os._exit(0)
 events = EventWriter(PhaseDir(Path(sys.argv[1])).rank_events(0))
 events.write("start", pid=os.getpid(), pid_started=start_s(os.getpid()))
-time.sleep(float(sys.argv[3]))
+while sys.argv[3] == "waits" and not Path(sys.argv[1], "seen").exists():
+    time.sleep(0.02)
 events.write("done")
+Path(sys.argv[1], "done").touch()
 """
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "how", "seconds", "is_own"),
+    ("wrapper", "how", "until", "is_own"),
     [
-        ("exec", "", 0.5, True),
-        ("setsid bash -c 'exec \"$@\"; true' -", "", 0.5, True),
-        ('env -i PATH="$PATH"', "orphan", 0.5, True),
-        ("exec", "", 0.0, None),  # it has ended before the node looks, or just not
+        ("exec", "", "waits", True),
+        ("setsid bash -c 'exec \"$@\"; true' -", "", "waits", True),
+        ('env -i PATH="$PATH"', "orphan", "waits", True),
+        ("exec", "", "ends", None),  # it has ended before the node looks, or just not
     ],
 )
 def test_result_records_the_processes_of_the_ranks(
@@ -138,14 +146,16 @@ def test_result_records_the_processes_of_the_ranks(
     leftovers: Leftovers,
     wrapper: str,
     how: str,
-    seconds: float,
+    until: str,
     is_own: bool | None,
 ) -> None:
-    """Behind any wrapper, and adopted, they are the node's own, started during the launch."""
+    """Behind any wrapper, and adopted, they are the node's own, started during the launch. A rank
+    that waits goes on once the node has seen it."""
     program = tmp_path / "rank.py"
     program.write_text(RANK)
-    torchrun = f"{wrapper} {sys.executable} {program} {tmp_path} '{how}' {seconds}"
-    result = launch(tmp_path, leftovers, torchrun + "; sleep 0.8" * bool(how))
+    torchrun = f"{wrapper} {sys.executable} {program} {tmp_path} '{how}' {until}"
+    outlives = f"; until [ -e {tmp_path}/done ]; do sleep 0.02; done" * bool(how)
+    result = launch(tmp_path, leftovers, torchrun + outlives)
     (process,) = result["processes"]
     assert process["rank"] == 0 and process["is_own"] in (is_own, True)
     assert result["boot_begun_s"] - 0.1 <= process["pid_started"] <= result["boot_ended_s"]

@@ -128,7 +128,8 @@ def test_disabling_faulthandler_is_not_mistaken_for_an_abort() -> None:
         "abort_delay.arm()\nassert not abort_delay.aborting()\nfaulthandler.disable()\n"
         "assert not abort_delay.aborting()\nfaulthandler.enable()\n"
         "assert not abort_delay.aborting()\nabort_delay.disarm()\n"
-        "assert not abort_delay.aborting()\nimport os, time\n"
+        "assert not abort_delay.aborting()\nimport os, resource, time\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (1, 1))\n"  # no core dump
         "print(time.time(), flush=True)\nos.abort()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

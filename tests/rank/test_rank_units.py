@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,15 +136,27 @@ def test_steady_figures_leave_the_warm_up_out(environment: RankEnvironment) -> N
     assert stages == [("train", "begin"), ("train", "end")]
 
 
+class Clock:
+    """Stands in for `time`: it moves only while something works on purpose, so that what else runs
+    on this machine cannot show in the times."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
 class SlowMeasurement(OwnStep):
     """An own step that takes 0.3 s to measure."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.measured_after: list[int] = []
+        self.clock = clock
 
     def measure(self, index: int, progress: Callable[[], None]) -> None:
         self.measured_after.append(index)
-        time.sleep(0.3)
+        self.clock.now += 0.3
         progress()
 
     typical_s = 0.07
@@ -154,12 +165,17 @@ class SlowMeasurement(OwnStep):
         return {"seconds": [0.07]}
 
 
-def test_rates_leave_the_own_step_out(environment: RankEnvironment) -> None:
+def test_rates_leave_the_own_step_out(
+    environment: RankEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is measured after warm-up and after the last step, in no step's time and in no rate."""
-    own_step = SlowMeasurement()
+    clock = Clock()
+    monkeypatch.setattr("pytest_clustersmoke.rank.steps.time", clock)
+    own_step = SlowMeasurement(clock)
     log = step_log(environment, 10, own_step=own_step)
     log.start()
     for _ in range(10):
+        clock.now += 0.05
         log.local_done()
         log.record()
     values = log.finish()

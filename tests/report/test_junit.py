@@ -154,7 +154,7 @@ def test_interrupted_run_names_the_unfinished_case(suite: Suite, words: tuple[st
     with suite.started(*words) as running:
         running.wait_for_ranks()
         running.interrupt()
-        outcome = running.wait(30)
+        outcome = running.wait()
     assert outcome.ret == 2 and "INTERNALERROR" not in outcome.output, outcome.output
     read = JunitFile(suite.report / "junit.xml")
     check_agreement(suite.record(), read)

@@ -138,7 +138,7 @@ def test_running_run_is_left_alone(suite: Suite) -> None:
         assert result.ret == 0 and run.name not in result.stdout.str()
         assert not (suite.reports / run.name / "report.json").exists()
         (suite.path / "go").touch()
-        running.wait(60)
+        running.wait()
     assert report(suite, run.name)["verdict"] == "FIT"
 
 

@@ -46,7 +46,8 @@ def test_run_ends_while_scancel_does_not_answer(
     session = run.start("a", "b", limits={"max_jobs": 1, "poll_s": 0.05})
     until(lambda: ("submitted", "a") in run.events())
     session.cancel()
-    assert session.close() == Leftover(("a",)) and scancel.called.is_set()
+    assert scancel.called.wait(WITHIN_S)
+    assert session.close() == Leftover(("a",))
     assert (run.result("a")["outcome"], run.result("a")["reason"]) == (
         "cancelled",
         "the run was interrupted; not confirmed that job a has ended",
@@ -70,6 +71,8 @@ def test_run_ends_while_squeue_does_not_answer(
     until(lambda: ("submitted", "a") in run.events())
     monkeypatch.setattr(run.backend, "states", squeue)
     assert squeue.called.wait(WITHIN_S)
+    session.cancel()
+    until(lambda: ("cancelled", None) in run.events())
     assert not session.close() and has_closed(run)
     assert run.result("a")["reason"] == "the run was interrupted"
     monkeypatch.undo()
@@ -147,5 +150,5 @@ def test_submission_on_its_way_is_withdrawn_by_an_interruption(
     assert list(run.run.phase("a").root.glob("withdrawn.*"))
     assert run.result("a")["outcome"] == "cancelled"
     assert run.result("a")["reason"].endswith("before the scheduler answered the submission")
-    assert run.backend.named("cancel_named") == [("a",)]
+    until(lambda: run.backend.named("cancel_named") == [("a",)])
     sbatch.answer.set()

@@ -12,6 +12,7 @@ import pytest
 from pytest_clustersmoke import lab
 from tests.support.harness import Suite
 from tests.support.labs import running_lab
+from tests.support.load import cpu_factor
 from tests.support.screens import (
     change_driver,
     exclude_word,
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.lab
 NODES = 8
 LIMIT_S = 10
 BEYOND_S = 40.0  # what a screen may take beyond the limit of a node that hangs
-MOST_CPU_S = 0.1  # of a node; other tests that share its cores can only add to it
+MOST_CPU_S = 0.1  # of a node, as fast as an idle one; other tests on its cores can only add to it
 SCREENS = 3  # the fewest seconds of so many count
 
 
@@ -144,9 +145,9 @@ def test_healthy_nodes_are_fit_also_under_xdist(screened: Suite, screened_lab: l
     assert {"answer", "gpus", "system", "driver", "cpu"} <= checks.keys()
     (reason,) = (skip.get("message") for skip in checks["rdma"].iter("skipped"))
     assert reason == "the node shows no RDMA port"
-    fewest_s = min(node["cpu_s"] for node in nodes)
+    fewest_s, most_s = min(node["cpu_s"] for node in nodes), MOST_CPU_S * cpu_factor()
     for _ in range(SCREENS - 1):
-        if fewest_s >= MOST_CPU_S:
+        if fewest_s >= most_s:
             again = read_screen(screened.run_apart("--cluster-screen"))["screen"]["nodes"]
             fewest_s = min(fewest_s, *(node["cpu_s"] for node in again))
-    assert fewest_s < MOST_CPU_S
+    assert fewest_s < most_s

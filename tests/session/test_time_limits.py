@@ -7,7 +7,7 @@ import pytest
 from tests.support.harness import TRAIN, Suite
 from tests.support.outcome import lines_with
 
-# Longer than the limits below; a criterion of its own needs no time.
+# Longer than the limit of a test that waits for its end; a criterion of its own needs no time.
 SLOW = """\
 import runpy, time
 time.sleep(3)
@@ -20,6 +20,11 @@ def add_slow_phase(suite: Suite) -> None:
     script.write_text(SLOW.format(program=str(TRAIN)))
     suite.profile["env"]["common"]["set"]["PYTHONPATH"] += f":{TRAIN.parent}"
     suite.phase(script=script)
+
+
+def add_endless_phase(suite: Suite) -> None:
+    """Its rank waits for a file that never comes."""
+    suite.phase(args={"wait_for": str(suite.path / "never")})
 
 
 def mark_phase(suite: Suite, marker: str) -> None:
@@ -42,7 +47,7 @@ def test_limit_for_tests_does_not_stop_the_wait_for_a_job(suite: Suite, words: l
 @pytest.mark.parametrize("words", [[], pytest.param(["-n", "2"], marks=pytest.mark.slow)])
 def test_limit_of_a_phase_ends_the_wait_without_a_verdict(suite: Suite, words: list[str]) -> None:
     """The user's own mark counts: nothing was measured, nobody is blamed, no frames are shown."""
-    add_slow_phase(suite)
+    add_endless_phase(suite)
     mark_phase(suite, "pytest.mark.timeout(1, method='signal')")
     result = suite.run_apart("-rs", *words)
     assert result.ret == 6
@@ -56,7 +61,7 @@ def test_limit_of_a_phase_ends_the_wait_without_a_verdict(suite: Suite, words: l
 def test_limit_that_ends_pytest_leaves_a_run_to_recover(suite: Suite) -> None:
     """With the method `thread` the process ends, and its job goes on; the next run says so. Once
     the job was ended, a run reports what is known."""
-    add_slow_phase(suite)
+    add_endless_phase(suite)
     mark_phase(suite, "pytest.mark.timeout(1, method='thread')")
     assert suite.run_apart().ret == 1
     (run,) = (path.parent.name for path in suite.shared.glob("*/run.json"))

@@ -133,9 +133,7 @@ def test_invalid_count_of_wrong_elements(tmp_path: Path, value: Any) -> None:
     failure(collective_criteria.check_results, Swept(tmp_path, change=change).result())
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25
-)
+@settings(derandomize=True, suppress_health_check=list(HealthCheck), deadline=None, max_examples=25)
 @given(
     key=st.sampled_from(["what", "collective", "asked_bytes", "checked", "wrong", "own_seconds"]),
     value=st.recursive(

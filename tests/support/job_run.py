@@ -15,6 +15,7 @@ from pytest_clustersmoke.preflight.slurm_check import CheckResult
 from pytest_clustersmoke.session.job_session import JobSession, Progress
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import make_phase, make_profile
+from tests.support.waiting import wait_for
 
 WITHIN_S = 20.0
 Check = Callable[[Iterable[Phase], RunDir], CheckResult]
@@ -26,10 +27,7 @@ def ignore(progress: Progress) -> None:
 
 def until(holds: Callable[[], object]) -> None:
     """Wait for something that another thread does."""
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.005)
+    wait_for("another thread", holds, poll_s=0.005)
 
 
 class JobRun:
@@ -113,7 +111,8 @@ class JobRun:
             writer.write("start", schema=SCHEMA, job=job, rank=node, node_rank=node)
             writer.write("done", seconds=1)
             writer.close()
-            times = {"started": time.time() - 5, "ended": time.time(), "launcher_s": 4.0}
+            ended = time.time()
+            times = {"started": ended - 5, "ended": ended, "launcher_s": 4.0}
             write_json(directory.node_result(node), {"ok": True, "node": f"n{node}", **times})
 
     def fails(self, name: str) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import Outcome, Suite
+from tests.support.waiting import PATIENCE_S
 
 # Kills the controller with SIGKILL right after it wrote the Nth event of a name.
 KILLER = """
@@ -30,11 +31,14 @@ def kill_at(suite: Suite, event: str, *words: str) -> None:
     """Run the suite, whose controller is killed at the event."""
     (suite.path / "conftest.py").write_text(KILLER)
     with suite.started(*words, KILL_AT=event) as running:
-        assert running.process.wait(60) == -signal.SIGKILL, running.output()
+        assert running.process.wait(PATIENCE_S) == -signal.SIGKILL, running.output()
+
+
+ATTACH = ("--cluster-attach", "latest")
 
 
 def attach(suite: Suite, *words: str) -> Outcome:
-    return suite.run_apart("--cluster-attach", "latest", *words)
+    return suite.run_apart(*ATTACH, *words)
 
 
 def check_whole(suite: Suite, outcome: Outcome, *phases: str) -> None:

@@ -22,7 +22,7 @@ import yaml
 
 from pytest_clustersmoke.lab import packages
 from tests.support import debian
-from tests.support.ssh_servers import free_port
+from tests.support.ssh_servers import held_port
 from tests.support.waiting import wait_for
 
 REQUIRE = "CLUSTERSMOKE_REQUIRE_PROMETHEUS"
@@ -93,29 +93,31 @@ def started_server(
         "rule_files": [str(path) for path in rules],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    address = f"127.0.0.1:{free_port()}"
-    words = (
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        "--storage.tsdb.retention.time=400d",
-        f"--web.listen-address={address}",
-    )
-    with _running(folder, SERVER, words, f"http://{address}/-/ready"):
-        yield Server(f"http://{address}")
+    with held_port() as port:
+        address = f"127.0.0.1:{port}"
+        words = (
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            "--storage.tsdb.retention.time=400d",
+            f"--web.listen-address={address}",
+        )
+        with _running(folder, SERVER, words, f"http://{address}/-/ready"):
+            yield Server(f"http://{address}")
 
 
 @contextmanager
 def started_exporter(folder: Path, textfiles: Path) -> Iterator[str]:
     """The address of Debian's node exporter, which collects the textfiles of a directory."""
-    address = f"127.0.0.1:{free_port()}"
-    words = (
-        "--collector.disable-defaults",
-        "--collector.textfile",
-        f"--collector.textfile.directory={textfiles}",
-        f"--web.listen-address={address}",
-    )
-    with _running(folder, EXPORTER, words, f"http://{address}/metrics"):
-        yield address
+    with held_port() as port:
+        address = f"127.0.0.1:{port}"
+        words = (
+            "--collector.disable-defaults",
+            "--collector.textfile",
+            f"--collector.textfile.directory={textfiles}",
+            f"--web.listen-address={address}",
+        )
+        with _running(folder, EXPORTER, words, f"http://{address}/metrics"):
+            yield address
 
 
 @contextmanager

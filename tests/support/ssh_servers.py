@@ -60,6 +60,7 @@ class Server:
     log: Path
     prefix: tuple[str, ...] = ()
     key: str = ""
+    hold: socket.socket | None = None  # gives the port to no other process for as long as it lives
 
     @property
     def entry(self) -> dict[str, object]:
@@ -111,7 +112,8 @@ class Servers:
         port: int = 0,
     ) -> Server:
         """Start a server with more lines of its configuration, and wait until it listens."""
-        port = port or free_port()
+        hold = None if port else hold_port()
+        port = port if hold is None else int(hold.getsockname()[1])
         name = f"{address}-{port}"
         host_key = self.folder / f"host-{name}"
         if not host_key.exists():
@@ -141,7 +143,7 @@ class Servers:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        server = Server(address, port, process, log, prefix)
+        server = Server(address, port, process, log, prefix, hold=hold)
         self.servers.append(server)
         wait_for(f"sshd at {name}", lambda: _accepts(address, port))
         return server
@@ -150,6 +152,8 @@ class Servers:
         for server in self.servers:
             if server.process.poll() is None:
                 server.kill()
+            if server.hold is not None:
+                server.hold.close()
 
     def profile(self, *servers: Server) -> dict[str, Any]:
         """The keys of a profile that has these servers as hosts."""
@@ -222,10 +226,19 @@ def make_key(path: Path) -> None:
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A free port, which no other process gets inside the block."""
+    with hold_port() as hold:
+        yield int(hold.getsockname()[1])
+
+
+def hold_port() -> socket.socket:
+    """A free port, which only a socket with SO_REUSEADDR, as a server's, can bind."""
+    hold = socket.socket()
+    hold.bind(("127.0.0.1", 0))  # before the option: no other process has this port
+    hold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return hold
 
 
 def _accepts(address: str, port: int) -> bool:

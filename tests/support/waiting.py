@@ -17,7 +17,10 @@ Value = TypeVar("Value")
 
 
 def wait_for(
-    description: str, look: Callable[[], Value | None], patience_s: float = PATIENCE_S
+    description: str,
+    look: Callable[[], Value | None],
+    patience_s: float = PATIENCE_S,
+    poll_s: float = POLL_S,
 ) -> Value:
     """Return the first true value of `look()`; after `patience_s`, fail with the description."""
     deadline = time.monotonic() + patience_s
@@ -25,7 +28,7 @@ def wait_for(
         value = look()
         if value:
             return value
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     raise AssertionError(f"waited {patience_s:g} s for {description}")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_clustersmoke.evidence.run_directory import read_json
+from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import IDLE, Suite
-from tests.support.killed import attach, check_whole, kill_at
+from tests.support.killed import ATTACH, attach, check_whole, kill_at
 from tests.support.waiting import wait_for
 
 REFERENCE = {"value": 1.0, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
@@ -64,19 +65,31 @@ def test_suite_that_has_changed_is_refused_and_named(suite: Suite) -> None:
     check_whole(suite, attach(suite), "small")
 
 
+def has_event(suite: Suite, name: str) -> bool:
+    return read_events(suite.run_dir().journal).last(name) is not None
+
+
 def test_run_whose_process_lives_is_attached_only_to_take_it_over(suite: Suite) -> None:
     """The earlier process then stops, and neither touches the job nor writes a report."""
-    suite.phase("small", script=str(IDLE), args={"seconds": 20})
+    go = suite.path / "go"
+    suite.phase("small", args={"wait_for": str(go)})
+
+    def has_lock() -> bool:
+        return (read_json(suite.run_dir().run) or {}).get("locks") is True
+
     with suite.started() as first:
         first.wait_for_ranks()
         refused = attach(suite)
         assert refused.ret == pytest.ExitCode.USAGE_ERROR
         assert f"is controlled by pid {first.pid} on " in refused.output
-        outcome = attach(suite, "--cluster-takeover")
+        with suite.started(*ATTACH, "--cluster-takeover") as second:
+            second.wait_for("its first line", lambda: has_event(suite, "attached"))
+            stopped = first.wait()
+            second.wait_for("the lock that the first process had", has_lock)
+            go.touch()
+            outcome = second.wait()
         check_whole(suite, outcome, "small")
-        # The first process has released the run's lock meanwhile.
-        assert (read_json(suite.run_dir().run) or {})["locks"] is True
-        stopped = first.wait()
+        assert has_lock()
     assert stopped.ret == pytest.ExitCode.INTERRUPTED, stopped.output
     assert "has taken this run over; this one ends, and leaves its jobs" in stopped.output
 

@@ -34,7 +34,7 @@ def test_detached_run_is_kept_in_order_by_slurm_and_judged_later(lab_suite: Suit
     scripts = [lab_suite.run_dir().phase(name).batch_script for name in ("second", "small")]
     behind = ["#SBATCH --dependency=afterany:" in script.read_text() for script in scripts]
     assert behind == [False, True]
-    wait_for("the last job", lambda: not jobs_in_queue(lab_suite), patience_s=60)
+    wait_for("the last job", lambda: not jobs_in_queue(lab_suite))
     outcome = attach(lab_suite)
     check_whole(lab_suite, outcome, "small", "second")
 
@@ -60,7 +60,7 @@ def test_detached_array_is_kept_in_order_by_slurm_and_judged_later(lab_suite: Su
     assert "#SBATCH --array=0-3%2\n" in run.phase("p0").batch_script.read_text()
     wide = run.phase("wide").batch_script.read_text()
     assert f"#SBATCH --dependency=afterany:{array}\n" in wide
-    wait_for("the last job", lambda: not jobs_in_queue(lab_suite), patience_s=60)
+    wait_for("the last job", lambda: not jobs_in_queue(lab_suite))
     check_whole(lab_suite, attach(lab_suite), *names, "wide")
 
 

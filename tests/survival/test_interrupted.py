@@ -13,6 +13,7 @@ from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import IDLE, RunningPytest, Suite
 from tests.support.labs import stopped_controller
+from tests.support.load import load_factor
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.lab
@@ -21,21 +22,16 @@ LONG = {"seconds": 600}
 GONE_WITHIN_S = 2.5
 
 
-def load_factor() -> float:
-    """How much longer everything takes on a machine with more work than cores."""
-    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
-
-
 def end_within(running: RunningPytest, seconds: float, signals: int = 1) -> float:
     """Interrupt pytest so often; it must end in this time. Returns how long it took."""
-    sent = time.monotonic()
+    factor, sent = load_factor(), time.monotonic()
     for _ in range(signals):
         running.interrupt(signal.SIGINT)
         time.sleep(0.1)  # two signals at once are one
     running.process.wait(60)
     took_s = time.monotonic() - sent
     print(f"pytest gone after {took_s:.2f} s, load {os.getloadavg()[0]:.1f}")
-    assert took_s < seconds * load_factor(), running.output()
+    assert took_s < seconds * max(factor, load_factor()), running.output()
     return took_s
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import pyte
 from pyte.screens import HistoryScreen
 
-WITHIN_S = 30.0
+from tests.support.waiting import PATIENCE_S
+
 # Variables that make pytest or the plugin take the output for something else.
 ELSEWHERE = ("CI", "BUILD_NUMBER", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "COLUMNS", "LINES")
 
@@ -72,7 +73,7 @@ class Terminal:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self._thread.join(WITHIN_S)
+        self._thread.join(PATIENCE_S)
         os.close(self._master)
 
     def _read(self) -> None:
@@ -120,7 +121,7 @@ class Terminal:
 
     def until(self, holds: Callable[[], object]) -> None:
         """Wait until the condition holds."""
-        deadline = time.monotonic() + WITHIN_S
+        deadline = time.monotonic() + PATIENCE_S
         while not holds():
             with self._changed:
                 self._changed.wait(0.1)
@@ -141,8 +142,8 @@ class Terminal:
 
     def ended(self) -> int:
         """Wait for the program's end and all its output; returns its status."""
-        status = self.process.wait(WITHIN_S)
-        self._thread.join(WITHIN_S)
+        status = self.process.wait(PATIENCE_S)
+        self._thread.join(PATIENCE_S)
         return status
 
     def _set_size(self, columns: int, lines: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.session.live.terminal import Terminal
 from tests.support.harness import Suite, pytest_command
+from tests.support.load import load_factor
 
 PYTEST = pytest_command()
 # Only the view writes these.
@@ -177,12 +178,13 @@ def test_ctrl_c_cancels_jobs_and_erases_the_view(waiting: Suite, words: tuple[st
     """The jobs are cancelled at once, and the terminal is clean."""
     with Terminal([*PYTEST, *words], waiting.path) as terminal:
         terminal.until(lambda: terminal.shows("step 3 of 40"))
-        begun = time.monotonic()
+        factor, begun = load_factor(), time.monotonic()
         terminal.type("\x03")
         terminal.until(lambda: terminal.shows("KeyboardInterrupt"))
         assert remains(terminal) == []  # not only at the end
         assert terminal.ended() == 2
-        assert time.monotonic() - begun < 5 * LOADED
+        seconds = time.monotonic() - begun
+        assert seconds < 5 * max(LOADED, factor, load_factor())
         assert remains(terminal) == [] and not terminal.cursor_hidden
         verdict = "INCONCLUSIVE: 0 of 2 phases finished, 0 of 2 criteria reported (held: cancelled"
         assert terminal.text()[-1].startswith(verdict)
@@ -214,7 +216,7 @@ def test_pytest_in_the_background_draws_nothing(waiting: Suite) -> None:
             return any('"step": 3' in path.read_text() for path in events)
 
         terminal.until(trains)
-        assert terminal.shows("test_held.py")
+        terminal.until(lambda: terminal.shows("test_held.py"))
         assert remains(terminal) == []
         terminal.type("\r")
         terminal.until(lambda: terminal.shows("step 3 of 40"))
