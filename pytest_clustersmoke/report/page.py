@@ -11,18 +11,17 @@ import base64
 import contextlib
 import hashlib
 import json
-import marshal
-import os
+import pickle
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import jinja2
-import jinja2.bccache
+from jinja2.bccache import Bucket
 
 from .. import __version__
 from ..evidence.run_record import RunRecord
@@ -110,45 +109,32 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-class CompiledTemplates(jinja2.BytecodeCache):
+class CompiledTemplates(jinja2.FileSystemBytecodeCache):
     """Compiled templates in a `__pycache__` beside them, as Python keeps its modules: to compile
     them takes a fifth of a second at the end of each run. Where nothing can be written, or what
-    is there is not of this template and these versions, they are compiled again."""
+    is there cannot be read, they are compiled again."""
 
-    def get_cache_key(self, name: str, filename: str | None = None) -> str:
-        return util.cache_from_source(filename or name)
+    def __init__(self, folder: Path) -> None:
+        place = Path(util.cache_from_source(str(folder / "template.py"))).parent
+        super().__init__(str(place), f"{__version__}-%s.jinja")
 
-    def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-        with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
-            content, stamp = Path(bucket.key).read_bytes(), self._stamp(bucket)
-            if content.startswith(stamp):
-                bucket.code = marshal.loads(content[len(stamp) :])
+    def load_bytecode(self, bucket: Bucket) -> None:
+        with contextlib.suppress(OSError, EOFError, ValueError, pickle.UnpicklingError):
+            super().load_bytecode(bucket)
 
-    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+    def dump_bytecode(self, bucket: Bucket) -> None:
         if sys.dont_write_bytecode:
             return
-        place = Path(bucket.key)
-        draft = place.with_name(f"{place.name}.{os.getpid()}.{os.urandom(4).hex()}")
         with contextlib.suppress(OSError):
-            place.parent.mkdir(exist_ok=True)
-            try:
-                draft.write_bytes(self._stamp(bucket) + marshal.dumps(bucket.code))
-                draft.replace(place)
-            finally:
-                draft.unlink(missing_ok=True)
-
-    @staticmethod
-    def _stamp(bucket: jinja2.bccache.Bucket) -> bytes:
-        """The versions and the template of which the code is."""
-        versions = [metadata.version("jinja2"), __version__]
-        return util.MAGIC_NUMBER + " ".join([*versions, bucket.checksum, ""]).encode()
+            Path(self.directory).mkdir(parents=True, exist_ok=True)
+            super().dump_bytecode(bucket)
 
 
 @cache
 def _environment() -> jinja2.Environment:
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
-        bytecode_cache=CompiledTemplates(),
+        bytecode_cache=CompiledTemplates(HERE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
