@@ -31,7 +31,7 @@ NIGHTS = 45
 PHASES = {"mlp_1gpu": None, "ddp_2gpu": None, "ddp_2node": {"nodes": 2, "gpus_per_node": 1}}
 LIMITS_S = {"init": 120, "data": 120, "model": 120, "first_step": 120, "train_step": 60}
 PATIENCE_S = 900.0
-SCREENED = 16  # nodes
+SCREENED = 64  # nodes
 # How much faster the nights were than this machine is: far more than its own noise.
 FASTER = 10
 KILLED_AFTER = 20  # steps
@@ -166,12 +166,13 @@ def never_started(_: SampleRuns, place: Path, marker: str) -> Path:
 
 
 def screen(_: SampleRuns, place: Path, marker: str) -> Path:
-    """Of 16 nodes one does not answer, one has another driver, one is slow, one is drained."""
+    """Of 64 nodes one does not answer, one cannot write its /tmp, one has another driver, one is
+    slow, one is drained."""
     with running_lab(lab.LabSettings(name="pages", nodes=SCREENED)) as running:
         suite = Suite(place, marker)
         suite.use_slurm(running.slurm_conf)
         use_fake_gpus(suite, place, limit_s=45)
-        stopped, unwritable, odd, slow, drained = running.nodes[3:8]
+        stopped, unwritable, odd, slow, drained = running.nodes[7::11][:5]
         suite.profile["setup"] += [
             stop_process(stopped),
             on_node(unwritable, "export TMPDIR=/nowhere-at-all"),
@@ -231,7 +232,7 @@ SAMPLES: dict[str, Callable[[SampleRuns, Path, str], Path]] = {
     "INCONCLUSIVE": inconclusive,
     f"512 ranks{MADE}": ranks_512,
     "never started": never_started,
-    "screen": screen,
+    "screen of 64 nodes": screen,
     "isolation": isolation,
 }
-ON_SLURM = ("never started", "screen", "isolation")
+ON_SLURM = ("never started", "screen of 64 nodes", "isolation")

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.report.browsing import LAPTOP, PHONE, first_screen, started
 from tests.report.sample_runs import MADE, PLACES
 
-FAULTS, NIGHTS, SCREEN = f"UNFIT by three faults{MADE}", f"45 nights{MADE}", "screen"
+FAULTS, NIGHTS, SCREEN = f"UNFIT by three faults{MADE}", f"45 nights{MADE}", "screen of 64 nodes"
 SHOTS = {
     "report": (FAULTS, LAPTOP, "light"),
     "report-dark": (FAULTS, LAPTOP, "dark"),
