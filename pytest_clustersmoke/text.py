@@ -1,4 +1,4 @@
-"""Text helpers: sanitise untrusted text, report usage problems, and format counts, lists and sizes.
+"""Text helpers: sanitise untrusted text, report usage problems; format counts, lists, sizes, times.
 
 Text that a job wrote is sanitised before it reaches a terminal, XML or a report: control
 characters, terminal escapes, marks that change the writing direction, and unpaired UTF-16
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 
 REPLACEMENT = "\ufffd"
 # How bad it is: only a failure decides a verdict, and a note asks for nothing.
@@ -137,6 +138,19 @@ def format_bytes(count: float) -> str:
         if count >= scale:
             return f"{count / scale:.4g} {unit}"
     return f"{count:.0f} B"
+
+
+def format_time(seconds: float | None, offset_s: int | None = None, clock: str = "%H:%M:%S") -> str:
+    """A Unix time as `2026-11-15 03:00:00 UTC+01:00 (02:00:00 UTC)`; in UTC alone if the offset of
+    the local time is zero or unknown; a dash if the time is missing or invalid."""
+    try:
+        universal = datetime.fromtimestamp(float(seconds or "nan"), timezone.utc)
+        local = universal.astimezone(timezone(timedelta(seconds=offset_s or 0)))
+    except (ValueError, OverflowError, OSError):
+        return "-" if not offset_s else format_time(seconds, clock=clock)
+    day = "" if local.date() == universal.date() else "%Y-%m-%d "
+    beside = universal.strftime(f" ({day}{clock} UTC)") if offset_s else ""
+    return f"{local.strftime(f'%Y-%m-%d {clock}')} {local.tzname()}{beside}"
 
 
 def span_list(spans: Iterable[Iterable[int]]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..evidence.finding import Evidence, Finding
+from ..evidence.finding import UNDECIDED, Evidence, Finding
 from ..text import name_ranks, sanitize_line
 from .flight_recorder import (
     DEFAULT_GROUP,
@@ -29,6 +29,7 @@ from .flight_recorder import (
 # library tolerates it. gloo lets some ranks past the call that breaks the others.
 HABIT = 3
 MAX_NAMED = 8
+UNKNOWN = "it is unknown which of them is wrong"
 ABSENT_FIX = (
     "read the logs of these ranks and take their stacks (py-spy dump): each has died, hangs "
     "outside collectives, or skipped the call, for example under `if rank == 0`"
@@ -345,9 +346,11 @@ class TorchDumps:
     def _differing(self, mismatch: Mismatch) -> Finding:
         sides = [f"{name_ranks(ranks)}: {call}" for call, ranks in mismatch.sides[:3]]
         cause = f"call {mismatch.number} of group {mismatch.group} differs: {'; '.join(sides)}"
+        cause += "" if mismatch.has_majority else f"; no side has a majority, so {UNKNOWN}"
         shown = [rank for _, ranks in mismatch.sides for rank in ranks]
         finding = self._finding(mismatch.culprits, cause, shown)
-        return replace(finding, id="collective-mismatch", fix=CALL_ALIKE)
+        detail = finding.detail | ({} if mismatch.has_majority else {UNDECIDED: True})
+        return replace(finding, id="collective-mismatch", fix=CALL_ALIKE, detail=detail)
 
 
 def rank_findings(

@@ -15,7 +15,7 @@ from ..evidence.finding import UNDECIDED, Finding
 from ..evidence.phase_result import PhaseResult
 from ..text import name_ranks, ranges, sanitize_line
 from . import call_order
-from .call_order import Absence, Mismatch
+from .call_order import UNKNOWN, Absence, Mismatch
 from .failure_evidence import MAX_LINES, FailureEvidence, is_consequence, line_of
 from .flight_recorder import CollectiveCall
 from .rank_failures import find_dead_ranks
@@ -36,7 +36,6 @@ IN_ONE_NODE = (
     "NCCL_SHM_DISABLE=0 (env.single_node in cluster.yaml); if it works with NCCL_P2P_DISABLE=1, "
     "P2P is at fault (ACS, IOMMU); " + STACKS
 )
-UNKNOWN = "it is unknown which of them is wrong"
 HOW = {
     "skipped": "; the others make the first-named call next: a call was skipped, or two were "
     "swapped",

@@ -16,7 +16,15 @@ from typing import Any, BinaryIO
 
 from ..text import FAILURE, sanitize_line, sanitize_lines, shorten, shorten_lines
 from .run_directory import PhaseDir
-from .telemetry import open_regular, parse_int, parse_ints, parse_rows, parse_text, parse_texts
+from .telemetry import (
+    open_regular,
+    parse_int,
+    parse_ints,
+    parse_rows,
+    parse_text,
+    parse_texts,
+    to_json_value,
+)
 
 MAX_TEXT = 600
 # A cause may join several texts.
@@ -71,7 +79,9 @@ class Finding:
         object.__setattr__(self, "hosts", tuple(sanitize_line(host) for host in self.hosts))
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its record, of values that JSON has: `from_record` reads nothing else."""
+        record: dict[str, Any] = to_json_value(asdict(self))
+        return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Finding:

@@ -390,6 +390,11 @@ class RunRecord(RecordModel):
         """Whether phases were to judge the cluster: it is neither a proof nor a screen."""
         return self.proof is None and self.screen is None
 
+    @property
+    def utc_offset_s(self) -> int | None:
+        """Of the local time where the run began, in seconds east of UTC; None: unknown."""
+        return self.request.utc_offset_s if self.request is not None else None
+
     def as_json(self) -> dict[str, Any]:
         """The record as in report.json."""
         return self.model_dump(by_alias=True, exclude_unset=True)

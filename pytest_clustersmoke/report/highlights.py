@@ -47,6 +47,10 @@ class HighlightLink:
     file: str
     line: int
 
+    @property
+    def name(self) -> str:
+        return self.where
+
 
 @dataclass(frozen=True)
 class Highlight:
@@ -59,18 +63,33 @@ class Highlight:
     is_warning: bool = False  # `known` covers it, or the phases that it is about passed
     node: str = ""  # the one that it is about, if it has links
     links: tuple[HighlightLink, ...] = ()  # in place of `where`: what each phase says
-    more_links: int = 0
+    more_links: tuple[HighlightLink, ...] = ()  # of which the page shows only where they lead
+
+    @property
+    def name(self) -> str:
+        """What a link to it says: the phase, or what it is about in a part of the page."""
+        return self.title if self.where == self.anchor else self.where
 
 
 @dataclass(frozen=True)
 class HighlightGroup:
-    """The highlights of one kind; `more` is how many are not listed."""
+    """The highlights of one kind; of `rest` the page shows only where they are."""
 
     id: str
     title: str
     tone: Literal["bad", "warn"]
     items: list[Highlight]
-    more: int
+    rest: list[Highlight]
+
+    @property
+    def more(self) -> int:
+        return len(self.rest)
+
+    @property
+    def places(self) -> set[str]:
+        """The phases and parts of the page about which it says something."""
+        links = {link.where for item in self.items for link in item.links}
+        return {item.where for item in self.items} | links
 
 
 def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[HighlightGroup]:
@@ -107,7 +126,7 @@ def _group(
     listed = list(items)
     if listed:
         worst = "warn" if all(item.is_warning for item in listed) else tone
-        yield HighlightGroup(name, title, worst, listed[:MAX_EACH], len(listed) - MAX_EACH)
+        yield HighlightGroup(name, title, worst, listed[:MAX_EACH], listed[MAX_EACH:])
 
 
 def _each(
@@ -146,7 +165,7 @@ def _shared_nodes(
             is_warning=not bad & {*node.phases},
             node=node.node,
             links=links[:MAX_LINKS],
-            more_links=len(links[MAX_LINKS:]),
+            more_links=links[MAX_LINKS:],
         )
 
 

@@ -41,7 +41,6 @@ from .page_view import (
     soft,
     spread_cells,
     tone,
-    utc,
 )
 from .phase_table import describe_attempt, describe_proofs, percent, traced_steps
 
@@ -59,6 +58,7 @@ STYLES = ("page.css", "print.css")
 # Nobody reads more of one text; the evidence has the rest.
 MAX_TEXT = 8000
 MAX_DIFFERENCES = 200
+MAX_NAMED = 24  # phases with more of what a card shows
 
 
 def page(
@@ -82,6 +82,7 @@ def page(
         sheet=make_sheet(sanitized, view.stands_out),
         moment=find_clock(sanitized),
         max_differences=MAX_DIFFERENCES,
+        max_named=MAX_NAMED,
         percentiles=PERCENTILES,
         allowed=bounds_words,
         evidence_link=partial(evidence_link, exists),
@@ -144,7 +145,6 @@ def _environment() -> jinja2.Environment:
         "show": show_number,
         "exact": _exact,
         "seconds": format_seconds,
-        "utc": utc,
         "tone": tone,
         "words": outcome_words,
         "unit": unit_words,

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from pathlib import Path
 
 from ..evidence.run_record import RunRecord
-from ..text import clip, plural, shorten, shorten_lines
+from ..text import clip, format_time, plural, shorten, shorten_lines
 from .highlights import NAMED, HighlightGroup
-from .page_view import hardware_words, utc
+from .page_view import hardware_words
 from .phase_table import judge_phase, phase_row
 from .run_digest import RunDigest
 from .screen_lists import COLUMNS as NODE_COLUMNS
@@ -119,23 +119,7 @@ def _list_versions(record: RunRecord) -> Iterator[str]:
 
 def find_clock(record: RunRecord) -> Callable[[float | None], str]:
     """What shows a time of this run: in the local time of where it began, and in UTC."""
-    offset_s = record.request.utc_offset_s if record.request is not None else None
-    return lambda seconds: local_time(seconds, offset_s)
-
-
-def local_time(seconds: float | None, offset_s: int | None) -> str:
-    """A Unix time as `2026-11-15 03:00:00 UTC+01:00 (02:00:00 UTC)`; in UTC alone if the offset of
-    the local time is zero or unknown."""
-    universal = utc(seconds)
-    if not offset_s or seconds is None or universal == "-":
-        return universal
-    try:
-        local = datetime.fromtimestamp(seconds, timezone(timedelta(seconds=offset_s)))
-    except (ValueError, OverflowError, OSError):
-        return universal
-    day = local.strftime("%Y-%m-%d")
-    short = universal.removeprefix(f"{day} ")
-    return f"{day} {local.strftime('%H:%M:%S')} {local.tzname()} ({short})"
+    return lambda seconds: format_time(seconds, record.utc_offset_s)
 
 
 def _list_causes(groups: Iterable[HighlightGroup], digest: RunDigest) -> Iterator[str]:

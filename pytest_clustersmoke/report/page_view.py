@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -74,6 +73,7 @@ class PhaseSection:
     ranks: RanksView
     links: LinksView
     curves: CurvesView
+    was_placed: bool  # some rank is known to have had a node
     merged: bool  # ranks that ended alike share a row
     has_losses: bool  # of its marks, if it did not pass
 
@@ -105,7 +105,7 @@ def build_view(record: RunRecord) -> PageContent:
     """The view of a record whose texts are sanitized."""
     named = anchors(phase.phase for phase in record.phases)
     highlights = find_highlights(record, named)
-    places = {item.where for group in highlights for item in group.items}
+    places = {place for group in highlights for place in group.places}
     phases = [_phase(phase, named, places, record.missing) for phase in record.phases]
     columns, rows = _node_table(record)
     return PageContent(
@@ -218,6 +218,7 @@ def _phase(
         ranks=ranks_view(record),
         links=links_view(record),
         curves=curves_view(record),
+        was_placed=any(rank.node_rank is not None for rank in record.ranks),
         merged=progress is not None and any(len(lane.ranks) > 1 for lane in progress.lanes),
         has_losses=any(mark.loss is not None for mark in marks),
     )
@@ -243,15 +244,6 @@ def evidence_link(exists: Callable[[str], bool], folder: str, file: str) -> str:
     if file.startswith("/") or ".." in file.split("/") or not file:
         return ""
     return folder + quote(file) if exists(unquote(folder) + file) else ""
-
-
-def utc(seconds: float | None) -> str:
-    """A Unix time as text; a dash if it is missing or invalid."""
-    try:
-        moment = datetime.fromtimestamp(float(seconds or "nan"), timezone.utc)
-    except (ValueError, OverflowError, OSError):
-        return "-"
-    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def tone(word: str) -> str:

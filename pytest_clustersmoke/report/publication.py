@@ -231,15 +231,16 @@ def list_views(
     """The files of a report that are rendered from the record alone, and what writes each. The
     metrics are not: they also say where the nodes stand after the run."""
 
+    lists = render_lists(record.screen) if record.screen is not None else {}
+
     def is_there(name: str) -> bool:
-        follows = name == METRICS or (name == "journal.jsonl" and has_journal)
+        follows = name in {METRICS, *lists} or (name == "journal.jsonl" and has_journal)
         return follows or (target / name).exists()
 
     def write_page() -> None:
         text = page(record, is_there, in_history and is_stored(record))
         write_atomically(target / "index.html", text, mode=shared_mode(target))
 
-    lists = render_lists(record.screen) if record.screen is not None else {}
     mode = shared_mode(target)
     return {
         "index.html": write_page,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evidence.run_record import RunRecord
-from ..text import clip, plural, sanitize_line, shorten, shorten_lines
+from ..text import clip, format_time, plural, sanitize_line, shorten, shorten_lines
 from .named_nodes import describe_node, list_shared
 from .next_steps import list_next_steps
 from .phase_table import explain_failures
@@ -31,6 +30,7 @@ class RunDigest:
     cluster: str
     begun: float
     ended: float
+    utc_offset_s: int | None  # of the local time where it began; None: unknown
     nodes: int
     phases: int
     partial: str  # why the run is incomplete; empty if it is complete
@@ -52,6 +52,7 @@ class RunDigest:
             cluster=record.cluster,
             begun=record.begun,
             ended=record.written,
+            utc_offset_s=record.utc_offset_s,
             nodes=len(nodes) if record.screen is None else len(record.screen.nodes),
             phases=len(record.phases_chosen),
             partial=_one_line(record.partial),
@@ -87,7 +88,7 @@ class RunDigest:
         return [f"**{first}**", "", *(f"- {line}" for line in others)]
 
     def _describe_run(self) -> str:
-        begun = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.begun))
+        begun = format_time(self.begun, self.utc_offset_s, "%H:%M")
         took = timedelta(seconds=round(max(0.0, self.ended - self.begun)))
         what = f"{plural(self.phases, 'phase')} on {plural(self.nodes, 'node')}"
         return f"{sanitize_line(self.cluster)}, run {self.run_id}: {begun}, took {took}, {what}"

@@ -36,7 +36,7 @@ from ..evidence.history.node_history import count_node_states
 from ..evidence.run_directory import RUN_ID, write_atomically
 from ..evidence.run_request import user_name
 from ..evidence.whole_files import is_visible, shared_mode
-from ..text import sanitize_line, shorten
+from ..text import format_time, sanitize_line, shorten
 from .node_matrix import NodeMatrix, build_matrix
 from .page import render
 from .page_view import anchors, tone
@@ -97,12 +97,21 @@ class RunRow:
         return {"good": "✓", "bad": "✗", "none": "◐"}.get(self.tone, "?")
 
     @property
-    def moment(self) -> time.struct_time:
-        return time.gmtime(self.run.begun)
+    def began(self) -> str:
+        """In the local time of where it began, and in UTC."""
+        return format_time(self.run.begun, self.run.utc_offset_s, "%H:%M")
+
+    @property
+    def month(self) -> str:
+        return time.strftime("%b %Y", self._local)
 
     @property
     def day(self) -> str:
-        return time.strftime("%d", self.moment)
+        return time.strftime("%d", self._local)
+
+    @property
+    def _local(self) -> time.struct_time:
+        return time.gmtime(self.run.begun + (self.run.utc_offset_s or 0))
 
 
 @dataclass(frozen=True)
@@ -180,6 +189,11 @@ class ClusterSection:
         if self.head.tone == "good" and (later is None or later.tone != "bad"):
             return "good"
         return "bad" if self.head.tone == "bad" else "warn"
+
+    @property
+    def clock(self) -> str:
+        """What the days and the axes of the charts show."""
+        return "local time" if any(row.run.utc_offset_s for row in self.strip) else "UTC"
 
     def list_trend_rows(self) -> Iterator[tuple[RunRow, list[TrendPoint]]]:
         """Each run of the strip with its point of every trend."""
@@ -290,9 +304,7 @@ def _build_section(
         strip=[rows[run.run_id] for run in strip],
         months=[
             (month, len(list(some)))
-            for month, some in groupby(
-                time.strftime("%b %Y", time.gmtime(run.begun)) for run in strip
-            )
+            for month, some in groupby(rows[run.run_id].month for run in strip)
         ],
         phases=[
             PhaseRow(sanitize_line(name), [_make_cell(rows[run.run_id], name) for run in strip])
@@ -340,7 +352,7 @@ def judge_listed(phase: ListedPhase) -> tuple[str, str]:
 def _make_cell(row: RunRow, name: str) -> StripCell:
     run = row.run
     phase = run.phases.get(name)
-    when = time.strftime("%Y-%m-%d %H:%M", row.moment)
+    when = row.began
     if phase is None:
         return StripCell("", f"{when}: did not run", "")
     words, judged = judge_listed(phase)

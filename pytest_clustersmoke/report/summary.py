@@ -12,11 +12,10 @@ import html
 import os
 import re
 import stat
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..evidence.run_record import FindingRecord, PhaseRecord, RunRecord
-from ..text import FAILURE, plural, sanitize_line, sanitize_lines, shorten
+from ..text import FAILURE, format_time, plural, sanitize_line, sanitize_lines, shorten
 from .named_nodes import describe_node, list_shared
 from .phase_table import COLUMNS, NUMBERS, judge_phase, phase_row
 from .terminal import gate_lines, known_words, node_lines
@@ -116,8 +115,8 @@ def _blocks(record: RunRecord) -> Iterator[str]:
 def _verdict(record: RunRecord) -> Iterator[str]:
     yield f"## {inline(record.cluster)}: {inline(record.verdict)}"
     yield f"**{inline(record.sentence)}**"
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.begun))
-    run = f"Run {code(record.run_id)}, started {started} UTC"
+    started = format_time(record.begun, record.utc_offset_s)
+    run = f"Run {code(record.run_id)}, started {started}"
     hardware = f"{record.hardware.gpus_per_node} x {inline(record.hardware.gpu)} per node."
     yield f"{run}, pytest-clustersmoke {inline(record.package_version)}. {hardware}"
     if record.partial:

@@ -131,6 +131,10 @@ def _judge_nodes(record: RunRecord, screen: ScreenRecord) -> RunVerdict:
         screen.left_out,
     ]
     words = shorten([*failed, *reasons], MAX_NAMES, "; ")
+    if len(words) > MAX_PART:  # then what is wrong with each node in brief
+        named = [f"{node.node}: {node.reason.partition(':')[0]}" for node in failing]
+        named += [f"{node.node}: {NO_ANSWER}" for node in silent]
+        words = shorten([*named, *reasons[len(silent) :]], MAX_NAMES, "; ")
     verdict = _make_verdict(record, name, "; ".join(filter(None, counts)), [words], [])
     if name == FIT and not record.counts.selection:
         left = f"; {screen.left_out}" if screen.left_out else ""

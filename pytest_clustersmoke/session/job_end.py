@@ -61,7 +61,7 @@ def describe_end(
     """How a job of a phase ended, for the record of the phase's attempts. `submitted`: when, in
     Unix seconds."""
     directory = PhaseDir(job.directory.phase)
-    times = job_times(result, job.state, submitted)
+    times = job_times(result, job.state, submitted, judgement.outcome)
     failed = judgement.outcome == NODE_FAILED
     return PhaseAttempt(
         job.directory.number,
@@ -121,7 +121,7 @@ def write_result(
         **({"suspended_s": paused_s} if paused_s else {}),
         "scheduler_state": state.raw if state else "",
         "scheduler_nodes": state.nodes if state else "",
-        **job_times(result, state, submitted),
+        **job_times(result, state, submitted, last.outcome),
         "findings": [finding.as_dict() for finding in found],
     }
     record = to_json_value(values)

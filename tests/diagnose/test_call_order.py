@@ -18,7 +18,7 @@ import pytest
 
 from pytest_clustersmoke.diagnose.call_order import TorchDumps, find_absences, rank_findings
 from pytest_clustersmoke.diagnose.flight_recorder import read_flight_records
-from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.finding import UNDECIDED, Finding
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from tests.diagnose.recorders import RANKS, call, calls, fake_dump
 
@@ -93,6 +93,16 @@ def test_call_that_differs_is_a_mismatch(found: Any) -> None:
     (finding,) = found(dumps)
     assert finding.id == "collective-mismatch" and finding.ranks == (3,)
     assert "ranks 0-2: all_reduce" in finding.cause and "rank 3: broadcast" in finding.cause
+    assert "majority" not in finding.cause and UNDECIDED not in finding.detail
+
+
+def test_calls_of_two_ranks_that_differ_leave_open_which_is_wrong(found: Any) -> None:
+    """Both are named, and the finding says that either may be right."""
+    odd = [*calls(2), call(3, "broadcast", ended=False, line=50)]
+    (finding,) = found({0: fake_dump(WAITS, 2), 1: fake_dump(odd, 2)})
+    assert finding.id == "collective-mismatch" and finding.ranks == (0, 1)
+    assert finding.cause.endswith("no side has a majority, so it is unknown which of them is wrong")
+    assert finding.detail[UNDECIDED]
 
 
 def test_dumps_of_a_healthy_job_show_nothing(found: Any) -> None:

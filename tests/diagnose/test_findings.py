@@ -33,6 +33,16 @@ def error(message: str = "boom", **fields: Any) -> tuple[str, dict[str, Any]]:
     return "error", {"type": "ValueError", "message": message, "traceback": "tb", **fields}
 
 
+def test_finding_is_the_same_when_read_from_its_record(tmp_path: Path) -> None:
+    """With its evidence, hosts and ranks: a process that adds to the findings of a phase, as the
+    isolation does, has their records from memory, not from JSON."""
+    evidence = Evidence(tmp_path, nodes=2).started()
+    evidence.rank(1, error("unhandled cuda error"))
+    for finding in diagnosed(evidence):
+        assert finding.evidence and finding.hosts and finding.ranks
+        assert Finding.from_record(finding.as_dict()) == finding
+
+
 def test_failed_setup_line(tmp_path: Path) -> None:
     """The line and its status are the cause."""
     evidence = Evidence(tmp_path)

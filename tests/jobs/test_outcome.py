@@ -23,6 +23,7 @@ from pytest_clustersmoke.jobs.outcome import (
     NOT_STARTED,
     OUT_OF_TIME,
     Judgement,
+    job_times,
     judge_job,
     judge_refusal,
 )
@@ -253,6 +254,15 @@ def test_suspension_before_a_resume_is_reported(
     judged = judge_job(evidence.result(), ended("COMPLETED" if ok else "FAILED"))
     assert judged.outcome == outcome, judged
     assert ("suspended for 7 s" in judged.reason) is (outcome == "preempted")
+
+
+def test_job_that_never_ran_has_no_run_time(tmp_path: Path) -> None:
+    """Slurm says of a job that was cancelled while it waited that it began then."""
+    state = replace(ended("CANCELLED"), submitted=100.0, started=110.0)
+    result = Evidence(tmp_path).result()
+    times = job_times(result, state, 100.0, "never_ran")
+    assert times["queue_s"] == 10.0 and times["started"] is times["ended"] is times["run_s"] is None
+    assert job_times(result, state, 100.0, "cancelled")["started"] == 110.0
 
 
 def test_job_that_stopped_to_be_resumed_and_was_then_cancelled_has_not_failed(

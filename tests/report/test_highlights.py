@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.job_results import NOT_MEASURED
+from pytest_clustersmoke.evidence.node_naming import NamedNodeRecord, NamingRecord
 from pytest_clustersmoke.report.highlights import HighlightGroup, find_highlights
 from tests.report import staged
+from tests.report.page_samples import page
 from tests.support import records
 
 CHANGED = ". Since the last good run: driver 550.54.15 to 550.90.07"
@@ -250,6 +252,25 @@ def test_highlights_beyond_three_are_counted() -> None:
     phases = [records.phase(f"p{n}", outcome="failed", reason=f"r{n}") for n in range(9)]
     group = highlights_of(*phases)["jobs"]
     assert len(group.items) == 3 and group.more == 6
+
+
+def test_what_a_card_does_not_list_has_a_link() -> None:
+    """Also the phases beyond the first of a node that several name, which no other card has."""
+    phases = [records.phase(f"p{n}", outcome="failed", reason=f"r{n}") for n in range(9)]
+    card = page(records.run(*phases, verdict="UNFIT")).partition('class="rest"')[2]
+    assert card.startswith('>and 6 more: <a href="#phase-p3">p3</a>, <a href="#phase-p4">p4</a>, ')
+    naming = [
+        NamingRecord(phase=f"p{n}", finding="x", cause="y", is_check=True, file="", line=0)
+        for n in range(9)
+    ]
+    shared = NamedNodeRecord(node="n1", device="", named=naming)
+    for phase in phases:
+        phase["findings"] = [records.finding(id="x", cause="y", hosts=["n1"])]
+    text = page(records.run(*phases, verdict="UNFIT", named_nodes=[shared.model_dump()]))
+    rest = text.partition("<li>and in ")[2].partition("</li>")[0]
+    assert [part.partition("<")[0] for part in rest.split('">')[1:]] == [
+        f"p{n}" for n in range(4, 9)
+    ]
 
 
 def test_unproven_gates_are_highlighted() -> None:

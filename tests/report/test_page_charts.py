@@ -400,6 +400,58 @@ def test_wide_picture_scrolls_to_the_unexpected_link(browse: Browse) -> None:
     assert opened.ask("document.documentElement.scrollWidth") == PHONE[0]
 
 
+def test_few_pairs_are_told_in_the_picture(browse: Browse) -> None:
+    """Where each pair has its label there is no matrix: the picture tells each of them by keyboard
+    and pointer, the worst first, and the table has the same order."""
+    opened = browse(paired(4, 2))
+    picture = opened.page.locator(f"{chart(opened, 'topology', '.phase')} .explore")
+    assert picture.count() == 1 and picture.locator("rect.gpu").count() == 8
+    picture.focus()
+    tip = picture.locator(".tip")
+    first = tip.inner_text()
+    assert first.startswith("node0 \u2013 node1: 1.17 GB/s; NET/Socket; 1 unexpected; 1 of 6")
+    opened.page.keyboard.press("End")
+    last = tip.inner_text()
+    assert last != first and "6 of 6" in last
+    rows = opened.page.locator('table[data-table="groups"] tbody tr th').all_text_contents()
+    between = [row for row in rows if "\u2013" in row]
+    told = [words.partition(":")[0] for words in (first, last)]
+    assert [between[0], between[-1]] == told and len(between) == 6
+
+
+def test_axis_ticks_all_have_labels_that_fit(browse: Browse) -> None:
+    """Also those of a logarithmic axis, whatever it spans; and long numbers are shortened."""
+    opened = browse(records.run())
+    spans = [[0.9, 1.3], [0.05, 0.8], [0.02, 3], [1e-3, 1e4], [1e-9, 1e12]]
+    for low, high in spans:
+        axis = opened.ask(
+            f"(({{ domain, ticks }}) => [domain, ticks])(Charts.logarithmic({low}, {high}))"
+        )
+        (least, most), ticks = axis
+        assert least < low and high < most and 2 <= len(ticks) <= 6
+        assert ticks == sorted(set(ticks)) and all(least <= tick <= most for tick in ticks)
+    losses = [(step, 2.0 / step**2) for step in range(1, 12)]
+    opened = browse(records.run({**records.phase(), "loss": losses}))
+    opened.open_all()
+    labels = opened.page.locator('figure[data-chart=loss] g[data-mark="y-axis tick label"] text')
+    texts = labels.all_text_contents()
+    assert len(texts) > 1 and all(texts), texts
+    assert opened.ask("[1400, 2e5, 0.25].map(Charts.brief)") == ["1,400", "200k", "0.25"]
+
+
+def test_trends_of_one_figure_begin_above_zero(browse: Browse) -> None:
+    """One whose values spread widely looks no other than its neighbours."""
+    phase = records.phase()
+    phase["trend"] = made = staged.trend(phase, 20)
+    made["metrics"]["steps_per_s"][3] /= 50
+    opened = browse(records.run(phase))
+    opened.open_all()
+    part = opened.page.locator(chart(opened, "trends", ".phase"))
+    ticks = part.locator('g[data-mark="y-axis tick label"] text').all_text_contents()
+    assert ticks and "0" not in ticks
+    assert "each axis spans its own values" in part.inner_text()
+
+
 @pytest.mark.slow
 def test_matrix_tells_each_pair_the_worst_first(browse: Browse) -> None:
     """With the focus the unexpected pair, then the slowest of the others; under the pointer the

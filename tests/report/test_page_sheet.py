@@ -10,19 +10,11 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.report import page_sheet
-from pytest_clustersmoke.report.page_sheet import local_time
+from pytest_clustersmoke.text import format_time
 from tests.report import staged
 from tests.report.browsing import Browse, Opened
 from tests.report.page_samples import RUNS, page
 from tests.support import records
-
-REQUEST = {
-    "user": "anna",
-    "host": "login1",
-    "command": "pytest --cluster gilbreth --cluster-set 'a.env.WANDB_API_KEY=(hidden)'",
-    "utc_offset_s": -18000,
-    "publish": "all",
-}
 
 
 def many_phases() -> records.Record:
@@ -30,7 +22,7 @@ def many_phases() -> records.Record:
     phases = [records.phase(f"ddp_2node-learning_rate-0.{number:04}") for number in range(60)]
     phases[-1] |= {"outcome": "failed", "reason": "killed", "findings": [records.finding()]}
     sentence = "UNFIT: 1 of 60 phases failed (ddp_2node-learning_rate-0.0059: failed)"
-    return records.run(*phases, verdict="UNFIT", sentence=sentence, request=REQUEST)
+    return records.run(*phases, verdict="UNFIT", sentence=sentence, request=records.REQUEST)
 
 
 def killed_run() -> records.Record:
@@ -64,7 +56,7 @@ def test_printed_run_is_one_sheet(browse: Browse, make: Callable[[], records.Rec
 def test_sheet_says_who_ran_what_and_what_is_wrong(browse: Browse) -> None:
     """Verdict, times, user, host, command, versions, causes, what to do, and every phase, on white
     paper and without navigation; the screen shows no sheet."""
-    opened = browse(staged.run(request=REQUEST), scheme="dark")
+    opened = browse(staged.run(request=records.REQUEST), scheme="dark")
     sheet = opened.page.locator(".sheet")
     assert sheet.is_hidden()
     opened.page.emulate_media(media="print", color_scheme="dark")
@@ -75,7 +67,7 @@ def test_sheet_says_who_ran_what_and_what_is_wrong(browse: Browse) -> None:
     for words in (
         "Began 2026-11-18 06:06:40 UTC-05:00 (11:06:40 UTC)",
         "Took 0:01:30 User anna Host login1 Nodes 4: node0, node1, node2, node3",
-        f"Command {REQUEST['command']}",
+        f"Command {records.REQUEST['command']}",
         "Versions pytest-clustersmoke 0.1.0, python 3.11.7, torch 2.5.1+cu121",
         "zero1_2gpu: failed job: rank 1 was killed by signal 9: failed on node0",
         "zero1_4node: slow rank: rank 5 on node2",
@@ -176,24 +168,24 @@ def test_all_of_the_page_is_printed_on_demand(browse: Browse) -> None:
 )
 def test_times_are_local_with_their_zone(offset_s: int | None, words: str) -> None:
     """Beside UTC; in UTC alone where that is the local time, or where it is unknown."""
-    assert local_time(records.BEGUN, offset_s) == words
-    assert local_time(None, offset_s) == "-"
+    assert format_time(records.BEGUN, offset_s) == words
+    assert format_time(None, offset_s) == "-"
 
 
 def test_every_time_of_the_run_is_in_its_zone() -> None:
     """Begin, attachments, the times of each phase and the footer."""
     phase = records.phase()
-    record = records.run(phase, request=REQUEST, attached=[records.BEGUN + 60])
+    record = records.run(phase, request=records.REQUEST, attached=[records.BEGUN + 60])
     html = page(record)
     for seconds in (
         *(record["begun"], record["written"], record["attached"][0]),
         *(phase["submitted"], phase["started"], phase["ended"]),
     ):
-        assert f">{local_time(seconds, -18000)}<" in html
+        assert f">{format_time(seconds, -18000)}<" in html
 
 
 def test_run_whose_end_is_unknown_has_no_duration() -> None:
     """A later command wrote its report."""
     cut: Any = {"counts": {"cut_off": "its controller was killed"}, "partial": "killed"}
-    html = page(records.run(request=REQUEST, **cut))
+    html = page(records.run(request=records.REQUEST, **cut))
     assert "<dt>Reported</dt>" in html and "<dt>Took</dt>" not in html

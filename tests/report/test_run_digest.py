@@ -30,6 +30,13 @@ def test_fit_run_has_three_lines() -> None:
     ]
 
 
+def test_time_is_local_beside_utc() -> None:
+    """Where the zone of the run is known."""
+    made = digest(records.run(request=records.REQUEST))
+    assert "2026-11-18 06:06 UTC-05:00 (11:06 UTC), took 0:01:30" in made.lines()[1]
+    assert made.as_dict()["utc_offset_s"] == records.REQUEST["utc_offset_s"] == -18000
+
+
 def test_unfit_run_names_cause_and_next_step() -> None:
     """The cause of each failed phase, the finding's fix, and what changed."""
     record = records.run(

@@ -78,7 +78,24 @@ def test_strip_has_each_night_and_links_only_to_kept_reports(tmp_path: Path) -> 
     assert [cell[0] for cell in small[1:]] == ["good"] * 6
     rows = tables["runs"][1:]
     assert [row[2][1].split()[0] for row in rows] == ids[::-1]
-    assert ["report pruned" in row[2][1] for row in rows] == [False] + [True] * 5
+    assert [row[2][2] for row in rows] == [f"{ids[-1]}/index.html"] + [""] * 5
+    assert "The report of a run without a link was pruned." in render_runs_page(tmp_path)
+
+
+def test_times_are_local_with_their_zone_beside_utc(tmp_path: Path) -> None:
+    """A run at one at night is of that day, although it is the day before in UTC; runs of which
+    the zone is unknown are in UTC."""
+    begun = records.BEGUN + 12 * 3600 - 100  # 23:05 UTC
+    store_nights(tmp_path, 1, ["wide"])
+    request = {**records.REQUEST, "utc_offset_s": 7200}
+    made = night(1, rated("wide", 10.0), begun=begun, request=request)
+    records.store_run(made, tmp_path)
+    text = render_runs_page(tmp_path)
+    tables = Cells(text).tables
+    started = [row[0][1] for row in tables["runs"][1:]]
+    assert started == ["2026-11-19 01:05 UTC+02:00 (2026-11-18 23:05 UTC)", "2026-11-18 11:06 UTC"]
+    assert [cell[1].split()[0] for cell in tables["strip"][1]] == ["Day,", "18", "19"]
+    assert "Day, local time" in text and "local times" in text and "times in UTC" not in text
 
 
 def test_row_of_a_run_has_its_id(tmp_path: Path) -> None:
@@ -106,7 +123,7 @@ def test_unreadable_report_counts_as_not_kept(
     add_report(tmp_path, ids[0])
     deny_reading(monkeypatch, tmp_path / ids[1])
     rows = Cells(render_runs_page(tmp_path)).tables["runs"][1:]
-    assert ["report pruned" in row[2][1] for row in rows] == [True, False]
+    assert [row[2][2] for row in rows] == ["", f"{ids[0]}/index.html"]
 
 
 def test_change_of_versions_is_marked(tmp_path: Path) -> None:

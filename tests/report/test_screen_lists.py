@@ -16,11 +16,12 @@ from pytest_clustersmoke.evidence.screen_record import (
 )
 from pytest_clustersmoke.report.node_evidence import observe_screen
 from pytest_clustersmoke.report.page import page
-from pytest_clustersmoke.report.publication import metrics_path
+from pytest_clustersmoke.report.publication import list_views, metrics_path
 from pytest_clustersmoke.report.screen_lists import render_lists
 from pytest_clustersmoke.report.summary import summary
 from pytest_clustersmoke.report.terminal import node_lines
 from pytest_clustersmoke.report.verdict import FIT, INCONCLUSIVE, UNFIT, RunVerdict, judge_record
+from tests.report.page_samples import links
 from tests.support.records import counted
 
 
@@ -77,6 +78,16 @@ def test_one_bad_node_is_unfit_and_named() -> None:
     assert made.failed == ["x1: gpu-ecc-errors: GPU 3 has had 5 errors"]
     assert made.sentence.startswith("UNFIT: 4 of 6 nodes passed; 1 failed; 1 gave no answer (x1: ")
     assert "s1: answer: no answer within 60 s" in made.sentence
+
+
+def test_many_bad_nodes_are_named_with_what_is_wrong_in_brief() -> None:
+    """In full their reasons would not fit the sentence, and the last ones would be cut."""
+    bad = [
+        node(f"x{number}", "failing", reason=f"tmp-not-writable: {'cannot create files ' * 5}")
+        for number in (1, 2)
+    ]
+    sentence = verdict_of(*good(4), *bad, SILENT).sentence
+    assert sentence.endswith("(x1: tmp-not-writable; x2: tmp-not-writable; s1: no answer)")
 
 
 def test_node_without_an_answer_is_inconclusive_and_never_fit() -> None:
@@ -186,6 +197,14 @@ def observed(*nodes: ScreenedNode) -> list[NodeObservation]:
     screen = record_of(*nodes).screen
     assert screen is not None
     return observe_screen(screen)
+
+
+def test_page_links_the_lists(tmp_path: Any) -> None:
+    """Also when it is first written, before they are."""
+    views = list_views(record_of(*good(2), BAD), tmp_path, has_journal=False, in_history=False)
+    views["index.html"]()
+    lists = {name for name in views if name.startswith("screen/")}
+    assert len(lists) == 4 and lists <= links(tmp_path)
 
 
 def test_page_shows_every_node_by_text_and_colour() -> None:

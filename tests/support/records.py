@@ -22,6 +22,13 @@ from pytest_clustersmoke.report.verdict import judge_record
 
 Record = dict[str, Any]  # a part of report.json, as plain data
 BEGUN = 1_795_000_000.0
+REQUEST = {
+    "user": "anna",
+    "host": "login1",
+    "command": "pytest --cluster gilbreth --cluster-set 'a.env.WANDB_API_KEY=(hidden)'",
+    "utc_offset_s": -18000,
+    "publish": "all",
+}
 VERSIONS = {
     "python": "3.11.7",
     "torch": "2.5.1+cu121",

@@ -112,6 +112,7 @@ def _insert_run(connection: Connection, record: RunRecord) -> int:
         "gpus_per_node": hardware.gpus_per_node,
         "interconnect": shorten_line(hardware.interconnect),
         "publish": record.request.publish if record.request is not None else None,
+        "utc_offset_s": record.utc_offset_s,
     }
     run = insert(connection, "runs", row)
     # Phases of a run that was deleted by hand remain, and its id is reused.

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from itertools import product
 from sqlite3 import Connection, Row
 
-from .history_schema import WITH_ATTEMPTS, WITH_PUBLISH, WITH_REFERENCES, Setup, read_version
+from .history_schema import (
+    WITH_ATTEMPTS,
+    WITH_OFFSET,
+    WITH_PUBLISH,
+    WITH_REFERENCES,
+    Setup,
+    read_version,
+)
 from .setup_changes import describe_setup_changes
 
 # The metric that stands for a phase: the first of these that it has.
@@ -73,6 +80,7 @@ class ListedRun:
     interrupted: bool
     partial: str
     publish: str = ""  # `limits.publish` of its profile; empty: unknown
+    utc_offset_s: int | None = None  # of the local time where it began; None: unknown
     phases: dict[str, ListedPhase] = field(default_factory=dict)
 
     @property
@@ -108,8 +116,7 @@ def _read_cluster(
     connection: Connection, cluster: str, total: int, limit: int, kept: Sequence[str]
 ) -> ClusterRuns:
     columns = "id, run_id, begun, written, verdict, sentence, selection, interrupted, partial, "
-    is_newer = (read_version(connection) or 0) >= WITH_PUBLISH
-    columns += "publish" if is_newer else "NULL AS publish"
+    columns += _name_columns(read_version(connection) or 0)
     order = "ORDER BY begun DESC, id DESC LIMIT ?"
     newest = connection.execute(
         f"SELECT {columns} FROM runs WHERE cluster = ? {order}", (cluster, limit)
@@ -133,6 +140,14 @@ def _read_cluster(
     return ClusterRuns(cluster, int(total), runs[: len(newest)], runs[len(newest) :])
 
 
+def _name_columns(version: int) -> str:
+    """Those that older databases lack."""
+    added = {"publish": WITH_PUBLISH, "utc_offset_s": WITH_OFFSET}
+    return ", ".join(
+        name if version >= since else f"NULL AS {name}" for name, since in added.items()
+    )
+
+
 def _parse_run(row: Row) -> ListedRun:
     return ListedRun(
         id=int(row["id"]),
@@ -145,6 +160,7 @@ def _parse_run(row: Row) -> ListedRun:
         interrupted=bool(row["interrupted"]),
         partial=str(row["partial"]),
         publish=str(row["publish"] or ""),
+        utc_offset_s=row["utc_offset_s"],
     )
 
 

@@ -31,7 +31,12 @@ const Charts = (() => {
   };
   const known = (value) => Number.isFinite(value);
 
+  // A number at a tick: 1,400, but 200k where its digits would not fit.
+  const brief = (value) => (Math.abs(value) >= 1e5 ? d3.format("~s")(value) : Plot.formatNumber("en-US")(value));
+
   function plot(options, words) {
+    const { y } = options;
+    if (y && y.type !== "band" && !y.tickFormat && y.axis !== null) y.tickFormat = brief;
     const svg = Plot.plot({
       style: { fontSize: "12px", fontFamily: "inherit", background: "transparent", color: "inherit" },
       marginTop: TOP, marginRight: 12, marginBottom: 34, marginLeft: 48,
@@ -169,7 +174,7 @@ const Charts = (() => {
     const svg = plot({
       width, height: 240,
       x: { label: "step", domain: d3.extent(points, (one) => one.step), ticks: Math.floor(width / 60), tickFormat: (v) => (Number.isInteger(v) ? String(v) : "") },
-      y: { label: log ? "loss, logarithmic" : "loss", grid: true, type: log ? "log" : "linear", nice: true, ticks: 5, tickFormat: log ? "~g" : undefined },
+      y: { label: log ? "loss, logarithmic" : "loss", grid: true, ...(log ? logarithmic(low, high) : { nice: true, ticks: 5 }) },
       marks,
     }, `Loss over ${points.length} steps` + (good.length ? `, from ${good[0].loss} to ${good[good.length - 1].loss}.` : ".") + (bad.length ? ` Not a number from step ${bad[0].step} on.` : ""));
     inside(svg, width);
@@ -208,7 +213,7 @@ const Charts = (() => {
     const table = figure.querySelector("table");
     const runs = rows(table);
     runs.forEach((one, row) => {
-      one.when = new Date(Number(one.begun) * 1e3);
+      one.when = new Date((Number(one.begun) + Number(one.offset)) * 1e3); // local, shown as if it were UTC
       one.cells = table.tBodies[0].rows[row].cells;
     });
     const heads = [...table.tHead.rows[0].cells].filter((cell) => cell.dataset.key);
@@ -241,6 +246,20 @@ const Charts = (() => {
     return all.reverse().filter((_, at) => at % apart === 0).reverse();
   }
 
+  // Ticks of a logarithmic axis that all have a label: 1, 2 and 5 of each decade, or as many powers of
+  // ten as fit; over less than a decade even ones.
+  function decades([low, high], most = 5) {
+    const powers = d3.range(Math.floor(Math.log10(low)), Math.ceil(Math.log10(high)) + 1);
+    const inside = (ticks) => ticks.filter((tick) => tick >= low && tick <= high);
+    for (const of of [[1, 2, 5], [1, 3], [1]]) {
+      const ticks = inside(powers.flatMap((power) => of.map((digit) => Number(`${digit}e${power}`))));
+      if (ticks.length <= most && ticks.length > 1) return ticks;
+    }
+    const tens = inside(powers.map((power) => Number(`1e${power}`)));
+    if (tens.length < 2) return inside(d3.ticks(low, high, most));
+    return tens.filter((_, at) => (tens.length - 1 - at) % Math.ceil(tens.length / most) === 0);
+  }
+
   // Labels at the right of a chart, moved apart where their lines are close.
   function sides(labels, domain, height) {
     let below = -Infinity;
@@ -251,7 +270,6 @@ const Charts = (() => {
   }
 
   const show = d3.format(",.4r");
-  const at = d3.utcFormat("%-d %b %Y, %H:%M UTC");
 
   // How far a point is from x; one that stands for a bar has its two ends.
   const beside = (one, x) => (one.right === undefined ? one.x - x : Math.max(0, one.left - x, x - one.right));
@@ -341,13 +359,13 @@ const Charts = (() => {
     const seen = [...points.map((one) => one[key]), ...[low, high, reference, of("warn"), of("fail")].filter(known)];
     const [least, most] = d3.extent(seen);
     const pad = (most - least) * 0.12 || Math.abs(most) * 0.05 || 1;
-    const domain = [least - pad, most + pad];
+    const domain = [least > 0 ? Math.max(least - pad, least / 2) : least - pad, most + pad];
     const band = known(low) || known(high) ? [{ y1: known(low) ? low : domain[0], y2: known(high) ? high : domain[1] }] : [];
     const labels = [...lines.map(([word, value]) => [word, value, "var(--bad)"]), ...(known(reference) ? [["ref", reference, "var(--good)"]] : [])];
     const off = met === "no" || status === "fail";
     const svg = plot({
-      width, height: 156, marginTop: 8, marginBottom: 34, marginLeft: 60, marginRight: labels.length ? 30 : 12,
-      x: { type: "utc", label: null, ...times(d3.extent(points, (p) => p.when), width - 72 - 18 * (labels.length > 0)) },
+      width, height: 156, marginTop: 8, marginBottom: 34, marginLeft: 60, marginRight: labels.length ? 30 : 22,
+      x: { type: "utc", label: null, ...times(d3.extent(points, (p) => p.when), width - 82 - 8 * (labels.length > 0)) },
       y: { domain, label: null, grid: true, ticks: 4 },
       marks: [
         Plot.rectY(band, { x1: d3.min(points, (p) => p.when), x2: d3.max(points, (p) => p.when), y1: "y1", y2: "y2", fill: "var(--band)" }),
@@ -372,10 +390,16 @@ const Charts = (() => {
     title.append(off ? "⚠ " : "", key, small);
     made.append(title, svg);
     const [x, y] = [svg.scale("x"), svg.scale("y")];
-    const words = (one) => [`${at(one.when)}: ${one.cells[head.cellIndex].textContent}${unit === "1" ? "" : ` ${unit}`}`, one.cells[0].textContent, one.good || (one.now && !poor(one)) ? "" : "not good", one[key + "_note"] ? `changed: ${one[key + "_note"]}` : ""].filter(Boolean).join("; ");
+    const words = (one) => [`${one.cells[1].textContent}: ${one.cells[head.cellIndex].textContent}${unit === "1" ? "" : ` ${unit}`}`, one.cells[0].textContent, one.good || (one.now && !poor(one)) ? "" : "not good", one[key + "_note"] ? `changed: ${one[key + "_note"]}` : ""].filter(Boolean).join("; ");
     explore(made, svg, points.map((one) => ({ words: words(one), x: x.apply(one.when), y: y.apply(one[key]) })), `${key}, run by run`);
     return made;
   }
 
-  return { rows, byNode, near, known, numbers, plot, told, show, explore, kinds: { steps, memory, loss, timeline, trends } };
+  // The options of a logarithmic axis, with a little room beside the values.
+  function logarithmic(low, high, tickFormat = d3.format("~g")) {
+    const room = (high / low) ** 0.04, domain = [low / room, high * room];
+    return { type: "log", domain, ticks: decades(domain), tickFormat };
+  }
+
+  return { rows, byNode, near, known, numbers, brief, plot, told, show, explore, logarithmic, kinds: { steps, memory, loss, timeline, trends } };
 })();

@@ -49,7 +49,7 @@ const Curves = (() => {
     const tone = (one) => (one.met === "no" ? "var(--bad)" : "var(--good)");
     const seen = [...points.flatMap((one) => [one.value, one.low, one.high]), ...bounds.flatMap((one) => [one.reference, one.low, one.high])].filter((value) => Charts.known(value) && value > 0);
     const [least, most] = d3.extent(seen);
-    const y = slow ? { type: "log", domain: [least / 1.4, most * 1.4], ticks: 4, tickFormat: time } : { domain: [0, most * 1.08], ticks: 4 };
+    const y = slow ? Charts.logarithmic(least, most, time) : { domain: [0, most * 1.08], ticks: 4 };
     const limit = (one, end, other) => (Charts.known(one[end]) ? one[end] : other);
     const sizes = points.map((one) => one.size), [from, to] = d3.extent(sizes);
     const svg = Charts.plot({

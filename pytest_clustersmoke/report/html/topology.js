@@ -54,7 +54,8 @@ const Topology = (() => {
     const gone = data.nodes.flatMap((one) => one.ranks).filter((one) => one.end).map((one) => `rank ${one.rank} ${one.end}`);
     if (gone.length) said.push(gone.length > 8 ? `${gone.length} ranks named or silent` : gone.join(", "));
     drawn.forEach((svg, at) => svg.attr("role", "img").attr("aria-label", (at ? "Pairs of nodes: " : "Topology: ") + said.join("; ")));
-    const made = drawn.map((svg, at) => (at ? readable(svg, data) : svg.node()));
+    const inPicture = few && data.groups.length > 0 && drawn.length === 1; // otherwise the matrix tells the pairs
+    const made = drawn.map((svg, at) => (at || inPicture ? readable(svg, data) : svg.node()));
     if (left) made.splice(1, 0, d3.create("p").attr("class", "note unlabelled").text(`${left} link${left > 1 ? "s" : ""} between nodes without a label: see the figures.`).node());
     return made;
   }
@@ -116,6 +117,7 @@ const Topology = (() => {
     for (const [index, node] of data.nodes.entries()) drawBox(boxes, gpus, node, box.get(node.place), sizes[index]);
     drawInside(lines, data, at);
     const ends = drawBetween(lines, data, at, box);
+    for (const [group, held] of ends) [group.x, group.y] = middle(held).reduce(([ax, ay], [bx, by]) => [(ax + bx) / 2, (ay + by) / 2]);
     for (const node of data.nodes) for (const one of node.ranks) drawRank(gpus, one, at.get(one.rank), data.wrong.has(one.rank));
     return [svg, drawLabels(labels, data, ends, [...box.values()], put)];
   }
@@ -276,7 +278,7 @@ const Topology = (() => {
     return svg;
   }
 
-  // A matrix that tells its pairs, one at a time, the worst first.
+  // A picture or a matrix that tells its pairs of nodes, one at a time, the worst first.
   function readable(svg, data) {
     const box = document.createElement("div"), place = svg.node();
     box.append(place);
