@@ -21,7 +21,7 @@ OPEN = """Promise.all([...document.querySelectorAll("details:not([open])")].map(
   new Promise(done => { part.addEventListener("toggle", done, { once: true }); part.open = true })
 )).then(all => all.length)"""
 # HTML that is wider than its box and cannot be scrolled, and text of a chart outside the box that
-# clips it.
+# clips it, or left of where that scrolls to.
 CUT = """() => {
   const clips = e => getComputedStyle(e).overflowX !== "visible";
   const hides = e => ["hidden", "clip"].includes(getComputedStyle(e).overflowX);
@@ -32,7 +32,8 @@ CUT = """() => {
     while (box.parentElement && !clips(box)) box = box.parentElement;
     const scrolls = box !== e.ownerSVGElement && !hides(box);
     const [own, all] = [e, box].map(each => each.getBoundingClientRect());
-    return own.width && !scrolls && (own.left < all.left - 1 || own.right > all.right + 1
+    if (scrolls) return own.width && own.left + box.scrollLeft < all.left - 1;
+    return own.width && (own.left < all.left - 1 || own.right > all.right + 1
       || own.top < all.top - 1 || own.bottom > all.bottom + 1);
   });
   return [...boxes, ...words].map(e => e.outerHTML.slice(0, 200));

@@ -34,6 +34,8 @@ A4, A4_LANDSCAPE = (688, 1016), (1017, 688)  # less the margins of page.css, in 
 BAD = """<!doctype html><html lang="en" data-charts="drawn"><body style="background: white">
 <p id="long" style="width: 50px; overflow: hidden; white-space: nowrap">far too long for it</p>
 <svg width="50" height="20"><text id="label" x="40" y="10">outside</text></svg>
+<div style="width: 50px; overflow-x: auto">
+<svg width="50" height="20" style="overflow: visible"><text id="left" x="-30" y="10">left</text></svg></div>
 <p style="position: relative"><span id="pale" style="color: #bbb">pale</span>
 <i style="position: absolute; left: 0; top: 0; width: 80px; height: 30px"></i></p>"""
 NAMES = [pytest.param(name, marks=pytest.mark.lab if name in ON_SLURM else ()) for name in SAMPLES]
@@ -96,14 +98,14 @@ def test_page_is_whole_and_quiet(opened: tuple[Opened, View]) -> None:
 
 
 def test_what_is_cut_or_pale_is_found(chromium: Browser, tmp_path: Path) -> None:
-    """A text too long for its box, a label outside its drawing, and a pale text below an element,
-    of which axe-core cannot tell the contrast."""
+    """A text too long for its box, a label outside its drawing, one where its box does not scroll
+    to, and a pale text below an element, of which axe-core cannot tell the contrast."""
     file = tmp_path / "index.html"
     file.write_text(BAD)
     with first_screen(chromium, file) as tab:
-        long, label = tab.find_cut()
+        long, label, left = tab.find_cut()
         contrasts = [tab.page.evaluate(CONTRAST, name) for name in ("#long", "#label", "#pale")]
-    assert "far too long" in long and "outside" in label
+    assert "far too long" in long and "outside" in label and "left" in left
     assert [contrast < LEAST_CONTRAST for contrast in contrasts] == [False, False, True]
 
 

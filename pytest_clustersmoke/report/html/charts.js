@@ -31,12 +31,10 @@ const Charts = (() => {
   };
   const known = (value) => Number.isFinite(value);
 
-  // A number at a tick: 1,400, but 200k where its digits would not fit.
-  const brief = (value) => (Math.abs(value) >= 1e5 ? d3.format("~s")(value) : Plot.formatNumber("en-US")(value));
+  // The format of the ticks of an axis: 200k where the digits of its numbers would not fit.
+  const brief = (most) => (most >= 1e5 ? d3.format("~s") : undefined);
 
   function plot(options, words) {
-    const { y } = options;
-    if (y && y.type !== "band" && !y.tickFormat && y.axis !== null) y.tickFormat = brief;
     const svg = Plot.plot({
       style: { fontSize: "12px", fontFamily: "inherit", background: "transparent", color: "inherit" },
       marginTop: TOP, marginRight: 12, marginBottom: 34, marginLeft: 48,
@@ -366,7 +364,7 @@ const Charts = (() => {
     const svg = plot({
       width, height: 156, marginTop: 8, marginBottom: 34, marginLeft: 60, marginRight: labels.length ? 30 : 22,
       x: { type: "utc", label: null, ...times(d3.extent(points, (p) => p.when), width - 82 - 8 * (labels.length > 0)) },
-      y: { domain, label: null, grid: true, ticks: 4 },
+      y: { domain, label: null, grid: true, ticks: 4, tickFormat: brief(most) },
       marks: [
         Plot.rectY(band, { x1: d3.min(points, (p) => p.when), x2: d3.max(points, (p) => p.when), y1: "y1", y2: "y2", fill: "var(--band)" }),
         Plot.ruleX(points.filter((one) => one[key + "_note"]), { x: "when", stroke: "var(--warn)", strokeDasharray: "2 3" }),

@@ -106,7 +106,7 @@ const Progress = (() => {
     const svg = Charts.plot({
       width, height: 240, marginLeft: log ? 60 : 48,
       x: { label: "step", domain: from === to ? [from - 1, to + 1] : [from, to], ticks: Math.floor(width / 70), tickFormat: (v) => (Number.isInteger(v) ? d3.format(",")(v) : "") },
-      y: { label: log ? `${name}, logarithmic` : name, grid: true, ...(log ? Charts.logarithmic(low, high) : { zero: key === "rate", nice: true, ticks: 5 }), insetTop: dead.length ? 16 : 0 },
+      y: { label: log ? `${name}, logarithmic` : name, grid: true, ...(log ? Charts.logarithmic(low, high) : { zero: key === "rate", nice: true, ticks: 5, tickFormat: Charts.brief(high) }), insetTop: dead.length ? 16 : 0 },
       marks: [
         Plot.line(good.filter((one) => !named(one)), { x: "step", y: key, z: "rank", stroke: "var(--accent)", strokeWidth: 1.75 }),
         Plot.line(good.filter(named), { x: "step", y: key, z: "rank", stroke: "var(--bad)", strokeWidth: 1.75, strokeDasharray: "5 4" }),
