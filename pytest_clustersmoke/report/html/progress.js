@@ -34,7 +34,7 @@ const Progress = (() => {
     // In a narrow chart the names of the ranks stand above their bars.
     const above = width < NARROW, name = (one) => `${SIGNS[one.state]} ${title(one)} · ${one.nodes}`;
     const longest = d3.max(all, (one) => name(one).length) * LETTER + 16;
-    const left = above ? 6 : Math.round(Math.min(longest, width * 0.34)), letters = Math.floor(((above ? width : left) - 10) / LETTER);
+    const left = above ? 16 : Math.round(Math.min(longest, width * 0.34)), letters = Math.floor(((above ? width : left) - 10) / LETTER);
     const high = above ? ROW * 1.6 : ROW;
     const until = d3.max([over, ...all.map((one) => one.last), ...bars.map((one) => one.to)].filter(Charts.known)) || 1;
     const y = (one) => one.at, tone = (one) => (loud(one.state) ? "var(--bad)" : "var(--ink)");
