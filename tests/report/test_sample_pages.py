@@ -34,8 +34,8 @@ A4, A4_LANDSCAPE = (688, 1016), (1017, 688)  # less the margins of page.css, in 
 BAD = """<!doctype html><html lang="en" data-charts="drawn"><body style="background: white">
 <p id="long" style="width: 50px; overflow: hidden; white-space: nowrap">far too long for it</p>
 <svg width="50" height="20"><text id="label" x="40" y="10">outside</text></svg>
-<div style="width: 50px; overflow-x: auto">
-<svg width="50" height="20" style="overflow: visible"><text id="left" x="-30" y="10">left</text></svg></div>
+<div style="width: 50px; overflow-x: auto"><svg width="50" height="20" style="overflow: visible">
+<text id="left" x="-30" y="10">left</text></svg></div>
 <p style="position: relative"><span id="pale" style="color: #bbb">pale</span>
 <i style="position: absolute; left: 0; top: 0; width: 80px; height: 30px"></i></p>"""
 NAMES = [pytest.param(name, marks=pytest.mark.lab if name in ON_SLURM else ()) for name in SAMPLES]
