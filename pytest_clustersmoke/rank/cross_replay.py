@@ -49,16 +49,18 @@ class CrossReplay:
         import torch.distributed as dist
 
         rank, size = dist.get_rank(), dist.get_world_size()
-        if reason := self._find_obstacle():
+        device = self._parameters[0].device
+        chosen = describe_kernels(device), describe_choice(self._model, device)
+        everyone: list[Any] = [None] * size
+        dist.all_gather_object(everyone, (chosen, randomness))
+        if reason := self._find_obstacle([chosen for chosen, _ in everyone]):
             return {"not_measured": reason}
-        states: list[Any] = [None] * size
-        dist.all_gather_object(states, randomness)
         passes = [
             Replay(
                 self._model,
                 self._parameters,
                 lambda other=other: self._loss_of(index, other),  # type: ignore[misc]
-                states[other],
+                everyone[other][1],
             )
             for other in ((rank + by) % size for by in range(RANKS))
         ]
@@ -82,16 +84,12 @@ class CrossReplay:
             "again": again,
         }
 
-    def _find_obstacle(self) -> str:
-        """Why the results of healthy ranks need not be equal; the same on all ranks."""
+    def _find_obstacle(self, described: list[tuple[str, str]]) -> str:
+        """Why the results of healthy ranks need not be equal; the same on all ranks. `described`
+        are each rank's kernels, and what chooses them."""
         import torch
         import torch.distributed as dist
 
-        described: list[Any] = [None] * dist.get_world_size()
-        device = self._parameters[0].device
-        dist.all_gather_object(
-            described, (describe_kernels(device), describe_choice(self._model, device))
-        )
         kinds = sorted({kernels for kernels, _ in described})
         if len(kinds) > 1:
             return f"the ranks compute with {' and with '.join(kinds)}"[:MOST_WORDS]
