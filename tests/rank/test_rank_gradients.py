@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,15 +45,6 @@ def test_probe_detects_every_missing_reduction_under_ddp(
         assert [probe[figure] for probe in bucketed] == pytest.approx(
             [probe[figure] for probe in whole], rel=1e-5, abs=1e-6
         )
-
-
-@pytest.fixture
-def single_rank(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone: the mean of its gradients is its own."""
-    store = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def make_gradients() -> list[tuple[str, torch.nn.Parameter]]:
