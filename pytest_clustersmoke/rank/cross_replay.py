@@ -11,6 +11,7 @@ buffers of rank 0: buffers such as the running mean of a batch norm differ betwe
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -49,16 +50,16 @@ class CrossReplay:
         import torch.distributed as dist
 
         rank, size = dist.get_rank(), dist.get_world_size()
-        if reason := self._find_obstacle():
+        everyone: list[Any] = [None] * size
+        dist.all_gather_object(everyone, (self._describe(), randomness))
+        if reason := self._find_obstacle([described for described, _ in everyone]):
             return {"not_measured": reason}
-        states: list[Any] = [None] * size
-        dist.all_gather_object(states, randomness)
         passes = [
             Replay(
                 self._model,
                 self._parameters,
                 lambda other=other: self._loss_of(index, other),  # type: ignore[misc]
-                states[other],
+                everyone[other][1],
             )
             for other in ((rank + by) % size for by in range(RANKS))
         ]
@@ -82,35 +83,32 @@ class CrossReplay:
             "again": again,
         }
 
-    def _find_obstacle(self) -> str:
-        """Why the results of healthy ranks need not be equal; the same on all ranks."""
+    def _describe(self) -> tuple[str, str, str]:
+        """What decides how this rank computes: its kernels, what chooses them, and a digest of the
+        parameters. Those that are sharded do not count: all ranks compute with the same gathered
+        tensors, whichever parts they hold."""
         import torch
-        import torch.distributed as dist
 
-        described: list[Any] = [None] * dist.get_world_size()
         device = self._parameters[0].device
-        dist.all_gather_object(
-            described, (describe_kernels(device), describe_choice(self._model, device))
-        )
-        kinds = sorted({kernels for kernels, _ in described})
+        prints = [fingerprint(p) for p in self._parameters if not is_sharded(p)]
+        values = torch.stack(prints).tolist() if prints else []
+        digest = hashlib.sha256(repr(values).encode()).hexdigest()
+        return describe_kernels(device), describe_choice(self._model, device), digest
+
+    def _find_obstacle(self, everyone: list[tuple[str, str, str]]) -> str:
+        """Why the results of healthy ranks need not be equal; the same on all ranks, which get the
+        same descriptions."""
+        kinds = sorted({kernels for kernels, _, _ in everyone})
         if len(kinds) > 1:
             return f"the ranks compute with {' and with '.join(kinds)}"[:MOST_WORDS]
-        if choice := next((choice for _, choice in described if choice), ""):
+        if choice := next((choice for _, choice, _ in everyone if choice), ""):
             return f"{choice}, so each rank may compute with kernels of its own"
         if shares_statistics(self._model):
             return (
                 "batch norms average over the ranks, and the order of that sum depends on which "
                 "rank repeats which pass"
             )
-        # All ranks compute with the same gathered tensors, whichever parts they hold.
-        replicated = [p for p in self._parameters if not is_sharded(p)]
-        if not replicated:
-            return ""
-        prints = torch.stack([fingerprint(parameter) for parameter in replicated])
-        # ~ reverses the order, so one reduction gives the largest and the smallest.
-        bounds = torch.stack([prints, ~prints])
-        dist.all_reduce(bounds, dist.ReduceOp.MAX)
-        equal = torch.equal(bounds[0], ~bounds[1])
+        equal = len({digest for _, _, digest in everyone}) == 1
         return "" if equal else "the ranks hold different parameters"
 
     def _gather(self, prints: list[list[int]]) -> Any:

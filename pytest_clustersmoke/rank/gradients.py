@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .leaves import Groups, Leaves, gather_whole, is_partial, whole_shape
@@ -33,6 +32,11 @@ TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 5e-3}
 FLOOR = 1e-3
 # Whether all gradients are off by the same factor shows in this many elements of each.
 SAMPLED = 2**16
+# Gradients are averaged together, up to so many elements (64 MiB): each collective has a latency.
+BUCKET = 2**24
+# On the CPU so many elements are compared at a time (1 MiB): what is computed on the way stays in a
+# cache.
+PIECE = 2**18
 # An unreduced gradient must exceed the tolerance by this factor; otherwise the probe cannot fail.
 SENSITIVE_BY = 10.0
 
@@ -90,9 +94,13 @@ class Probe:
         import torch.distributed as dist
 
         rows = []
-        for index, (_, parameter) in enumerate(self.parameters):
-            rows.append(self._distances(parameter, local[index]))
-            local[index] = None  # free the gradients of a large model one by one
+        for bucket in self._buckets():
+            parts = [self._own(self.parameters[index][1], local[index]) for index in bucket]
+            for index in bucket:
+                local[index] = None  # free the gradients of a large model bucket by bucket
+            means = self._average([part for _, part in parts])
+            for index, (alone, part), mean in zip(bucket, parts, means, strict=True):
+                rows.append(self._distances(self.parameters[index][1], alone, part, mean))
         # Columns: squared norms of local, (applied - mean), (local - mean), and
         # of samples of applied and mean, and the product of these two.
         table = torch.stack(rows)
@@ -125,32 +133,78 @@ class Probe:
             "factor": _common_factor([float(column.sum()) for column in products], tolerance),
         }
 
-    def _distances(self, parameter: torch.nn.Parameter, own: torch.Tensor | None) -> torch.Tensor:
-        """Squared norms for one parameter. A missing gradient counts as zero.
+    def _buckets(self) -> list[list[int]]:
+        """The indices of the parameters whose gradients are averaged together, in order."""
+        buckets: list[list[int]] = []
+        room = 0
+        for index, (_, parameter) in enumerate(self.parameters):
+            elements = math.prod(whole_shape(parameter))
+            if not buckets or elements > room:
+                buckets.append([])
+                room = BUCKET
+            buckets[-1].append(index)
+            room -= elements
+        return buckets
+
+    def _own(
+        self, parameter: torch.nn.Parameter, own: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's gradient, and that of its replica of the model: the same, unless each rank
+        has a part of the sequence. A missing gradient counts as zero."""
+        import torch.distributed as dist
+
+        alone = _zeros_for(parameter) if own is None else own.float()
+        if self.groups is None or not is_partial(parameter):
+            return alone, alone
+        local = alone.clone()
+        dist.all_reduce(local, group=self.groups.model)
+        return alone, local
+
+    def _average(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The means of these gradients over the replicas, flat."""
+        import torch
+        import torch.distributed as dist
+
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        flat /= self.ranks
+        dist.all_reduce(flat, group=None if self.groups is None else self.groups.data)
+        means: Sequence[torch.Tensor] = flat.split([part.numel() for part in parts])
+        return means
+
+    def _distances(
+        self,
+        parameter: torch.nn.Parameter,
+        alone: torch.Tensor,
+        local: torch.Tensor,
+        mean: torch.Tensor,
+    ) -> torch.Tensor:
+        """Squared norms for one parameter.
 
         Errors are relative to the root mean square of the ranks' local norms, not to the norm of
         the mean: where local gradients nearly cancel, rounding is as large as the mean.
         """
         import torch
-        import torch.distributed as dist
 
-        # A sharded parameter has the whole tensor's shape, and its gradient is gathered.
-        shape, device = whole_shape(parameter), parameter.device
-        zeros = partial(torch.zeros, shape, dtype=torch.float32, device=device)
-        alone = zeros() if own is None else own.float()
-        local = alone
-        if self.groups is not None and is_partial(parameter):
-            local = alone.clone()
-            dist.all_reduce(local, group=self.groups.model)
-        mean = local / self.ranks
-        dist.all_reduce(mean, group=None if self.groups is None else self.groups.data)
         gradient = self.applied(parameter)
-        applied = zeros() if gradient is None else gather_whole(gradient).float() * self.scale
-        error, spread = _square(applied - mean), _square(alone - mean)
-        every = max(1, mean.numel() // SAMPLED)
-        ours, theirs = (t.reshape(-1)[::every].double() for t in (applied, mean))
-        products = [ours.dot(ours), theirs.dot(theirs), ours.dot(theirs)]
-        return torch.stack([_square(local), error, spread, *products])
+        applied = _zeros_for(parameter) if gradient is None else gather_whole(gradient)
+        flat = [tensor.reshape(-1) for tensor in (applied, alone, local)]
+        size = PIECE if mean.device.type == "cpu" else max(1, len(mean))
+        pieces = zip(*(tensor.split(size) for tensor in (*flat, mean)), strict=True)
+        norms = [
+            (_square(whole), _square(theirs.float() * self.scale - means), _square(own - means))
+            for theirs, own, whole, means in pieces
+        ]
+        sums = [torch.stack(column).sum() for column in zip(*norms, strict=True)]
+        every = max(1, len(mean) // SAMPLED)
+        theirs, means = flat[0][::every].double() * self.scale, mean[::every].double()
+        return torch.stack([*sums, theirs.dot(theirs), means.dot(means), theirs.dot(means)])
+
+
+def _zeros_for(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """A gradient of zeros, of the whole tensor's shape if the parameter is sharded."""
+    import torch
+
+    return torch.zeros(whole_shape(parameter), dtype=torch.float32, device=parameter.device)
 
 
 def _square(tensor: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ KERNEL, COPIES, OPERATOR, ANNOTATION = (
     "cpu_op",
     "user_annotation",
 )
+IN_USE = "the program's own profiler is running, and torch has one a process"
 STEP = "step {}"  # our annotation of a step
 US = 1e-6
 Span = tuple[float, float]  # begin and end, in µs
@@ -72,13 +73,17 @@ class StepTrace:
     def start(self) -> None:
         if self._path is None:
             return
+        from torch._C._autograd import _profiler_enabled
         from torch.profiler import ProfilerActivity, profile
 
+        if _profiler_enabled():  # torch 2.2 would start ours, and the program's could not end
+            self._reason = IN_USE
+            return
         cuda = [ProfilerActivity.CUDA] if self._on_cuda else []
         try:
             self._profiler = profile(activities=[ProfilerActivity.CPU, *cuda])
             self._profiler.__enter__()
-        except Exception as error:  # a torch that allows no second profiler, say
+        except Exception as error:  # one whose library for the device cannot be loaded, say
             self._profiler, self._reason = None, _describe(error)
 
     def begin(self, index: int) -> None:

@@ -98,3 +98,14 @@ def torchrun(tmp_path: Path) -> Callable[..., Run]:
         return Run(phase, process.returncode, output)
 
     return run
+
+
+@pytest.fixture
+def single_rank(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone, since proofs and checkpoints need collectives."""
+    import torch.distributed as dist
+
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from pytest_clustersmoke.evidence.telemetry import UNNAMED_KERNELS
@@ -23,15 +21,6 @@ from pytest_clustersmoke.rank.replay import (
 )
 
 WIDTH, STEPS = 8, 6
-
-
-@pytest.fixture
-def single_rank(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone, since a proof needs collectives."""
-    store = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def train(proven: set[int]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
-from pytest_clustersmoke.rank.trace import StepTrace, choose_steps, summarize
+from pytest_clustersmoke.rank.trace import IN_USE, StepTrace, choose_steps, summarize
 from tests.faults.table.model import SMALL
 from tests.support.harness import SMOKE_TESTS, Suite
 from tests.support.leftovers import none_left
@@ -126,16 +127,19 @@ def test_trace_that_cannot_be_written_has_a_reason(tmp_path: Path) -> None:
 
 
 def test_profiler_of_the_program_itself_ends_no_training(tmp_path: Path) -> None:
-    """torch has one profiler a process: ours takes its place, or says why it recorded nothing."""
+    """torch has one profiler a process: the program keeps its own, and the trace says why it
+    recorded nothing."""
     from torch.profiler import ProfilerActivity, profile
 
     trace = StepTrace(range(1), tmp_path / "rank_00000.json.gz", on_cuda=False)
-    with profile(activities=[ProfilerActivity.CPU]):
+    with profile(activities=[ProfilerActivity.CPU]) as own:
+        torch.ones(1).add(1)
         trace.start()
         trace.begin(0)
         trace.end()
-        assert "rofiler" in (trace.write() or {})["reason"]
+        assert trace.write() == {"reason": IN_USE}
     assert list(tmp_path.iterdir()) == []
+    assert own.key_averages(), "of the program"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Real faults, staged in the suite's own phases on this machine's virtual nodes."""
+"""Real faults, staged in the suite's own phases on virtual nodes and on a real Slurm."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke import lab
 from pytest_clustersmoke.faults import FAULTS
+from tests.support.labs import running_lab
 
 ROOT = Path(__file__).resolve().parents[2]
-# This machine has no NCCL transports (CPU ranks communicate over gloo), and no sbatch.
-NOT_HERE = {"p2p-off", "network-in-node", "infiniband-off", "submission-refused"}
+# CPU ranks communicate over gloo, which has no transports.
+NO_TRANSPORTS = {"p2p-off", "network-in-node", "infiniband-off"}
+NOT_HERE = NO_TRANSPORTS | {"submission-refused"}  # virtual nodes need no sbatch
 # One of each kind: a death, criteria that blame a rank or a device, a setting, a limit.
 SOME = {
     "rank-killed": "test_ddp.py::TestDdpOnTwoGpus",
@@ -26,11 +29,11 @@ SOME = {
 }
 
 
-def prove(folder: Path, *words: str) -> dict[str, Any]:
-    """Prove gates on `local`, as a user does; returns the report."""
-    command = [sys.executable, "-m", "pytest", *words, "--cluster", "local", "--cluster-prove"]
+def prove(folder: Path, *words: str, cluster: str = "local", **variables: str) -> dict[str, Any]:
+    """Prove gates, as a user does; returns the report."""
+    command = [sys.executable, "-m", "pytest", *words, "--cluster", cluster, "--cluster-prove"]
     command += ["--cluster-report-dir", str(folder / "reports"), "-p", "no:cacheprovider"]
-    env = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": str(folder / "runs")}
+    env = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": str(folder / "runs"), **variables}
     env["CUDA_VISIBLE_DEVICES"] = ""
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -58,3 +61,14 @@ def test_every_gate_of_this_machine_is_proven(tmp_path: Path) -> None:
     report = prove(tmp_path, "smoke_tests")
     check(report, set(FAULTS) - NOT_HERE)
     assert set(report["proof"]["not_applicable"]) == NOT_HERE
+
+
+@pytest.mark.lab
+@pytest.mark.slow_lab
+def test_every_gate_of_a_real_slurm_is_proven(tmp_path: Path) -> None:
+    """The same on a lab, where sbatch refuses a job as well."""
+    with running_lab(lab.LabSettings(name="gates", directory=tmp_path / "lab")) as running:
+        conf = str(running.slurm_conf)
+        report = prove(tmp_path, "smoke_tests", cluster="lab", SLURM_CONF=conf)
+    check(report, set(FAULTS) - NO_TRANSPORTS)
+    assert set(report["proof"]["not_applicable"]) == NO_TRANSPORTS

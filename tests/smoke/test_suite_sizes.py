@@ -9,13 +9,15 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+import torch.distributed.fsdp
 
 pytest.importorskip("peft")
 pytest.importorskip("transformers")
 
-# `make test-oldest` has no Megatron.
+# `make test-oldest` has no Megatron, and a torch without `fully_shard`.
 MEGATRON = ("megatron",) if find_spec("megatron") else ()
-SUITES = ("mlp", "ddp", "epochs", "zero", "lora_sft", "fsdp", *MEGATRON, "allreduce")
+FSDP = ("fsdp",) if hasattr(torch.distributed.fsdp, "fully_shard") else ()
+SUITES = ("mlp", "ddp", "epochs", "zero", "lora_sft", *FSDP, *MEGATRON, "allreduce")
 HOW = {"precision", "offload"}  # how a phase trains, and no size
 
 

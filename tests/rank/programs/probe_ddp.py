@@ -1,4 +1,5 @@
-"""The gradient probe under DDP: healthy, then with the reduction bypassed, omitted and wrong."""
+"""The gradient probe under DDP: healthy, then with the reduction bypassed, omitted and wrong. Then
+all of it again, with buckets and pieces that are smaller than some parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_clustersmoke.rank import Rank
+from pytest_clustersmoke.rank import Rank, gradients
+
+SIZES = [(gradients.BUCKET, gradients.PIECE), (200, 100)]  # of 512, 32, 128 and 4 elements
 
 
 def main() -> None:
@@ -42,12 +45,14 @@ def main() -> None:
             "summed": summed,
             "one_left_out": one_left_out,
         }
-        for fault, backward in faults.items():
-            model.zero_grad()
-            synced = rank.verify_gradients(
-                model.named_parameters(), local_loss=lambda: loss_of(model), backward=backward
-            )
-            rank.fact(fault=fault, synced=synced)
+        for gradients.BUCKET, gradients.PIECE in SIZES:
+            for fault, backward in faults.items():
+                model.zero_grad()
+                torch.manual_seed(1 + rank.rank)  # of dropout
+                synced = rank.verify_gradients(
+                    model.named_parameters(), local_loss=lambda: loss_of(model), backward=backward
+                )
+                rank.fact(fault=fault, bucket=gradients.BUCKET, synced=synced)
 
 
 if __name__ == "__main__":
