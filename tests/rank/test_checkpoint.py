@@ -75,6 +75,13 @@ def test_error_with_whole_shards_is_raised_as_it_is(tmp_path: Path) -> None:
         load_shards(tmp_path, lambda: read(tmp_path / "saved", bias=torch.zeros(10)))
 
 
+def test_other_sizes_than_those_saved_are_no_fault_of_a_shard(tmp_path: Path) -> None:
+    pytest.importorskip("torch", "2.3")  # the first that compares the sizes
+    write(tmp_path / "saved", 200)
+    with pytest.raises(CheckpointException, match="Size mismatch"):
+        load_shards(tmp_path, lambda: read(tmp_path / "saved", weight=torch.zeros(300, 10)))
+
+
 def test_damaged_metadata_leave_the_error_as_it_is(tmp_path: Path) -> None:
     """What the shards should be is not known then."""
     write(tmp_path / "saved", 200)
