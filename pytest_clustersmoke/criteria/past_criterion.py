@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING
 
 from ..config.metrics import METRICS
 from ..evidence.fingerprint import fingerprint_of
@@ -22,6 +24,9 @@ from ..evidence.run_record import DriftRecord, PastRecord
 from ..text import sanitize_line
 from .drift_confirmation import confirm_drift
 from .past_annotation import past_of
+
+if TYPE_CHECKING:  # pydantic is loaded late
+    from pydantic import TypeAdapter
 
 KIND = "history"
 MAX_TEXT = 8000
@@ -79,13 +84,13 @@ def check_past(past: Mapping[str, PastRecord]) -> None:
 def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
     """The criterion's judgement of each metric; empty if it did not run, or if the file is not one
     that it wrote."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
-    from ..evidence.run_record import PastRecord
-
-    raw = (read_json(directory.past) or {}).get("past")
+    written = read_json(directory.past)
+    if written is None:
+        return {}
     try:
-        records = TypeAdapter(dict[str, PastRecord]).validate_python(raw)
+        records = _past_records().validate_python(written.get("past"))
     except ValidationError:
         return {}
     for record in records.values():
@@ -97,6 +102,13 @@ def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
     return {
         name: record for name, record in records.items() if name in METRICS and _is_finite(record)
     }
+
+
+@cache
+def _past_records() -> TypeAdapter[dict[str, PastRecord]]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(dict[str, PastRecord])
 
 
 def _is_judged(record: PastRecord) -> bool:
