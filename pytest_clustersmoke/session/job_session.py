@@ -185,8 +185,8 @@ class JobSession:
             while self._has_work() and not self._stop.is_set():
                 self.journal.beat()
                 self._take_requests()
-                self.submitter.take_answers()
                 poller.poll(self._watched.values())
+                self.submitter.take_answers()
                 self._check_jobs(poller)
                 while not self._stop.is_set() and self.submitter.submit_next(self.outcomes):
                     poller.poll_soon()

@@ -216,6 +216,27 @@ def test_job_that_starts_as_it_is_given_up_is_not_called_one_that_never_ran(
     assert dead.outcomes()["a"] == "passed" and directory.withdrawn("ta").exists()
 
 
+def test_job_that_starts_as_it_is_given_up_keeps_the_others_of_its_run(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler starts jobs, so it may start those, too."""
+    first, second = dead.submitted("a", "7"), dead.submitted("b", "8")
+    fall_silent(dead, slurm, hours_ago=WEEK_H + 1)
+
+    def start_before(place: PhaseDir, token: str, why: str) -> None:
+        if place == second:
+            start(place, hours_ago=0, timeout_h=1)
+        lost_answers.withdraw(place, token, why)
+
+    monkeypatch.setattr(unwatched_jobs, "withdraw", start_before)
+    assert report(tmp_path, slurm)[0].startswith(f"run {RUN_ID} is not reported yet")
+    assert dead.outcomes() == {} and not first.withdrawn("ta").exists()
+    for name in ("a", "b"):
+        dead.passes(name)
+    report(tmp_path, slurm)
+    assert dead.outcomes() == {"a": "passed", "b": "passed", "c": "never_ran"}
+
+
 def test_silent_slurm_is_asked_once_for_all_dead_runs(
     slurm: FakeSlurm, profile: Profile, tmp_path: Path
 ) -> None:
@@ -413,6 +434,16 @@ def test_latest_is_the_newest_run_without_a_report(
     write_json(tmp_path / "reports" / "newer" / "report.json", {"run_id": newer.run.run_id})
     DeadRun(tmp_path, profile, "20261103-020000-abcdef", proof={})
     assert find_attachment(profile, "latest", takes_over=False).run == dead.run
+
+
+def test_run_that_was_killed_before_it_submitted_anything_is_not_attached(
+    dead: DeadRun, profile: Profile
+) -> None:
+    """It noted neither phases nor profile, and no lock says whether its process lives."""
+    write_json(dead.run.run, describe_run(profile, RUN_ID))
+    with pytest.raises(UsageProblems, match="has not come as far as to submit anything") as refused:
+        find_attachment(profile, "latest", takes_over=True)
+    assert "begin anew, without --cluster-attach" in str(refused.value)
 
 
 @pytest.mark.parametrize(
