@@ -18,13 +18,13 @@ from pytest_clustersmoke.evidence.run_ownership import list_runs
 from pytest_clustersmoke.evidence.scheduler_record import show_time
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.session import dead_runs, lost_answers, reaper, unwatched_jobs
-from pytest_clustersmoke.session.attachment import find_attachment
+from pytest_clustersmoke.session.attachment import describe_start, find_attachment
 from pytest_clustersmoke.session.dead_runs import report_dead_runs
 from pytest_clustersmoke.session.reaper import reap
 from pytest_clustersmoke.session.unwatched_jobs import UnwatchedJobs
 from pytest_clustersmoke.text import UsageProblems
 from tests.fakes.slurm import FakeSlurm
-from tests.support.evidence import Evidence, make_profile
+from tests.support.evidence import Evidence, make_phase, make_profile
 
 RUN_ID = "20261101-020000-abcdef"
 
@@ -444,6 +444,22 @@ def test_run_that_was_killed_before_it_submitted_anything_is_not_attached(
     with pytest.raises(UsageProblems, match="has not come as far as to submit anything") as refused:
         find_attachment(profile, "latest", takes_over=True)
     assert "begin anew, without --cluster-attach" in str(refused.value)
+
+
+def test_script_that_has_changed_since_a_run_began_is_named(
+    tmp_path: Path, profile: Profile
+) -> None:
+    """Another program would be judged than the one that ran."""
+    script = tmp_path / "train.py"
+    script.write_text("steps = 3\n")
+    phase = make_phase(profile, "a", script=script)
+    began = describe_start(profile, [phase], [])
+    DeadRun(tmp_path, profile, phases_chosen=["a"], **began)
+    attachment = find_attachment(profile, RUN_ID, takes_over=False)
+    assert list(attachment.find_changes(profile, [phase])) == []
+    script.write_text("steps = 4\n")
+    (problem,) = attachment.find_changes(profile, [phase])
+    assert problem.what == f"phase a has changed since run {RUN_ID} began: its script"
 
 
 @pytest.mark.parametrize(
