@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..config.metrics import METRICS
 from ..evidence.fingerprint import fingerprint_of
@@ -24,9 +24,6 @@ from ..evidence.run_record import DriftRecord, PastRecord
 from ..text import sanitize_line
 from .drift_confirmation import confirm_drift
 from .past_annotation import past_of
-
-if TYPE_CHECKING:  # pydantic is loaded late
-    from pydantic import TypeAdapter
 
 KIND = "history"
 MAX_TEXT = 8000
@@ -89,6 +86,7 @@ def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
     written = read_json(directory.past)
     if written is None:
         return {}
+    records: dict[str, PastRecord]
     try:
         records = _past_records().validate_python(written.get("past"))
     except ValidationError:
@@ -105,7 +103,7 @@ def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
 
 
 @cache
-def _past_records() -> TypeAdapter[dict[str, PastRecord]]:
+def _past_records() -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(dict[str, PastRecord])
