@@ -7,6 +7,7 @@ each worker waits for results in the run directory.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import time
@@ -443,3 +444,5 @@ class Suite:
         if not written and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         self._controller.release()
+        if self.tally.interrupted:
+            gc.freeze()  # pytest searches all objects for garbage five times before it is back
