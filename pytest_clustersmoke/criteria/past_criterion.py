@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 from ..config.metrics import METRICS
 from ..evidence.fingerprint import fingerprint_of
@@ -79,13 +81,14 @@ def check_past(past: Mapping[str, PastRecord]) -> None:
 def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
     """The criterion's judgement of each metric; empty if it did not run, or if the file is not one
     that it wrote."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
-    from ..evidence.run_record import PastRecord
-
-    raw = (read_json(directory.past) or {}).get("past")
+    written = read_json(directory.past)
+    if written is None:
+        return {}
+    records: dict[str, PastRecord]
     try:
-        records = TypeAdapter(dict[str, PastRecord]).validate_python(raw)
+        records = _past_records().validate_python(written.get("past"))
     except ValidationError:
         return {}
     for record in records.values():
@@ -97,6 +100,13 @@ def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
     return {
         name: record for name, record in records.items() if name in METRICS and _is_finite(record)
     }
+
+
+@cache
+def _past_records() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(dict[str, PastRecord])
 
 
 def _is_judged(record: PastRecord) -> bool:

@@ -31,6 +31,7 @@ from ..jobs.outcome import (
     STEP_DAEMON_DIED,
     SUSPENDED,
     Judgement,
+    find_refusing_nodes,
 )
 from .failure_evidence import FailureEvidence
 from .node_findings import NODE_REASONS
@@ -61,14 +62,16 @@ def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> li
 
 def _node_down(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     record = evidence.result.scheduler
-    down = [node for node in record.nodes if node.down]
+    refusing = find_refusing_nodes(evidence.result)
+    down = [node for node in record.nodes if node.down] or refusing
     logged = record.logged(NODE_FAILED)
     hosts = tuple(node.name for node in down) or _nodes_named(logged, record)
     why = "; ".join(node.why for node in down)
     if not why and hosts:
         why = f"{', '.join(hosts)} failed, and is back in service by now"
     when = show_time(record.job.ended)
-    cause = f"a node went down while the job ran: {why or 'Slurm does not say which'}"
+    what = "could not launch the job" if down == refusing != [] else "went down while the job ran"
+    cause = f"a node {what}: {why or 'Slurm does not say which'}"
     return Finding(
         "node-down",
         f"{cause} ({judgement.reason}{f' at {when}' if when else ''})",

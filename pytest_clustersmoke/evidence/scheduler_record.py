@@ -24,6 +24,9 @@ MAX_BYTES = 8 * 2**20
 NODE_FAILED, PROLOG_FAILED = "node_failed", "prolog_failed"
 PREEMPTED, CANCELLED, OUT_OF_MEMORY = "preempted", "cancelled", "out_of_memory"
 TASK_KILLED = "task_killed"  # by SIGKILL
+# slurmctld's own words for a node that it drained because that could not launch a job: the first
+# after it lost its last seconds, and gave the id of a job that still ran there again.
+LAUNCH_REFUSED = ("Duplicate jobid", "batch job complete failure")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,11 @@ class NodeStatus:
     text: str = ""
     line: int = 0
     features: tuple[str, ...] = ()
+
+    def refused_launch(self, since: float | None) -> bool:
+        """Whether it was drained, at this time or later, because it could not launch a job."""
+        is_recent = since is not None and self.since is not None and self.since >= since
+        return self.drained and is_recent and self.reason in LAUNCH_REFUSED
 
     @property
     def why(self) -> str:

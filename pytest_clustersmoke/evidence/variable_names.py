@@ -179,6 +179,7 @@ def filter_variables(environ: Mapping[str, object]) -> dict[str, str]:
     return variables
 
 
+@lru_cache(maxsize=1024)  # the jobs of a run have most of them in common
 def may_be_secret(name: str, value: str) -> bool:
     """Whether the name or the value of a variable or an argument looks like that of a secret."""
     if name in nccl_names() or name in torch_names():

@@ -11,7 +11,7 @@ from ..evidence.job_results import STEP_DAEMON
 from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult
 from ..evidence.scheduler_record import NODE_FAILED as NODE_MESSAGE
-from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, TASK_KILLED, JobState
+from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, TASK_KILLED, JobState, NodeStatus
 from ..evidence.staged_marks import find_unrequested_fault
 from ..text import WARNING
 
@@ -107,6 +107,9 @@ def judge_job(
     if state is None or state.kind in ("unknown", "running"):
         return Judgement("lost", _describe_loss(result, state))
     ending = _describe(state)
+    if not started and find_refusing_nodes(result):
+        why = f"the job ended as {ending}, since a node could not launch it"
+        return Judgement("cluster_failed", why, "LAUNCH_FAILED")
     if not started:
         return Judgement("failed", f"the job ended as {ending} before our launcher started")
     silent = [node.name for node in result.nodes if not node.result]
@@ -120,6 +123,12 @@ def find_killed_launchers(result: PhaseResult) -> list[str]:
     """The nodes without a result whose task, which starts the launcher, was killed."""
     killed = {message.node for message in result.scheduler.logged(TASK_KILLED)}
     return [node.name for node in result.nodes if not node.result and node.name in killed]
+
+
+def find_refusing_nodes(result: PhaseResult) -> list[NodeStatus]:
+    """The nodes that Slurm took out of service because they could not launch the job."""
+    record = result.scheduler
+    return [node for node in record.nodes if node.refused_launch(record.job.started)]
 
 
 def _describe_loss(result: PhaseResult, state: JobState | None) -> str:

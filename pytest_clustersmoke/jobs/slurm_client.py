@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from ..evidence.scheduler_record import AccountingEntry, JobState, NodeStatus, SchedulerRecord
@@ -33,6 +34,7 @@ OUTER_JOB = re.compile(
     r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SCANCEL|SQUEUE|SACCT|SCONTROL|PMI|PMIX|SUBMITIT)_"
 )
 KEPT = {"SLURM_CONF"}
+NOT_KNOWN = JobState("unknown", "", "Slurm does not know the job")
 _SACCTMGR = ("sacctmgr", "-n", "-P", "show")
 
 Answer = subprocess.CompletedProcess[str]
@@ -256,8 +258,9 @@ class SlurmClient:
             return {}
         # Silence here hides nothing of what the others said.
         with contextlib.suppress(OSError, subprocess.TimeoutExpired, SlurmUnavailable):
-            for job in [job for job in unlisted if job not in states]:
-                states[job] = self._scontrol(job)
+            unknown = [job for job in unlisted if job not in states]
+            for array, jobs in groupby(sorted(unknown), lambda job: job.partition("_")[0]):
+                states |= self._scontrol(array, [*jobs])
         return states
 
     def _squeue(self, jobs: list[str]) -> dict[str, JobState]:
@@ -277,15 +280,35 @@ class SlurmClient:
             return {}
         return slurm_jobs.parse_sacct(answer.stdout)
 
-    def _scontrol(self, job: str) -> JobState:
+    def _scontrol(self, array: str, jobs: Sequence[str]) -> dict[str, JobState]:
+        """The states of a job, or of tasks of an array with one call. Slurm shows none of a task
+        that was cancelled before it started; where it shows several on one line, each is asked
+        for."""
+        shown = self._show_job(array if len(jobs) > 1 else jobs[0])
+        if len(jobs) == 1 and shown:
+            return {jobs[0]: slurm_jobs.parse_scontrol_job(shown)}
+        tasks = {
+            slurm_records.fields_of(line).get("ArrayTaskId", ""): line
+            for line in shown.splitlines()
+        }
+        if not all(map(str.isdecimal, tasks)):
+            return {job: state for job in jobs for state in self._scontrol(array, [job]).values()}
+        lines = {job: tasks.get(job.rpartition("_")[2]) for job in jobs}
+        return {
+            job: slurm_jobs.parse_scontrol_job(line) if line else NOT_KNOWN
+            for job, line in lines.items()
+        }
+
+    def _show_job(self, job: str) -> str:
+        """What scontrol shows of a job; empty if Slurm does not know it."""
         answer = self.run("scontrol", "-o", "show", "job", job)
-        if answer.returncode == 0:
-            return slurm_jobs.parse_scontrol_job(answer.stdout)
         # The second is about a task of an array that was cancelled before it started.
-        for unknown in ("Invalid job id specified", f"Job {job} not found"):
-            if unknown in answer.stderr or unknown in answer.stdout:
-                return JobState("unknown", "", unknown)
-        raise SlurmUnavailable(answer.stderr)
+        unknown = ("Invalid job id specified", f"Job {job} not found")
+        if answer.returncode == 0:
+            return answer.stdout
+        if not any(words in answer.stderr or words in answer.stdout for words in unknown):
+            raise SlurmUnavailable(answer.stderr)
+        return ""
 
     # An allocation and its steps. Both raise SlurmUnavailable.
 

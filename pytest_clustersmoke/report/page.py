@@ -13,7 +13,7 @@ import hashlib
 import json
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from importlib import util
 from pathlib import Path
@@ -97,6 +97,12 @@ def render(template: str, **context: Any) -> str:
     return _environment().get_template(template).render(**context, **shared)
 
 
+def load_templates() -> None:
+    """Compile all templates, which takes longer than to fill them in."""
+    for name in _environment().list_templates(extensions=["j2"]):
+        _environment().get_template(name)
+
+
 def _policy(scripts: list[str]) -> str:
     """Fetch nothing, and run only these scripts. Plot puts inline styles into its SVGs."""
     hashes = " ".join(f"'sha256-{_digest(text)}'" for text in scripts)
@@ -175,7 +181,7 @@ def _sanitize(value: Any) -> Any:
     if isinstance(value, str):
         cut = value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + " …"
         return sanitize_lines(cut)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {sanitize_lines(str(key)): _sanitize(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_sanitize(inner) for inner in value]

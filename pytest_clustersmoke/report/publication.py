@@ -138,8 +138,7 @@ def publish(
     copier.share(target / "junit.xml")  # pytest wrote it
     for phase in record.phases:
         copier.copy_phase(phase)
-    for phase in record.phases:
-        copier.copy_traces(phase)
+    copier.copy_traces()
     views = list_views(shown, target, copier.will_copy_journal(), in_history=not unread)
     views["GitHub's step summary"] = lambda: add_step_summary(shown, environ)
     remarks = [*unread, *write_views(views)]

@@ -80,6 +80,8 @@ class EvidenceCopier:
 
     def __init__(self, run: RunDir, target: Path, redactor: Redactor | None = None) -> None:
         self._run, self._target, self._redactor = run, target, redactor
+        self._is_shared, self._made = shared_mode(target) == SHARED, set[Path]()
+        self._traces: list[Path] = []
         self._bytes = self._left = 0
         self._error = ""
 
@@ -90,16 +92,16 @@ class EvidenceCopier:
         quoted = {shown.file for finding in phase.findings for shown in finding.evidence}
         for name in quoted:
             self._copy_excerpt(root, name)
-        # What findings quote comes first, as long as there is room.
-        files = [path for path in _evidence(root) if path.parent.name != TRACES]
-        self._copy(sorted(files, key=lambda path: str(path.relative_to(root)) not in quoted))
+        found = [*_evidence(root)]
+        self._traces += [path for path in found if path.parent.name == TRACES]
+        files = [path for path in found if path.parent.name != TRACES]
+        if quoted:  # what findings quote comes first, as long as there is room
+            files.sort(key=lambda path: str(path.relative_to(root)) not in quoted)
+        self._copy(files)
 
-    def copy_traces(self, phase: PhaseRecord) -> None:
+    def copy_traces(self) -> None:
         """After the evidence of all phases: traces are large, and no finding quotes them."""
-        if self._redactor is not None:
-            return
-        root = self._run.phase(phase.phase).root
-        self._copy(path for path in _evidence(root) if path.parent.name == TRACES)
+        self._copy(self._traces)
 
     def _copy_excerpt(self, root: Path, name: str) -> None:
         match = EXCERPT.fullmatch(name)
@@ -143,7 +145,9 @@ class EvidenceCopier:
             with self._counting_errors():
                 if self._has_room(source):
                     copied = self._target / source.relative_to(self._run.root)
-                    make_shared_directory(copied.parent)
+                    if copied.parent not in self._made:
+                        make_shared_directory(copied.parent)
+                        self._made.add(copied.parent)
                     if (text := hide_variables(source)) is not None:
                         copied.write_text(text)
                     else:
@@ -152,7 +156,7 @@ class EvidenceCopier:
 
     def share(self, path: Path) -> None:
         """Let the other users of the report directory write a file, if they share it."""
-        if shared_mode(self._target) == SHARED and path.is_file():
+        if self._is_shared and path.is_file():
             path.chmod(SHARED)
 
     @contextlib.contextmanager

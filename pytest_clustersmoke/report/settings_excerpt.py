@@ -80,12 +80,13 @@ def _span(node: Any) -> range:
 
 def hide_variables(source: Path) -> str | None:
     """A job's spec, batch script or failed setup line without the values of variables that may be
-    secrets; None of any other file."""
+    secrets; None of any other file, and of a spec without such a value."""
     phase = PhaseDir(source.parent)
-    if source == phase.spec:
+    if source.name == phase.spec.name:
         spec = read_json(source)
-        return None if spec is None else json.dumps(_hide_values(spec), indent=1) + "\n"
-    if source in (phase.batch_script, phase.setup_failed):
+        hidden = None if spec is None else _hide_values(spec)
+        return None if hidden == spec else json.dumps(hidden, indent=1) + "\n"
+    if source.name in (phase.batch_script.name, phase.setup_failed.name):
         return hide_assignments(source.read_text(encoding="utf-8", errors="replace"))
     return None
 

@@ -131,6 +131,9 @@ def find_attachment(profile: Profile, word: str, takes_over: bool) -> Attachment
         what = f"run {run.run_id} {blind}"
         todo = "this command on that machine" if profile.backend == "local" else ""
         raise _refuse(what, "a run of Slurm jobs, or of this machine", todo)
+    if "report" not in about:  # noted before anything is submitted
+        what = f"run {run.run_id} has not come as far as to submit anything"
+        raise _refuse(what, "a run with jobs", f"begin anew, without {OPTION}")
     holder = find_controller(run, read_journal(run), TAKEOVER_SILENCE_S)
     if holder and not takes_over:
         what = f"run {run.run_id} is controlled by {holder}"

@@ -152,20 +152,24 @@ class Cancellation:
             with contextlib.suppress(OSError):
                 self._journal.write("cancel_failed", why=str(error))
 
-    def confirm(self, jobs: Iterable[WatchedJob]) -> None:
+    def confirm(self, settle: Callable[[WatchedJob], object]) -> None:
         """Wait a while for the scheduler to confirm the end of each job; it is asked once at least,
-        however slow this machine is."""
-        jobs = list(jobs)
-        deadline = time.monotonic() + CANCEL_CONFIRM_S
-        while not all(job.ended_at for job in jobs):
-            states = self._backend.states([job.job_id for job in jobs])
-            for job in jobs:
+        however slow this machine is. Jobs that had not started are settled while others still
+        end."""
+        left, deadline = list(self._watched.values()), time.monotonic() + CANCEL_CONFIRM_S
+        while left:
+            states = self._backend.states([job.job_id for job in left])
+            for job in left:
                 if job.job_id in states:
                     job.record_state(states[job.job_id])
             self.end_jobs()  # again, if the scheduler did not accept it
+            for job in [job for job in left if job.has_left_queue and not job.running]:
+                settle(job)
+            left = [job for job in left if not job.has_left_queue]
             if time.monotonic() > deadline:
                 return
-            time.sleep(TICK_S)
+            if left:
+                time.sleep(TICK_S)
 
     def may_run(self, job: WatchedJob) -> bool:
         """Whether a job may run although it was to be ended: the scheduler has neither agreed nor
@@ -175,6 +179,12 @@ class Cancellation:
             return False
         self.unconfirmed[job.phase] = job.job_id
         return True
+
+    def list_left(self, submitting: Sequence[Submission]) -> Leftover:
+        """What may still run; `submitting`: the jobs whose submission was given up."""
+        still = [job.job_id for job in list(self._watched.values()) if self.may_run(job)]
+        jobs = dict.fromkeys([*self.unconfirmed.values(), *still])
+        return Leftover(tuple(jobs), tuple(job.phase.name for job in submitting))
 
     def withdraw_submission(self) -> Sequence[Submission]:
         """Give up the submission that the scheduler does not answer: its jobs end before they claim

@@ -303,11 +303,11 @@ def _settle_jobs(
         known = read_journal(run)
         jobs = UnwatchedJobs(run, known, backend)
         jobs.withdraw()
-        unstarted: Mapping[str, Judgement] = {}
-        if gives_up:
-            unstarted = jobs.give_up(NOT_STARTED)
-            if time.time() < find_latest_end(run, known) and not is_abandoned(run):
-                return False  # one has started just before
+        unstarted = jobs.give_up(NOT_STARTED) if gives_up else {}
+        if unstarted is None:
+            return False  # one has started just before
+        if gives_up and time.time() < find_latest_end(run, known) and not is_abandoned(run):
+            return False
         if jobs.ask() != [] and not is_abandoned(run):
             return False
         jobs.judge(profile, journal, unstarted)

@@ -20,8 +20,7 @@ class Interrupts:
     After `ending` only the report is left to write: the first LET_PASS signals do not interrupt it.
     """
 
-    def __init__(self, cancel: Callable[[], None], hurry: Callable[[], None]) -> None:
-        self._cancel, self._hurry = cancel, hurry
+    def __init__(self) -> None:
         self._has_raised = False
         self._first: int | None = None
         self._handlers: dict[int, Any] = {}
@@ -32,7 +31,8 @@ class Interrupts:
         """The name of the signal that came first; empty for Ctrl-C, and without one."""
         return "" if self._first in (None, signal.SIGINT) else signal.Signals(self._first).name
 
-    def catch(self) -> None:
+    def catch(self, cancel: Callable[[], None], hurry: Callable[[], None]) -> None:
+        self._cancel, self._hurry = cancel, hurry
         with contextlib.suppress(ValueError):  # not in the main thread
             for number in SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:

@@ -153,9 +153,7 @@ class JobSession:
             else:
                 self._backend.close()
         self._ending.stop()
-        still = [job.job_id for job in self._watched.values() if self._ending.may_run(job)]
-        jobs = dict.fromkeys([*self._ending.unconfirmed.values(), *still])
-        left = Leftover(tuple(jobs), tuple(job.phase.name for job in submitting))
+        left = self._ending.list_left(submitting)
         if self._earlier is not None and not self._is_restored:
             left = list_left(self._earlier)
         if not left:
@@ -187,8 +185,8 @@ class JobSession:
             while self._has_work() and not self._stop.is_set():
                 self.journal.beat()
                 self._take_requests()
-                self.submitter.take_answers()
                 poller.poll(self._watched.values())
+                self.submitter.take_answers()
                 self._check_jobs(poller)
                 while not self._stop.is_set() and self.submitter.submit_next(self.outcomes):
                     poller.poll_soon()
@@ -426,9 +424,8 @@ class JobSession:
 
     def _cancel_all(self) -> None:
         """End every job with one call, and wait a while for the scheduler to confirm each."""
-        jobs = list(self._watched.values())
         self._ending.end_jobs()
-        self._ending.confirm(jobs)
+        self._ending.confirm(self._settle_interrupted)
         self.submitter.end_searches()
         self._settle_rest()
 
@@ -441,10 +438,13 @@ class JobSession:
         """Write the result of each phase that has none, without the scheduler; `submitting`: the
         jobs of a submission that it does not answer."""
         for job in list(self._watched.values()):
-            left = job.state.left if job.state else ""
-            if self._ending.may_run(job):
-                left = f"not confirmed that job {job.job_id} has ended"
-            reason = f"{self._ending.why}{f'; {left}' if left else ''}"
-            interrupted = Judgement("cancelled", reason)
-            self._settle(job, None if job.failed_first else interrupted)
+            self._settle_interrupted(job)
         self.submitter.settle_rest(self._ending.why, submitting)
+
+    def _settle_interrupted(self, job: WatchedJob) -> None:
+        left = job.state.left if job.state else ""
+        if self._ending.may_run(job):
+            left = f"not confirmed that job {job.job_id} has ended"
+        reason = f"{self._ending.why}{f'; {left}' if left else ''}"
+        interrupted = Judgement("cancelled", reason)
+        self._settle(job, None if job.failed_first else interrupted)

@@ -60,6 +60,7 @@ class Submitter:
         self.queue = PhaseQueue(phases, backend, profile.limits, has_cap=not detaches)
         self._detaches, self._lanes = detaches, Lanes(profile.limits.max_jobs)
         self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
+        self._unheld: dict[str, str] = {}  # jobs not yet held, and the phases that they wait for
         self.starts: Mapping[str, float] = {}  # when jobs might start, by phase
         self.submitted: dict[str, float] = {}  # when they were submitted, in Unix seconds
 
@@ -232,7 +233,12 @@ class Submitter:
         self._board.post("scheduler", words)
 
     def take_answers(self) -> None:
-        """Watch the jobs that were found, and give up those that were not."""
+        """Watch the jobs that were found, and give up those that were not; hold those that the
+        scheduler has shown meanwhile."""
+        unheld, self._unheld = self._unheld, {}
+        for name, before in unheld.items():
+            if name in self._watched:
+                self._hold(self._watched[name], before)
         for lost, found in self._lost.look():
             if job_ids := found or self._give_up(lost):
                 self._watch(lost.jobs, job_ids, lost.after)
@@ -255,12 +261,7 @@ class Submitter:
         """Let the phases wait again that wait in the queue for the job of this one, which did not
         pass: theirs could never start. One that has started runs on."""
         for job in [job for job in self._watched.values() if job.after == name]:
-            job.check_files()
-            if job.running or self._withdraw(job, "the phase that it waits for is tried again"):
-                job.after = ""
-                continue
-            job.cancel(self._ending)
-            self._wait_again(job.phase, name)
+            self._hold(job, name)
         for lost in [lost for lost in self._lost.waiting if lost.after == name]:
             self._lost.waiting.remove(lost)
             if job_ids := self._give_up(lost):
@@ -268,6 +269,18 @@ class Submitter:
                 continue
             for each in lost.jobs:
                 self._wait_again(each.phase.name, name)
+
+    def _hold(self, job: WatchedJob, before: str) -> None:
+        """Take a job out of the queue, and submit its phase again later. While the scheduler has
+        not shown it, nobody can cancel it, so it is left for as long."""
+        job.check_files()
+        if not (job.running or job.may_end or job.has_left_queue):
+            self._unheld[job.phase] = before
+        elif job.running or self._withdraw(job, "the phase that it waits for is tried again"):
+            job.after = ""
+        else:
+            job.cancel(self._ending)
+            self._wait_again(job.phase, before)
 
     def give_up_follower(self, job: WatchedJob) -> None:
         """End a job that must not run, because the phase that it waits for did not pass. While the

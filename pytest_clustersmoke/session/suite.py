@@ -7,6 +7,7 @@ each worker waits for results in the run directory.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import time
@@ -70,7 +71,7 @@ class Suite:
         self.terminal = PytestTerminal(config)
         self._finished: FinishedRun | None = None
         self._controller: ControllerLock | None = None
-        self._interrupts = Interrupts(self._cancel, self._hurry)
+        self._interrupts = Interrupts()
         # junit.xml goes to the run's report directory, unless the user asked for another place.
         asked = getattr(config.option, "xmlpath", None)
         self._has_own_junit = not asked and not self.collection.plans_only
@@ -156,6 +157,7 @@ class Suite:
     def start(self, phases: list[Phase]) -> None:
         """Run the preflight checks, then submit. Raises UsageError with all problems."""
         from .. import preflight
+        from .early_load import load_report_early
         from .job_session import JobSession
 
         try:
@@ -190,9 +192,11 @@ class Suite:
         self.view = LiveView(
             f"cluster {self.profile.name}", self.session.board, start.run, self.terminal
         )
-        self._interrupts.catch()
+        self._interrupts.catch(session.cancel, session.hurry)
         self._recover()
-        self.session.start()
+        if not self._detaches:
+            load_report_early(session.board)
+        session.start()
 
     def _take_cluster(self) -> None:
         """Under --cluster-exclusive take the cluster's lock, until pytest is done."""
@@ -238,14 +242,6 @@ class Suite:
         """The contents of run.json."""
         assert self._controller is not None
         return self._controller.about
-
-    def _cancel(self) -> None:
-        if self.session is not None:
-            self.session.cancel()
-
-    def _hurry(self) -> None:
-        if self.session is not None:
-            self.session.hurry()
 
     def name_of(self, item: pytest.Item) -> str:
         """The phase whose result an item judges."""
@@ -317,7 +313,8 @@ class Suite:
 
     def pytest_keyboard_interrupt(self) -> None:
         self.tally.interrupted, self.tally.counts.signal = True, self._interrupts.signal
-        self._cancel()
+        if self.session is not None:
+            self.session.cancel()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
@@ -447,3 +444,5 @@ class Suite:
         if not written and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         self._controller.release()
+        if self.tally.interrupted:
+            gc.freeze()  # pytest searches all objects for garbage five times before it is back

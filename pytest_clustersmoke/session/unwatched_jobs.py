@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ..config.profile import Profile
 from ..evidence.job_results import read_claim
 from ..evidence.phase_attempts import read_attempts
-from ..evidence.run_directory import RunDir, read_json
+from ..evidence.run_directory import PhaseDir, RunDir, read_json
 from ..evidence.run_journal import FencedJournal, JournalledJob, RunJournal
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import parse_finite, parse_int, parse_text
@@ -40,15 +41,24 @@ class UnwatchedJobs:
                 words = "the run's process had ended before it had an answer"
                 withdraw(self._run.phase(job.phase).job(job.number), job.token, words)
 
-    def give_up(self, why: str) -> dict[str, Judgement]:
+    def give_up(self, why: str) -> dict[str, Judgement] | None:
         """Give up every job, so that none starts any more; return by id the judgement of those that
-        have not started. Raises OSError."""
+        have not started. None if one starts meanwhile: then the scheduler may start the others,
+        too, and they are left. Raises OSError."""
         unstarted = {}
+        given_up: list[Path] = []
         for job in self._journal.left:
             directory = self._run.phase(job.phase).job(job.number)
+            had_started = _has_started(directory)
             withdraw(directory, job.token, why)
-            if not any(map(read_claim, directory.attempts())):
-                unstarted[job.job_id] = Judgement("never_ran", why)
+            if had_started:
+                continue
+            if _has_started(directory):
+                for withdrawn in given_up:
+                    withdrawn.unlink(missing_ok=True)
+                return None
+            given_up.append(directory.withdrawn(job.token))
+            unstarted[job.job_id] = Judgement("never_ran", why)
         return unstarted
 
     def expect_end(self) -> None:
@@ -119,6 +129,10 @@ class UnwatchedJobs:
                 )
                 if written.error is not None:
                     raise written.error
+
+
+def _has_started(directory: PhaseDir) -> bool:
+    return any(map(read_claim, directory.attempts()))
 
 
 def _watch(run: RunDir, job: JournalledJob) -> WatchedJob | None:

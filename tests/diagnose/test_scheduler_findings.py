@@ -87,6 +87,30 @@ def test_node_that_is_back_is_named_from_sruns_message(job: ScheduledJob) -> Non
     assert (finding.id, finding.hosts) == ("node-down", ("n1",))
 
 
+@pytest.mark.parametrize(
+    ("since", "reason", "outcome"),
+    [
+        ("2026-01-02T03:09:00", "Duplicate jobid", "cluster_failed"),
+        ("2026-01-02T03:09:00", "maintenance", "failed"),
+        ("2026-01-01T03:09:00", "Duplicate jobid", "failed"),
+    ],
+)
+def test_node_that_could_not_launch_the_job_is_a_failure_of_the_cluster(
+    since: str, reason: str, outcome: str, tmp_path: Path
+) -> None:
+    """slurmctld came back without its last seconds, gave the id of a job that still ran there
+    again, and drained the node. One that was drained before, or by hand, says nothing."""
+    job = ScheduledJob(tmp_path / "other")
+    job.evidence = Evidence(tmp_path, 2)
+    job.recorded("FAILED", f"n1|drained|{since}|root|{reason}\n")
+    job.record = replace(job.record, job=replace(job.record.job, preempted=None))
+    judged, finding = job.finding(JobState("ended", "FAILED", "NonZeroExitCode"))
+    assert judged == outcome
+    if outcome == "cluster_failed":
+        assert (finding.id, finding.hosts) == ("node-down", ("n1",))
+        assert finding.cause.startswith("a node could not launch the job: n1 is drained: Duplicate")
+
+
 def test_node_failure_without_a_named_node(job: ScheduledJob) -> None:
     """It is still a node failure, but no node is named."""
     _, finding = job.finding(JobState("ended", "NODE_FAIL", "NodeDown"))

@@ -198,6 +198,28 @@ def test_task_that_was_cancelled_before_it_started_is_unknown(
     assert client.job_states(["7_1"])["7_1"].kind == "unknown"
 
 
+def test_one_scontrol_for_all_tasks_of_an_array_that_squeue_does_not_list(
+    slurm: FakeSlurm, client: SlurmClient
+) -> None:
+    """After Ctrl-C these are all that had not started: a call for each took a second. The record
+    of the array itself has no number of a task, but one that stands for none."""
+    line = "JobId={} ArrayJobId=7 ArrayTaskId={} JobState=CANCELLED JobName=a Comment=c\n"
+    slurm.answers("scontrol", line.format(7, 4294967294) + line.format(9, 1))
+    states = client.job_states(["7_0", "7_1", "7_2"])
+    assert [states[f"7_{task}"].kind for task in range(3)] == ["unknown", "ended", "unknown"]
+    assert [call for call in slurm.calls() if "scontrol" in call] == ["scontrol -o show job 7"]
+
+
+def test_tasks_are_asked_for_one_by_one_where_slurm_shows_several_on_one_line(
+    slurm: FakeSlurm, client: SlurmClient
+) -> None:
+    """It may cut such a list short."""
+    slurm.answers("scontrol", "JobId=7 ArrayJobId=7 ArrayTaskId=1-2%4 JobState=PENDING\n")
+    assert {state.kind for state in client.job_states(["7_1", "7_2"]).values()} == {"pending"}
+    asked = [call.split()[-1] for call in slurm.calls() if "scontrol" in call]
+    assert asked == ["7", "7_1", "7_2"]
+
+
 def test_silence_about_one_job_hides_no_other(slurm: FakeSlurm, client: SlurmClient) -> None:
     """squeue has answered, and scontrol does not."""
     slurm.answers("squeue", "7|RUNNING|None|n1|N/A|N/A|a|c\n")

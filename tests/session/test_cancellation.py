@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 
 import pytest
 
@@ -77,6 +78,44 @@ def test_run_ends_while_squeue_does_not_answer(
     assert run.result("a")["reason"] == "the run was interrupted"
     monkeypatch.undo()
     squeue.answer.set()
+
+
+def test_jobs_that_the_scheduler_forgets_as_they_are_cancelled_are_not_waited_for(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Slurm does with tasks of an array that had not started."""
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 3 * WITHIN_S)
+    run.backend.on_cancel = JobState("unknown", "", "Job 7_1 not found")
+    session = run.start("a", "b")
+    until(lambda: run.submitted() == ["a", "b"])
+    session.cancel()
+    until(lambda: not session._thread.is_alive())
+    assert not session.close() and has_closed(run)
+    assert {run.result(name)["outcome"] for name in "ab"} == {"cancelled"}
+
+
+def test_job_that_had_not_started_has_its_result_while_another_still_ends(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing a hundred takes as long as a job may take to end."""
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 3 * WITHIN_S)
+    session = run.start("a", "b")
+    until(lambda: run.submitted() == ["a", "b"])
+    run.backend.jobs["b"] = JobState("running", "RUNNING", nodes="n1")
+    until(lambda: session._watched["b"].running)
+    ending = JobState("running", "COMPLETING", nodes="n1")
+
+    def cancel(jobs: Iterable[str]) -> bool:
+        run.backend.jobs |= {"a": JobState("ended", "CANCELLED"), "b": ending}
+        return True
+
+    monkeypatch.setattr(run.backend, "cancel", cancel)
+    session.cancel()
+    until(lambda: run.result("a"))
+    assert run.result("a")["outcome"] == "cancelled" and not run.result("b")
+    run.backend.jobs["b"] = JobState("ended", "CANCELLED")
+    until(lambda: not session._thread.is_alive())
+    assert run.result("b")["outcome"] == "cancelled"
 
 
 def test_job_that_slurm_did_not_agree_to_end_is_named(

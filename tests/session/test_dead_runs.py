@@ -18,13 +18,13 @@ from pytest_clustersmoke.evidence.run_ownership import list_runs
 from pytest_clustersmoke.evidence.scheduler_record import show_time
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.session import dead_runs, lost_answers, reaper, unwatched_jobs
-from pytest_clustersmoke.session.attachment import find_attachment
+from pytest_clustersmoke.session.attachment import describe_start, find_attachment
 from pytest_clustersmoke.session.dead_runs import report_dead_runs
 from pytest_clustersmoke.session.reaper import reap
 from pytest_clustersmoke.session.unwatched_jobs import UnwatchedJobs
 from pytest_clustersmoke.text import UsageProblems
 from tests.fakes.slurm import FakeSlurm
-from tests.support.evidence import Evidence, make_profile
+from tests.support.evidence import Evidence, make_phase, make_profile
 
 RUN_ID = "20261101-020000-abcdef"
 
@@ -214,6 +214,27 @@ def test_job_that_starts_as_it_is_given_up_is_not_called_one_that_never_ran(
     dead.passes("a")
     report(tmp_path, slurm)
     assert dead.outcomes()["a"] == "passed" and directory.withdrawn("ta").exists()
+
+
+def test_job_that_starts_as_it_is_given_up_keeps_the_others_of_its_run(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler starts jobs, so it may start those, too."""
+    first, second = dead.submitted("a", "7"), dead.submitted("b", "8")
+    fall_silent(dead, slurm, hours_ago=WEEK_H + 1)
+
+    def start_before(place: PhaseDir, token: str, why: str) -> None:
+        if place == second:
+            start(place, hours_ago=0, timeout_h=1)
+        lost_answers.withdraw(place, token, why)
+
+    monkeypatch.setattr(unwatched_jobs, "withdraw", start_before)
+    assert report(tmp_path, slurm)[0].startswith(f"run {RUN_ID} is not reported yet")
+    assert dead.outcomes() == {} and not first.withdrawn("ta").exists()
+    for name in ("a", "b"):
+        dead.passes(name)
+    report(tmp_path, slurm)
+    assert dead.outcomes() == {"a": "passed", "b": "passed", "c": "never_ran"}
 
 
 def test_silent_slurm_is_asked_once_for_all_dead_runs(
@@ -413,6 +434,32 @@ def test_latest_is_the_newest_run_without_a_report(
     write_json(tmp_path / "reports" / "newer" / "report.json", {"run_id": newer.run.run_id})
     DeadRun(tmp_path, profile, "20261103-020000-abcdef", proof={})
     assert find_attachment(profile, "latest", takes_over=False).run == dead.run
+
+
+def test_run_that_was_killed_before_it_submitted_anything_is_not_attached(
+    dead: DeadRun, profile: Profile
+) -> None:
+    """It noted neither phases nor profile, and no lock says whether its process lives."""
+    write_json(dead.run.run, describe_run(profile, RUN_ID))
+    with pytest.raises(UsageProblems, match="has not come as far as to submit anything") as refused:
+        find_attachment(profile, "latest", takes_over=True)
+    assert "begin anew, without --cluster-attach" in str(refused.value)
+
+
+def test_script_that_has_changed_since_a_run_began_is_named(
+    tmp_path: Path, profile: Profile
+) -> None:
+    """Another program would be judged than the one that ran."""
+    script = tmp_path / "train.py"
+    script.write_text("steps = 3\n")
+    phase = make_phase(profile, "a", script=script)
+    began = describe_start(profile, [phase], [])
+    DeadRun(tmp_path, profile, phases_chosen=["a"], **began)
+    attachment = find_attachment(profile, RUN_ID, takes_over=False)
+    assert list(attachment.find_changes(profile, [phase])) == []
+    script.write_text("steps = 4\n")
+    (problem,) = attachment.find_changes(profile, [phase])
+    assert problem.what == f"phase a has changed since run {RUN_ID} began: its script"
 
 
 @pytest.mark.parametrize(

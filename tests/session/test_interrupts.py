@@ -34,8 +34,8 @@ def test_first_signal_cancels_and_interrupts(number: int) -> None:
     """Later ones make haste and interrupt nothing, and the old handlers are restored."""
     calls: list[str] = []
     before = signal.getsignal(number)
-    interrupts = Interrupts(lambda: calls.append("cancel"), lambda: calls.append("hurry"))
-    interrupts.catch()
+    interrupts = Interrupts()
+    interrupts.catch(lambda: calls.append("cancel"), lambda: calls.append("hurry"))
     try:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
@@ -48,9 +48,9 @@ def test_first_signal_cancels_and_interrupts(number: int) -> None:
 def test_lost_terminal_is_ignored_under_nohup() -> None:
     """An ignored SIGHUP stays ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    interrupts = Interrupts(lambda: pytest.fail("cancelled"), lambda: None)
+    interrupts = Interrupts()
     try:
-        interrupts.catch()
+        interrupts.catch(lambda: pytest.fail("cancelled"), lambda: None)
         os.kill(os.getpid(), signal.SIGHUP)
         interrupts.release()
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -60,8 +60,8 @@ def test_lost_terminal_is_ignored_under_nohup() -> None:
 
 def test_first_signals_during_the_report_are_ignored() -> None:
     """Only one more signal ends the process without its report."""
-    interrupts = Interrupts(lambda: None, lambda: None)
-    interrupts.catch()
+    interrupts = Interrupts()
+    interrupts.catch(lambda: None, lambda: None)
     try:
         interrupts.ending()
         for _ in range(LET_PASS):

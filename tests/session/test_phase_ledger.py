@@ -353,6 +353,29 @@ def test_attached_run_cancels_the_job_that_waited_behind_a_lost_one(
     assert run.backend.named("cancel") == [("b",)] and run.backend.orders["b"] == "a"
 
 
+@pytest.mark.parametrize("max_jobs", [1, 2])
+def test_attached_run_cancels_the_job_behind_a_lost_one_once_the_scheduler_answers(
+    run: JobRun, max_jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then its id may be another job's, and it is neither withdrawn nor submitted again: it
+    would stay in the queue."""
+    run.backend.chains = True
+    first = run.start("a", "b", after={"b": "a"}, limits=limits(max_jobs=max_jobs, retried="pass"))
+    until(lambda: run.submitted() == ["a", "b"])
+    monkeypatch.setattr(first.submitter, "try_again", lambda name: ControllerFence(run.run))
+    lose_node(run, "a")
+    until(lambda: _events(run, "retry"))
+    waiting = run.backend.jobs["b"]
+    run.backend.jobs.clear()
+    run.attach()
+    until(lambda: len(run.backend.named("states")) > 3)
+    assert "b" not in run.submitted() and run.backend.named("cancel") == []
+    assert not list(run.run.phase("b").root.glob("**/withdrawn.*"))
+    run.backend.jobs["b"] = waiting
+    until(lambda: run.submitted() == ["a", "b"])
+    assert run.backend.named("cancel") == [("b",)] and run.backend.orders["b"] == "a"
+
+
 def test_attached_run_that_may_not_retry_any_more_ends_the_phase(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

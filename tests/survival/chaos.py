@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.evidence.run_directory import RunDir
+from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
 from tests.support.harness import outer_variables, pytest_command
 from tests.support.strikes import CLIENT, Strike, StruckLab, draw_strikes
 from tests.support.truth import PROGRAM, TRUTH, find_violations, read_report, read_truth
@@ -122,7 +122,9 @@ class Chaos:
         return done.stdout if done.returncode == 0 else f"{words[0]} failed: {done.stderr}"
 
     def runs(self) -> set[str]:
-        return {path.parent.name for path in self.shared.glob("*/run.json")}
+        """Those that came as far as to submit jobs: another has nothing to attach or reap."""
+        about = {path.parent.name: read_json(path) or {} for path in self.shared.glob("*/run.json")}
+        return {run_id for run_id, known in about.items() if "report" in known}
 
     # The end
 

@@ -161,6 +161,13 @@ class Board:
             self.check()
             tick()
 
+    def wait_for_submission(self) -> None:
+        """Return once a phase has a job or a result, or the watch thread has failed."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error or any(s.state != WAITING for s in self._states.values())
+            )
+
     def take_news(self) -> list[Progress]:
         """The changes since the last call."""
         with self._changed:

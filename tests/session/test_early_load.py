@@ -1,0 +1,38 @@
+"""What writes the report is loaded once a job was submitted, and holds no submission up."""
+
+from __future__ import annotations
+
+import threading
+
+import jinja2
+import pytest
+
+from pytest_clustersmoke.jobs.outcome import Judgement
+from pytest_clustersmoke.report import page
+from pytest_clustersmoke.session.early_load import load_report_early
+from pytest_clustersmoke.session.live.board import Board
+
+
+@pytest.mark.parametrize("is_submitted", [True, False])
+def test_templates_are_compiled_once_a_phase_was_submitted_or_ended(
+    is_submitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before; and of a run that submits nothing, no thread is left."""
+    loaded, board = threading.Event(), Board(["a", "b"])
+    monkeypatch.setattr(page, "load_templates", loaded.set)
+    load_report_early(board)
+    board.post("a", "waits")
+    assert not loaded.is_set()
+    if is_submitted:
+        board.set_submitted("a", "7", 0.0, None)
+    else:
+        board.finish("a", Judgement("never_ran", "refused"), None)
+    assert loaded.wait(20)
+
+
+def test_no_template_is_left_to_be_compiled_for_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling all takes longer than to fill them in."""
+    page.load_templates()
+    monkeypatch.setattr(jinja2.Environment, "compile", lambda *_: pytest.fail("compiled"))
+    names = {path.name for path in page.HERE.glob("*.j2")}
+    assert {page._environment().get_template(name).name for name in names} == names
