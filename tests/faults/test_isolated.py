@@ -6,6 +6,9 @@ wrong with one node.
 
 from __future__ import annotations
 
+import os
+import shutil
+import stat
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -41,23 +44,28 @@ def isolated(folder: Path) -> Iterator[lab.Lab]:
         yield running
 
 
+def mount_over(node: str, hosts: LabHosts, upper: Path, place: Path) -> None:
+    """Lay a folder over another one; what the node writes there goes to the upper one."""
+    work = upper.with_name(f"{upper.name}.work")
+    work.mkdir()
+    options = f"lowerdir={place},upperdir={upper},workdir={work}"
+    hosts.run(node, 'mount -t overlay overlay -o "$1" "$2"', options, place)
+
+
 def break_nodes(hosts: LabHosts, folder: Path) -> None:
     """Break one node for each fault."""
     shared = folder / "shared"
     shared.mkdir(mode=0o700)
-    # Another installation: the metadata of one package state another version.
-    real = Path(str(metadata.distribution("transformers").locate_file("")))
-    (info,) = real.glob("transformers-*.dist-info")
-    version = f"Version: {metadata.version('transformers')}"
-    text = (info / "METADATA").read_text()
-    assert version in text
-    (folder / "METADATA").write_text(text.replace(version, "Version: 0.0.1", 1))
-    hosts.run("node2", 'mount --bind "$1" "$2"', folder / "METADATA", info / "METADATA")
+    # Another installation: the folder of one package's metadata has another version in its name.
+    installed = Path(str(metadata.distribution("transformers").locate_file("")))
+    (info,) = installed.glob("transformers-*.dist-info")
+    other = folder / "installed"
+    shutil.copytree(info, other / "transformers-0.0.1.dist-info")
+    os.mknod(other / info.name, stat.S_IFCHR)  # hides what has this name below it
+    mount_over("node2", hosts, other, installed)
     # A shared directory that shows what other nodes write, and hides what this one writes.
-    for name in ("upper", "work"):
-        (folder / name).mkdir()
-    options = f"lowerdir={shared},upperdir={folder}/upper,workdir={folder}/work"
-    hosts.run("node4", 'mount -t overlay overlay -o "$1" "$2"', options, shared)
+    (folder / "upper").mkdir()
+    mount_over("node4", hosts, folder / "upper", shared)
     # The name of the rendezvous node leads to an interface that not every node can reach.
     (folder / "hosts").write_text(f"{UNREACHABLE} node5\n127.0.0.1 localhost\n")
     hosts.run("node5", 'mount --bind "$1" /etc/hosts', folder / "hosts")
