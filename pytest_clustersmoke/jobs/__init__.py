@@ -9,5 +9,5 @@ local_backend.py  N virtual nodes on this machine, each in a session of its own
 batch_script.py   what a node runs: the setup lines, the environment, and our Python
 slurm_client.py   runs Slurm's commands, in their own sessions and without an outer job's variables
 slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py: about jobs
-job_watch.py      when to ask about a job, and whether it is over; outcome.py: how it ended
+job_watch.py      whether a job is over; poller.py: when to ask about it; outcome.py: how it ended
 """

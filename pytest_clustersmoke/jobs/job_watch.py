@@ -1,8 +1,5 @@
-"""Decides when to poll the scheduler, and when a job is over.
-
-A job's own result files come first, since reading them costs the scheduler nothing. While all jobs
-are pending the polls become rarer; once a job's claim file shows that it started, they become
-frequent again.
+"""Decides when a job is over. Its own result files come first, since reading them costs the
+scheduler nothing; what the scheduler shows of another start of the job says nothing about this one.
 """
 
 from __future__ import annotations
@@ -11,7 +8,7 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -20,7 +17,7 @@ from ..config.hostlist import expand_hostlist
 from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
-from ..evidence.run_directory import RESTART, PhaseDir
+from ..evidence.run_directory import PhaseDir
 from ..evidence.scheduler_record import (
     NODE_FAILED,
     JobState,
@@ -31,11 +28,9 @@ from ..evidence.scheduler_record import (
 from ..evidence.telemetry import Events, parse_text, read_events
 from ..evidence.whole_files import is_full
 from ..node.abort_flag import visible
-from .backend import ANY_JOB, STRANGER, Backend, JobEnder, Submission, Words, names_job
+from .backend import ANY_JOB, STRANGER, Backend, JobEnder, Words, names_job
 from .slurm_jobs import parse_message
 
-FIRST_POLL_S = 0.5
-PENDING_POLL_S = 15.0
 # A shared file system may show a result some seconds after the scheduler reports the job's end.
 RESULT_GRACE_S = 1.5
 # NFS caches attributes for up to a minute.
@@ -52,6 +47,7 @@ VERDICT_GRACE_S = 6.0
 NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
 SILENT = "the scheduler does not answer"
+OUTDATED = "the scheduler shows it as it was before it started (was slurmctld restarted?)"
 # In which a scheduler has considered every job that waits (Slurm's sched_interval).
 CYCLE_S = 60.0
 # Why a job is pending that waits for others: too many tasks of its array run, or its lane is busy.
@@ -112,6 +108,9 @@ class WatchedJob:
     state: JobState | None = None
     state_at: float = 0.0  # when the scheduler reported it
     running: bool = False
+    submitted: float | None = None  # when this start was, by the scheduler's clock (Unix seconds)
+    was_set_back: bool = False  # the scheduler showed it as it was before it started
+    is_queued: bool = False  # which it still shows, or its second start
     ended_at: float | None = None
     unknown_since: float | None = None
     looked_at: float = 0.0  # and seen to write, since the scheduler has forgotten it
@@ -178,10 +177,11 @@ class WatchedJob:
         """Record the state that the scheduler reported."""
         now = time.monotonic()
         self.is_ours = names_job(self.words, state.name, state.comment)
-        if state.kind == "unknown" or not self.is_ours:
+        if state.kind == "unknown" or not self.is_ours or self._is_set_back(state):
             self.unknown_since = self.unknown_since or now
+            self.is_queued = self.is_ours and state.kind in ("pending", "running")
             return
-        self.is_sure = True
+        self.is_sure, self.is_queued = True, False
         was_running = self.state is not None and self.state.kind == "running"
         # A running job that is pending again was requeued; Slurm restarts it minutes later.
         requeued = was_running and state.kind == "pending" and state.raw != "CONFIGURING"
@@ -192,6 +192,8 @@ class WatchedJob:
             if now - self.requeued_since < RESULT_GRACE_S:
                 return
         self.state, self.state_at, self.unknown_since = state, now, None
+        if state.submitted != self.submitted and (requeued or self._is_own_submission(state)):
+            self.submitted = state.submitted
         # Of a job that is completing the scheduler lists the nodes that are not done yet.
         self.allocated = max(self.allocated, state.nodes, key=lambda n: len(expand_hostlist(n)))
         if self.waits_for_turn:
@@ -202,6 +204,23 @@ class WatchedJob:
         self.running = self.running or state.kind == "running"
         if requeued or state.kind in ("ended", "held"):
             self.ended_at = self.ended_at or now
+
+    def _is_own_submission(self, state: JobState) -> bool:
+        """Whether it is the submission of this start: a job that waits, but has started, may have
+        been requeued before anybody looked."""
+        return state.kind == "running" or not visible(self.directory.claim)
+
+    def _is_set_back(self, state: JobState) -> bool:
+        """Whether a state is not of this start of the job: a slurmctld that was killed came back
+        with an older state, in which the job waits, and then starts it a second time, which ends at
+        the claim. A requeue is a new submission for Slurm."""
+        if state.submitted is None or state.submitted != self.submitted:
+            return False
+        if state.kind != "pending":
+            return self.was_set_back and visible(self.directory.started_again)
+        is_back = self.running and state.raw != "CONFIGURING"
+        self.was_set_back = self.was_set_back or is_back
+        return is_back
 
     def check_wait(self, limit_s: float | None, estimate: float | None) -> WaitEnd | None:
         """The end of the job's wait in the queue, which may last so long; without a limit, or once
@@ -255,7 +274,8 @@ class WatchedJob:
     def has_left_queue(self) -> bool:
         """Whether the scheduler has seen its end, or has forgotten it: no other job can wait for it
         there."""
-        return self.ended_at is not None or self.unknown_since is not None
+        is_forgotten = self.unknown_since is not None and not self.is_queued
+        return self.ended_at is not None or is_forgotten
 
     def is_over(self) -> bool:
         """Whether no more results can be expected from the job."""
@@ -264,8 +284,8 @@ class WatchedJob:
             return False
         if self.check_files():
             self.complete_since = self.complete_since or now
-            answered = self.ended_at is not None or self.unknown_since is not None
-            return self.has_succeeded() or answered or now - self.complete_since > VERDICT_GRACE_S
+            waited = now - self.complete_since > VERDICT_GRACE_S
+            return self.has_succeeded() or self.has_left_queue or waited
         # COMPLETED means that every node's task wrote its result before it exited with 0.
         missing = len(self.results) < self.nodes or (self._has_stopped() and self.resumes)
         completed = missing and self.state is not None and self.state.raw == "COMPLETED"
@@ -368,14 +388,14 @@ class WatchedJob:
 
     def last_state(self) -> JobState | None:
         """The last state that the scheduler reported, other than a cancellation by this run; None
-        or `unknown` if it no longer knows the job, or its last answer is older than the job's end.
-        """
+        or `unknown` if it no longer knows the job or its start, or its last answer is older than
+        the job's end."""
         if self.failed_first and self.state is not None and self.state.raw == "CANCELLED":
             return self.state_before_end
         if not self.is_ours:
             return JobState("unknown", "", STRANGER)
         if self.unknown_since is not None:
-            return None
+            return JobState("unknown", "", OUTDATED) if self.was_set_back else None
         return JobState("unknown", "", SILENT) if self._is_outdated() else self.state
 
     def _is_outdated(self) -> bool:
@@ -383,58 +403,3 @@ class WatchedJob:
         them: then its last state does not say how the job ended."""
         words_at = max(self.complete_since or 0.0, self.failing_since or 0.0)
         return self.state is None or (self.ended_at is None and self.state_at <= words_at)
-
-
-def watch_job(job: Submission, job_id: str, after: str) -> WatchedJob:
-    """The watch over a job; `after`: the phase that it waits for in the queue."""
-    newest, phase = job.directory.newest, job.phase
-    return WatchedJob(
-        phase.name,
-        job_id,
-        newest,
-        int(phase.nodes.value),
-        time.monotonic(),
-        after,
-        job.words,
-        job.token,
-        "",
-        float(phase.timeout_s.value),
-        {name: float(limit.value) for name, limit in phase.stage_limits_s.items()},
-        resumes=bool(phase.resume.value),
-        restarts=newest.attempt // RESTART,
-    )
-
-
-class Poller:
-    """Asks the scheduler for the states of all jobs at once, as rarely as possible: at most once
-    every `running_s`."""
-
-    def __init__(self, backend: Backend, running_s: float) -> None:
-        self._backend = backend
-        self._running_s = running_s
-        self._interval_s = FIRST_POLL_S
-        self._next = self._earliest = 0.0
-
-    def poll_soon(self) -> None:
-        self._interval_s = FIRST_POLL_S
-        self._next = min(self._next, time.monotonic() + FIRST_POLL_S)
-
-    def poll(self, jobs: Iterable[WatchedJob]) -> None:
-        jobs = list(jobs)
-        now = time.monotonic()
-        if any(job.complete_since and not job.ended_at for job in jobs):
-            self.poll_soon()
-        elif any(job.running for job in jobs):  # perhaps known only from its claim
-            self._next = min(self._next, now + self._running_s)
-        if not jobs or now < max(self._next, self._earliest):
-            return
-        self._earliest = now + self._running_s
-        states = self._backend.states([job.job_id for job in jobs])
-        for job in jobs:
-            if job.job_id in states:
-                job.record_state(states[job.job_id])
-        if any(job.running for job in jobs):
-            self._interval_s = self._running_s
-        else:
-            self._interval_s = min(self._interval_s * 1.5, PENDING_POLL_S)
-        self._next = time.monotonic() + self._interval_s

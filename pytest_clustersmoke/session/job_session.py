@@ -24,8 +24,9 @@ from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import ISOLATION, RERUN, RunDir
 from ..evidence.run_journal import FencedJournal, read_journal
 from ..jobs.backend import Backend, Submission, prepare_jobs
-from ..jobs.job_watch import Poller, WaitEnd, WatchedJob, watch_job
+from ..jobs.job_watch import WaitEnd, WatchedJob
 from ..jobs.outcome import REQUEUED, Judgement, judge_refusal
+from ..jobs.poller import Poller, watch_job
 from ..preflight.slurm_check import CheckResult
 from .cancellation import Cancellation, Leftover
 from .earlier_jobs import list_left, restore_test, sort_jobs

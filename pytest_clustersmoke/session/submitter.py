@@ -20,8 +20,9 @@ from ..evidence.run_directory import RunDir, create_phase
 from ..evidence.run_journal import FencedJournal, RunJournal
 from ..evidence.whole_files import is_full
 from ..jobs.backend import ArrayBackend, Backend, Refused, Submission, Unanswered, prepare_jobs
-from ..jobs.job_watch import WatchedJob, watch_job
+from ..jobs.job_watch import WatchedJob
 from ..jobs.outcome import Judgement
+from ..jobs.poller import watch_job
 from .cancellation import Cancellation
 from .earlier_jobs import EarlierJobs
 from .live.board import Board

@@ -78,7 +78,7 @@ class UnwatchedJobs:
         alive = []
         for job in self.jobs.values():
             job.record_state(self._keep_own(states[job.job_id]))
-            if job.ended_at is None and job.unknown_since is None:
+            if not job.has_left_queue:
                 alive.append(job.job_id)
         return alive
 

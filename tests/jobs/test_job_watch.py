@@ -22,8 +22,10 @@ from pytest_clustersmoke.evidence.scheduler_record import (
     read_scheduler_record,
 )
 from pytest_clustersmoke.jobs import job_watch
-from pytest_clustersmoke.jobs.job_watch import Poller, WatchedJob
+from pytest_clustersmoke.jobs.job_watch import WatchedJob
 from pytest_clustersmoke.jobs.outcome import judge_job
+from pytest_clustersmoke.jobs.poller import Poller
+from pytest_clustersmoke.jobs.slurm_jobs import parse_sinfo
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import Evidence
 
@@ -269,6 +271,106 @@ def test_requeued_job_is_over_before_it_restarts(tmp_path: Path, clock: Clock) -
     assert not job.is_over()
     clock.now += job_watch.RESULT_GRACE_S + 0.1
     assert job.is_over()
+
+
+WAITS = JobState("pending", "PENDING", "JobArrayTaskLimit", submitted=100.0)
+RUNS = JobState("running", "RUNNING", nodes="n0", submitted=100.0, started=103.0)
+ENDED_OUTSIDE = "the job was ended by SIGTERM from outside"
+UNHEARD = parse_sinfo("n0|unknown|Unknown|Unknown|none")
+
+
+@pytest.fixture
+def set_back(tmp_path: Path, clock: Clock) -> tuple[Evidence, WatchedJob]:
+    """A job that runs, while slurmctld comes back with the state that it had before, and has not
+    heard of the node yet."""
+    evidence = Evidence(tmp_path).started()
+    evidence.dir.claim.touch()
+    job = watched(evidence)
+    for state in (WAITS, RUNS, WAITS):
+        job.record_state(state)
+        clock.now += job_watch.RESULT_GRACE_S + 0.1
+    SchedulerRecord(nodes=UNHEARD).write(evidence.dir.scheduler)
+    return evidence, job
+
+
+def test_running_job_that_slurmctld_shows_as_pending_passes(
+    set_back: tuple[Evidence, WatchedJob], clock: Clock
+) -> None:
+    """A slurmctld that was killed shows what it last saved. The job's result is its truth."""
+    evidence, job = set_back
+    assert not job.is_over() and not job.has_left_queue and job.may_end
+    clock.now += job_watch.FORGOTTEN_LOOK_S
+    assert not job.is_over()
+    evidence.done()
+    assert job.is_over() and job.has_succeeded()
+    assert judge_job(evidence.result(), job.last_state()).outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("rank_died", ("failed", "n0: rank 0 died")),
+        (
+            "terminated",
+            ("lost", f"the job was ended by SIGTERM from outside, and {job_watch.OUTDATED}"),
+        ),
+    ],
+)
+def test_job_that_slurmctld_shows_as_pending_was_not_requeued(
+    reason: str,
+    expected: tuple[str, str],
+    set_back: tuple[Evidence, WatchedJob],
+    clock: Clock,
+) -> None:
+    """Its own reason counts, and no node failed that slurmctld has not heard of yet."""
+    evidence, job = set_back
+    evidence.node(0, ok=False, reason=reason, why="rank 0 died")
+    assert not job.is_over()
+    clock.now += job_watch.VERDICT_GRACE_S + 1
+    assert job.is_over()
+    judged = judge_job(evidence.result(), job.last_state())
+    assert (judged.outcome, judged.reason) == expected
+
+
+def test_second_start_after_slurmctld_was_set_back_does_not_end_the_first(
+    set_back: tuple[Evidence, WatchedJob], clock: Clock
+) -> None:
+    """The second one ends at the claim of the first, whose ranks go on."""
+    evidence, job = set_back
+    again = replace(RUNS, started=109.0)
+    job.record_state(again)
+    evidence.dir.started_again.touch()
+    job.record_state(replace(again, kind="ended", raw="FAILED"))
+    clock.now += job_watch.RESULT_GRACE_S + 0.1
+    assert not job.is_over() and job.has_left_queue
+    evidence.done()
+    assert job.is_over() and job.has_succeeded()
+
+
+def test_job_that_slurmctld_has_set_back_and_whose_ranks_are_silent_is_over(
+    set_back: tuple[Evidence, WatchedJob], clock: Clock
+) -> None:
+    """It may have been killed; it is cancelled, since it could start a second time."""
+    job = set_back[1]
+    assert lost_after_s(job, clock) < 130
+    assert job.may_run and job.last_state() == JobState("unknown", "", job_watch.OUTDATED)
+
+
+@pytest.mark.parametrize("node", ["down*", "idle"])
+def test_requeue_is_a_new_submission(node: str, tmp_path: Path, clock: Clock) -> None:
+    """Slurm changes the time of submission of a job that it requeues."""
+    evidence = Evidence(tmp_path).started()
+    evidence.dir.claim.touch()
+    job = watched(evidence)
+    job.record_state(WAITS)
+    job.record_state(RUNS)
+    job.record_state(replace(WAITS, reason="BeginTime", submitted=140.0))
+    clock.now += job_watch.RESULT_GRACE_S + 0.1
+    assert job.is_over()
+    nodes = parse_sinfo(f"n0|{node}|2026-01-01T00:00:00|root|Not responding")
+    SchedulerRecord(nodes=nodes).write(evidence.dir.scheduler)
+    judged = judge_job(evidence.result(), job.last_state())
+    assert judged.outcome == ("cluster_failed" if node == "down*" else "preempted")
 
 
 def test_results_seen_after_a_requeue_still_ask_for_it(tmp_path: Path, clock: Clock) -> None:

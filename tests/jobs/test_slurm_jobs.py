@@ -10,6 +10,7 @@ from pytest_clustersmoke.jobs.slurm_jobs import (
     AllocatedNode,
     JobStep,
     parse_allocation,
+    parse_sinfo,
     parse_step_end,
     parse_step_refusal,
     parse_steps,
@@ -157,3 +158,23 @@ def test_refusal_of_a_step_is_quoted() -> None:
     words = "Unable to create step for job 1: More processors requested than permitted"
     assert parse_step_refusal(f"srun: error: {words}\n") == words
     assert parse_step_refusal(EXITED) == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "is_down"),
+    [
+        ("down", True),
+        ("down*", True),
+        ("idle*", True),
+        ("failing", True),
+        ("idle", False),
+        ("unknown", False),
+        ("unk*", False),
+    ],
+)
+def test_node_that_slurmctld_has_not_heard_of_yet_takes_no_job_but_is_not_down(
+    state: str, is_down: bool
+) -> None:
+    """So it is shown for a while after slurmctld was started again."""
+    (node,) = parse_sinfo(f"node0|{state}|Unknown|Unknown|none")
+    assert (node.down, node.unusable) == (is_down, state != "idle")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.jobs import job_watch
+from pytest_clustersmoke.jobs import job_watch, poller
 from pytest_clustersmoke.session import cancellation, job_session
 from tests.support.job_run import JobRun, until
 
@@ -16,7 +16,8 @@ from tests.support.job_run import JobRun, until
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobRun]:
     for each in (job_session, cancellation):
         monkeypatch.setattr(each, "TICK_S", 0.01)
-    for name in ("FIRST_POLL_S", "RESULT_GRACE_S", "FORGOTTEN_LOOK_S", "VERDICT_GRACE_S"):
+    monkeypatch.setattr(poller, "FIRST_POLL_S", 0.05)
+    for name in ("RESULT_GRACE_S", "FORGOTTEN_LOOK_S", "VERDICT_GRACE_S"):
         monkeypatch.setattr(job_watch, name, 0.05)
     made = JobRun(tmp_path)
     yield made

@@ -21,7 +21,7 @@ import pytest
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         from pytest_clustersmoke.session.live.event_tail import EventTail
-        from pytest_clustersmoke.jobs.job_watch import Poller
+        from pytest_clustersmoke.jobs.poller import Poller
         def broken(*given):
             raise ValueError("it broke")
         {}.{} = broken
