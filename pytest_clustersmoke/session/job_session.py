@@ -397,10 +397,8 @@ class JobSession:
         self._check_place()
         self.fence.check()
         self._watched.pop(name, None)
-        marks = {
-            **fault_mark(self.phases[name]),
-            "estimated_start": self.submitter.starts.get(name),
-        }
+        estimate = self.submitter.starts.get(name)
+        marks = {**fault_mark(self.phases[name]), "estimated_start": estimate}
         left = {"confirmed": False} if name in self._ending.unconfirmed else {}
         if left:  # before the result, which would say that the job has ended
             self.journal.write("unconfirmed", phase=name)

@@ -102,7 +102,7 @@ def test_job_that_had_not_started_has_its_result_while_another_still_ends(
     session = run.start("a", "b")
     until(lambda: run.submitted() == ["a", "b"])
     run.backend.jobs["b"] = JobState("running", "RUNNING", nodes="n1")
-    until(lambda: session._watched["b"].running)
+    until(lambda: "b" in session._watched and session._watched["b"].running)
     ending = JobState("running", "COMPLETING", nodes="n1")
 
     def cancel(jobs: Iterable[str]) -> bool:
