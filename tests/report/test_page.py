@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
+from jinja2.bccache import bc_magic
 
 from pytest_clustersmoke.report import page as page_module
 from pytest_clustersmoke.report.node_records import find_differences
@@ -279,6 +280,19 @@ def test_damaged_compiled_template_is_compiled_again(templates: Path, kept: int)
     (compiled,) = (templates / "__pycache__").iterdir()
     whole = compiled.read_bytes()
     compiled.write_bytes(whole[:kept])
+    assert render_with_cache(templates) == "hello anna"
+    assert compiled.read_bytes() == whole
+
+
+@pytest.mark.parametrize("damage", [b"I" + b"x" * 40 + b"\n.", b"c\nx\n.", b"(t.", b"h\x09."])
+def test_garbage_in_place_of_a_compiled_template_fails_no_report(
+    templates: Path, damage: bytes
+) -> None:
+    """Behind a valid head: unpickling it raises errors of many kinds."""
+    render_with_cache(templates)
+    (compiled,) = (templates / "__pycache__").iterdir()
+    whole = compiled.read_bytes()
+    compiled.write_bytes(bc_magic + damage)
     assert render_with_cache(templates) == "hello anna"
     assert compiled.read_bytes() == whole
 
