@@ -260,8 +260,8 @@ def _known_failure(what: str, marks: Mapping[str, str]) -> KnownRecord | None:
 
 
 def failure_text(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why a test or file failed or was skipped, without the traceback. That an assertion failed goes
-    without saying."""
+    """Why a test or file failed or was skipped, without the traceback, and without saying that an
+    assertion failed."""
     why = report.longrepr
     if isinstance(why, tuple):  # a skip: file, line, reason
         text = str(why[2]).removeprefix("Skipped: ")
