@@ -16,7 +16,7 @@ from pydantic import Field
 
 from ..text import sanitize_line
 from .run_counts import RecordModel
-from .telemetry import parse_int, parse_text
+from .telemetry import parse_offset, parse_text
 from .variable_names import HIDDEN, SECRET_VALUE, may_be_secret
 
 MAX_COMMAND = 4000  # characters
@@ -86,6 +86,6 @@ def read_request(about: Mapping[str, Any]) -> RequestRecord:
         user=parse_text(about.get("user")) or "",
         host=parse_text(about.get("host")) or "",
         command=parse_text(about.get("command")) or "",
-        utc_offset_s=parse_int(about.get("utc_offset_s")),
+        utc_offset_s=parse_offset(about.get("utc_offset_s")),
         publish="names" if about.get("publish") == "names" else "all",
     )

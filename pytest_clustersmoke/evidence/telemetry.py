@@ -35,6 +35,7 @@ UNNAMED_KERNELS = "passes of one step differ, and those with deterministic kerne
 MARK_BEGINS, LAST_MARKS = f'{{"event": "{MARK}", '.encode(), 8
 # Named by a rank's `start` event; a file of another schema is not read.
 SCHEMA = 1
+MAX_OFFSET_S = 24 * 3600
 
 
 class EventWriter:
@@ -219,6 +220,12 @@ def typical_s(times_s: Sequence[float]) -> float:
 
 def parse_int(value: Any) -> int | None:
     return value if type(value) is int else None
+
+
+def parse_offset(value: Any) -> int | None:
+    """A UTC offset in seconds; one of a day or more counts as missing."""
+    offset = parse_int(value)
+    return offset if offset is not None and abs(offset) < MAX_OFFSET_S else None
 
 
 def parse_text(value: Any) -> str | None:

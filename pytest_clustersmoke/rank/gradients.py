@@ -93,14 +93,7 @@ class Probe:
         import torch
         import torch.distributed as dist
 
-        rows = []
-        for bucket in self._buckets():
-            parts = [self._own(self.parameters[index][1], local[index]) for index in bucket]
-            for index in bucket:
-                local[index] = None  # free the gradients of a large model bucket by bucket
-            means = self._average([part for _, part in parts])
-            for index, (alone, part), mean in zip(bucket, parts, means, strict=True):
-                rows.append(self._distances(self.parameters[index][1], alone, part, mean))
+        rows = [row for bucket in self._buckets() for row in self._compare_bucket(bucket, local)]
         # Columns: squared norms of local, (applied - mean), (local - mean), and
         # of samples of applied and mean, and the product of these two.
         table = torch.stack(rows)
@@ -132,6 +125,22 @@ class Probe:
             "synced": errors[worst] <= tolerance,  # false for NaN
             "factor": _common_factor([float(column.sum()) for column in products], tolerance),
         }
+
+    def _compare_bucket(
+        self, bucket: Sequence[int], local: list[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        """The squared norms for each of these parameters. What it holds is free at its end: two
+        buckets of a large model need not fit into memory beside it."""
+        parameters = [self.parameters[index][1] for index in bucket]
+        parts = []
+        for index, parameter in zip(bucket, parameters, strict=True):
+            parts.append(self._own(parameter, local[index]))
+            local[index] = None
+        means = self._average([part for _, part in parts])
+        return [
+            self._distances(parameter, alone, part, mean)
+            for parameter, (alone, part), mean in zip(parameters, parts, means, strict=True)
+        ]
 
     def _buckets(self) -> list[list[int]]:
         """The indices of the parameters whose gradients are averaged together, in order."""

@@ -94,14 +94,14 @@ class HighlightGroup:
 
 def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[HighlightGroup]:
     """The highlights, failures before warnings, the worst kind first. `anchors` maps phases to
-    their HTML anchors."""
+    their HTML anchors; of a screen, nodes."""
     if record.proof is not None:
         return list(_group("gates", "Gates not proven", "bad", _gates(record.proof)))
     if record.screen is not None:
         failing, silent = map(record.screen.of, (FAILING, NO_ANSWER))
         return [
-            *_group("nodes", "Bad node", "bad", _nodes(failing)),
-            *_group("silent", "No answer", "warn", _nodes(silent)),
+            *_group("nodes", "Bad node", "bad", _nodes(failing, anchors)),
+            *_group("silent", "No answer", "warn", _nodes(silent, anchors)),
         ]
     phases = [(phase, anchors[phase.phase]) for phase in record.phases]
     shared = list_shared(record)
@@ -407,10 +407,10 @@ def _differences(record: RunRecord) -> Iterator[Highlight]:
         yield Highlight(difference.fact, text, "nodes", "nodes")
 
 
-def _nodes(nodes: Iterable[ScreenedNode]) -> Iterator[Highlight]:
+def _nodes(nodes: Iterable[ScreenedNode], anchors: dict[str, str]) -> Iterator[Highlight]:
     """The nodes of a screen that are not fit."""
     for node in nodes:
-        yield Highlight(node.node, node.reason, "screen", "screen")
+        yield Highlight(node.node, node.reason, node.node, anchors[node.node])
 
 
 def _gates(proof: ProofRecord) -> Iterator[Highlight]:

@@ -22,10 +22,21 @@ def list_next_steps(record: RunRecord) -> list[str]:
 
 
 def _list_fixes(record: RunRecord) -> Iterator[str]:
-    """What the findings of the failed phases advise."""
+    """What the findings of the failed phases advise; then how to find out why metrics are off."""
     for phase in record.phases:
         if phase.outcome not in ("passed", *NOT_MEASURED) and phase.known is None:
             yield from (f"{phase.phase}: {finding.fix}" for finding in _causes(phase))
+    for phase in record.phases:
+        red = [each for each in phase.criteria.values() if each.result == "failed"]
+        if phase.outcome == "passed" and any("history" in each.judged for each in red):
+            yield f"{phase.phase}: {_compare_with_past(record, phase)}"
+
+
+def _compare_with_past(record: RunRecord, phase: PhaseRecord) -> str:
+    good = phase.last_good
+    found = f"find what changed by `clustersmoke compare {good} {record.run_id}`; " if good else ""
+    accept = f"clustersmoke references accept --cluster {record.cluster} --phase {phase.phase}"
+    return f"{found}if the new level is right, `{accept} --reason TEXT`"
 
 
 def _causes(phase: PhaseRecord) -> list[FindingRecord]:

@@ -11,7 +11,6 @@ import base64
 import contextlib
 import hashlib
 import json
-import pickle
 import sys
 from collections.abc import Callable
 from functools import cache, partial
@@ -126,7 +125,7 @@ class CompiledTemplates(jinja2.FileSystemBytecodeCache):
         super().__init__(str(place), f"{__version__}-%s.jinja")
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        with contextlib.suppress(OSError, EOFError, ValueError, pickle.UnpicklingError):
+        with contextlib.suppress(Exception):  # unpickling damaged bytes raises almost anything
             super().load_bytecode(bucket)
 
     def dump_bytecode(self, bucket: Bucket) -> None:

@@ -77,6 +77,17 @@ class PhaseSection:
     merged: bool  # ranks that ended alike share a row
     has_losses: bool  # of its marks, if it did not pass
 
+    def criteria_of(self, result: str) -> list[tuple[list[str], str]]:
+        """The criteria of this result, each with its text. Those that were skipped for one reason,
+        since the job failed say, are together."""
+        named = {name: one for name, one in self.record.criteria.items() if one.result == result}
+        if result != "skipped":
+            return [([name], criterion.text) for name, criterion in named.items()]
+        by_text: dict[str, list[str]] = {}
+        for name, criterion in named.items():
+            by_text.setdefault(criterion.text, []).append(name)
+        return [(names, text) for text, names in by_text.items()]
+
 
 @dataclass(frozen=True)
 class FactCell:
@@ -96,6 +107,8 @@ class PageContent:
     node_columns: list[str]
     node_rows: list[tuple[FactsRecord, list[FactCell]]]
     scope: str  # what was selected, unless the sentence says so
+    node_anchors: dict[str, str]  # of the nodes of a screen
+    not_measured: list[str]  # each in words, then the phases that this cluster does not run
     optional: list[str]  # kinds that were neither required nor measured
     had_past: bool  # there are earlier runs of these phases
     places: list[tuple[str, str, str, str]]  # phase, its nodes, those new to it, those of earlier
@@ -104,7 +117,8 @@ class PageContent:
 def build_view(record: RunRecord) -> PageContent:
     """The view of a record whose texts are sanitized."""
     named = anchors(phase.phase for phase in record.phases)
-    highlights = find_highlights(record, named)
+    nodes = anchors((node.node for node in record.screen.nodes), "node") if record.screen else {}
+    highlights = find_highlights(record, nodes or named)
     places = {place for group in highlights for place in group.places}
     phases = [_phase(phase, named, places, record.missing) for phase in record.phases]
     columns, rows = _node_table(record)
@@ -115,10 +129,24 @@ def build_view(record: RunRecord) -> PageContent:
         node_columns=columns,
         node_rows=rows,
         scope=_scope(record),
+        node_anchors=nodes,
+        not_measured=_list_unmeasured(record),
         optional=_optional(record),
         had_past=any(phase.trend and phase.trend["run_ids"] for phase in record.phases),
         places=_list_places(record),
     )
+
+
+def _list_unmeasured(record: RunRecord) -> list[str]:
+    """What was not measured. A phase that no test defines is missing and absent: it is said once,
+    in the words that have a near match."""
+    twice = {
+        str(missing)
+        for missing in record.missing
+        if missing.phase in record.counts.undefined_phases
+        and any(f" lists the phase {missing.phase}, " in line for line in record.absent_phases)
+    }
+    return [*(text for text in record.not_measured if text not in twice), *record.absent_phases]
 
 
 def _list_places(record: RunRecord) -> list[tuple[str, str, str, str]]:

@@ -260,11 +260,13 @@ def _known_failure(what: str, marks: Mapping[str, str]) -> KnownRecord | None:
 
 
 def failure_text(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why a test or file failed or was skipped, without the traceback."""
+    """Why a test or file failed or was skipped, without the traceback, and without saying that an
+    assertion failed."""
     why = report.longrepr
     if isinstance(why, tuple):  # a skip: file, line, reason
         text = str(why[2]).removeprefix("Skipped: ")
     else:
         crash = getattr(why, "reprcrash", None)
         text = str(crash.message) if crash is not None else str(why or "")
+        text = text.removeprefix("AssertionError: ")
     return sanitize_lines(text[-MAX_CHARACTERS:])

@@ -54,10 +54,17 @@ def test_long_command_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "about", [{}, {"user": 3, "host": None, "utc_offset_s": "x", "command": []}]
+    "about",
+    [
+        {},
+        {"user": 3, "host": None, "utc_offset_s": "x", "command": []},
+        {"utc_offset_s": 24 * 3600},
+        {"utc_offset_s": -(10**30)},
+        {"utc_offset_s": True},
+    ],
 )
 def test_run_of_an_older_version_asked_for_nothing_known(about: dict[str, Any]) -> None:
-    """What run.json lacks, or has in a wrong type, is unknown."""
+    """What run.json lacks, or has in a wrong type or out of range, is unknown."""
     request = read_request(about)
     assert (request.user, request.host, request.command) == ("", "", "")
     assert request.utc_offset_s is None and request.publish == "all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -119,6 +120,28 @@ def test_gradients_of_many_parameters_are_averaged_together(
     probe = Probe(named, lambda _: None, "fp32", 1.0, world_size=1)
     probe.compare([torch.ones_like(parameter) for _, parameter in named])
     assert sizes == {1000: 2, 5000: 1, len(named): 1}  # the last adds up their norms
+
+
+def test_buckets_are_freed_one_after_another(
+    single_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a large model there may be no room for two of them: as a bucket is averaged, the last
+    one is not held any more."""
+    alive: list[int] = []
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        alive.append(sum(each() is not None for each in held))
+        held.append(weakref.ref(tensor))
+        return all_reduce(tensor, *args, **kwargs)
+
+    all_reduce = dist.all_reduce
+    monkeypatch.setattr(dist, "all_reduce", reduce)
+    monkeypatch.setattr(gradients, "BUCKET", 20)
+    named = [(str(at), torch.nn.Parameter(torch.ones(10))) for at in range(8)]
+    probe = Probe(named, lambda _: None, "fp32", 1.0, world_size=1)
+    probe.compare([torch.ones_like(parameter) for _, parameter in named])
+    assert alive == [0] * 5  # of four buckets and the norms
 
 
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -117,3 +117,20 @@ def test_unfit_run_repeats_the_fixes_of_its_causes() -> None:
     bad = records.phase("a", outcome="failed", findings=[records.finding(fix="replace the GPU")])
     good = records.phase("b", findings=[records.finding(fix="nothing")])
     assert steps(bad, good, verdict="UNFIT") == ["a: replace the GPU"]
+
+
+def test_loss_against_the_past_is_compared_with_the_last_good_run() -> None:
+    """Where only the comparison with past runs failed, no finding says what to do. A failure that
+    past runs do not judge gets no such advice."""
+    slow = records.phase("a", last_good="20261117-1")
+    slow["criteria"]["test_past"] = {"result": "failed", "text": "t", "judged": ["history"]}
+    other = records.phase("b", last_good="20261117-1")
+    other["criteria"]["test_own"] = {"result": "failed", "text": "t", "judged": ["data"]}
+    (step,) = steps(slow, other, verdict="UNFIT", run_id="20261118-1")
+    assert step == (
+        "a: find what changed by `clustersmoke compare 20261117-1 20261118-1`; if "
+        "the new level is right, `clustersmoke references accept --cluster gilbreth --phase a "
+        "--reason TEXT`"
+    )
+    (step,) = steps(slow | {"last_good": ""}, verdict="UNFIT")
+    assert step.startswith("a: if the new level is right, `clustersmoke references accept ")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
+from jinja2.bccache import bc_magic
 
 from pytest_clustersmoke.report import page as page_module
 from pytest_clustersmoke.report.node_records import find_differences
@@ -283,7 +284,77 @@ def test_damaged_compiled_template_is_compiled_again(templates: Path, kept: int)
     assert compiled.read_bytes() == whole
 
 
+@pytest.mark.parametrize("damage", [b"cabsent\nx\n.", b"N)R.", b"."])
+def test_garbage_in_place_of_a_compiled_template_fails_no_report(
+    templates: Path, damage: bytes
+) -> None:
+    """Behind a valid head: unpickling it raises errors of many kinds."""
+    render_with_cache(templates)
+    (compiled,) = (templates / "__pycache__").iterdir()
+    whole = compiled.read_bytes()
+    compiled.write_bytes(bc_magic + damage)
+    assert render_with_cache(templates) == "hello anna"
+    assert compiled.read_bytes() == whole
+
+
 def test_templates_that_cannot_be_kept_are_compiled_each_time(templates: Path) -> None:
     """As in a package that belongs to another user."""
     (templates / "__pycache__").write_text("no folder")
     assert [render_with_cache(templates) for _ in range(2)] == ["hello anna"] * 2
+
+
+def test_criteria_that_a_failed_job_skipped_are_one_row() -> None:
+    """One cause is said once, with the names of all; a criterion with a reason of its own keeps
+    its row, and so does each that failed."""
+    phase = records.phase("a", outcome="failed", reason="exit 1")
+    why = {"result": "skipped", "text": "job failed, see test_a.py::TestA::job"}
+    phase["criteria"] = {
+        "job": {"result": "failed", "text": "exit 1"},
+        **{f"test_{number}": why for number in range(28)},
+        "test_own": {"result": "skipped", "text": "not here"},
+    }
+    text = page(records.run(phase, verdict="UNFIT"))
+    assert text.count(why["text"]) == text.count("28 criteria<") == 1
+    assert all(f"test_{number}" in text.replace("<wbr>", "") for number in range(28))
+    assert text.count('<tr data-result="skipped">') == 2
+    assert text.count('<tr data-result="failed">') == 1
+
+
+def test_phase_that_no_test_defines_is_said_once() -> None:
+    """It is required and missing, and does not run: the words with the near match remain. What is
+    missing of a phase that is defined stays."""
+    absent = "gilbreth lists the phase zero9, but no collected test defines it; did you mean zero1"
+    missing = [
+        {"phase": "zero9", "kind": "", "reason": "listed in cluster.yaml, but no test defines it"},
+        {"phase": "a", "kind": "data", "reason": "data not measured"},
+    ]
+    record = records.run(
+        records.phase("a"),
+        verdict="INCONCLUSIVE",
+        counts={"undefined_phases": ["zero9", "zero8"], "is_whole": True},
+        missing=[*missing, {**missing[0], "phase": "zero8"}],
+        not_measured=["zero9: listed", "a: data not measured", "zero8: listed"],
+        absent_phases=[absent],
+    )
+    record["not_measured"] = [str(each) for each in records.parsed(record).missing]
+    _, _, part = page(record).partition('id="unmeasured"')
+    part, _, _ = part.partition("</section>")
+    listed = [line.strip() for line in re.findall(r"<li>(.*?)</li>", part)]
+    assert [line.replace("<wbr>", "").split(":")[0] for line in listed] == ["a", "zero8", absent]
+
+
+def test_card_of_a_screened_node_links_to_its_row() -> None:
+    """Its name is the link, of which each says something else; many share a card."""
+    names = [f"gpu-n{number:02}" for number in range(8)]
+    nodes: list[dict[str, object]] = [
+        {"node": name, "state": "failing", "group": "", "reason": "r", "slurm_state": "idle"}
+        | {"job_id": "7", "seconds": 0.5, "checks": {}}
+        for name in names
+    ]
+    screen = {"partition": "gpu", "minimum": 0.0, "limit_s": 60, "nodes": nodes}
+    text = page(records.run(verdict="UNFIT", phases=[], phases_chosen=[], screen=screen))
+    card, _, _ = text.partition('id="stands-out"')[2].partition("</section>")
+    assert re.findall(r'<a href="#([^"]+)">([^<]+)</a>', card.replace("<wbr>", "")) == [
+        (f"node-{name}", name) for name in names
+    ]
+    assert all(text.count(f'<tr id="node-{name}">') == 1 for name in names)

@@ -224,6 +224,19 @@ def test_phone_does_not_scroll_sideways(browse: Browse, name: str) -> None:
     opened.check_quiet()
 
 
+def test_table_of_a_screen_does_not_scroll_sideways_on_a_phone(browse: Browse) -> None:
+    """What is wrong with a node is below its name."""
+    why = "gpu-ecc-errors: GPU 3 has had 5 uncorrectable errors since the driver was loaded"
+    check = {"result": "failed", "text": why, "finding": "gpu-ecc-errors", "severity": "failure"}
+    node = {"state": "failing", "group": "", "reason": why, "slurm_state": "idle", "job_id": "71"}
+    nodes = [{"node": "gpu-n07", **node, "seconds": 0.5, "checks": {"gpus": check}}]
+    screen = {"partition": "gpu", "minimum": 0.0, "limit_s": 60, "nodes": nodes}
+    opened = browse(records.run(verdict="UNFIT", phases=[], screen=screen), size=PHONE)
+    box = "document.querySelector('table[data-table=screen]').parentElement"
+    assert opened.ask(f"{box}.scrollWidth <= {box}.clientWidth")
+    assert opened.ask(f"{box}.querySelector('td.why').getBoundingClientRect().right") <= PHONE[0]
+
+
 def test_hostile_text_does_nothing(browse: Browse) -> None:
     """Script tags and event handlers are shown as text and never run; bidi and control characters
     are replaced."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import sqlite3
 import time
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.evidence.history import history_store
+from pytest_clustersmoke.evidence.history import history_schema, history_store
 from pytest_clustersmoke.evidence.history.history_database import open_for_reading
 from pytest_clustersmoke.evidence.history.newest_runs import ListedPhase, read_newest_runs
 from pytest_clustersmoke.report.node_evidence import observe_nodes
@@ -329,3 +332,38 @@ def test_page_over_45_nights_takes_less_than_03_seconds(tmp_path: Path) -> None:
         write_runs_page(tmp_path)
         taken.append(time.process_time() - begun)
     assert min(taken) < 0.3, taken
+
+
+@pytest.mark.parametrize("offset", ["10000000000000000", "'x'", "1.5", "-86400"])
+def test_offset_that_no_clock_has_is_unknown(tmp_path: Path, offset: str) -> None:
+    """Whoever wrote it into history.db: the page is made, and the run's time is in UTC."""
+    store_nights(tmp_path, 1, ["wide"])
+    with contextlib.closing(sqlite3.connect(tmp_path / "history.db")) as connection, connection:
+        connection.execute(f"UPDATE runs SET utc_offset_s = {offset}")
+    text = render_runs_page(tmp_path)
+    assert Cells(text).tables["runs"][1][0][1] == "2026-11-18 11:06 UTC"
+    assert "times in UTC" in text
+
+
+@pytest.mark.parametrize("version", range(1, history_schema.VERSION))
+def test_history_of_each_older_version_is_shown_and_then_migrated(
+    tmp_path: Path, version: int
+) -> None:
+    """A reader changes nothing; the next run that is stored migrates it, and both are shown."""
+    path = tmp_path / "history.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        for statement in itertools.chain(*history_schema.MIGRATIONS[:version]):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute(f"PRAGMA application_id = {history_schema.APPLICATION_ID}")
+        connection.execute(
+            "INSERT INTO runs (run_id, cluster, backend, begun, written, verdict, sentence, "
+            "selection, interrupted, partial, package_version, gpu, device, gpus_per_node, "
+            "interconnect) VALUES ('old', 'gilbreth', 'slurm', 5.0, 6.0, 'FIT', 's', '', 0, '', "
+            "'0', 'g', 'cuda', 2, '')"
+        )
+    before = path.read_bytes()
+    assert ">old<" in render_runs_page(tmp_path) and path.read_bytes() == before
+    store_nights(tmp_path, 1, ["wide"])
+    started = [row[0][1] for row in Cells(render_runs_page(tmp_path)).tables["runs"][1:]]
+    assert started[-1] == "1970-01-01 00:00 UTC" and len(started) == 2

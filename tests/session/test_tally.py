@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_clustersmoke.evidence.run_counts import RunTally
-from pytest_clustersmoke.session.tally import MARKS, count_report
+from pytest_clustersmoke.session.tally import MARKS, count_report, failure_text
 from tests.support.harness import Suite, lines_with
 
 CLAIMS = """\
@@ -216,3 +216,23 @@ def test_test_that_is_run_again_has_not_passed() -> None:
     assert count_report(tally, report) is None and tally.phases["small"].criteria == {}
     report.outcome = "passed"
     assert count_report(tally, report) == ("small", "test_loss")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (AssertionError("steps_per_s is 4 steps/s"), "steps_per_s is 4 steps/s"),
+        (KeyError("loss"), "KeyError: 'loss'"),
+    ],
+)
+def test_failed_criterion_says_why_and_not_that_an_assertion_failed(
+    error: Exception, words: str
+) -> None:
+    """Its words begin a line of mails and pages; an error in its code keeps its kind."""
+    try:
+        raise error
+    except Exception:
+        why = pytest.ExceptionInfo.from_current().getrepr()
+    place = ("t.py", 1, "t")
+    report = pytest.TestReport("t.py::t", place, {}, "failed", why, "call")
+    assert failure_text(report) == words

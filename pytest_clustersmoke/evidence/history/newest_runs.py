@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from sqlite3 import Connection, Row
 
+from ..telemetry import parse_offset
 from .history_schema import (
     WITH_ATTEMPTS,
     WITH_OFFSET,
@@ -160,7 +161,7 @@ def _parse_run(row: Row) -> ListedRun:
         interrupted=bool(row["interrupted"]),
         partial=str(row["partial"]),
         publish=str(row["publish"] or ""),
-        utc_offset_s=row["utc_offset_s"],
+        utc_offset_s=parse_offset(row["utc_offset_s"]),
     )
 
 
