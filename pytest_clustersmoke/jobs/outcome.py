@@ -16,7 +16,8 @@ from ..evidence.staged_marks import find_unrequested_fault
 from ..text import WARNING
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
-CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
+LAUNCH_FAILED = "LAUNCH_FAILED"
+CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", LAUNCH_FAILED, "RECONFIG_FAIL"}
 # What happened to a job if its state alone does not show it.
 PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
 # A step that was not started in its allocation, and one that ended with it, at a time limit that is
@@ -109,7 +110,7 @@ def judge_job(
     ending = _describe(state)
     if not started and find_refusing_nodes(result):
         why = f"the job ended as {ending}, since a node could not launch it"
-        return Judgement("cluster_failed", why, "LAUNCH_FAILED")
+        return Judgement("cluster_failed", why, LAUNCH_FAILED)
     if not started:
         return Judgement("failed", f"the job ended as {ending} before our launcher started")
     silent = [node.name for node in result.nodes if not node.result]
