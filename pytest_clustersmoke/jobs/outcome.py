@@ -282,7 +282,8 @@ def job_times(
     result: PhaseResult, state: JobState | None, submitted: float | None, outcome: str
 ) -> dict[str, float | None]:
     """Queue wait and run time, kept apart, in seconds; times in Unix seconds; None if unknown, and
-    of a job that never ran: Slurm says that one which was cancelled while it waited began then.
+    of a job that never ran, as one without nodes: Slurm says that one which was cancelled while it
+    waited began then.
 
     The wait comes from the scheduler's clock if it reported the start, since the nodes' clocks may
     differ from ours. `overhead_s` is the time from submission to now, less the wait and the
@@ -295,7 +296,8 @@ def job_times(
     longest = [max((node.launcher_s or 0.0 for node in nodes), default=0.0) for nodes in attempts]
     launcher_s = sum(longest) or None
     scheduler_start = state.started if state else None
-    begun = min(claimed) if claimed else scheduler_start if outcome != "never_ran" else None
+    ran = outcome != "never_ran" and state is not None and bool(state.nodes)
+    begun = min(claimed) if claimed else scheduler_start if ran else None
     ended = max(ends, default=now)
     if state and scheduler_start is not None and state.submitted is not None:
         queue_s: float | None = max(0.0, scheduler_start - state.submitted)
