@@ -26,6 +26,7 @@ from ..jobs.outcome import (
     CLUSTER_STATES,
     HOST_LOST,
     HOSTS_SILENT,
+    LAUNCH_FAILED,
     PROLOG,
     REQUEUED,
     STEP_DAEMON_DIED,
@@ -62,15 +63,15 @@ def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> li
 
 def _node_down(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     record = evidence.result.scheduler
-    refusing = find_refusing_nodes(evidence.result)
-    down = [node for node in record.nodes if node.down] or refusing
+    refusing = find_refusing_nodes(evidence.result) if judgement.ended_by == LAUNCH_FAILED else []
+    down = refusing or [node for node in record.nodes if node.down]
     logged = record.logged(NODE_FAILED)
     hosts = tuple(node.name for node in down) or _nodes_named(logged, record)
     why = "; ".join(node.why for node in down)
     if not why and hosts:
         why = f"{', '.join(hosts)} failed, and is back in service by now"
     when = show_time(record.job.ended)
-    what = "could not launch the job" if down == refusing != [] else "went down while the job ran"
+    what = "could not launch the job" if refusing else "went down while the job ran"
     cause = f"a node {what}: {why or 'Slurm does not say which'}"
     return Finding(
         "node-down",

@@ -16,7 +16,8 @@ from ..evidence.staged_marks import find_unrequested_fault
 from ..text import WARNING
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
-CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
+LAUNCH_FAILED = "LAUNCH_FAILED"
+CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", LAUNCH_FAILED, "RECONFIG_FAIL"}
 # What happened to a job if its state alone does not show it.
 PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
 # A step that was not started in its allocation, and one that ended with it, at a time limit that is
@@ -109,7 +110,7 @@ def judge_job(
     ending = _describe(state)
     if not started and find_refusing_nodes(result):
         why = f"the job ended as {ending}, since a node could not launch it"
-        return Judgement("cluster_failed", why, "LAUNCH_FAILED")
+        return Judgement("cluster_failed", why, LAUNCH_FAILED)
     if not started:
         return Judgement("failed", f"the job ended as {ending} before our launcher started")
     silent = [node.name for node in result.nodes if not node.result]
@@ -281,7 +282,8 @@ def job_times(
     result: PhaseResult, state: JobState | None, submitted: float | None, outcome: str
 ) -> dict[str, float | None]:
     """Queue wait and run time, kept apart, in seconds; times in Unix seconds; None if unknown, and
-    of a job that never ran: Slurm says that one which was cancelled while it waited began then.
+    of a job that never ran, as one without nodes: Slurm says that one which was cancelled while it
+    waited began then.
 
     The wait comes from the scheduler's clock if it reported the start, since the nodes' clocks may
     differ from ours. `overhead_s` is the time from submission to now, less the wait and the
@@ -294,7 +296,8 @@ def job_times(
     longest = [max((node.launcher_s or 0.0 for node in nodes), default=0.0) for nodes in attempts]
     launcher_s = sum(longest) or None
     scheduler_start = state.started if state else None
-    begun = min(claimed) if claimed else scheduler_start if outcome != "never_ran" else None
+    ran = outcome != "never_ran" and state is not None and bool(state.nodes)
+    begun = min(claimed) if claimed else scheduler_start if ran else None
     ended = max(ends, default=now)
     if state and scheduler_start is not None and state.submitted is not None:
         queue_s: float | None = max(0.0, scheduler_start - state.submitted)

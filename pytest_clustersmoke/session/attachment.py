@@ -163,13 +163,14 @@ def describe_start(
 
 
 def _find_latest(profile: Profile) -> tuple[RunDir | None, str]:
-    """The newest run of the cluster that has not ended with a report, and why there is none."""
+    """The newest run of the cluster with jobs that has not ended with a report, and why there is
+    none."""
     for run in reversed([*list_runs(profile.shared_dir)]):
         about = read_json(run.run) or {}
         if about.get("cluster") != profile.name or {"proof", "screen"} & about.keys():
             continue
-        report = parse_text(about.get("report")) or ""
-        if not (is_closed(run) and read_json(Path(report, "report.json"))):
+        report = parse_text(about.get("report"))  # noted before anything is submitted
+        if report and not (is_closed(run) and read_json(Path(report, "report.json"))):
             return run, ""
     return None, f"there is no run of {profile.name} without a report below {profile.shared_dir}"
 

@@ -445,4 +445,4 @@ class Suite:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         self._controller.release()
         if self.tally.interrupted:
-            gc.freeze()  # pytest searches all objects for garbage five times before it is back
+            gc.freeze()  # pytest searches all objects for garbage, up to five times, at its end

@@ -111,6 +111,32 @@ def test_node_that_could_not_launch_the_job_is_a_failure_of_the_cluster(
         assert finding.cause.startswith("a node could not launch the job: n1 is drained: Duplicate")
 
 
+def test_node_that_could_not_launch_is_not_blamed_for_the_failure_of_another(
+    job: ScheduledJob,
+) -> None:
+    """The job ran until another node failed, which is back in service by now."""
+    drained = "n0|drained|2026-01-02T03:09:00|slurm|batch job complete failure\n"
+    job.recorded("NODE_FAIL", f"{drained}n1|idle|Unknown|Unknown|none\n")
+    job.log("srun: error: Node failure on n1\n")
+    _, finding = job.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
+    assert finding.hosts == ("n1",)
+    assert finding.cause.startswith("a node went down while the job ran: n1 failed")
+
+
+def test_each_node_that_could_not_launch_the_job_is_named_though_another_is_down(
+    tmp_path: Path,
+) -> None:
+    job = ScheduledJob(tmp_path / "other")
+    job.evidence = Evidence(tmp_path, 2)
+    since = "2026-01-02T03:09:00"
+    refuses = f"n0|drained|{since}|root|Duplicate jobid\n"
+    job.recorded("FAILED", f"{refuses}n1|down*|{since}|slurm|Not responding\n")
+    job.record = replace(job.record, job=replace(job.record.job, preempted=None))
+    _, finding = job.finding(JobState("ended", "FAILED", "NonZeroExitCode"))
+    assert finding.hosts == ("n0",)
+    assert finding.cause.startswith("a node could not launch the job: n0 is drained")
+
+
 def test_node_failure_without_a_named_node(job: ScheduledJob) -> None:
     """It is still a node failure, but no node is named."""
     _, finding = job.finding(JobState("ended", "NODE_FAIL", "NodeDown"))

@@ -262,7 +262,8 @@ def test_job_that_never_ran_has_no_run_time(tmp_path: Path) -> None:
     result = Evidence(tmp_path).result()
     times = job_times(result, state, 100.0, "never_ran")
     assert times["queue_s"] == 10.0 and times["started"] is times["ended"] is times["run_s"] is None
-    assert job_times(result, state, 100.0, "cancelled")["started"] == 110.0
+    assert job_times(result, state, 100.0, "cancelled")["run_s"] is None
+    assert job_times(result, replace(state, nodes="n1"), 100.0, "cancelled")["started"] == 110.0
 
 
 def test_job_that_stopped_to_be_resumed_and_was_then_cancelled_has_not_failed(

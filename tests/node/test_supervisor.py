@@ -125,7 +125,9 @@ if sys.argv[2] == "orphan" and os.fork():
     os._exit(0)
 events = EventWriter(PhaseDir(Path(sys.argv[1])).rank_events(0))
 events.write("start", pid=os.getpid(), pid_started=start_s(os.getpid()))
-while sys.argv[3] == "waits" and not Path(sys.argv[1], "seen").exists():
+for _ in range(3000 if sys.argv[3] == "waits" else 0):
+    if Path(sys.argv[1], "seen").exists():
+        break
     time.sleep(0.02)
 events.write("done")
 Path(sys.argv[1], "done").touch()
@@ -150,12 +152,13 @@ def test_result_records_the_processes_of_the_ranks(
     is_own: bool | None,
 ) -> None:
     """Behind any wrapper, and adopted, they are the node's own, started during the launch. A rank
-    that waits goes on once the node has seen it."""
+    that waits goes on once the node has seen it, and after a minute in any case: nobody may be left
+    to end it."""
     program = tmp_path / "rank.py"
     program.write_text(RANK)
     torchrun = f"{wrapper} {sys.executable} {program} {tmp_path} '{how}' {until}"
-    outlives = f"; until [ -e {tmp_path}/done ]; do sleep 0.02; done" * bool(how)
-    result = launch(tmp_path, leftovers, torchrun + outlives)
+    outlives = f"; for _ in {{1..3000}}; do [ -e {tmp_path}/done ] && break; sleep 0.02; done"
+    result = launch(tmp_path, leftovers, torchrun + outlives * bool(how))
     (process,) = result["processes"]
     assert process["rank"] == 0 and process["is_own"] in (is_own, True)
     assert result["boot_begun_s"] - 0.1 <= process["pid_started"] <= result["boot_ended_s"]

@@ -13,6 +13,9 @@ from pytest_clustersmoke.jobs.backend import Submission
 from pytest_clustersmoke.session import cancellation
 from pytest_clustersmoke.session.cancellation import Leftover
 from tests.support.job_run import WITHIN_S, JobRun, until
+from tests.support.waiting import PATIENCE_S
+
+NEVER_S = 2 * PATIENCE_S  # longer than `until` waits
 
 
 class SilentCommand:
@@ -84,7 +87,7 @@ def test_jobs_that_the_scheduler_forgets_as_they_are_cancelled_are_not_waited_fo
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Slurm does with tasks of an array that had not started."""
-    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 3 * WITHIN_S)
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", NEVER_S)
     run.backend.on_cancel = JobState("unknown", "", "Job 7_1 not found")
     session = run.start("a", "b")
     until(lambda: run.submitted() == ["a", "b"])
@@ -98,7 +101,7 @@ def test_job_that_had_not_started_has_its_result_while_another_still_ends(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writing a hundred takes as long as a job may take to end."""
-    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 3 * WITHIN_S)
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", NEVER_S)
     session = run.start("a", "b")
     until(lambda: run.submitted() == ["a", "b"])
     run.backend.jobs["b"] = JobState("running", "RUNNING", nodes="n1")

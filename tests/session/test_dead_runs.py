@@ -426,13 +426,16 @@ def test_link_to_a_run_is_no_run(dead: DeadRun, profile: Profile, tmp_path: Path
 def test_latest_is_the_newest_run_without_a_report(
     dead: DeadRun, profile: Profile, tmp_path: Path
 ) -> None:
-    """Neither a run that has ended and was reported, nor a proof."""
+    """Neither a run that has ended and was reported, nor a proof, nor one that was killed before it
+    submitted anything: it has no jobs, and the one before may have some."""
     newer = DeadRun(
         tmp_path, profile, "20261102-020000-abcdef", report=str(tmp_path / "reports" / "newer")
     )
     newer.journal.write("closed")
     write_json(tmp_path / "reports" / "newer" / "report.json", {"run_id": newer.run.run_id})
     DeadRun(tmp_path, profile, "20261103-020000-abcdef", proof={})
+    empty = DeadRun(tmp_path, profile, "20261104-020000-abcdef").run
+    write_json(empty.run, describe_run(profile, empty.run_id))
     assert find_attachment(profile, "latest", takes_over=False).run == dead.run
 
 
@@ -442,7 +445,7 @@ def test_run_that_was_killed_before_it_submitted_anything_is_not_attached(
     """It noted neither phases nor profile, and no lock says whether its process lives."""
     write_json(dead.run.run, describe_run(profile, RUN_ID))
     with pytest.raises(UsageProblems, match="has not come as far as to submit anything") as refused:
-        find_attachment(profile, "latest", takes_over=True)
+        find_attachment(profile, RUN_ID, takes_over=True)
     assert "begin anew, without --cluster-attach" in str(refused.value)
 
 

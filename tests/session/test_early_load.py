@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from queue import SimpleQueue
 
 import jinja2
 import pytest
@@ -11,6 +13,7 @@ from pytest_clustersmoke.jobs.outcome import Judgement
 from pytest_clustersmoke.report import page
 from pytest_clustersmoke.session.early_load import load_report_early
 from pytest_clustersmoke.session.live.board import Board
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("is_submitted", [True, False])
@@ -19,15 +22,24 @@ def test_templates_are_compiled_once_a_phase_was_submitted_or_ended(
 ) -> None:
     """Not before; and of a run that submits nothing, no thread is left."""
     loaded, board = threading.Event(), Board(["a", "b"])
+    conditions: SimpleQueue[Callable[[], object]] = SimpleQueue()
+    wait_for = board._changed.wait_for
+
+    def note(holds: Callable[[], object]) -> object:
+        conditions.put(holds)
+        return wait_for(holds)
+
+    monkeypatch.setattr(board._changed, "wait_for", note)
     monkeypatch.setattr(page, "load_templates", loaded.set)
     load_report_early(board)
+    holds = conditions.get(timeout=PATIENCE_S)  # what the thread waits for
     board.post("a", "waits")
-    assert not loaded.is_set()
+    assert not holds() and not loaded.is_set()
     if is_submitted:
         board.set_submitted("a", "7", 0.0, None)
     else:
         board.finish("a", Judgement("never_ran", "refused"), None)
-    assert loaded.wait(20)
+    assert loaded.wait(PATIENCE_S)
 
 
 def test_no_template_is_left_to_be_compiled_for_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

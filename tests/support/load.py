@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+from tests.support.waiting import PATIENCE_S
+
 # A Python that starts and loads some modules: its seconds, and those of its CPU, on such a machine
 # (two cores of an AMD EPYC).
 START = [sys.executable, "-S", "-c", "import argparse, json, socket, subprocess, tempfile"]
@@ -29,6 +31,6 @@ def load_factor() -> float:
 def _start() -> tuple[float, float]:
     """The seconds of one start, and those of its CPU."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    subprocess.run(START, check=True)
+    subprocess.run(START, check=True, timeout=PATIENCE_S)
     after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
