@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.job_results import STEP_DAEMON
@@ -17,6 +17,7 @@ from ..evidence.scheduler_record import (
     NODE_FAILED,
     PREEMPTED,
     PROLOG_FAILED,
+    NodeStatus,
     SchedulerRecord,
     SlurmMessage,
     show_time,
@@ -47,6 +48,7 @@ def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> li
         return _unavailable(evidence.result.scheduler, judgement)
     looks: dict[str, Callable[[FailureEvidence, Judgement], Finding]] = {
         **dict.fromkeys(CLUSTER_STATES, _node_down),
+        LAUNCH_FAILED: _launch_failed,
         HOST_LOST: _host_lost,
         HOSTS_SILENT: _hosts_silent,
         STEP_DAEMON_DIED: _step_daemon_died,
@@ -61,9 +63,15 @@ def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> li
     return [look(evidence, judgement)] if look else []
 
 
-def _node_down(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+def _launch_failed(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    return _node_down(evidence, judgement, find_refusing_nodes(evidence.result))
+
+
+def _node_down(
+    evidence: FailureEvidence, judgement: Judgement, refusing: Sequence[NodeStatus] = ()
+) -> Finding:
+    """`refusing`: the nodes that could not launch the job."""
     record = evidence.result.scheduler
-    refusing = find_refusing_nodes(evidence.result) if judgement.ended_by == LAUNCH_FAILED else []
     down = refusing or [node for node in record.nodes if node.down]
     logged = record.logged(NODE_FAILED)
     hosts = tuple(node.name for node in down) or _nodes_named(logged, record)
