@@ -23,6 +23,7 @@ from .training_proofs import NO_PROOF, list_proofs, require_all_ranks
 FEWEST_LOCAL_LOSSES = 5
 SAME_LOSS = 1e-6
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+MOST_LAYERS = 3  # that a message names
 
 
 def check_data(phase: PhaseResult) -> None:
@@ -165,11 +166,13 @@ def _compare_with_argument(asked: Any, named: Any, where: str) -> None:
 
 
 def _describe_layers(dtypes: Mapping[str, Any]) -> str:
-    """Each type, and the layers that computed in it."""
-    return " and ".join(
-        f"{dtype} ({', '.join(parse_texts(layers)) or 'unknown layers'})"
-        for dtype, layers in dtypes.items()
-    )
+    """Each type, and some of the layers that computed in it; a rank does not name all of many."""
+    described = []
+    for dtype, names in dtypes.items():
+        layers = parse_texts(names)
+        rest = " and others" if len(layers) > MOST_LAYERS else ""
+        described.append(f"{dtype} ({', '.join(layers[:MOST_LAYERS]) or 'unknown layers'}{rest})")
+    return " and ".join(described)
 
 
 def check_samples(phase: PhaseResult) -> None:

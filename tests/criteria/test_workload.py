@@ -183,6 +183,7 @@ BOTH = {"bfloat16": ["0", "1"], "float32": ["2"]}
             r"computed in float32 \(2\) on rank 0 .* expected bfloat16, since the program",
         ),
         ("fp32", BOTH, r"computed in bfloat16 \(0, 1\) on rank 0"),
+        ("fp32", {"bfloat16": [*"abcd"]}, r"bfloat16 \(a, b, c and others\) on rank 0"),
         ("bf16", {"bfloat16": ["0"]}, ""),
         ("fp32", {"float32": ["0"]}, ""),
     ],

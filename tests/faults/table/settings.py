@@ -165,7 +165,8 @@ SETTINGS = (
     _altered(
         "fp32",
         {PRECISION},
-        "the linear layers computed in float32 on rank 0 (local0) at step 1; expected bfloat16",
+        "linear layers computed in float32 (base_model.model.model.layers.0.self_attn.q_proj",
+        "and others) on rank 0 (local0) at step 1; expected bfloat16",
         precision="bf16",
     ),
     _altered(
