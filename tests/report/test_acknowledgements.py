@@ -185,7 +185,7 @@ def test_second_failing_node_is_never_hidden(
         SchedulerRecord(messages=read_messages(job.dir)).write(job.dir.scheduler)
     result = job.result()
     findings = [finding.as_dict() for finding in diagnose(result, Judgement("failed", "x"))]
-    assert [finding["hosts"] for finding in findings] == [("n0",), ("n1",)]
+    assert [finding["hosts"] for finding in findings] == [["n0"], ["n1"]]
     job = json.loads(json.dumps({"outcome": "failed", "findings": findings}))
     result = replace(result, job=job)
     alone = [{**BAD_NODE, "node": name} for name in ("n0", "n1")]
