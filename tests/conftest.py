@@ -26,8 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without a search for garbage: what is imported and collected, a million objects with
-    torch, stays until the end, and to look through it again and again took a third of the time."""
+    """Collect without a search for garbage: what is imported and collected stays until the end, and
+    would be looked through again and again."""
     gc.disable()
     try:
         return (yield)

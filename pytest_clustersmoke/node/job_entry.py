@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _without_numpy() -> Iterator[None]:
     """Have no import find numpy, which submitit loads where it is installed, for calls that need
-    it. Ours is plain data, and numpy takes a third of a node's start and a thread for each core."""
+    it. Ours is plain data, and numpy would cost each node its import and a thread for each core."""
     if "numpy" in sys.modules:
         yield
         return

@@ -97,7 +97,7 @@ def render(template: str, **context: Any) -> str:
 
 
 def load_templates() -> None:
-    """Compile all templates, which takes longer than to fill them in."""
+    """Compile all templates, or load what was compiled."""
     for name in _environment().list_templates(extensions=["j2"]):
         _environment().get_template(name)
 
@@ -117,8 +117,8 @@ def _digest(text: str) -> str:
 
 class CompiledTemplates(jinja2.FileSystemBytecodeCache):
     """Compiled templates in a `__pycache__` beside them, as Python keeps its modules: to compile
-    them takes a fifth of a second at the end of each run. Where nothing can be written, or what
-    is there cannot be read, they are compiled again."""
+    them takes longer than to fill them in. Where nothing can be written, or what is there cannot
+    be read, they are compiled again."""
 
     def __init__(self, folder: Path) -> None:
         place = Path(util.cache_from_source(str(folder / "template.py"))).parent

@@ -107,7 +107,7 @@ def list_loaded(file: Path) -> None:
 def test_numpy_is_loaded_by_none_but_the_call(
     job: Submission, command: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """It would take a third of a node's start; a call that wants it finds it."""
+    """A node starts sooner without it; a call that wants it finds it."""
     DelayedSubmission(list_loaded, tmp_path / "loaded").dump(job.directory.call("t1"))
     done = run(job, command(job))
     assert done.returncode == 0, done.stderr
