@@ -147,13 +147,25 @@ def gather_whole(tensor: Any) -> Any:
 def copy_whole(parameters: list[Any]) -> Iterator[tuple[Any, Any]]:
     """Each sharded parameter with a copy of the whole. All ranks must exhaust this."""
     for parameter in parameters:
-        if not _is_zero3(parameter):
+        if _is_zero3(parameter):
+            yield parameter, _join_partitions(parameter)
+        else:
             yield parameter, gather_whole(parameter.detach()).clone()
-            continue
-        from deepspeed import zero
 
-        with zero.GatheredParameters([parameter]):
-            yield parameter, parameter.detach().clone()
+
+def _join_partitions(parameter: Any) -> Any:
+    """The whole parameter under ZeRO-3, from what the ranks hold.
+
+    DeepSpeed's GatheredParameters cannot be used after a forward pass without a backward pass: it
+    fails on a parameter that DeepSpeed is fetching ahead.
+    """
+    import torch
+    import torch.distributed as dist
+
+    own = parameter.ds_tensor.detach().to(parameter.device)  # from the host, if it is offloaded
+    parts = [torch.empty_like(own) for _ in range(parameter.ds_process_group.size())]
+    dist.all_gather(parts, own, group=parameter.ds_process_group)
+    return torch.cat(parts)[: parameter.ds_numel].view(parameter.ds_shape)
 
 
 def local_part(tensor: Any) -> Any:

@@ -123,6 +123,20 @@ def test_broken_configuration_fails_its_criterion(
     check_fails(getattr(criteria_of(args), criterion), outcome.phase, words)
 
 
+@pytest.mark.slow
+def test_block_is_measured_while_parameters_are_fetched_ahead(tmp_path: Path) -> None:
+    """Of a large model DeepSpeed keeps no parameter, and after a forward pass some that it expects
+    next are still on their way."""
+    change = """config['zero_optimization'].update(
+        stage3_param_persistence_threshold=0, stage3_max_reuse_distance=0,
+        stage3_prefetch_bucket_size=60_000)"""
+    broken = break_program(tmp_path, "train_zero", WITH_CONFIG.format(change=change))
+    outcome = run_program(broken, tmp_path, {**ZERO3, "layers": 6})
+    assert outcome.statuses == [0], outcome.output
+    assert outcome.phase.metric("own_step_s").value > 0
+    criteria_of(ZERO3).test_repeated_steps_give_the_same_gradients(outcome.phase)
+
+
 MOVED = """
 find_devices = program.find_devices
 def with_moved(engine):
