@@ -19,6 +19,7 @@
 | `peak_memory.py` | the peak memory of the loop, without proven or traced steps |
 | `trace.py` | a trace of some steps, and where their time went |
 | `proof.py` | which steps of a loop are proven, and how |
+| `attention.py` | attention whose backward pass adds in a fixed order, in proven steps |
 | `replay.py` | whether a rank's pass gives the same bits again |
 | `lone_block.py` | one block of a sharded model, whole, so that its passes wait for no rank |
 | `cross_replay.py` | whether other ranks get the same bits from a rank's pass |

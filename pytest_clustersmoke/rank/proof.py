@@ -12,10 +12,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .attention import fixed_attention
 from .cross_replay import RANKS, CrossReplay
 from .engine_pass import EnginePass, ModelInputs
 from .gradients import Probe
@@ -115,6 +117,7 @@ class StepProver:
         if proof.peer_loss is not None and world_size >= RANKS:
             self._cross = CrossReplay(proof.model, named, proof.peer_loss)
         self._pass: EnginePass | None = None
+        self._kernels = ExitStack()
         self.waits_in_forward = bool(waits_in_forward(proof.model))
 
     def mark_entry(self, mark: Callable[[], None]) -> None:
@@ -138,9 +141,14 @@ class StepProver:
         """Whether a step that must be proven has begun and is not proven yet."""
         return self._pass is not None
 
+    def fixed_order(self, index: int) -> AbstractContextManager[None]:
+        """In which passes of step `index` give the same bits, if it is to be proven."""
+        return fixed_attention(self._proof.model) if index in self.steps else nullcontext()
+
     def begin(self, index: int) -> None:
         if index in self.steps:
             proof = self._proof
+            self._kernels.enter_context(self.fixed_order(index))
             self._pass = EnginePass(proof.model, self._parameters, proof.batch_dim)
 
     def prove(self, index: int, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -161,7 +169,8 @@ class StepProver:
                 "engine wraps, and step.backward_done() after the backward pass"
             )
         try:
-            fields = self._repeat(index, engine.randomness, prints, progress)
+            with self._kernels:
+                fields = self._repeat(index, engine.randomness, prints, progress)
         except Unrepeatable as error:
             fields = {"not_measured": str(error), "gradients": {"precision": self._probe.precision}}
         self.seconds[index] = time.perf_counter() - began

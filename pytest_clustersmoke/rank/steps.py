@@ -154,7 +154,7 @@ class StepLog:
         self._events.event("stage", name="twin", state="begin")
         twin.restore()
         watch = self._make_watch(first)
-        log = TwinLog(self._events, watch, self.count, first)
+        log = TwinLog(self._events, watch, self.count, first, self._prover)
         yield log
         if log.recorded != self.count:
             raise RankMisuse(

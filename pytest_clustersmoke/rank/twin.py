@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
 from ..evidence.telemetry import MARK_EVERY_S
 from .leaves import is_sharded
 from .pass_watch import PassWatch
-from .proof import FP16, Proof, find_optimizer
+from .proof import FP16, Proof, StepProver, find_optimizer
 from .rank_environment import RankMisuse
 from .rank_events import RankEventWriter
 from .replay import Randomness, Replay, Unrepeatable, must_repeat
@@ -170,14 +170,27 @@ def _find_difference(left: Rows, right: Rows) -> dict[str, Any] | None:
 
 
 class TwinLog:
-    """Takes the place of the `StepLog` in the second pass: it marks progress and times nothing."""
+    """Takes the place of the `StepLog` in the second pass: it marks progress and times nothing.
 
-    def __init__(self, events: RankEventWriter, watch: PassWatch, count: int, first: int) -> None:
+    Kernels add in the same order as in the first pass: in a fixed one in steps that were proven.
+    """
+
+    def __init__(
+        self,
+        events: RankEventWriter,
+        watch: PassWatch,
+        count: int,
+        first: int,
+        prover: StepProver | None,
+    ) -> None:
         self.recorded = first
         self._watch = watch
         self._events = events
         self._count = count
+        self._prover = prover
+        self._kernels = ExitStack()
         self._marked_at = time.perf_counter()
+        self._fix_order()
 
     def begin(self) -> None:
         pass
@@ -189,9 +202,16 @@ class TwinLog:
         pass
 
     def record(self, loss: Any = None) -> None:
+        self._kernels.close()
         self.recorded += 1
         self._watch.step_done(self.recorded, loss)
         self._mark()
+        self._fix_order()
+
+    def _fix_order(self) -> None:
+        """Of the step that begins."""
+        if self._prover is not None:
+            self._kernels.enter_context(self._prover.fixed_order(self.recorded))
 
     def _mark(self) -> None:
         """Mark progress, also between two steps."""
