@@ -72,7 +72,7 @@ def checksums(
     """
     import torch
 
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
     sums = {}
     for name, tensor in named_tensors:
         bits = tensor.detach().to(device).flatten().view(integers[tensor.element_size()])

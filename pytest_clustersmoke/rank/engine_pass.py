@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from .checkpoint import checksums
 from .leaves import Leaves, find_adapters, is_linear, is_sharded
 from .replay import MOST_NAMES, Randomness, fingerprint
 
 TOKENS = "input_ids"  # what most language models call them
+FACTOR = 0x2545F4914F6CDD1D  # odd, so that no bit is lost
 PLAIN = (bool, int, float, str, type(None))  # settings, which hold no batch
 
 
@@ -79,8 +81,9 @@ class ModelInputs:
     """What the model got in one step: call `add` with the arguments of each of its micro batches.
 
     `samples` is None if no argument shows the size of a batch, `tokens` if none is a tensor of
-    integers; padding counts. `batch` is the sum of the tensors' fingerprints, None if there was no
-    tensor; `is_whole` if there was nothing else that may hold data.
+    integers; padding counts. `batch` is a number of 64 bits that depends on all elements of the
+    tensors and on their order, None if there was no tensor; `is_whole` if there was nothing else
+    that may hold data.
     """
 
     def __init__(self, batch_dim: int | None) -> None:
@@ -108,9 +111,16 @@ class ModelInputs:
 
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor) and _is_plain(leaf):
-                self.batch = (self.batch or 0) + int(fingerprint(leaf))
+                (checksum,) = checksums([("", leaf)], leaf.device).values()
+                # By place: many batches have the same tokens in another order.
+                self.batch = _wrap((self.batch or 0) * FACTOR + checksum)
             elif not isinstance(leaf, PLAIN):
                 self.is_whole = False
+
+
+def _wrap(number: int) -> int:
+    """As a signed number of 64 bits."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _count_tokens(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> int | None:
@@ -131,7 +141,7 @@ def _has_integers(leaf: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether its elements lie one after another, so that it has a fingerprint."""
+    """Whether its elements lie one after another, so that it has a checksum."""
     import torch
 
     lazy = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized

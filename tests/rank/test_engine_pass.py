@@ -66,6 +66,22 @@ def test_batches_are_equal_where_their_tensors_are() -> None:
     assert seen_of("text", 3) == (None, True)
 
 
+def test_the_same_tokens_in_another_order_are_another_batch() -> None:
+    """Sequences that count up from different numbers, each number as often as the others."""
+    first, second = ((start + torch.arange(2048)) % 512 for start in (3, 70))
+    assert sorted(first.tolist()) == sorted(second.tolist())
+    assert (
+        len({seen_of(first), seen_of(second), seen_of(first, second), seen_of(second, first)}) == 4
+    )
+    micro, swapped = ModelInputs(0), ModelInputs(0)
+    for batch in (first, second):
+        micro.add((batch,), {})
+    for batch in (second, first):
+        swapped.add((batch,), {})
+    assert micro.batch != swapped.batch
+    assert seen_of(torch.ones(2, dtype=torch.complex128))[1]
+
+
 @pytest.mark.parametrize("empty", [torch.zeros(0), torch.zeros(0, dtype=torch.bool)])
 def test_any_tensor_may_be_an_argument(empty: torch.Tensor) -> None:
     """One whose elements lie in no order has no fingerprint, and is no reason to fail."""
