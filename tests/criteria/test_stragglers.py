@@ -29,13 +29,15 @@ def ran(
     step_s: float = 0.2,
     device: str = "cpu",
     models: Sequence[str] = (),
+    uuids: Sequence[str] = (),
     stages: Sequence[int] = (),
 ) -> PhaseResult:
     """A phase whose ranks took these seconds for their own part of each step, after one more;
-    `models` are those of their GPUs, `stages` those of a pipeline."""
+    `models` and `uuids` are those of their GPUs, `stages` those of a pipeline."""
     evidence = Evidence(folder, ranks_per_node=len(own)).started()
     for rank, seconds in enumerate(own):
         start = {"rank": rank, "node": "n0", "host": "h0", "device": device}
+        start |= {"gpu_uuid": uuids[rank]} if uuids else {}
         evidence.rank(
             rank,
             ("start", start | ({"device_name": models[rank]} if models else {})),
@@ -110,6 +112,16 @@ def test_ranks_with_other_gpus_are_not_compared(tmp_path: Path) -> None:
     own[5] = [0.016] * STEPS
     result = ran(tmp_path / "b", *own, device=device, step_s=step_s, models=models)
     assert [straggler.rank.rank for straggler in find_stragglers(result)] == [5]
+
+
+def test_ranks_that_share_a_gpu_are_unmeasured(tmp_path: Path) -> None:
+    """On a machine with one GPU all virtual nodes have it, and the one slows the other down."""
+    own = ([0.004] * 9, [0.016] * 9)
+    shared = ran(tmp_path / "a", *own, device="cuda:0", step_s=0.02, uuids=("GPU-1", "GPU-1"))
+    with pytest.raises(Unmeasured, match=r"rank 0 .* and rank 1 .* share a GPU \(GPU-1\)"):
+        check_stragglers(shared)
+    apart = ran(tmp_path / "b", *own, device="cuda:0", step_s=0.02, uuids=("GPU-1", "GPU-2"))
+    assert [straggler.rank.rank for straggler in find_stragglers(apart)] == [1]
 
 
 def test_rank_that_is_alone_in_its_role_is_unmeasured(tmp_path: Path) -> None:

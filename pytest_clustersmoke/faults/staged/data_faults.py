@@ -47,7 +47,10 @@ class SameData(Staging):
         if index == 0:
             self.stage()
             self._is_sharing = True
-            self.proof.model.register_forward_pre_hook(self._share_inputs, with_kwargs=True)
+            # Before the hooks of all that observe the model, in the second pass of a twin run, too.
+            self.proof.model.register_forward_pre_hook(
+                self._share_inputs, prepend=True, with_kwargs=True
+            )
         elif not self._saw_targets:
             raise cannot_stage("it computes its loss without a function of torch.nn.functional")
 
