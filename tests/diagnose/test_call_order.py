@@ -1,6 +1,7 @@
 """The calls of all ranks show which ones the others wait for; here, mostly in torch's own dumps.
 
-Those written here are fakes in torch's documented form; one test takes a real one, from gloo.
+Those written here are fakes in torch's documented form; two tests take real ones, from gloo and
+from NCCL.
 `test_hangs.py` has what the same calls show in a phase.
 """
 
@@ -202,3 +203,27 @@ def test_real_dumps_of_gloo_are_read(tmp_path: Path) -> None:
     assert all(dumps.add(tmp_path / f"nccl_trace_rank_{rank}") for rank in range(2))
     (finding,) = dumps.findings()
     assert finding.ranks == (1,) and "never reached all_reduce 2" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "ranks", "words"),
+    [
+        ("hung", "hang", (1,), "rank 1 never reached all_reduce 14 of group 0"),
+        (
+            "out_of_step",
+            "collective-mismatch",
+            (0, 1),
+            "rank 0: all_reduce_barrier of [1] Float at /p/train_mlp.py:96 in main; rank 1: "
+            "all_reduce of [328320] Float",
+        ),
+    ],
+)
+def test_real_dumps_of_nccl_are_read(
+    found: Any, name: str, expected: str, ranks: tuple[int, ...], words: str
+) -> None:
+    """Of torch 2.11 with NCCL 2.28.9, by two ranks on an H100; the last calls, without the names of
+    that machine's folders."""
+    dumps = json.loads((Path(__file__).parent / f"nccl_recorders/{name}.json").read_text())
+    (finding,) = found(dict(enumerate(dumps)), lambda dump: json.dumps(dump).encode())
+    assert finding.id == expected and finding.ranks == ranks
+    assert words in finding.cause
