@@ -12,20 +12,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-
-    Attention = Callable[..., torch.Tensor]
-
+Attention = Callable[..., Any]
 # The node of the graph is that of the result, or before what cuts off padding.
 DEEPEST = 4
 NODE = "ScaledDotProduct"
 
 
 @contextmanager
-def fixed_attention(model: torch.nn.Module) -> Iterator[None]:
+def fixed_attention(model: Any) -> Iterator[None]:
     """Let torch's `scaled_dot_product_attention` add in a fixed order in the backward passes of
     what is computed within this context.
 
@@ -45,14 +41,14 @@ def fixed_attention(model: torch.nn.Module) -> Iterator[None]:
         functional.scaled_dot_product_attention = usual
 
 
-def _is_compiled(model: torch.nn.Module) -> bool:
+def _is_compiled(model: Any) -> bool:
     return any(hasattr(module, "_orig_mod") for module in model.modules())
 
 
 def _in_fixed_order(attention: Attention) -> Attention:
 
     @functools.wraps(attention)
-    def fixed(*arguments: Any, **named: Any) -> torch.Tensor:
+    def fixed(*arguments: Any, **named: Any) -> Any:
         with _without_cudnn():
             result = attention(*arguments, **named)
         if (node := _find_node(result.grad_fn, DEEPEST)) is not None:
