@@ -32,7 +32,7 @@ from ..evidence.screen_record import (
 )
 from ..evidence.variable_names import hide_assignments
 from ..jobs.screen_jobs import NodeEnd, ScreenJobs, SecondPart, make_script
-from ..jobs.screen_plan import PlannedNode, plan_screen
+from ..jobs.screen_plan import PlannedNode, plan_screen, remark_constraint
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable
 from ..report.node_evidence import observe_screen
 from ..report.record_builder import FinishedRun
@@ -188,7 +188,8 @@ class ScreenSuite(Suite):
         words += f"alone and for at most {self.profile.limits.screen_s:g} s"
         if second := SecondPart.measuring(self.profile):
             words += f", then {second.limit_s:g} s to measure its devices"
-        return [f"{words}; {left} not screened" if left else words]
+        remark = remark_constraint(self.profile.slurm)
+        return [f"{words}; {left} not screened" if left else words, *filter(None, [remark])]
 
     # The run
 
