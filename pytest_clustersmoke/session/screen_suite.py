@@ -21,6 +21,7 @@ from .. import preflight
 from ..config.profile import Profile
 from ..criteria.screen_judge import CHECKS as JUDGED
 from ..criteria.screen_peaks import PEAKS
+from ..evidence.node_measurement import read_measurement
 from ..evidence.screen_files import ScreenFiles
 from ..evidence.screen_record import (
     ANSWER,
@@ -300,7 +301,9 @@ class ScreenSuite(Suite):
             return finished
         files = ScreenFiles(finished.directory.root)
         names = (node.node for node in self.screen.nodes)
-        figures = tuple(figure for name in names for figure in files.read_figures(name))
+        figures = tuple(
+            figure for name in names for figure in read_measurement(files, name).figures
+        )
         return replace(finished, figures=figures)
 
     def results(self) -> dict[str, Any]:
