@@ -119,10 +119,9 @@ def test_nvlinks_whose_bytes_are_not_counted_are_not_judged() -> None:
     """Neither a GPU without the field, nor one whose count went back."""
     assert find_silent(500, None, 500, 500) == []
     assert find_silent(500, 500, -3, 500) == []
-    (reading,) = read_gpus(FakeNvml(gpu("GPU-0") | {SENT: 3, GOT: 4})) or ()
-    assert reading["nvlink_bytes"] == 7 * 1024
-    (reading,) = read_gpus(FakeNvml(gpu("GPU-0") | {SENT: 3})) or ()
-    assert "nvlink_bytes" not in reading
+    both = read_gpus(FakeNvml(gpu("GPU-0") | {SENT: 3, GOT: 4}, gpu("GPU-1") | {SENT: 3}))
+    assert both is not None and both[0]["nvlink_bytes"] == 7 * 1024
+    assert "nvlink_bytes" not in both[1]
 
 
 @pytest.mark.parametrize("ours", [frozenset({"GPU-0"}), frozenset[str]()])
