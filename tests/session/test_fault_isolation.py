@@ -198,6 +198,19 @@ def test_attached_run_goes_on_from_the_tests_that_are_done(
 
 @pytest.mark.lab
 @pytest.mark.slow
+def test_reaped_run_leaves_no_allocation(lab_suite: Suite, own_lab: lab.Lab) -> None:
+    """Its job has the run's words, as any other."""
+    add_phase(lab_suite, bad=[own_lab.nodes[2]])
+    (lab_suite.path / "conftest.py").write_text(KILLER)
+    with lab_suite.started("--cluster-isolate", KILL_AT="submitted:3") as running:
+        assert running.process.wait(120) == -signal.SIGKILL, running.output()
+    outcome = lab_suite.run_apart("--cluster-reap", lab_suite.run_dir().run_id)
+    assert outcome.ret == 0, outcome.output
+    assert lab_suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split() == []
+
+
+@pytest.mark.lab
+@pytest.mark.slow
 def test_tests_are_jobs_once_their_allocation_has_ended(lab_suite: Suite, own_lab: lab.Lab) -> None:
     """What steps ended with it says nothing of their nodes: it is run again, and the bad node is
     named."""
