@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 
 REPLACEMENT = "\ufffd"
 # How bad it is: only a failure decides a verdict, and a note asks for nothing.
@@ -143,6 +142,8 @@ def format_bytes(count: float) -> str:
 def format_time(seconds: float | None, offset_s: int | None = None, clock: str = "%H:%M:%S") -> str:
     """A Unix time as `2026-11-15 03:00:00 UTC+01:00 (02:00:00 UTC)`; in UTC alone if the offset of
     the local time is zero or unknown; a dash if the time is missing or invalid."""
+    from datetime import datetime, timedelta, timezone  # they take time, and a screen has none
+
     try:
         universal = datetime.fromtimestamp(float(seconds or "nan"), timezone.utc)
         local = universal.astimezone(timezone(timedelta(seconds=offset_s or 0)))

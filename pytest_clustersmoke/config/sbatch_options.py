@@ -65,6 +65,7 @@ OWNED: dict[str, str] = {
     "job_name": _OWN_NAME,
     "comment": _OWN_NAME,
     "array": _ONE_JOB,
+    "jobid": "remove it, and use --cluster-here: it runs phases in an allocation",
     "requeue": _ONE_JOB,
     "no_requeue": _ONE_JOB,
     "wait": "remove it: the tool waits for its jobs itself",

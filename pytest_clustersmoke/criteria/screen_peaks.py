@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..evidence.screen_files import MeasuredDevice, NodeAnswer, NodeMeasurement
+from ..evidence.node_measurement import MeasuredDevice, NodeMeasurement
+from ..evidence.screen_files import NodeAnswer
 from ..text import FAILURE, plural
 from .device_peaks import Place, find_outvoted, judge_figures, kind_of
 from .screen_judge import FEWEST_CPUS, CheckJudgement

@@ -204,13 +204,13 @@ class ControllerFence:
         number = 1
         while run.controller(number).exists() or not create_once(run.controller(number), about):
             number += 1
-        self._successor = run.controller(number + 1)
+        self.successor = run.controller(number + 1)  # exists once another has taken the run over
 
     def check(self) -> None:
         """Raise Superseded if the run has another controller. To be called before every command
         that changes a job, and before every line of the journal."""
-        if list_directory(self._successor.parent) and self._successor.exists():
-            about = read_json(self._successor) or {}
+        if list_directory(self.successor.parent) and self.successor.exists():
+            about = read_json(self.successor) or {}
             who = f"pid {about.get('pid')} on {sanitize_line(str(about.get('host')))[:MAX_WORD]}"
             raise Superseded(f"{who} has taken this run over")
 

@@ -33,6 +33,7 @@ CHECKS = frozenset(
         *DAMAGE,
         *("gpu-clocks-held-down", "gpu-link-errors", "gpu-memory-wear", "pcie-link-narrow"),
         *("rdma-port-errors", "rdma-rail-doubled", "rdma-rail-silent"),
+        "nvlink-silent",
         "sockets-beside-infiniband",
         *("build-directory-not-writable", "clock-differs", "driver-differs", "gpu-driver-failed"),
         *("gpu-in-use", "gpu-model-differs", "gpu-page-retirement-pending", "gpus-missing"),

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import stat
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,15 @@ def is_visible_file(path: Path) -> bool:
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
     """Write a whole file or none, with its final permissions."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    draft = path.parent / f".{path.name}.{os.urandom(4).hex()}"
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as stream:
             stream.write(text)
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
+        draft.chmod(mode)
+        draft.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
 
 

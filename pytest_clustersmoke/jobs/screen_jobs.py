@@ -69,8 +69,7 @@ class NodeEnd:
 class SecondPart:
     """What a node's job runs after it has answered, such as what needs torch: a command of the
     shell, which writes what its devices reached to the file that the variable FIGURES names
-    (ScreenFiles.read_figures), within a limit of its own. The answer stands whatever becomes of
-    it."""
+    (read_measurement), within a limit of its own. The answer stands whatever becomes of it."""
 
     command: str
     limit_s: float

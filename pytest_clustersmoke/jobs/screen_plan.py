@@ -10,8 +10,8 @@ from typing import Any
 from ..config.hostlist import expand_hostlist
 from ..evidence.scheduler_record import NodeStatus
 from ..evidence.screen_record import EXCLUDED, OTHER_FEATURES
-from ..text import Problem, near, shorten
-from .slurm_records import list_required
+from ..text import Problem, near, sanitize_line, shorten
+from .node_constraint import NodeConstraint
 
 MANY = 8
 OPTION = "--cluster-nodes"
@@ -74,14 +74,14 @@ class _Rule:
     """Which nodes the profile's jobs may have."""
 
     usable: re.Pattern[str]
-    features: frozenset[str]
+    constraint: NodeConstraint
     excluded: frozenset[str]
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> _Rule:
         return cls(
             _RESERVED if options.get("reservation") else _IDLE,
-            list_required(str(options.get("constraint") or "")),
+            NodeConstraint.parse(str(options.get("constraint") or "")),
             frozenset(expand_hostlist(str(options.get("exclude") or ""))),
         )
 
@@ -92,10 +92,27 @@ class _Rule:
     def _explain_skip(self, node: NodeStatus) -> tuple[str, str]:
         if node.name in self.excluded:
             return EXCLUDED, f"`slurm.exclude` of the profile names {node.name}"
-        if missing := self.features.difference(node.features):
-            lacks = " and ".join(sorted(missing))
-            return OTHER_FEATURES, f"{node.name} lacks {lacks}, which `slurm.constraint` asks for"
+        if not self.constraint.allows(node.features):
+            return OTHER_FEATURES, self._explain_features(node)
         return ("", "") if self.usable.fullmatch(node.state) else (name_group(node), node.why)
+
+    def _explain_features(self, node: NodeStatus) -> str:
+        if self.constraint.is_plain:
+            lacks = " and ".join(sorted(self.constraint.names.difference(node.features)))
+            return f"{node.name} lacks {lacks}, which `slurm.constraint` asks for"
+        has = ", ".join(node.features) or "no features"
+        return f"{node.name} has {has}; `slurm.constraint` asks for {self.constraint.text}"
+
+
+def remark_constraint(options: Mapping[str, Any]) -> str:
+    """What a screen says of a constraint that it does not understand; empty of any other."""
+    constraint = NodeConstraint.parse(str(options.get("constraint") or ""))
+    if constraint.is_understood:
+        return ""
+    return (
+        f"`slurm.constraint: {sanitize_line(constraint.text)}` has none of the forms that sbatch "
+        "documents: nodes of any features are screened"
+    )
 
 
 def name_group(node: NodeStatus) -> str:

@@ -1,4 +1,7 @@
-"""Runs each phase as one Slurm job of N nodes with one task each, which starts the launcher."""
+"""Runs each phase as one Slurm job of N nodes with one task each, which starts the launcher.
+
+A phase that names an allocation (ALLOCATION) is a step of that instead.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,11 @@ from ..config.profile import Profile
 from ..evidence.run_directory import RunDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from . import batch_script
+from .allocation_backend import AllocationBackend
 from .backend import ANY_JOB, COMMENT_BEGINS, Refused, SchedulerSilent, Submission, Words
 from .slurm_client import SlurmClient, SlurmUnavailable
 
+ALLOCATION = "jobid"  # srun's option: the job whose step a phase is to be
 SUBMITIT_SIGNAL = "#SBATCH --signal=USR2@"
 # Slurm asks every process of the step to stop, also a Python that is only starting, which would end
 # by it. It starts with the signal blocked, and `run_node` finds it pending. An `env` of coreutils
@@ -39,8 +44,11 @@ class SlurmBackend:
         self._profile = profile
         self._client = SlurmClient(environ)
         self._words: dict[str, Words] = {}  # by id, of the jobs of this run
+        self._allocations: dict[str, AllocationBackend] = {}  # that this process runs steps in
 
     def submit(self, job: Submission, after: str = "") -> str:
+        if allocation := job.phase.slurm.get(ALLOCATION):
+            return self._in_allocation(str(allocation.value)).submit(job)
         batch_script.write_call(job)
         write_atomically(job.directory.batch_script, self._script(job, after))
         return self._note([job], self._client.submit(job.directory.batch_script))[0]
@@ -58,6 +66,10 @@ class SlurmBackend:
         for job in jobs:
             write_atomically(job.directory.batch_script, script)
         return self._note(jobs, self._client.submit(first.directory.batch_script))
+
+    def _in_allocation(self, job_id: str) -> AllocationBackend:
+        environ = {**self._client.environ, "SLURM_JOB_ID": job_id}
+        return self._allocations.setdefault(job_id, AllocationBackend(self._profile, environ))
 
     def adopt(self, job: Submission, job_id: str) -> None:
         self._words[job_id] = job.words
@@ -87,16 +99,43 @@ class SlurmBackend:
         return self._note(jobs, job_id) if job_id else []
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
-        return self._client.job_states(job_ids, self._words)
+        jobs, steps = _split_ids(job_ids)
+        states = self._client.job_states(jobs, self._words)
+        for allocation, step_ids in steps.items():
+            if own := self._allocations.get(allocation):
+                states |= own.states(step_ids)
+            elif (state := self._ask_allocation(allocation)) is not None:
+                states |= dict.fromkeys(step_ids, state)
+        return states
+
+    def _ask_allocation(self, job_id: str) -> JobState | None:
+        """The state of the steps that another process ran in an allocation: they end with it; None
+        if Slurm does not answer."""
+        try:
+            allocation = self._client.allocation(job_id)
+        except SlurmUnavailable:
+            return None
+        if allocation.runs:
+            return JobState("running", "RUNNING")
+        return JobState("ended", "CANCELLED", f"with allocation {job_id}")
 
     def details(self, job_id: str, state: JobState, nodes: str) -> SchedulerRecord | None:
+        if own := self._allocations.get(job_id.partition(".")[0]):
+            return own.details(job_id, state, nodes)
         return self._client.job_record(job_id, state, nodes, self._words.get(job_id, ANY_JOB))
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
-        jobs = list(job_ids)
-        return not jobs or self._client.cancel(*jobs)
+        """The steps of another process end with their allocation, which is none of these jobs."""
+        jobs, steps = _split_ids(job_ids)
+        is_accepted = not jobs or self._client.cancel(*jobs)
+        for allocation, step_ids in steps.items():
+            own = self._allocations.get(allocation)
+            is_accepted &= own is not None and own.cancel(step_ids)
+        return is_accepted
 
     def cancel_pending(self, job_id: str) -> bool:
+        if own := self._allocations.get(job_id.partition(".")[0]):
+            return own.cancel([job_id])  # nothing starts it meanwhile
         return self._client.cancel("--state=PENDING", job_id)
 
     def start_now(self, job_id: str) -> None:
@@ -109,6 +148,8 @@ class SlurmBackend:
         """Nothing to do: nothing stays open."""
 
     def script(self, job: Submission) -> str:
+        if allocation := job.phase.slurm.get(ALLOCATION):
+            return self._in_allocation(str(allocation.value)).script(job)
         return self._script(job)
 
     def _script(self, job: Submission, after: str = "", tasks: int = 1, at_once: int = 1) -> str:
@@ -170,6 +211,15 @@ class SlurmBackend:
         if not phase.resume.value:
             return {"no_requeue": True}
         return {"requeue": True, "signal": f"USR1@{self._profile.limits.stop_before_s}"}
+
+
+def _split_ids(job_ids: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """The ids of jobs, and those of steps by their allocation."""
+    jobs, steps = list[str](), dict[str, list[str]]()
+    for job_id in job_ids:
+        allocation, dot, _ = job_id.partition(".")
+        (steps.setdefault(allocation, []) if dot else jobs).append(job_id)
+    return jobs, steps
 
 
 def _merge_nodes(own: object, more: Iterable[str]) -> str:

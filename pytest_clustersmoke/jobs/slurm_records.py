@@ -50,7 +50,6 @@ _OWN_LIMIT = re.compile(
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z_]*)=")
 _REASON = re.compile(r" Reason=(.*?)(?: \[([^\s@\]]+)@([0-9T:-]+)\]|$)")
 # What a NodeName can be made of; nothing that a shell or a hostlist would read otherwise.
-_SIMPLE_CONSTRAINT = re.compile(r"[\w.-]+(&[\w.-]+)*")
 NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SOCKETS = re.compile(r"\([^)]*\)")
 # A slice of a GPU (MIG), as gres names its types: `1g.10gb`, `a100_1g.5gb`.
@@ -287,13 +286,6 @@ def parse_node_partitions(text: str) -> dict[str, frozenset[str]]:
         if NODE_NAME.fullmatch(name):
             nodes.setdefault(name, set()).add(partition.strip())
     return {name: frozenset(partitions) for name, partitions in nodes.items()}
-
-
-def list_required(constraint: str) -> frozenset[str]:
-    """The features of a constraint that a node must have all; empty if there is none, and for an
-    expression, which is left to sbatch."""
-    simple = _SIMPLE_CONSTRAINT.fullmatch(constraint)
-    return frozenset(constraint.split("&")) if simple else frozenset()
 
 
 def names_own_limit(words: str) -> bool:

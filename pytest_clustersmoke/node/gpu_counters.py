@@ -48,6 +48,9 @@ VIOLATIONS = {
     "board_limit_ns": "NVML_PERF_POLICY_BOARD_LIMIT",
     "reliability_ns": "NVML_PERF_POLICY_RELIABILITY",
 }
+# Fields that count the data of NVLinks, in KiB; the scope is all links of the GPU (nvml.h).
+NVLINK_DATA = ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX")
+ALL_LINKS, KIB = 2**32 - 1, 1024
 NVLINK_ERRORS = {
     "nvlink_replays": "NVML_NVLINK_ERROR_DL_REPLAY",
     "nvlink_recoveries": "NVML_NVLINK_ERROR_DL_RECOVERY",
@@ -84,6 +87,8 @@ def _read_gpu(nvml: Any, handle: Any) -> dict[str, Any]:
         counts = [ask("nvmlDeviceGetNvLinkErrorCounter", link, counter) for link in range(NVLINKS)]
         known = [count for count in counts if count is not None]
         found[name] = sum(known) if known else None
+    if None not in (data := [ask.count_field(name, ALL_LINKS) for name in NVLINK_DATA]):
+        found["nvlink_bytes"] = KIB * sum(filter(None, data))
     return {name: _as_text(value) for name, value in found.items() if value is not None}
 
 
@@ -98,6 +103,15 @@ class _Question:
             values = [getattr(self._nvml, a) if isinstance(a, str) else a for a in arguments]
             return getattr(self._nvml, function)(self._handle, *values)
         except Exception:  # an old driver, an old package, a GPU without it
+            return None
+
+    def count_field(self, name: str, scope: int) -> int | None:
+        """What a field counts; each field says by itself whether this GPU has it."""
+        try:
+            wanted = [(getattr(self._nvml, name), scope)]
+            (answer,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, wanted)
+            return int(answer.value.ullVal) if answer.nvmlReturn == 0 else None
+        except Exception:  # as above
             return None
 
 

@@ -15,7 +15,6 @@ import contextlib
 import os
 import stat
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -97,6 +96,8 @@ def run_and_leave(arguments: Sequence[str]) -> NoReturn:
     except SystemExit:
         raise
     except BaseException:
+        import traceback  # it takes time, and a node rarely needs it
+
         traceback.print_exc()
         status = 1
     for stream in (sys.stdout, sys.stderr):

@@ -10,9 +10,7 @@ import os
 import pwd
 import re
 import resource
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -123,10 +121,11 @@ def _read_link(path: str) -> str | None:
 
 def _dev_shm() -> dict[str, int | None]:
     try:
-        usage = shutil.disk_usage(DEV_SHM)
+        usage = os.statvfs(DEV_SHM)
     except OSError:
         return {"dev_shm_bytes": None, "dev_shm_free_bytes": None}
-    return {"dev_shm_bytes": usage.total, "dev_shm_free_bytes": usage.free}
+    total, free = usage.f_blocks * usage.f_frsize, usage.f_bavail * usage.f_frsize
+    return {"dev_shm_bytes": total, "dev_shm_free_bytes": free}
 
 
 def _may_lock_memory() -> bool | None:
@@ -168,7 +167,9 @@ def scratch_directories(environ: Mapping[str, str]) -> dict[str, Any]:
 def _probe_directory(path: str) -> dict[str, Any]:
     error = None
     try:
-        with tempfile.TemporaryFile(dir=path, prefix=".clustersmoke.") as stream:
+        probe = Path(path, f".clustersmoke.{os.urandom(4).hex()}")
+        with probe.open("xb") as stream:
+            probe.unlink()
             stream.write(b"\0" * PROBE_BYTES)
             stream.flush()
     except OSError as failed:
@@ -189,6 +190,7 @@ def _probe_parent(path: str) -> dict[str, Any]:
 
 def _free_bytes(path: str) -> int | None:
     try:
-        return shutil.disk_usage(path).free
+        usage = os.statvfs(path)
     except OSError:
         return None
+    return usage.f_bavail * usage.f_frsize

@@ -13,12 +13,12 @@ from ..config.phase import Phase, Sourced
 from ..config.profile import Profile
 from ..config.sbatch_options import parse_time_limit
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
+from ..jobs.node_constraint import NodeConstraint
 from ..jobs.slurm_records import (
     Association,
     SlurmNode,
     SlurmPartition,
     SlurmQos,
-    list_required,
 )
 from ..text import near, plural, shorten
 
@@ -236,19 +236,16 @@ def _check_capacity(
 def _check_constraint(
     request: RequestedResources, here: Mapping[str, SlurmNode]
 ) -> Iterator[Finding]:
-    constraint = sbatch_option(request.phase, "constraint")
-    features = list_required(constraint)
-    if not features:
-        return
-    enough = [node for node in here.values() if features <= node.features]
-    if len(enough) >= request.nodes:
+    constraint = NodeConstraint.parse(sbatch_option(request.phase, "constraint"))
+    enough = [node for node in here.values() if constraint.allows(node.features)]
+    if not constraint.names or len(enough) >= request.nodes:
         return
     known = frozenset().union(*(node.features for node in here.values()))
-    hints = [hint for name in sorted(features - known) if (hint := near(name, known))]
+    hints = [hint for name in sorted(constraint.names - known) if (hint := near(name, known))]
     yield Finding(
         "submission-refused",
         f"phase {request.phase.name} asks for {plural(request.nodes, 'node')} with the feature "
-        f"{constraint}, but partition {request.partition.name} has {len(enough)}; its "
+        f"{constraint.text}, but partition {request.partition.name} has {len(enough)}; its "
         f"features are {name_some(known)}",
         hints[0] if hints else "set `slurm.constraint` to features that its nodes have",
         evidence=setting_evidence(request.phase.slurm.get("constraint"), "constraint"),
@@ -280,7 +277,7 @@ def find_candidates(request: RequestedResources, nodes: Mapping[str, SlurmNode])
     named, left_out = (
         set(expand_hostlist(sbatch_option(phase, key))) for key in ("nodelist", "exclude")
     )
-    features = list_required(sbatch_option(phase, "constraint"))
+    constraint = NodeConstraint.parse(sbatch_option(phase, "constraint"))
     cpus, memory = (
         _parse_count(sbatch_option(phase, "cpus_per_task")),
         _parse_mib(sbatch_option(phase, "mem")),
@@ -291,7 +288,7 @@ def find_candidates(request: RequestedResources, nodes: Mapping[str, SlurmNode])
         if request.partition.name in node.partitions
         and (not named or node.name in named)
         and node.name not in left_out
-        and features <= node.features
+        and constraint.allows(node.features)
         and node.gpus >= request.gpus
         and node.cpus >= cpus
         and node.memory >= memory

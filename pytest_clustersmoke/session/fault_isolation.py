@@ -1,8 +1,8 @@
 """`--cluster-isolate`: runs a failed phase's program on groups of its nodes, and writes the answer
 as a finding of the phase's job.
 
-Each test is a job of the session, pinned to its nodes, with a directory of its own below the
-phase's. What is known is written after each test, so that an interrupted run keeps it, and an
+Each test is pinned to its nodes, as a step of one allocation or as a job, and has a directory below
+the phase's. What is known is written after each test, so that an interrupted run keeps it, and an
 attached one goes on from there: the plan is replayed with the recorded results.
 """
 
@@ -33,16 +33,14 @@ from ..jobs.slurm_client import SlurmClient, SlurmUnavailable
 from ..text import plural
 from .group_tests import FAILED, NO_ANSWER, PASSED, SLOW, Group
 from .isolation_answer import UNKNOWN, IsolationAnswer, explain_answer
+from .isolation_place import SOURCE, IsolationPlace
 from .isolation_plan import IsolationPlan
 from .job_session import JobSession
 from .suite import Suite
 
-SOURCE = "--cluster-isolate"
 STRAGGLERS = "stragglers"
 # Criteria that a bad node, link or switch turns red although the job passed.
 BETWEEN_NODES = (BETWEEN, STRAGGLERS)
-# They choose nodes, too, and could contradict a test's own list.
-DROPPED = ("nodelist", "exclude", "switches", "contiguous", "dependency", "distribution")
 # Outcomes of a job from which something was measured.
 MEASURED = ("passed", "failed", NODE_FAILED)
 TIME_IS_OVER = "the time for isolation is over"
@@ -150,6 +148,7 @@ class FaultIsolation:
         self._budget = profile.limits.isolate
         self._ends = time.monotonic() + 60 * self._budget.minutes
         self._basis: dict[str, Any] = {}
+        self._place = IsolationPlace(phase, profile, session, client, self._directory, say)
 
     def run(self, good: Iterable[str]) -> PhaseResult:
         """Test groups until the answer is found; return the phase's result with its finding.
@@ -162,14 +161,17 @@ class FaultIsolation:
         self._say(
             f"isolating {self._phase.name}: {plural(len(nodes), 'node')}; at most "
             f"{plural(self._budget.tests, 'test')} and {self._budget.minutes:g} minutes, "
-            f"{plural(at_once, 'job')} at a time"
+            f"{at_once} at a time"
         )
-        while plan.answer is None:
-            if time.monotonic() > self._ends:
-                return self._conclude(plan.give_up(TIME_IS_OVER))
-            results = self._test_round(plan)
-            plan.take(results, self._find_down(plan, results))
-        return self._conclude(plan.answer)
+        try:
+            while plan.answer is None:
+                if time.monotonic() > self._ends:
+                    return self._conclude(plan.give_up(TIME_IS_OVER))
+                results = self._test_round(plan)
+                plan.take(results, self._find_down(plan, results))
+            return self._conclude(plan.answer)
+        finally:
+            self._place.release()
 
     def _list_nodes(self) -> list[str]:
         """The nodes of the job, by Slurm's names. Slurm no longer lists one that failed; then what
@@ -239,25 +241,20 @@ class FaultIsolation:
     # One round
 
     def _test_round(self, plan: IsolationPlan) -> dict[Group, str]:
-        """Run the groups of a round side by side; return their results."""
+        """Run the groups of a round side by side; return their results. What did not pass while the
+        allocation ended is run again, as a job."""
         jobs = [self._take_earlier(group, plan.rounds) for group in plan.round]
         waiting = [job for job in jobs if not job.result]
-        names = {job.number: f"{self._phase.name}.isolate{job.number}" for job in waiting}
-        self._session.run_more(self._make_test(names[job.number], job.nodes) for job in waiting)
-        timer = threading.Timer(
-            max(0.0, self._ends - time.monotonic()),
-            lambda: self._session.end_more(names.values(), TIME_IS_OVER),
-        )
-        timer.start()
-        found: list[tuple[GroupJob, PhaseResult]] = []
-        try:
-            for job in waiting:
-                result = self._wait(names[job.number])
-                found.append((job, result))
-                self._note(job, result)
-                self._write(plan.give_up(f"interrupted after {plural(len(self._jobs), 'test')}"))
-        finally:
-            timer.cancel()
+        nodes = [node for node in plan.nodes if node not in self._basis["down"]]
+        left_s = self._ends - time.monotonic()
+        self._place.prepare(nodes, [job.nodes for job in waiting], left_s)
+        found = self._run_tests(plan, waiting)
+        if any(job.result != PASSED for job, _ in found) and self._place.give_up_lost():
+            passed = [(job, result) for job, result in found if job.result == PASSED]
+            again = [job for job, _ in found if job.result != PASSED]
+            for job in again:
+                job.number, job.result = self._next_number(), ""
+            found = [*passed, *self._run_tests(plan, again)]
         if self._symptom == STRAGGLERS:
             _judge_slow(found)
         for job in waiting:
@@ -265,26 +262,50 @@ class FaultIsolation:
             self._say(f"  isolating {self._phase.name}: {words}: {job.result}")
         return {job.nodes: job.result for job in jobs}
 
+    def _run_tests(
+        self, plan: IsolationPlan, tests: Sequence[GroupJob]
+    ) -> list[tuple[GroupJob, PhaseResult]]:
+        """Run tests side by side until the last has ended."""
+        names = {job.number: f"{self._phase.name}.isolate{job.number}" for job in tests}
+        self._session.run_more(self._make_test(names[job.number], job.nodes) for job in tests)
+        timer = threading.Timer(
+            max(0.0, self._ends - time.monotonic()),
+            lambda: self._session.end_more(names.values(), TIME_IS_OVER),
+        )
+        timer.start()
+        found: list[tuple[GroupJob, PhaseResult]] = []
+        try:
+            for job in tests:
+                result = self._wait(names[job.number])
+                found.append((job, result))
+                self._note(job, result)
+                self._write(plan.give_up(f"interrupted after {plural(len(self._jobs), 'test')}"))
+        finally:
+            timer.cancel()
+        return found
+
     def _take_earlier(self, group: Group, number: int) -> GroupJob:
         """The next test of an earlier controller, if it is of this group; otherwise a new one."""
         if self._earlier and self._earlier[0].nodes == group and self._earlier[0].result:
             return self._earlier.pop(0)
         self._earlier = []
-        last = 1 + max((job.number for job in self._jobs), default=0)
-        while f"{self._phase.name}.isolate{last}" in self._session.phases:
-            last += 1  # of a controller before, which did not see it end
-        job = GroupJob(last, number, group)
+        job = GroupJob(self._next_number(), number, group)
         self._jobs.append(job)
         return job
 
+    def _next_number(self) -> int:
+        last = 1 + max((job.number for job in self._jobs), default=0)
+        while f"{self._phase.name}.isolate{last}" in self._session.phases:
+            last += 1  # of a controller before, which did not see it end
+        return last
+
     def _make_test(self, name: str, group: Group) -> Phase:
         """The phase on these nodes alone, and by itself."""
-        kept = {key: value for key, value in self._phase.slurm.items() if key not in DROPPED}
         return replace(
             self._phase,
             name=name,
             nodes=Sourced(len(group), SOURCE),
-            slurm={**kept, "nodelist": Sourced(",".join(group), SOURCE)},
+            slurm=self._place.list_options(group),
             after=Sourced("", DEFAULT),
             peaks=Sourced("never", SOURCE),
             base="",
@@ -315,6 +336,7 @@ class FaultIsolation:
             "symptom": self._symptom,
             "budget": {"tests": self._budget.tests, "minutes": self._budget.minutes},
             "basis": self._basis,
+            "allocation": {"job_id": self._place.job_id, "why_none": self._place.why},
             "tests": [asdict(job) for job in self._jobs],
             "answer": answer.as_record(),
             "ended": ended,

@@ -11,6 +11,7 @@ from ..criteria.screen_clearance import list_cleared
 from ..criteria.screen_judge import CheckJudgement, judge_screen
 from ..criteria.screen_peaks import PEAKS, UNASKED, judge_peaks
 from ..evidence.locks import ControllerFence
+from ..evidence.node_measurement import read_measurement
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir
 from ..evidence.run_journal import FencedJournal
@@ -126,7 +127,7 @@ def _judge_devices(
 ) -> Mapping[str, CheckJudgement]:
     if profile.peaks == "never":
         return dict.fromkeys(answers, UNASKED)
-    measured = {name: files.read_measurement(name) for name in answers}
+    measured = {name: read_measurement(files, name) for name in answers}
     return judge_peaks(list(answers.values()), measured, profile.limits.screen_peaks_s)
 
 

@@ -21,6 +21,7 @@ from .. import preflight
 from ..config.profile import Profile
 from ..criteria.screen_judge import CHECKS as JUDGED
 from ..criteria.screen_peaks import PEAKS
+from ..evidence.node_measurement import read_measurement
 from ..evidence.screen_files import ScreenFiles
 from ..evidence.screen_record import (
     ANSWER,
@@ -32,7 +33,7 @@ from ..evidence.screen_record import (
 )
 from ..evidence.variable_names import hide_assignments
 from ..jobs.screen_jobs import NodeEnd, ScreenJobs, SecondPart, make_script
-from ..jobs.screen_plan import PlannedNode, plan_screen
+from ..jobs.screen_plan import PlannedNode, plan_screen, remark_constraint
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable
 from ..report.node_evidence import observe_screen
 from ..report.record_builder import FinishedRun
@@ -188,7 +189,8 @@ class ScreenSuite(Suite):
         words += f"alone and for at most {self.profile.limits.screen_s:g} s"
         if second := SecondPart.measuring(self.profile):
             words += f", then {second.limit_s:g} s to measure its devices"
-        return [f"{words}; {left} not screened" if left else words]
+        remark = remark_constraint(self.profile.slurm)
+        return [f"{words}; {left} not screened" if left else words, *filter(None, [remark])]
 
     # The run
 
@@ -299,7 +301,9 @@ class ScreenSuite(Suite):
             return finished
         files = ScreenFiles(finished.directory.root)
         names = (node.node for node in self.screen.nodes)
-        figures = tuple(figure for name in names for figure in files.read_figures(name))
+        figures = tuple(
+            figure for name in names for figure in read_measurement(files, name).figures
+        )
         return replace(finished, figures=figures)
 
     def results(self) -> dict[str, Any]:

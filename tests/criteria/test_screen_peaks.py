@@ -11,7 +11,8 @@ import pytest
 
 from pytest_clustersmoke.criteria.screen_judge import CheckJudgement
 from pytest_clustersmoke.criteria.screen_peaks import judge_peaks
-from pytest_clustersmoke.evidence.screen_files import NodeAnswer, NodeMeasurement, ScreenFiles
+from pytest_clustersmoke.evidence.node_measurement import NodeMeasurement, read_measurement
+from pytest_clustersmoke.evidence.screen_files import NodeAnswer, ScreenFiles
 from pytest_clustersmoke.evidence.whole_files import write_json
 
 LIMIT_S = 90.0
@@ -64,7 +65,7 @@ def judge(
     facts = {"packages": {"torch": "2.5"}}
     answers = [NodeAnswer(f"n{number}", facts, work_s=0.001) for number in range(len(nodes))]
     answers[1] = replace(answers[1], **answer)
-    measured = {each.node: files.read_measurement(each.node) for each in answers}
+    measured = {each.node: read_measurement(files, each.node) for each in answers}
     return judge_peaks(answers, measured, LIMIT_S)
 
 
@@ -131,4 +132,4 @@ def test_too_few_peers_judge_nobody(tmp_path: Path) -> None:
 
 
 def test_node_that_wrote_nothing_has_no_measurement(tmp_path: Path) -> None:
-    assert ScreenFiles(tmp_path).read_measurement("n0") == NodeMeasurement()
+    assert read_measurement(ScreenFiles(tmp_path), "n0") == NodeMeasurement()

@@ -21,6 +21,8 @@ CONSTANTS = {
     "NVML_NVLINK_ERROR_DL_REPLAY": 0,
     "NVML_NVLINK_ERROR_DL_RECOVERY": 1,
     "NVML_NVLINK_ERROR_DL_CRC_FLIT": 2,
+    "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX": 138,
+    "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX": 139,
 }
 
 
@@ -50,6 +52,25 @@ def gpu(uuid: str, **answers: Any) -> dict[Any, Any]:
     }
 
 
+@dataclass
+class FieldValue:
+    """One answer of nvmlDeviceGetFieldValues: of a field that a GPU lacks, an error."""
+
+    count: int | None
+
+    @property
+    def value(self) -> FieldValue:
+        return self
+
+    @property
+    def ullVal(self) -> int:  # noqa: N802 - NVML's name
+        return self.count or 0
+
+    @property
+    def nvmlReturn(self) -> int:  # noqa: N802 - NVML's name
+        return 0 if self.count is not None else 3
+
+
 class FakeNvml:
     """The module. `missing`: names that this version does not have."""
 
@@ -65,6 +86,11 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> dict[Any, Any]:  # noqa: N802 - NVML's name
         return self._gpus[index]
+
+    def nvmlDeviceGetFieldValues(  # noqa: N802 - NVML's name
+        self, handle: dict[Any, Any], fields: list[tuple[int, int]]
+    ) -> list[FieldValue]:
+        return [FieldValue(handle.get(("field", *field))) for field in fields]
 
     def __getattr__(self, name: str) -> Any:
         if name in self._missing:

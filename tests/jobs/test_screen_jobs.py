@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.evidence.node_measurement import NodeMeasurement, read_measurement
 from pytest_clustersmoke.evidence.scheduler_record import JobState
-from pytest_clustersmoke.evidence.screen_files import NodeMeasurement, ScreenFiles
+from pytest_clustersmoke.evidence.screen_files import ScreenFiles
 from pytest_clustersmoke.evidence.whole_files import write_json
 from pytest_clustersmoke.jobs import screen_jobs
 from pytest_clustersmoke.jobs.backend import Refused, Unanswered
@@ -270,9 +271,9 @@ def test_second_part_has_a_limit_of_its_own_and_the_answer_stands(
     ends = screen(queue, profile, ["n0", "n1"], second)
     assert {end.kind for end in ends.values()} == {"answered"}
     assert queue.cancelled == ["job-n1"]
-    (figure,) = files.read_figures("n0")
+    (figure,) = read_measurement(files, "n0").figures
     assert (figure.node, figure.name, figure.value) == ("n0", "gemm", 3.0)
-    assert files.read_figures("n1") == []
+    assert read_measurement(files, "n1").figures == ()
 
 
 def test_second_part_runs_after_the_first_in_the_same_job(
@@ -298,7 +299,7 @@ def test_second_part_that_leaves_no_figures_says_how_it_ended(
     lines = make_script(profile, files, second).splitlines()[-2:]
     environ = {**os.environ, "SLURMD_NODENAME": "n0"}
     subprocess.run(["bash", "-c", "\n".join(lines)], env=environ, check=True, timeout=60)
-    assert files.read_measurement("n0") == NodeMeasurement(status=status)
+    assert read_measurement(files, "n0") == NodeMeasurement(status=status)
     assert [path.name for path in files.figures("").parent.iterdir()] == ["n0.json"]
 
 

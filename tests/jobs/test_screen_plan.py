@@ -73,12 +73,15 @@ def skipped_by(**options: str) -> dict[str, str]:
 
 
 def test_only_nodes_that_the_profiles_jobs_may_have_are_screened() -> None:
-    """Those with all of its features, and not those that it excludes; an expression is left to
-    sbatch."""
+    """Those that its constraint allows, and not those that it excludes."""
     others = {"n2": "other features", "n4": "other features"}
     assert skipped_by(constraint="h100") == others
     assert skipped_by(constraint="h100&ib") == {**others, "n3": "other features"}
-    assert skipped_by(constraint="h100|a100") == {"n4": "drained"}
+    assert skipped_by(constraint="h100|a100") == {"n4": "other features"}
+    assert skipped_by(constraint="ib&[h100*2&a100*1]") == {
+        "n3": "other features",
+        "n4": "other features",
+    }
     assert skipped_by(exclude="n[1-2]") == {
         **dict.fromkeys(("n1", "n2"), "excluded by the profile"),
         "n4": "drained",

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from submitit.core.utils import DelayedSubmission
 
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.config.phase import Sourced
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, write_json
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs import batch_script
 from pytest_clustersmoke.jobs.backend import Refused, Submission, Unanswered, make_spec
-from pytest_clustersmoke.jobs.slurm_backend import KEEP_SIGNAL, SlurmBackend
+from pytest_clustersmoke.jobs.slurm_backend import ALLOCATION, KEEP_SIGNAL, SlurmBackend
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
 
@@ -471,3 +472,33 @@ def test_job_that_waited_for_too_long_is_cancelled_only_while_it_waits(slurm: Fa
     profile = make_profile(slurm.folder, backend="slurm")
     assert SlurmBackend(profile, slurm.environ).cancel_pending("7")
     assert slurm.calls() == ["scancel --state=PENDING 7"]
+
+
+def test_step_of_another_process_ends_with_its_allocation(tmp_path: Path, slurm: FakeSlurm) -> None:
+    """A later controller of the run, or the one that reaps it, has no srun of its own there."""
+    own = backend(tmp_path, slurm.environ)
+    shown = "JobId=7 UserId=ann(1001) JobState={} Reason=None NodeList=n[0-3]"
+    slurm.answers("scontrol", shown.format("RUNNING"))
+    step = "7.small.isolate1"
+    assert own.states([step])[step].kind == "running"
+    assert not own.cancel([step])  # its allocation is cancelled, as a job of the run
+    slurm.answers("scontrol", shown.format("CANCELLED"))
+    assert own.states([step])[step] == JobState("ended", "CANCELLED", "with allocation 7")
+    slurm.answers("scontrol", err="slurm_load_jobs error: timed out", rc=1)
+    assert own.states([step]) == {}
+
+
+def test_phase_with_an_allocation_is_a_step_of_it(tmp_path: Path, slurm: FakeSlurm) -> None:
+    """No job is submitted, and nothing of it is cancelled but the step."""
+    profile = make_profile(tmp_path, backend="slurm")
+    phase = make_phase(profile, nodes=2, gpus_per_node=2)
+    phase = replace(phase, slurm={ALLOCATION: Sourced("7", "test"), **phase.slurm})
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    create_phase(directory, 2)
+    write_json(directory.spec, make_spec(phase, profile, directory))
+    own, job = SlurmBackend(profile, slurm.environ), Submission(phase, directory)
+    assert own.submit(job) == "7.small"
+    assert own.cancel_pending("7.small") and own.cancel(["7.small"])
+    assert own.states(["7.small"])["7.small"].raw == "CANCELLED"
+    assert "sbatch" not in slurm.commands()
+    assert "srun --jobid=7 --overlap" in own.script(job)

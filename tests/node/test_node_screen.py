@@ -27,6 +27,17 @@ import pytest_clustersmoke.node.node_screen
 own = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(own - sys.stdlib_module_names))
 """
+# Of the standard library, what takes long to import.
+SLOW_MODULES = (
+    "asyncio",
+    "datetime",
+    "lzma",
+    "random",
+    "shutil",
+    "tempfile",
+    "traceback",
+    "urllib.request",
+)
 
 
 def run_screen(run: Path, node: str) -> subprocess.CompletedProcess[str]:
@@ -38,6 +49,15 @@ def test_screen_of_a_node_imports_the_standard_library_alone() -> None:
     words = [sys.executable, "-c", LIST_PACKAGES]
     shown = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
     assert shown.split() == ["pytest_clustersmoke"]
+
+
+def test_screen_of_a_node_imports_no_module_that_takes_long() -> None:
+    """A node gives it a tenth of a second of CPU."""
+    program = "import sys, pytest_clustersmoke.node.node_screen; print(*sys.modules)"
+    words = [sys.executable, "-S", "-c", program]
+    folder = Path(__file__).parents[2]
+    shown = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert {*shown.split()}.isdisjoint(SLOW_MODULES)
 
 
 def test_node_writes_its_answer_with_facts_and_what_it_took(tmp_path: Path) -> None:

@@ -217,12 +217,15 @@ def test_node_lists_are_checked(judge: Judge) -> None:
 
 
 def test_unknown_feature_is_reported(judge: Judge) -> None:
-    """The fix is a near match; expressions are left to sbatch."""
+    """The fix is a near match; what is no constraint of Slurm's is left to sbatch."""
     nodes = [texts.node("n0", features="a100,ib"), texts.node("n1", features="v100")]
     (finding,) = judge(slurm(nodes), options={"constraint": "a10"})
     assert finding.fix == "did you mean `a100`?" and "`a100`, `ib`, `v100`" in finding.cause
     assert judge(slurm(nodes), options={"constraint": "a100&ib"}) == []
-    assert judge(slurm(nodes), options={"constraint": "[a10*2|x]"}) == []
+    assert judge(slurm(nodes), options={"constraint": "a100|v100"}, nodes=2) == []
+    (finding,) = judge(slurm(nodes), options={"constraint": "(a10|x)&ib"})
+    assert "the feature (a10|x)&ib, but" in finding.cause
+    assert judge(slurm(nodes), options={"constraint": "a10,x"}) == []
 
 
 def test_memory_is_compared_in_sbatchs_units(judge: Judge) -> None:

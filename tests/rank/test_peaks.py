@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_clustersmoke.evidence.node_measurement import read_measurement
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, write_json
 from pytest_clustersmoke.evidence.screen_files import ScreenFiles
 from pytest_clustersmoke.rank import known_answer, memory_speed, peaks, process_group
@@ -295,7 +296,7 @@ def test_node_is_measured_outside_of_any_phase(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=RUN_WITHIN_S)
     assert process.returncode == 0, output
     assert list(place.iterdir()) == [] and list(path.parent.iterdir()) == [path]
-    found = ScreenFiles(tmp_path).read_measurement("n0")
+    found = read_measurement(ScreenFiles(tmp_path), "n0")
     assert [(each.identity, each.local_rank, each.wrong) for each in found.devices] == [
         ("n0/cpu:0", 0, 0),
         ("n0/cpu:1", 1, 0),

@@ -44,6 +44,31 @@ def test_no_rank_falls_behind(self, phase):
     from pytest_clustersmoke.criteria import stragglers
     stragglers.check_stragglers(phase)
 """
+# Slurm ends the allocation as soon as it is granted.
+ENDS_ALLOCATION = """
+import subprocess
+from pytest_clustersmoke.jobs.node_hold import NodeHold
+
+ask = NodeHold.ask
+
+def ask_and_end(self, within_s, lasts_s):
+    why = ask(self, within_s, lasts_s)
+    subprocess.run(["scancel", self.job_id], env=self._client.environ, check=True)
+    return why
+
+NodeHold.ask = ask_and_end
+"""
+# The job of the allocation may start tomorrow only.
+KEEPS_PENDING = """
+from pytest_clustersmoke.jobs.node_hold import NodeHold
+
+script = NodeHold.script
+
+def script_of_tomorrow(self, minutes):
+    return script(self, minutes).replace("#SBATCH", "#SBATCH --begin=now+1day\\n#SBATCH", 1)
+
+NodeHold.script = script_of_tomorrow
+"""
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +129,13 @@ def test_node_on_which_ranks_die_is_named(lab_suite: Suite, own_lab: lab.Lab) ->
     assert cases["test_fixed.TestFixed::job"]["isolated"] == "not isolated"
     assert "fixed needs 2 nodes (nodes_fixed)" in find_answer(outcome, "fixed")["cause"]
     assert f"wide: isolated: node {bad}" in outcome.output
-    assert "wide: 4 nodes; at most 64 tests and 60 minutes, 8 jobs at a time" in outcome.output
+    assert "wide: 4 nodes; at most 64 tests and 60 minutes, 8 at a time" in outcome.output
     written = read_tests(outcome.files.report)
     assert written["ended"] and written["answer"]["nodes"] == [bad]
+    held = written["allocation"]["job_id"]
+    assert held and f"tests are steps of job {held}, which holds 4 nodes" in outcome.output
+    assert {test["job_id"].partition(".")[0] for test in written["tests"]} == {held}
+    assert lab_suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split() == []
     assert {phase["phase"] for phase in outcome.record()["phases"]} == {"wide", "fixed"}
     for test in written["tests"]:
         assert (test["result"] == "failed") == (bad in test["nodes"])
@@ -149,7 +178,8 @@ def test_interrupted_isolation_keeps_what_is_known(lab_suite: Suite, own_lab: la
 def test_attached_run_goes_on_from_the_tests_that_are_done(
     lab_suite: Suite, own_lab: lab.Lab
 ) -> None:
-    """No test that ended runs again, and the answer is that of a whole run."""
+    """No test that ended runs again, and the answer is that of a whole run. The allocation of the
+    controller before ends by itself, since the run has another one."""
     bad = own_lab.nodes[2]
     add_phase(lab_suite, bad=[bad])
     (lab_suite.path / "conftest.py").write_text(KILLER)
@@ -162,6 +192,55 @@ def test_attached_run_goes_on_from_the_tests_that_are_done(
     after = read_tests(outcome.files.report)["tests"]
     done = [test["job_id"] for test in before if test["result"]]
     assert done and [test["job_id"] for test in after][: len(done)] == done
+    held = {test["job_id"].partition(".")[0] for test in after}
+    assert len(held) == 2  # one before the controller was killed, and one after
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_reaped_run_leaves_no_allocation(lab_suite: Suite, own_lab: lab.Lab) -> None:
+    """Its job has the run's words, as any other."""
+    add_phase(lab_suite, bad=[own_lab.nodes[2]])
+    (lab_suite.path / "conftest.py").write_text(KILLER)
+    with lab_suite.started("--cluster-isolate", KILL_AT="submitted:3") as running:
+        assert running.process.wait(120) == -signal.SIGKILL, running.output()
+    outcome = lab_suite.run_apart("--cluster-reap", lab_suite.run_dir().run_id)
+    assert outcome.ret == 0, outcome.output
+    assert lab_suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split() == []
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_tests_are_jobs_once_their_allocation_has_ended(lab_suite: Suite, own_lab: lab.Lab) -> None:
+    """What steps ended with it says nothing of their nodes: it is run again, and the bad node is
+    named."""
+    bad = own_lab.nodes[2]
+    add_phase(lab_suite, bad=[bad], waits=[], hangs=[])
+    (lab_suite.path / "conftest.py").write_text(ENDS_ALLOCATION)
+    outcome = lab_suite.run_apart("--cluster-isolate")
+    assert outcome.ret == 1, outcome.output
+    assert find_answer(outcome)["hosts"] == [bad]
+    written = read_tests(outcome.files.report)
+    assert written["allocation"] == {"job_id": "", "why_none": "the allocation ended"}
+    assert all("." not in test["job_id"] for test in written["tests"])
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_tests_are_jobs_where_no_allocation_is_granted_in_time(
+    lab_suite: Suite, own_lab: lab.Lab
+) -> None:
+    """Slurm's reason is said, and its job is cancelled."""
+    lab_suite.profile["limits"] |= {"queue_wait_s": 5}
+    bad = own_lab.nodes[1]
+    add_phase(lab_suite, bad=[bad])
+    (lab_suite.path / "conftest.py").write_text(KEEPS_PENDING)
+    outcome = lab_suite.run_apart("--cluster-isolate")
+    assert outcome.ret == 1, outcome.output
+    assert find_answer(outcome)["hosts"] == [bad]
+    assert "did not start within 5 s" in outcome.output
+    assert "did not start within 5 s" in read_tests(outcome.files.report)["allocation"]["why_none"]
+    assert lab_suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split() == []
 
 
 @pytest.mark.lab

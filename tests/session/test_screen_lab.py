@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,3 +154,31 @@ def test_healthy_nodes_are_fit_also_under_xdist(screened: Suite, screened_lab: l
             again = read_screen(screened.run_apart("--cluster-screen"))["screen"]["nodes"]
             fewest_s = min(fewest_s, *(node["cpu_s"] for node in again))
     assert fewest_s < most_s
+
+
+@pytest.mark.slow_lab
+def test_user_who_may_have_two_jobs_gets_every_node_screened(
+    tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]
+) -> None:
+    """The others follow as the first ones end. An array would not help: Slurm counts its tasks."""
+    with running_lab(lab.LabSettings(name="limits", nodes=5, accounting=True)) as running:
+        suite = Suite(tmp_path, leftovers[0])
+        suite.use_slurm(running.slurm_conf)
+        use_fake_gpus(suite, tmp_path, LIMIT_S)
+        with running.slurm_conf.open("a") as conf:
+            conf.write("AccountingStorageEnforce=associations,limits\n")
+        suite.slurm("scontrol", "reconfigure")
+        user = pwd.getpwuid(os.getuid()).pw_name
+        suite.slurm("sacctmgr", "-i", "modify", "user", user, "set", "MaxSubmitJobs=2")
+        shown = ("scontrol", "show", "assoc_mgr", "flags=assoc")
+        wait_for("the limit", lambda: "MaxSubmitJobs=2(" in suite.slurm(*shown) or None)
+        array = subprocess.run(
+            ["sbatch", "--array=0-4", "--wrap=true"],
+            env=suite.environ(),
+            capture_output=True,
+            text=True,
+        )
+        assert "AssocMaxSubmitJobLimit" in array.stderr, array
+        outcome = suite.run_apart("--cluster-screen")
+        assert outcome.ret == 0, outcome.output
+        assert read_screen(outcome)["sentence"] == "FIT for 5 of 5 nodes"

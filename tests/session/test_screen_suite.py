@@ -104,6 +104,14 @@ def test_nodes_that_the_profile_does_not_use_get_no_job(suite: Suite, fake: Fake
     assert fake.commands().count("sbatch") == 1
 
 
+def test_constraint_of_no_known_form_is_named(suite: Suite, fake: FakeSlurm) -> None:
+    """It leaves no node out, which its reader must know."""
+    suite.profile["slurm"] = {"constraint": "h100,ib"}
+    outcome = suite.run("--cluster-screen", "--cluster-dry-run")
+    assert lines_with(outcome, "`slurm.constraint: h100,ib` has none of the forms that sbatch")
+    assert lines_with(outcome, "n1 (idle): one job, on this node alone")
+
+
 def test_too_few_nodes_are_inconclusive(suite: Suite, fake: FakeSlurm) -> None:
     outcome = suite.run("--cluster-screen", "--cluster-screen-min", "90%")
     assert outcome.ret == 6, outcome.output

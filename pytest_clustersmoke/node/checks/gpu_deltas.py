@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ...evidence.finding import Finding
 from ...evidence.telemetry import parse_int, parse_rows
 from ...evidence.variable_names import show_value
-from ...text import FAILURE, WARNING
+from ...text import FAILURE, WARNING, format_bytes
 from ..gpu_counters import subtract_counters
 from .node_values import Node
 
@@ -37,10 +38,16 @@ HELD_DOWN = {
     "reliability_ns": "by its voltage",
 }
 LEAST_HELD_NS = 10**9
+# NVLinks are silent that carried less than this share of what those of the other GPUs of the job on
+# the node carried, if that was so much, and there are so many others.
+SILENT, LEAST_BYTES, LEAST_OTHERS = 0.05, 64 * 2**20, 2
 # Bits of NVML's clock event reasons that a healthy GPU under load does not show.
 HARDWARE_SLOWDOWN, HW_THERMAL, POWER_BRAKE = 0x8, 0x40, 0x80
 FIX = "look for its Xid in the kernel log, and take the node out of service if it happens again"
 RESEAT = "reseat the card, or have its slot and riser checked"
+PEER = (
+    "look at nvidia-smi topo -m and nvidia-smi nvlink -s, and in NCCL's log for why it went around"
+)
 COOLING = "check the node's cooling, its power supplies and the GPU's power cap (nvidia-smi -q)"
 
 
@@ -60,6 +67,30 @@ def check_gpu_deltas(node: Node, readings: Any, ours: Collection[str]) -> Iterat
                 yield _find(node, "gpu-memory-wear", uuid, words, FIX, WARNING, foreign)
         yield from _wear(node, uuid, counted)
         yield from _held_down(node, uuid, counted, after)
+    yield from _silent_links(node, first, last, ours)
+
+
+def _silent_links(
+    node: Node,
+    first: Mapping[str, Mapping[str, Any]],
+    last: Mapping[str, Mapping[str, Any]],
+    ours: Collection[str],
+) -> Iterator[Finding]:
+    """The job's GPUs whose NVLinks carried nearly nothing while those of the others did."""
+    name = "nvlink_bytes"
+    counts = {
+        uuid: subtract_counters(first.get(uuid, {}), after).get(name)
+        for uuid, after in last.items()
+        if uuid in ours
+    }
+    carried = {uuid: count for uuid, count in counts.items() if count is not None}
+    for uuid, count in carried.items():
+        others = [more for other, more in carried.items() if other != uuid]
+        usual = statistics.median(others) if len(others) >= LEAST_OTHERS else 0
+        if usual >= LEAST_BYTES and count < SILENT * usual:
+            words = f"{format_bytes(count)} on its NVLinks, and the job's other GPUs there "
+            words += f"{format_bytes(usual)} each"
+            yield _find(node, "nvlink-silent", uuid, words, PEER, WARNING)
 
 
 def _by_uuid(reading: Any) -> dict[str, dict[str, Any]]:

@@ -85,6 +85,45 @@ def test_what_a_gpu_does_not_know_is_left_out() -> None:
     assert read_gpus(FakeNvml()) is None
 
 
+SENT, GOT = (("field", field, 2**32 - 1) for field in (138, 139))  # in KiB
+
+
+def find_silent(*mib: int | None, others: int = 0) -> list[str]:
+    """The GPUs named of a node whose NVLinks carried so many MiB each way (None: not counted), and
+    of `others` that are not the job's and carried nothing."""
+    names = [f"GPU-{number}" for number in range(len(mib) + others)]
+    start = {SENT: 5000, GOT: 7000}
+    first = [gpu(name) | start for name in names]
+    last = [
+        gpu(name) | ({} if more is None else {SENT: 5000 + more * 1024, GOT: 7000 + more * 1024})
+        for name, more in zip(names, [*mib, *[0] * others], strict=True)
+    ]
+    readings = {"before": {"gpus": read_gpus(FakeNvml(*first))}} | {
+        "after": {"gpus": read_gpus(FakeNvml(*last))}
+    }
+    found = list(check_gpu_deltas(NODE, readings, names[: len(mib)]))
+    assert {(each.id, each.severity) for each in found} <= {("nvlink-silent", WARNING)}
+    return [each.cause.partition(" had ")[0] for each in found]
+
+
+def test_gpu_whose_nvlinks_carried_nothing_is_named() -> None:
+    """Beside two others of the job at least: its traffic went around, over PCIe."""
+    assert find_silent(500, 500, 0, 500) == ["GPU-2"]
+    assert find_silent(500, 480, 20) == ["GPU-2"]
+    assert find_silent(500, 250, 510, 260) == []  # the ends of a chain
+    assert find_silent(500, 0) == [] == find_silent(9, 9, 0, 9) == find_silent(0, 0, 0, 0)
+    assert find_silent(500, 500, 500, others=4) == []
+
+
+def test_nvlinks_whose_bytes_are_not_counted_are_not_judged() -> None:
+    """Neither a GPU without the field, nor one whose count went back."""
+    assert find_silent(500, None, 500, 500) == []
+    assert find_silent(500, 500, -3, 500) == []
+    both = read_gpus(FakeNvml(gpu("GPU-0") | {SENT: 3, GOT: 4}, gpu("GPU-1") | {SENT: 3}))
+    assert both is not None and both[0]["nvlink_bytes"] == 7 * 1024
+    assert "nvlink_bytes" not in both[1]
+
+
 @pytest.mark.parametrize("ours", [frozenset({"GPU-0"}), frozenset[str]()])
 def test_damage_of_other_jobs_gpus_is_a_warning(ours: frozenset[str]) -> None:
     """A job on a shared node does not fail for them, and no evidence is definite."""
