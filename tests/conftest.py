@@ -18,10 +18,14 @@ from tests.support.leftovers import none_left  # noqa: E402
 pytest_plugins = ["pytester", "tests.faults.measures"]
 
 
+# The ladder takes longest; the others would be the last files, and take 20 s.
+FIRST = {"test_ladder.py", "test_nightly.py", "test_plugin.py"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The ladder takes longest, so it comes first: as the last file it would keep one worker busy
-    while the other has nothing left to do."""
-    items.sort(key=lambda item: item.path.name != "test_ladder.py")
+    """Long files do not come last: they would keep one worker busy while the others have nothing
+    left to do."""
+    items.sort(key=lambda item: item.path.name not in FIRST)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -53,6 +53,9 @@ class Agent(Protocol):
     def exit_code(self, rank: int, pid: int, started: float) -> int | None:
         """How that rank ended, as torchrun counts; None if that is not known (yet)."""
 
+    def will_report(self, rank: int) -> bool:
+        """Whether a process that still runs will say how that rank ended."""
+
 
 class LauncherProcess:
     """The launcher's process on this node; its ranks are descendants."""
@@ -99,6 +102,10 @@ class LauncherProcess:
 
     def exit_code(self, rank: int, pid: int, started: float) -> int | None:
         return self.poll() if pid == self.pid else process_tree.exit_code(pid, started)
+
+    def will_report(self, rank: int) -> bool:
+        """The kernel says it at once, or nobody does."""
+        return False
 
 
 class StepTasks:
@@ -159,6 +166,9 @@ class StepTasks:
     def exit_code(self, rank: int, pid: int, started: float) -> int | None:
         code = (read_json(self._job.dir.rank_process(rank)) or {}).get("code")
         return code if type(code) is int else None
+
+    def will_report(self, rank: int) -> bool:
+        return rank in self._find("task_pid")
 
     def _find(self, key: str) -> dict[int, psutil.Process]:
         """Rank -> the process that its record names, if it runs and is of this job."""

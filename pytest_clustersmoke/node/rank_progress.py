@@ -25,6 +25,9 @@ DEFAULT_LIMIT_S = 600.0
 EXIT_LIMIT_S = 60.0
 # After a process has ended, its last events may still have to be read.
 READ_AGAIN_S = 0.3
+# From a rank's end to its exit status, where another process writes it down.
+REPORT_S = 5.0
+POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -165,10 +168,28 @@ class RankWatch:
                 continue
             if not rank.exited_at and not process_tree.alive(rank.pid, rank.pid_started):
                 rank.exited_at = now
-            if rank.exited_at and rank.exit_code is None:
-                # None if the launcher has reaped it already; torchrun's log then has the exit code.
-                find = self._agent.exit_code if self._agent else _read_exit_code
-                rank.exit_code = find(rank.rank, rank.pid, rank.pid_started)
+        self._read_exit_codes()
+
+    def _read_exit_codes(self) -> None:
+        for rank in self._without_exit_code():
+            # None if the launcher has reaped it already; torchrun's log then has the exit code.
+            find = self._agent.exit_code if self._agent else _read_exit_code
+            rank.exit_code = find(rank.rank, rank.pid, rank.pid_started)
+
+    def _without_exit_code(self) -> list[_Rank]:
+        return [rank for rank in self._ranks if rank.exited_at and rank.exit_code is None]
+
+    def await_exit_codes(self) -> None:
+        """Wait until it is known how the ranks ended that were seen dead: as long as a process
+        lives that will write it down, but not for long."""
+        agent, deadline = self._agent, time.monotonic() + REPORT_S
+        while agent is not None and time.monotonic() < deadline:
+            # Before the look: a process may write it down and end in between.
+            awaited = any(agent.will_report(rank.rank) for rank in self._without_exit_code())
+            self._read_exit_codes()
+            if not awaited:
+                return
+            time.sleep(POLL_S)
 
     def _error(self, rank: _Rank) -> Trouble | None:
         if rank.error is None:

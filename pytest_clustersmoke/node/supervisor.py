@@ -67,6 +67,7 @@ def supervise_ranks(
                 raise_abort(job, result["reason"], result["why"], result["rank"])
             with _held(agent, watch):
                 taken = node_dumps.take(job, watch, agent.ranks())
+                watch.await_exit_codes()
                 job.dir.dumped(job.node_rank).touch()
             events.write("dumped", **taken)
             watch.read()

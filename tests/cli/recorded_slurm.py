@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
+import pytest
+
+from pytest_clustersmoke.cli import SIGNALS, main
 from tests.preflight.slurm_texts import CONFIG, node, partition
 
 REPOSITORY = Path(__file__).parents[2]
@@ -60,13 +67,39 @@ class Slurm:
         )
 
 
+def environment(slurm: Slurm | None, **changed: str) -> dict[str, str]:
+    """A user's, with these Slurm commands on PATH, or none."""
+    env = {name: value for name, value in os.environ.items() if name not in READ}
+    path = [str(slurm.bin), "/usr/bin", "/bin"] if slurm else ["/nowhere"]
+    return env | {"PATH": ":".join(path), "PYTHONPATH": str(REPOSITORY), **changed}
+
+
+def run_apart(
+    slurm: Slurm | None, *words: str | Path, cwd: Path, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `clustersmoke init` as a user does."""
+    command = [sys.executable, "-m", "pytest_clustersmoke.cli", "init", *map(str, words)]
+    env = environment(slurm, **environ)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
 def run(
     slurm: Slurm | None, *words: str | Path, cwd: Path, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `clustersmoke init` as a user does, with these Slurm commands on PATH, or none."""
-    env = {name: value for name, value in os.environ.items() if name not in READ}
-    path = [str(slurm.bin)] if slurm else []
-    env |= {"PATH": ":".join([*path, "/nowhere"] if not slurm else [*path, "/usr/bin", "/bin"])}
-    env |= {"PYTHONPATH": str(REPOSITORY), **environ}
-    command = [sys.executable, "-m", "pytest_clustersmoke.cli", "init", *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    """The same in this process, which saves its start."""
+    command, out, err = ["init", *map(str, words)], io.StringIO(), io.StringIO()
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        mock.patch.dict(os.environ, environment(slurm, **environ), clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.chdir(cwd)
+        try:
+            status = main(command)
+        except SystemExit as exit:  # argparse's
+            status = int(exit.code or 0)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return subprocess.CompletedProcess(command, status, out.getvalue(), err.getvalue())

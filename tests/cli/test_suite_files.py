@@ -14,7 +14,7 @@ import pytest
 from pytest_clustersmoke.cli.suite_files import shipped_phases, suite_files, write_files
 from pytest_clustersmoke.config.cluster_file import load_cluster_file
 from pytest_clustersmoke.text import UsageProblems
-from tests.cli.recorded_slurm import REPOSITORY, Slurm, run
+from tests.cli.recorded_slurm import REPOSITORY, Slurm, run_apart
 
 Init = Callable[..., "subprocess.CompletedProcess[str]"]
 FILES = {"a/one.py": b"1", "a/b/two.py": b"2", "three": b"3"}
@@ -125,7 +125,7 @@ def test_missing_home_directory_is_refused(init: Init, tmp_path: Path) -> None:
 def test_output_in_any_encoding(slurm: Slurm, tmp_path: Path, encoding: str) -> None:
     """Characters that it lacks are escaped, and the files are written."""
     place = tmp_path / "cluster\u2026"
-    done = run(slurm, place, cwd=tmp_path, PYTHONIOENCODING=encoding)
+    done = run_apart(slurm, place, cwd=tmp_path, PYTHONIOENCODING=encoding)
     assert done.returncode == 0 and done.stderr == ""
     assert "cluster\\u2026" in done.stdout and (place / "cluster.yaml").is_file()
 

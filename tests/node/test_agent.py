@@ -147,6 +147,23 @@ def test_task_of_another_job_is_not_ended(
         assert agent.processes() == set()
 
 
+def test_task_will_report_the_end_of_its_rank_while_it_lives(
+    step: NodeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before it has started, nor once it has reported, nor if its pid is another process's."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(psutil.Process, "environ", lambda _: {"SLURM_JOB_ID": "7"})
+    agent, path = StepTasks(step, None), step.dir.rank_process(2)
+    assert not agent.will_report(2)
+    task = {"task_pid": os.getpid(), "task_pid_started": start_s(os.getpid())}
+    write_json(path, task)
+    assert agent.will_report(2) and not agent.will_report(3)
+    write_json(path, {**task, "task_pid_started": 1.0})
+    assert not agent.will_report(2)
+    write_json(path, {**task, "code": 3})
+    assert not agent.will_report(2) and agent.exit_code(2, 1, 1.0) == 3
+
+
 def test_records_of_tasks_may_hold_anything(step: NodeJob) -> None:
     """The directory is shared: a broken record is no process and no end."""
     agent = StepTasks(step, None)

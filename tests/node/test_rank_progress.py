@@ -88,6 +88,32 @@ def test_pid_of_another_namespace_is_not_looked_up(tmp_path: Path) -> None:
     assert watch.processes() == [] and watch.live() == [] and watch.trouble() is None
 
 
+class Silent:
+    """Tasks that live and never say how their ranks ended."""
+
+    def exit_code(self, *_: Any) -> None:
+        return None
+
+    def will_report(self, rank: int) -> bool:
+        return True
+
+
+def test_exit_status_is_not_awaited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is stopped must not keep its node from ending the phase."""
+    monkeypatch.setattr(rank_progress, "REPORT_S", 0.1)
+    job = make_job(tmp_path)
+    job.dir.rank_events(0).write_text(json.dumps(THIS | {"pid_started": 1.0}) + "\n")
+    agent: Any = Silent()
+    watch = RankWatch(job, agent=agent)
+    watch.read()
+    watch.trouble()
+    assert watch.has_dead_rank()
+    watch.await_exit_codes()
+    assert watch.states()[0]["exit_code"] is None
+
+
 class Numbering:
     """A launcher that numbers ranks late."""
 

@@ -14,24 +14,53 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, read_json, write_json
+from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.node import rank_starter
 from pytest_clustersmoke.node.job_entry import REFUSAL
 from pytest_clustersmoke.node.launchers import STARTER
 from tests.support.harness import ROOT
 from tests.support.launched import make_job
-from tests.support.waiting import wait_for
+from tests.support.waiting import wait_for, wait_for_event
 
 END_WITH_PARENT = "from pytest_clustersmoke.node.process_tree import end_with_parent as end"
 SHOWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "SLURM_PROCID")
+NUMBERS = {"SLURM_NODEID": "1", "SLURM_LOCALID": "1", "SLURM_PROCID": "3"}
 PROGRAM = """
 import json, os, signal, sys, time
 print(json.dumps({name: os.environ.get(name) for name in sys.argv[2:]}), flush=True)
 print("an error", file=sys.stderr, flush=True)
 if sys.argv[1] == "waits":
     time.sleep(600)
+if sys.argv[1] == "stops its task":
+    from pathlib import Path
+    from pytest_clustersmoke.evidence.process_start import start_s
+    from pytest_clustersmoke.evidence.run_directory import PhaseDir
+    from pytest_clustersmoke.evidence.telemetry import EventWriter
+
+    phase = PhaseDir(Path(__file__).parent / "run" / "phases" / "small")
+    events = EventWriter(phase.rank_events(3))
+    events.write("start", pid=os.getpid(), pid_started=start_s(os.getpid()))
+    os.kill(os.getppid(), signal.SIGSTOP)
+    sys.exit(3)
 if sys.argv[1] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(int(sys.argv[1]))
+"""
+# Node 1 of a job, which started none of its tasks itself.
+NODE = """
+import os, subprocess, sys
+from pathlib import Path
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, read_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.node import rank_progress
+from pytest_clustersmoke.node.node_job import NodeJob
+from pytest_clustersmoke.node.supervisor import supervise_ranks
+
+rank_progress.REPORT_S = 240.0
+task = subprocess.Popen(sys.argv[2:])
+job = NodeJob(read_json(PhaseDir(Path(sys.argv[1])).spec), 1, "n1")
+supervise_ranks(job, [], os.environ, EventWriter(job.dir.node_events(1)))
+sys.exit(task.wait())
 """
 
 
@@ -39,7 +68,13 @@ def make_phase(folder: Path, how: str) -> PhaseDir:
     """A phase with two ranks on each of two nodes, whose program ends as `how` says."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    spec = {"nodes": 2, "ranks_per_node": 2, "script": str(program), "argv": [how, *SHOWN]}
+    spec = {
+        "nodes": 2,
+        "ranks_per_node": 2,
+        "launcher": "srun",
+        "script": str(program),
+        "argv": [how, *SHOWN],
+    }
     job = make_job(folder / "run" / "phases" / "small", 1, **spec)
     job.dir.run.root.chmod(0o700)
     write_json(job.dir.spec, job.spec)
@@ -50,13 +85,11 @@ def make_phase(folder: Path, how: str) -> PhaseDir:
 
 def start_task(phase: PhaseDir, **options: Any) -> subprocess.Popen[bytes]:
     """The second task on node 1, with the variables that srun gives it."""
-    numbers = {"SLURM_NODEID": "1", "SLURM_LOCALID": "1", "SLURM_PROCID": "3"}
-    return subprocess.Popen(
-        [sys.executable, "-m", STARTER, "--step", str(phase.run.root), "phases/small"],
-        env={**os.environ, **numbers},
-        cwd=ROOT,
-        **options,
-    )
+    return subprocess.Popen(task_command(phase), env={**os.environ, **NUMBERS}, cwd=ROOT, **options)
+
+
+def task_command(phase: PhaseDir) -> list[str]:
+    return [sys.executable, "-m", STARTER, "--step", str(phase.run.root), "phases/small"]
 
 
 @pytest.mark.parametrize(("how", "code", "status"), [("0", 0, 0), ("3", 3, 3), ("killed", -9, 137)])
@@ -66,6 +99,26 @@ def test_end_of_the_rank_is_written_down(tmp_path: Path, how: str, code: int, st
     assert start_task(phase).wait(60) == status
     record = read_json(phase.rank_process(3))
     assert record is not None and record["code"] == code
+
+
+def test_node_awaits_the_exit_status_of_a_dead_rank(tmp_path: Path) -> None:
+    """It sees the rank's death before the task, which is stopped here, can write down how."""
+    phase = make_phase(tmp_path, "stops its task")
+    node = subprocess.Popen(
+        [sys.executable, "-c", NODE, str(phase.root), *task_command(phase)],
+        env={**os.environ, **NUMBERS, "SLURM_JOB_ID": "7"},
+        cwd=ROOT,
+    )
+    wait_for_event(phase.node_events(1), "trouble")
+    record = read_json(phase.rank_process(3))
+    assert record is not None and "code" not in record
+    os.kill(record["task_pid"], signal.SIGCONT)
+    assert node.wait(60) == 3
+    (found,) = read_events(phase.node_events(1)).named("ranks")
+    assert [(state["alive"], state["exit_code"]) for state in found["states"]] == [
+        (False, None),  # it never started
+        (False, 3),
+    ]
 
 
 def test_rank_of_a_step_has_the_variables_of_torchrun(tmp_path: Path) -> None:

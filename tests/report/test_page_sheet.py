@@ -16,10 +16,14 @@ from tests.report.browsing import Browse, Opened
 from tests.report.page_samples import RUNS, page
 from tests.support import records
 
+# A sheet says as much of a phase with one rank; the rest of the page takes long to lay out.
+SMALLEST: dict[str, Any] = {"nodes": 1, "ranks_per_node": 1, "loss": []}
+
 
 def many_phases() -> records.Record:
     """60 phases of a sweep, the last of which failed."""
-    phases = [records.phase(f"ddp_2node-learning_rate-0.{number:04}") for number in range(60)]
+    names = [f"ddp_2node-learning_rate-0.{number:04}" for number in range(60)]
+    phases = [records.phase(name, **SMALLEST) for name in names]
     phases[-1] |= {"outcome": "failed", "reason": "killed", "findings": [records.finding()]}
     sentence = "UNFIT: 1 of 60 phases failed (ddp_2node-learning_rate-0.0059: failed)"
     return records.run(*phases, verdict="UNFIT", sentence=sentence, request=records.REQUEST)
@@ -27,11 +31,14 @@ def many_phases() -> records.Record:
 
 def killed_run() -> records.Record:
     """100 phases, of which a killed run judged none."""
-    phases = [records.phase(f"ddp_2node-{number:03}", criteria={}) for number in range(100)]
-    names = ", ".join(phase["phase"] for phase in phases)
+    names = [f"ddp_2node-{number:03}" for number in range(100)]
+    phases = [records.phase(name, criteria={}, **SMALLEST) for name in names]
     sentence = "INCONCLUSIVE: 0 of 100 phases finished"
     return records.run(
-        *phases, verdict="INCONCLUSIVE", sentence=sentence, partial=f"no result for {names}"
+        *phases,
+        verdict="INCONCLUSIVE",
+        sentence=sentence,
+        partial=f"no result for {', '.join(names)}",
     )
 
 

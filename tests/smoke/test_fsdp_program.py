@@ -12,9 +12,9 @@ import pytest
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView
 from tests.rank.conftest import SMOKE_TESTS
 from tests.smoke.agents import Outcome, break_program, check_fails, run_program
+from tests.support.needs import need_packages
 
-pytest.importorskip("peft")
-pytest.importorskip("torch", "2.6")  # its first `fully_shard`
+need_packages("peft", "torch>=2.6")  # its first `fully_shard`
 
 suite: Any = importlib.import_module("test_fsdp")
 

@@ -22,17 +22,9 @@ from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.smoke.agents import break_program, check_fails
+from tests.support.needs import need_packages
 
-pytest.importorskip("peft")
-pytest.importorskip("transformers")
-
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
-
-import sft_data
-import sft_model
-
+need_packages("peft", "transformers")
 criteria: Any = importlib.import_module("test_lora_sft")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,6 +169,8 @@ def test_twin_trains_adapters_to_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_ranks_train_adapters_without_a_hub(tmp_path: Path) -> None:
     """Two ranks tokenise once, train in sync, save, reload and write their results."""
+    import torch
+
     outcome = run(tmp_path, [*TINY, *QUICK])
     assert outcome.statuses == [0], outcome.output
     check_data(outcome, examples=256)
@@ -220,6 +214,9 @@ def test_two_ranks_train_adapters_without_a_hub(tmp_path: Path) -> None:
 
 def byte_pairs(texts: list[str]) -> Any:
     """A small byte-pair tokenizer like Mistral's, without a padding token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     special = ["<unk>", "<s>", "</s>"]
     bpe = Tokenizer(models.BPE(unk_token=special[0]))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -234,6 +231,11 @@ def byte_pairs(texts: list[str]) -> Any:
 
 def save_model(directory: Path, steps: int = 0) -> None:
     """Save a small model, trained for so many steps, and its tokenizer."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    import sft_data
+
     texts = [json.loads(line)["output"] for line in sft_data.SHIPPED.open()]
     tokenizer = byte_pairs(texts)
     tokenizer.save_pretrained(str(directory))
@@ -271,6 +273,8 @@ def hub_cache(directory: Path, name: str) -> None:
 @pytest.mark.slow
 def test_two_nodes_train_a_model_by_name_in_bf16(tmp_path: Path) -> None:
     """A model by name and a data set by path train on 2 nodes, as on a cluster."""
+    import sft_data
+
     hub_cache(tmp_path / "hub", "someone/small")
     data = tmp_path / "data"
     data.mkdir()
@@ -379,6 +383,11 @@ def test_failing_data_preparation_ends_the_run(tmp_path: Path) -> None:
 
 def test_mistral_7b_has_the_documented_number_of_trainable_parameters() -> None:
     """LoRA of rank 8 on seven projections trains 20,971,520 parameters; none is allocated."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    import sft_model
+
     with torch.device("meta"):
         model = sft_model.add_adapters(MistralForCausalLM(MistralConfig()))
     trainable, parameters = model.get_nb_trainable_parameters()

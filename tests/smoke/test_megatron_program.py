@@ -18,14 +18,11 @@ import pytest
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView
 from tests.rank.conftest import REPOSITORY, SMOKE_TESTS
 from tests.smoke.agents import Outcome, break_program, check_fails, run_program
+from tests.support.needs import need_packages
 from tests.support.outcome import RunFiles
 
-pytest.importorskip("torch", "2.6")
-pytest.importorskip("megatron.core")
+need_packages("torch>=2.6", "megatron-core")
 suite: Any = importlib.import_module("test_megatron")
-model: Any = importlib.import_module("megatron_model")
-converter: Any = importlib.import_module("convert_megatron")
-program: Any = importlib.import_module("train_megatron")
 
 PROGRAM = SMOKE_TESTS / "train_megatron.py"
 ARGS = {**suite.SIZES, **suite.SMALL}
@@ -89,15 +86,15 @@ def test_ranks_of_one_model_have_no_replica_to_compare_losses_with(split: Outcom
 
 # -- The converted checkpoint ----------------------------------------------------------------------
 
-SIZES = dict(
-    zip(
-        converter.SIZES,
-        (ARGS[n] for n in ("layers", "hidden_size", "ffn_hidden_size", "heads", "query_groups")),
-        strict=False,
-    ),
-    vocab_size=ARGS["vocab_size"],
-    max_position_embeddings=ARGS["seq_len"],
-)
+SIZES = {
+    "num_layers": ARGS["layers"],
+    "hidden_size": ARGS["hidden_size"],
+    "ffn_hidden_size": ARGS["ffn_hidden_size"],
+    "num_attention_heads": ARGS["heads"],
+    "num_query_groups": ARGS["query_groups"],
+    "vocab_size": ARGS["vocab_size"],
+    "max_position_embeddings": ARGS["seq_len"],
+}
 WITHOUT_MEGATRON = """
 import runpy, sys
 sys.modules["megatron"] = None
@@ -152,6 +149,8 @@ def test_converter_that_orders_heads_otherwise_is_found(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tensors have the same shapes, but the logits are others."""
+    import convert_megatron as converter
+
     name_layers = converter.name_layers
     path = converter.convert(output(folder) / CHECKPOINT, tmp_path / "right", SIZES)
     right = converter.compare(path, output(folder) / "logits.pt")["logits_error"]
@@ -168,6 +167,8 @@ def test_converter_that_orders_heads_otherwise_is_found(
 def test_converter_that_loses_a_parameter_is_found(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import convert_megatron as converter
+
     name_layers = converter.name_layers
     monkeypatch.setattr(
         converter, "name_layers", lambda weights: without_a_norm(name_layers(weights))
@@ -195,9 +196,11 @@ def test_sizes_that_cannot_be_split_are_refused(
     ranks: int, changed: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is built; the message says all that is wrong."""
-    monkeypatch.setattr(model, "find_spec", lambda name: None)
+    import megatron_model
+
+    monkeypatch.setattr(megatron_model, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=re.escape(words)):
-        model.check_sizes(argparse.Namespace(**{**ARGS, **changed}), ranks)
+        megatron_model.check_sizes(argparse.Namespace(**{**ARGS, **changed}), ranks)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +210,10 @@ def test_sizes_that_cannot_be_split_are_refused(
 def test_sizes_that_can_be_split_are_accepted(
     ranks: int, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "find_spec", lambda name: name)
-    model.check_sizes(argparse.Namespace(**{**ARGS, **changed}), ranks)
+    import megatron_model
+
+    monkeypatch.setattr(megatron_model, "find_spec", lambda name: name)
+    megatron_model.check_sizes(argparse.Namespace(**{**ARGS, **changed}), ranks)
 
 
 @pytest.mark.parametrize("cp", [1, 2, 4])
@@ -216,8 +221,10 @@ def test_context_parallel_ranks_have_each_token_once(cp: int) -> None:
     """One piece from the front and one from the back each, so all have as much to attend to."""
     import torch
 
+    from train_megatron import take_part
+
     tokens = torch.arange(32).repeat(2, 1)
-    parts = [program.take_part(tokens, cp, rank) for rank in range(cp)]
+    parts = [take_part(tokens, cp, rank) for rank in range(cp)]
     assert torch.equal(torch.cat(parts, dim=1).sort().values, tokens)
     assert len({int(part.sum()) for part in parts}) == 1
 

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-pytest.importorskip("datasets")
-
-from datasets import disable_progress_bars
-
-import sft_data
 from data import make_instructions
+from tests.support.needs import need_packages
 
+need_packages("transformers", "datasets")
 Examples = list[dict[str, str]]
-disable_progress_bars()
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Examples:
+def sft_data() -> Any:
+    """The module, which takes seconds to import."""
+    from datasets import disable_progress_bars
+
+    disable_progress_bars()
+    return importlib.import_module("sft_data")
+
+
+@pytest.fixture(scope="module")
+def shipped(sft_data: Any) -> Examples:
     return [json.loads(line) for line in sft_data.SHIPPED.read_text().splitlines()]
 
 
-def test_shipped_file_equals_the_generators_output() -> None:
+def test_shipped_file_equals_the_generators_output(sft_data: Any) -> None:
     """Running make_instructions.py again gives the same file, byte for byte."""
     assert make_instructions.text(make_instructions.make()) == sft_data.SHIPPED.read_text()
 
@@ -111,7 +117,7 @@ def test_answers_are_correct(shipped: Examples) -> None:
     assert len(checked) > 0.7 * len(shipped)
 
 
-def test_prompt_has_an_input_section_only_for_an_input() -> None:
+def test_prompt_has_an_input_section_only_for_an_input(sft_data: Any) -> None:
     """Instruction, input, response; or instruction and response if the input is empty."""
     example = {"instruction": "Sort.", "input": "b a", "output": "a b"}
     assert sft_data.format_prompt(example) == (
@@ -123,7 +129,9 @@ def test_prompt_has_an_input_section_only_for_an_input() -> None:
     assert "Input" not in sft_data.format_prompt({"instruction": "Sort.", "output": "a b"})
 
 
-def test_every_example_is_padded_or_cut_to_the_sequence_length(shipped: Examples) -> None:
+def test_every_example_is_padded_or_cut_to_the_sequence_length(
+    sft_data: Any, shipped: Examples
+) -> None:
     """Each row has seq_len tokens; an uncut row decodes to its prompt, an end token and padding;
     the labels are the tokens."""
     tokenizer = sft_data.load_tokenizer("tiny")
@@ -142,14 +150,14 @@ def test_every_example_is_padded_or_cut_to_the_sequence_length(shipped: Examples
     assert cut["attention_mask"].sum(dim=1).tolist() == [8] * 50
 
 
-def test_examples_load_from_a_directory_of_data_files(tmp_path: Path) -> None:
+def test_examples_load_from_a_directory_of_data_files(sft_data: Any, tmp_path: Path) -> None:
     """--dataset accepts a directory as `datasets` does; the first rows of its files are used."""
     rows = [{"instruction": f"Say {n}.", "output": str(n)} for n in range(5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert sft_data.load_examples(str(tmp_path), 3) == rows[:3]
 
 
-def test_too_few_examples_are_refused_with_their_number() -> None:
+def test_too_few_examples_are_refused_with_their_number(sft_data: Any) -> None:
     """A subset is never silently smaller than requested."""
     with pytest.raises(IndexError, match="out of range for dataset of size 2400"):
         sft_data.load_examples("shipped", 2401)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
-import torch.distributed.fsdp
 
-pytest.importorskip("peft")
-pytest.importorskip("transformers")
+from tests.support.needs import has_packages, need_packages
+
+need_packages("peft", "transformers")
 
 # `make test-oldest` has no Megatron, and a torch without `fully_shard`.
-MEGATRON = ("megatron",) if find_spec("megatron") else ()
-FSDP = ("fsdp",) if hasattr(torch.distributed.fsdp, "fully_shard") else ()
+MEGATRON = ("megatron",) if has_packages("megatron-core") else ()
+FSDP = ("fsdp",) if has_packages("torch>=2.6") else ()
 SUITES = ("mlp", "ddp", "epochs", "zero", "lora_sft", *FSDP, *MEGATRON, "allreduce")
 HOW = {"precision", "offload"}  # how a phase trains, and no size
 

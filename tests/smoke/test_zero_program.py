@@ -13,8 +13,9 @@ import pytest
 from pytest_clustersmoke.criteria import Unmeasured
 from tests.rank.conftest import SMOKE_TESTS
 from tests.smoke.agents import break_program, check_fails, run_program
+from tests.support.needs import need_packages
 
-pytest.importorskip("deepspeed")
+need_packages("deepspeed")
 suite: Any = importlib.import_module("test_zero")
 
 PROGRAM = SMOKE_TESTS / "train_zero.py"
