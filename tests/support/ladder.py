@@ -36,6 +36,7 @@ PHASES = {
 }
 # What `make test` runs on a real Slurm, under each launcher; `make test-all` runs all phases there.
 ON_SLURM = PHASES - {
+    "zero1_4node",
     "zero2_4node",
     "zero3_offload_2node",
     "fsdp_1node",
@@ -57,7 +58,7 @@ LAB_LAUNCHERS = {
     "mlp_1gpu": "none",
     "ddp_2gpu": "accelerate",
     "ddp_epochs": "deepspeed",
-    "zero1_4node": "torchrun-c10d",
+    "ddp_2node": "torchrun-c10d",
     "lora_sft_2node": "srun",
 }
 # Judged where the program gives `peer_loss`, with three ranks or more: two give no majority.
