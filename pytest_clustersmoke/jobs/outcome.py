@@ -78,6 +78,9 @@ def judge_job(
         )
     if cancelled is not None:
         return cancelled
+    if result.directory.declined(str(result.spec.get("token", ""))).exists():
+        why = "the job was given up just as it started, and ended by itself"
+        return Judgement("never_ran", why)
     started = (
         bool(result.earlier)
         or result.directory.claim.exists()
