@@ -158,9 +158,8 @@ def _check_cause(reported: Reported, starts: Sequence[Start], hits: Sequence[Hit
         causes = causes | {SLURMCTLD}
     if any(hit.kind in causes and _concerns(hit, reported, starts) for hit in hits):
         return []
-    return [
-        f"nothing was killed that makes this true (expected {' or '.join(sorted(causes)) or 'a run that was reaped'})"
-    ]
+    expected = " or ".join(sorted(causes)) or "a run that was reaped"
+    return [f"nothing was killed that makes this true (expected {expected})"]
 
 
 def _concerns(hit: Hit, reported: Reported, starts: Sequence[Start]) -> bool:
