@@ -140,6 +140,16 @@ def test_each_node_that_could_not_launch_the_job_is_named_though_another_is_down
     assert finding.cause.startswith("a node could not launch the job: n0 is drained")
 
 
+def test_only_node_of_a_job_is_named_though_it_is_back(tmp_path: Path) -> None:
+    """Slurm's state shows that a node failed, and the job had no other."""
+    job = ScheduledJob(tmp_path / "other")
+    job.evidence = Evidence(tmp_path)
+    job.recorded("NODE_FAIL", "n0|idle|Unknown|Unknown|none\n")
+    _, finding = job.finding(JobState("ended", "NODE_FAIL"))
+    assert (finding.id, finding.hosts) == ("node-down", ("n0",))
+    assert "n0 failed, and is back in service by now" in finding.cause
+
+
 def test_node_failure_without_a_named_node(job: ScheduledJob) -> None:
     """It is still a node failure, but no node is named."""
     _, finding = job.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
