@@ -44,8 +44,8 @@ STRAGGLER_S = 30.0
 # Once all nodes have reported a failure, wait this long for the scheduler to say whether it was the
 # cause (a lost node, a cancellation): from inside that looks like ranks that lost their peers.
 VERDICT_GRACE_S = 6.0
-# A job ends as soon as one of its nodes fails. srun logs which of several it was a little later, and
-# by then sinfo may show that node in service again.
+# A job ends as soon as one of its nodes fails. srun logs which of several it was a little later,
+# and by then sinfo may show that node in service again.
 NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
 SILENT = "the scheduler does not answer"
