@@ -46,6 +46,11 @@ BARS_S = {"end": 2.0, "death": 5.0, "node": 2.0, "start": 0.7, "exit": 0.5}
 TRIALS = {"end": 40, "death": 40, "node": 10, "start": 5, "exit": 5}
 SMALL_RUN = 8  # phases of a run whose start and exit are measured
 LOOK_S = 0.1
+# Plugins of other tests may be installed; hypothesis loads all of itself as pytest ends.
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+    *("-p", "no:hypothesispytest", "-p", "no:anyio"),
+)
 HEAD = """| accounting | what | trials | median, s | p95, s | worst, s | bar, s |
 |---|---|---|---|---|---|---|"""
 # Writes when each call of a Slurm command began and ended.
@@ -116,11 +121,10 @@ class Bench:
 
     def start(self) -> None:
         self.environ = self._time_calls()
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         with (self.folder / "output").open("wb") as output:
             self.began = time.time()
             self.process = subprocess.Popen(
-                [*command, "--cluster", "bench"],
+                [*PYTEST, "--cluster", "bench"],
                 cwd=self.folder,
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
@@ -306,10 +310,9 @@ def measure_whole(struck: StruckLab, trials: int) -> dict[str, list[float]]:
 
 def collect_bare(bench: Bench) -> float:
     """How long pytest takes to collect the same file without the plugin."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     begun = time.time()
     subprocess.run(
-        [*command, "-p", "no:clustersmoke", "--collect-only"],
+        [*PYTEST, "-p", "no:clustersmoke", "--collect-only"],
         cwd=bench.folder,
         check=True,
         capture_output=True,

@@ -170,6 +170,14 @@ def test_named_files_exist(path: Path) -> None:
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
+def test_every_promise_names_a_test() -> None:
+    """Each row has a case, what is promised of it, and tests."""
+    lines = (DOCS / "promises.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][1:]
+    named = [row[0] for row in rows if re.search(r"`tests/\w+/test_\w+\.py`", row[-1])]
+    assert [row[0] for row in rows if len(row) != 3 or row[0] not in named] == []
+
+
 def test_index_has_every_page() -> None:
     """docs/README.md links each page, once."""
     links = LINK.findall((DOCS / "README.md").read_text())

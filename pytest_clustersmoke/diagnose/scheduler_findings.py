@@ -75,6 +75,8 @@ def _node_down(
     down = refusing or [node for node in record.nodes if node.down]
     logged = record.logged(NODE_FAILED)
     hosts = tuple(node.name for node in down) or _nodes_named(logged, record)
+    if not hosts and len(evidence.result.nodes) == len(record.nodes) == 1:
+        hosts = (record.nodes[0].name,)  # it has no other
     why = "; ".join(node.why for node in down)
     if not why and hosts:
         why = f"{', '.join(hosts)} failed, and is back in service by now"

@@ -5,6 +5,7 @@ The wall clock does not work: if it is set while a job runs, every process looks
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -42,6 +43,18 @@ def identity(start: Mapping[str, Any]) -> tuple[int, float] | None:
     if not isinstance(started, float) or not math.isfinite(started):
         return None
     return pid, started
+
+
+def parent_of_task() -> int:
+    """The pid of the slurmstepd that started this process; 0 if none did. Where /proc hides other
+    users' processes, Slurm's own word for the task's pid shows that it is its child."""
+    parent = os.getppid()
+    if os.environ.get("SLURM_TASK_PID") == str(os.getpid()) and parent > 1:
+        return parent
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{parent}/comm").read_text().startswith("slurmstepd"):
+            return parent
+    return 0
 
 
 def read_namespaces() -> str:

@@ -17,6 +17,7 @@
         array/<n>                    links to the phases of an array, in the first of them
         setup_failed                 the setup line that failed, if one did
         withdrawn.<token>            the controller gave that submission up: its job ends at once
+        declined.<token>             written by a node of its job, which saw that and ended
         claim.json                   the start that runs the phase: created by its node 0, once
         started_again                written by a later start, which found the claim and ended
         scheduler.jsonl              the scheduler's record of a job that did not end well
@@ -193,6 +194,10 @@ class PhaseDir:
     def withdrawn(self, token: str) -> Path:
         """Created by the controller when it gives up the submission with this token."""
         return self.root / f"withdrawn.{token}"
+
+    def declined(self, token: str) -> Path:
+        """Created by a node of that submission's job, which found it withdrawn, and ended."""
+        return self.root / f"declined.{token}"
 
     @property
     def seen(self) -> Path:

@@ -18,6 +18,7 @@ from .telemetry import (
     EventWriter,
     open_regular,
     parse_event,
+    parse_finite,
     parse_int,
     parse_text,
     read_events,
@@ -90,7 +91,8 @@ class JournalledJob:
     empty if the journal ends before the scheduler answered. `number` is the job's among those of
     the phase, 0 if that is not retried; `outcome` is how it ended if another is to follow it.
     `has_ended`: the job has; `may_run`: it is not known to have, although its phase has a result,
-    since the run ended before the scheduler confirmed the job's end."""
+    since the run ended before the scheduler confirmed the job's end. `queued`: when this start of
+    it was submitted, by the scheduler's clock, as a controller first saw it."""
 
     phase: str
     token: str
@@ -100,6 +102,7 @@ class JournalledJob:
     number: int = 0
     outcome: str = ""
     may_run: bool = False
+    queued: float | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,8 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
             jobs[phase] = JournalledJob(phase, token, float(event["time"]), number=number)
         elif event["event"] == "submitted" and before is not None:
             jobs[phase] = replace(before, job_id=parse_text(event.get("job_id")) or "")
+        elif event["event"] == "queued" and before is not None:
+            jobs[phase] = replace(before, queued=parse_finite(event.get("at")))
         elif event["event"] == "retry" and before is not None:
             jobs[phase] = replace(before, outcome=parse_text(event.get("outcome")) or "lost")
         elif event["event"] == "refused" and before is not None and not before.has_ended:

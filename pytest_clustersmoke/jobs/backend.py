@@ -16,7 +16,8 @@ from ..evidence.run_directory import PhaseDir, RunDir, write_json
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from ..evidence.transport_rule import TransportRule
 
-COMMENT_BEGINS = "clustersmoke run="  # the comment of every job of ours
+NAME_BEGINS = "clustersmoke-"  # the name of every job of ours
+COMMENT_BEGINS = "clustersmoke run="  # and its comment
 COMMENT_WORDS = re.compile(r"\b(run|phase|screen|token)=(\S*)")
 STRANGER = "Slurm shows another job under this id"
 Words = tuple[str, str]  # a job's name and comment in the scheduler's queue
@@ -41,6 +42,7 @@ __all__ = [
     "make_backend",
     "make_spec",
     "names_job",
+    "names_run",
 ]
 
 
@@ -82,11 +84,11 @@ class Submission:
         token = f" token={self.token}" if self.token else ""
         if self.in_array and not self.phase.base:
             return (
-                f"clustersmoke-{run_id}-array-{self.token}",
+                f"{NAME_BEGINS}{run_id}-array-{self.token}",
                 f"{COMMENT_BEGINS}{run_id} array{token}",
             )
         name = self.phase.entry if self.in_array else self.phase.name
-        return f"clustersmoke-{run_id}-{name}", f"{COMMENT_BEGINS}{run_id} phase={name}{token}"
+        return f"{NAME_BEGINS}{run_id}-{name}", f"{COMMENT_BEGINS}{run_id} phase={name}{token}"
 
 
 def names_job(words: Words, name: str, comment: str) -> bool:
@@ -101,6 +103,13 @@ def names_job(words: Words, name: str, comment: str) -> bool:
     own = dict(COMMENT_WORDS.findall(own_comment))
     shown = COMMENT_WORDS.findall(comment[comment.index(COMMENT_BEGINS) :])
     return all(own.get(key, value).startswith(value) for key, value in shown)
+
+
+def names_run(words: Words, run_id: str) -> bool:
+    """Whether a job with this name and comment is one of the run's: a site may cut the comment, or
+    write its own."""
+    name, comment = words
+    return name.startswith(f"{NAME_BEGINS}{run_id}-") or f"{COMMENT_BEGINS}{run_id} " in comment
 
 
 class SchedulerSilent(Exception):

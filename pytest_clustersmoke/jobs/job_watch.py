@@ -33,6 +33,8 @@ from .slurm_jobs import parse_message
 
 # A shared file system may show a result some seconds after the scheduler reports the job's end.
 RESULT_GRACE_S = 1.5
+# A job whose node failed has lost what is missing: only results just written would say more.
+NODE_FAILED_GRACE_S = 0.5
 # NFS caches attributes for up to a minute.
 COMPLETED_GRACE_S = 60.0
 # How often the files of a job are looked at that the scheduler has forgotten: its ranks may train.
@@ -42,8 +44,8 @@ STRAGGLER_S = 30.0
 # Once all nodes have reported a failure, wait this long for the scheduler to say whether it was the
 # cause (a lost node, a cancellation): from inside that looks like ranks that lost their peers.
 VERDICT_GRACE_S = 6.0
-# A job ends as soon as one of its nodes fails. srun logs which node it was a little later, and by
-# then sinfo may show that node in service again.
+# A job ends as soon as one of its nodes fails. srun logs which of several it was a little later,
+# and by then sinfo may show that node in service again.
 NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
 SILENT = "the scheduler does not answer"
@@ -286,12 +288,17 @@ class WatchedJob:
             self.complete_since = self.complete_since or now
             waited = now - self.complete_since > VERDICT_GRACE_S
             return self.has_succeeded() or self.has_left_queue or waited
+        ended = self.ended_at is not None and now - self.ended_at > self._grace_s()
+        return ended or self._is_lost(now)
+
+    def _grace_s(self) -> float:
+        """How long results may be missing after the scheduler's word of the job's end."""
+        raw = self.state.raw if self.state is not None else ""
         # COMPLETED means that every node's task wrote its result before it exited with 0.
         missing = len(self.results) < self.nodes or (self._has_stopped() and self.resumes)
-        completed = missing and self.state is not None and self.state.raw == "COMPLETED"
-        grace_s = COMPLETED_GRACE_S if completed else RESULT_GRACE_S
-        ended = self.ended_at is not None and now - self.ended_at > grace_s
-        return ended or self._is_lost(now)
+        if missing and raw == "COMPLETED":
+            return COMPLETED_GRACE_S
+        return NODE_FAILED_GRACE_S if raw == "NODE_FAIL" else RESULT_GRACE_S
 
     def _is_lost(self, now: float) -> bool:
         """Whether a job that the scheduler has forgotten has ended, too: its ranks have written
@@ -330,7 +337,7 @@ class WatchedJob:
         return self.stage_limits_s.get(stage, self.timeout_s)
 
     def _waits_for_node_name(self, now: float) -> bool:
-        failed = self.state is not None and self.state.raw == "NODE_FAIL"
+        failed = self.state is not None and self.state.raw == "NODE_FAIL" and self.nodes > 1
         if not failed or self.ended_at is None or now - self.ended_at > NODE_NAMED_S:
             return False
         return all(message.event != NODE_FAILED for message in self._read_messages())

@@ -78,6 +78,9 @@ def judge_job(
         )
     if cancelled is not None:
         return cancelled
+    if result.directory.declined(str(result.spec.get("token", ""))).exists():
+        why = "the job was given up just as it started, and ended by itself"
+        return Judgement("never_ran", why)
     started = (
         bool(result.earlier)
         or result.directory.claim.exists()
@@ -85,7 +88,9 @@ def judge_job(
     )
     failure = _nodes_failure(result)
     by_scheduler = _judge_requeue(result, state, started, failure) or (
-        _judge_scheduler_end(result, state, started) if state else None
+        _judge_launch(result, state, started) or _judge_scheduler_end(result, state, started)
+        if state
+        else None
     )
     if by_scheduler:
         return by_scheduler
@@ -108,9 +113,6 @@ def judge_job(
     if state is None or state.kind in ("unknown", "running"):
         return Judgement("lost", _describe_loss(result, state))
     ending = _describe(state)
-    if not started and find_refusing_nodes(result):
-        why = f"the job ended as {ending}, since a node could not launch it"
-        return Judgement("cluster_failed", why, LAUNCH_FAILED)
     if not started:
         return Judgement("failed", f"the job ended as {ending} before our launcher started")
     silent = [node.name for node in result.nodes if not node.result]
@@ -177,6 +179,17 @@ def _judge_requeue(
 
 def _has_down_node(result: PhaseResult) -> bool:
     return any(node.down for node in result.scheduler.nodes)
+
+
+def _judge_launch(result: PhaseResult, state: JobState, started: bool) -> Judgement | None:
+    """Judge a job that a node could not launch; None for any other. Slurm calls its end a failure,
+    or a cancellation by its own user."""
+    if started or state.kind != "ended" or state.raw in CLUSTER_STATES:
+        return None
+    if not find_refusing_nodes(result):
+        return None
+    why = f"the job ended as {_describe(state)}, since a node could not launch it"
+    return Judgement("cluster_failed", why, LAUNCH_FAILED)
 
 
 def _judge_scheduler_end(result: PhaseResult, state: JobState, started: bool) -> Judgement | None:

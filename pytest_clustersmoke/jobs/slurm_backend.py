@@ -20,7 +20,7 @@ from ..evidence.run_directory import RunDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from . import batch_script
 from .allocation_backend import AllocationBackend
-from .backend import ANY_JOB, COMMENT_BEGINS, Refused, SchedulerSilent, Submission, Words
+from .backend import ANY_JOB, Refused, SchedulerSilent, Submission, Words, names_run
 from .slurm_client import SlurmClient, SlurmUnavailable
 
 ALLOCATION = "jobid"  # srun's option: the job whose step a phase is to be
@@ -82,13 +82,12 @@ class SlurmBackend:
 
     def jobs_of_runs(self, runs: Sequence[RunDir]) -> dict[str, list[str]]:
         try:
-            comments = self._client.list_jobs(COMMENT_BEGINS)
+            listed = self._client.list_jobs()
         except SlurmUnavailable as error:
             raise SchedulerSilent(str(error)) from None
-        begins = {run.run_id: f"{COMMENT_BEGINS}{run.run_id} " for run in runs}
         return {
-            run_id: [job_id for job_id, comment in comments.items() if words in comment]
-            for run_id, words in begins.items()
+            run.run_id: [job_id for job_id, words in listed.items() if names_run(words, run.run_id)]
+            for run in runs
         }
 
     def find_submitted(self, jobs: Sequence[Submission]) -> list[str] | None:

@@ -161,6 +161,15 @@ class SlurmClient:
     def test_only(self, script: Path, timeout_s: float) -> TrialSubmission:
         """Ask whether Slurm would accept a batch script and when it might start; submits
         nothing."""
+        trial = self._try_script(script, timeout_s)
+        if trial.accepted is not False or not trial.no_nodes:
+            return trial
+        if self._is_starting():
+            message = f"slurmctld has just started, and does not know its nodes: {trial.message}"
+            return TrialSubmission(None, message)
+        return self._try_script(script, timeout_s)  # it may have known no node before
+
+    def _try_script(self, script: Path, timeout_s: float) -> TrialSubmission:
         try:
             answer = self.run("sbatch", "--test-only", str(script), timeout_s=timeout_s)
         except subprocess.TimeoutExpired:
@@ -172,6 +181,16 @@ class SlurmClient:
 
     def submit(self, script: Path, *options: str) -> str:
         """Submit a batch script; return the job id. Raises Refused and Unanswered."""
+        try:
+            return self._submit_once(script, *options)
+        except Refused as refusal:
+            if not slurm_jobs.NO_NODES.search(str(refusal)):
+                raise
+            if self._is_starting():
+                raise Refused(str(refusal), for_now=True) from refusal
+        return self._submit_once(script, *options)  # slurmctld may have known no node before
+
+    def _submit_once(self, script: Path, *options: str) -> str:
         try:
             answer = self.run("sbatch", "--parsable", *options, str(script))
         except subprocess.TimeoutExpired as error:
@@ -190,14 +209,12 @@ class SlurmClient:
         raise Refused(
             message,
             no_controller=bool(slurm_jobs.NO_CONTROLLER.search(message)),
-            for_now=bool(slurm_jobs.FOR_NOW.search(message)) or self._is_starting(message),
+            for_now=bool(slurm_jobs.FOR_NOW.search(message)),
         )
 
-    def _is_starting(self, message: str) -> bool:
-        """Whether slurmctld refuses a job because it has just started, and does not know its nodes
-        yet."""
-        if not slurm_jobs.NO_NODES.search(message):
-            return False
+    def _is_starting(self) -> bool:
+        """Whether slurmctld has just started, and does not know its nodes yet, so that it refuses
+        whatever needs one."""
         try:
             return any(node.unknown for node in self.nodes().values())
         except SlurmUnavailable:
@@ -211,14 +228,15 @@ class SlurmClient:
         found = {cells[0] for _, cells in slurm_records.rows(text, 2) if comment in cells[1]}
         return found.pop() if len(found) == 1 else ""
 
-    def list_jobs(self, words: str) -> dict[str, str]:
-        """By id, the comments of this user's jobs that have not ended, of those whose comment has
-        these words. Raises SlurmUnavailable."""
+    def list_jobs(self) -> dict[str, Words]:
+        """By id, the names and comments of this user's jobs that have not ended. Raises
+        SlurmUnavailable."""
         # -r: a line for each task of an array
-        own = ("-u", str(os.getuid()), "-o", "%i|%k")
+        own = ("-u", str(os.getuid()), "-o", "%i|%j|%k")
         text = self.ask("squeue", "-h", "-a", "-r", *own, timeout_s=DETAILS_TIMEOUT_S)
-        rows = slurm_records.rows(text, 2)
-        return {cells[0]: cells[1] for _, cells in rows if words in cells[1]}
+        return {
+            job_id: (name, comment) for _, (job_id, name, comment) in slurm_records.rows(text, 3)
+        }
 
     def start_now(self, job_id: str) -> None:
         """Let a requeued job start as soon as there is room: Slurm holds it for two minutes. If it

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..evidence.job_results import NodeResult, StartClaim, read_claim, read_node_result
+from ..evidence.process_start import parent_of_task
 from ..evidence.run_directory import (
     PhaseDir,
     create_once,
@@ -55,6 +56,7 @@ class NodeJob:
     attempt: int = 0
     used_s: float = 0.0  # of the phase's time, by attempts before in this start of the job
     nonce: str = field(default_factory=secrets.token_hex)
+    daemon: int = 0  # the pid of the slurmstepd that started this process, 0 if none did
 
     @property
     def dir(self) -> PhaseDir:
@@ -103,7 +105,9 @@ def run_node(spec: Mapping[str, Any]) -> dict[str, Any]:
     os.environ.pop("SUBMITIT_FOLDER", None)  # a descriptor of this process, which ranks lack
     rank = int(os.environ.get(RANK_VARIABLE) or os.environ.get("SLURM_NODEID", "0"))
     names = (os.environ.get(variable) for variable in (NAME_VARIABLE, "SLURMD_NODENAME"))
-    job = NodeJob(spec, rank, next(filter(None, names), socket.gethostname()))
+    name = next(filter(None, names), socket.gethostname())
+    # Now: later it may have ended, and this process have another parent.
+    job = NodeJob(spec, rank, name, daemon=parent_of_task())
     if spec.get("resume") and (restarts := int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
         job = replace(job, attempt=job.dir.restarted(restarts).attempt)
         create_phase(job.dir, job.nodes)
@@ -364,7 +368,12 @@ def _already_started(job: NodeJob) -> NodeFailed:
 
 
 def _refuse_withdrawn(job: NodeJob) -> None:
-    if visible(job.dir.withdrawn(job.token)):
+    """Raise NodeFailed if the job was given up, also where only another node of it saw that: a dead
+    run's jobs are kept after all if one of them starts just then."""
+    declined = job.dir.declined(job.token)
+    if visible(job.dir.withdrawn(job.token)) or visible(declined):
+        with contextlib.suppress(OSError):  # a full disk: the job's log says it
+            declined.touch()
         raise NodeFailed(f"phase {job.spec['phase']} was given up before this job started")
 
 

@@ -80,14 +80,6 @@ def adopt_orphans() -> None:
     PRCTL(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def parent_of_task() -> int:
-    """The pid of the slurmstepd that started this process; 0 if none did."""
-    with contextlib.suppress(psutil.Error):
-        if psutil.Process(os.getppid()).name().startswith("slurmstepd"):
-            return os.getppid()
-    return 0
-
-
 def children() -> list[psutil.Process]:
     """This process's own children, adopted ones included, also those that ended and were not
     reaped."""

@@ -48,7 +48,7 @@ def supervise_ranks(
     started, begun_s = time.monotonic(), boot_clock_s()
     name = str(job.spec.get("launcher", TORCHRUN))
     process_tree.adopt_orphans()
-    others, parent = process_tree.children(), process_tree.parent_of_task()
+    others = process_tree.children()
     agent = start_agent(job, command, env)
     suspension = SuspensionClock()  # starts a thread: from here on no preexec_fn is safe
     watch = RankWatch(job, suspension.seconds, agent)
@@ -58,7 +58,7 @@ def supervise_ranks(
         events.write(
             "launcher_start", launcher=name, command=command, pid=pid, pid_started=started_s
         )
-        trouble = _watch(job, agent, watch, parent)
+        trouble = _watch(job, agent, watch)
         seconds = time.monotonic() - started
         result = _judge_node(name, agent, watch, trouble)
         if not result["ok"]:
@@ -94,9 +94,9 @@ def supervise_ranks(
     }
 
 
-def _watch(job: NodeJob, agent: Agent, watch: RankWatch, parent: int) -> Trouble | None:
+def _watch(job: NodeJob, agent: Agent, watch: RankWatch) -> Trouble | None:
     """Follow the ranks until the launcher ends (None) or something is wrong. A rank that ended with
-    its launcher, or was it, still is a death. `parent`: slurmstepd's pid, or 0."""
+    its launcher, or was it, still is a death."""
     next_flag, held = 0.0, False
     while True:
         returncode = agent.poll()
@@ -111,8 +111,8 @@ def _watch(job: NodeJob, agent: Agent, watch: RankWatch, parent: int) -> Trouble
                 agent.release()
         if trouble is not None:
             return trouble
-        if parent and os.getppid() != parent:
-            return _describe_orphan(parent)
+        if job.daemon and os.getppid() != job.daemon:
+            return _describe_orphan(job.daemon)
         if returncode is not None and not watch.has_dead_rank():
             return None
         now = time.monotonic()

@@ -1,16 +1,22 @@
-"""Loads what writes the report while the first jobs run: a run that ends, or is interrupted, then
-only has to write it."""
+"""What makes the end of a run short: what writes the report is loaded while the first jobs run, and
+the interpreter searches for no garbage as it ends."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import threading
 
 from .live.board import Board
 
 
-def load_report_early(board: Board) -> None:
-    """Load it in a thread, once the first phase was submitted: until then it would hold that up."""
+def prepare_end(board: Board) -> None:
+    """Load what writes the report in a thread, once the first phase was submitted: until then it
+    would hold that up."""
+    # pytest has searched for garbage by then. The interpreter's own searches, as it takes down one
+    # module after another, cost more CPU time than to write the report.
+    atexit.register(gc.freeze)
     threading.Thread(target=_load, args=(board,), name="clustersmoke-load", daemon=True).start()
 
 

@@ -187,6 +187,7 @@ class JobSession:
                 self.journal.beat()
                 self._take_requests()
                 poller.poll(self._watched.values())
+                self.submitter.note_queued()
                 self.submitter.take_answers()
                 self._check_jobs(poller)
                 while not self._stop.is_set() and self.submitter.submit_next(self.outcomes):

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..config.hosts import name_hosts
@@ -52,14 +53,25 @@ def print_plan(
         job = Submission(phase, directory, avoid=ledger.avoided(phase.name))
         out.write(f"\n=== {phase.name} ({phase.where})\n")
         out.write(f"--- batch script\n{hide_assignments(backend.script(job))}\n")
+        shown = _hide_secrets(phase)
         for title, lines in (
             ("environment of the node", _environment_lines(phase, profile, directory)),
-            (_title_launch(phase), [_launch_line(phase, profile, directory)]),
-            ("where each value came from", _source_lines(phase)),
+            (_title_launch(phase), [_launch_line(shown, profile, directory)]),
+            ("where each value came from", _source_lines(shown)),
         ):
             out.write(f"--- {title}\n")
             out.writelines(f"{line}\n" for line in lines)
     out.flush()
+
+
+def _hide_secrets(phase: Phase) -> Phase:
+    """The phase without arguments and options of sbatch that may be secrets."""
+
+    def hide(settings: Mapping[str, Sourced]) -> dict[str, Sourced]:
+        shown = hide_values({name: setting.value for name, setting in settings.items()})
+        return {name: replace(each, value=shown[name]) for name, each in settings.items()}
+
+    return replace(phase, args=hide(phase.args), slurm=hide(phase.slurm))
 
 
 def _title_launch(phase: Phase) -> str:

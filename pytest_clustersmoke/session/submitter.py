@@ -64,6 +64,7 @@ class Submitter:
         self._unheld: dict[str, str] = {}  # jobs not yet held, and the phases that they wait for
         self.starts: Mapping[str, float] = {}  # when jobs might start, by phase
         self.submitted: dict[str, float] = {}  # when they were submitted, in Unix seconds
+        self._queued: dict[str, float] = {}  # the same by the scheduler's clock, by job
 
     @property
     def has_work(self) -> bool:
@@ -82,7 +83,8 @@ class Submitter:
             # The queue's limit counts from now: nobody could keep it meanwhile.
             after = self._phase_before(job.phase, earlier)
             watched = self._watched[job.phase.name] = watch_job(job, known.job_id, after)
-            watched.is_sure = False
+            watched.is_sure, watched.submitted = False, known.queued
+            watched.check_files()  # whether it has started: the scheduler may have been set back
             self._board.set_submitted(job.phase.name, known.job_id, known.intended, None)
         for lost in jobs.unanswered:
             why = "the controller before this one ended before it had an answer"
@@ -232,6 +234,14 @@ class Submitter:
         self._journal.write("unanswered", phases=names, words=lost.why)
         words = f"no clear answer for {', '.join(names)}; looking for the job: {lost.why}"
         self._board.post("scheduler", words)
+
+    def note_queued(self) -> None:
+        """Journal when the scheduler says that each job was submitted. One that comes back with an
+        older state shows that time again, and only by it a later controller knows the state."""
+        for job in self._watched.values():
+            if job.submitted is not None and self._queued.get(job.job_id) != job.submitted:
+                self._queued[job.job_id] = job.submitted
+                self._journal.write("queued", phase=job.phase, job_id=job.job_id, at=job.submitted)
 
     def take_answers(self) -> None:
         """Watch the jobs that were found, and give up those that were not; hold those that the

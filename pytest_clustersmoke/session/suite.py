@@ -157,7 +157,7 @@ class Suite:
     def start(self, phases: list[Phase]) -> None:
         """Run the preflight checks, then submit. Raises UsageError with all problems."""
         from .. import preflight
-        from .early_load import load_report_early
+        from .early_load import prepare_end
         from .job_session import JobSession
 
         try:
@@ -195,7 +195,7 @@ class Suite:
         self._interrupts.catch(session.cancel, session.hurry)
         self._recover()
         if not self._detaches:
-            load_report_early(session.board)
+            prepare_end(session.board)
         session.start()
 
     def _take_cluster(self) -> None:

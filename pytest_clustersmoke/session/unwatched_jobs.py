@@ -44,7 +44,7 @@ class UnwatchedJobs:
     def give_up(self, why: str) -> dict[str, Judgement] | None:
         """Give up every job, so that none starts any more; return by id the judgement of those that
         have not started. None if one starts meanwhile: then the scheduler may start the others,
-        too, and they are left. Raises OSError."""
+        too, and they are left; one that has seen itself given up says so. Raises OSError."""
         unstarted = {}
         given_up: list[Path] = []
         for job in self._journal.left:
@@ -77,6 +77,7 @@ class UnwatchedJobs:
             return None
         alive = []
         for job in self.jobs.values():
+            job.check_files()
             job.record_state(self._keep_own(states[job.job_id]))
             if not job.has_left_queue:
                 alive.append(job.job_id)
@@ -153,4 +154,5 @@ def _watch(run: RunDir, job: JournalledJob) -> WatchedJob | None:
         words=("", f"token={job.token}" if job.token else f"{COMMENT_BEGINS}{run.run_id} "),
         timeout_s=parse_finite(spec.get("timeout_s")) or 0.0,
         resumes=bool(spec.get("resume")),
+        submitted=job.queued,
     )

@@ -88,23 +88,26 @@ def test_node_that_is_back_is_named_from_sruns_message(job: ScheduledJob) -> Non
 
 
 @pytest.mark.parametrize(
-    ("since", "reason", "outcome"),
+    ("state", "since", "reason", "outcome"),
     [
-        ("2026-01-02T03:09:00", "Duplicate jobid", "cluster_failed"),
-        ("2026-01-02T03:09:00", "maintenance", "failed"),
-        ("2026-01-01T03:09:00", "Duplicate jobid", "failed"),
+        ("FAILED", "2026-01-02T03:09:00", "Duplicate jobid", "cluster_failed"),
+        ("CANCELLED", "2026-01-02T03:09:00", "Duplicate jobid", "cluster_failed"),
+        ("FAILED", "2026-01-02T03:09:00", "maintenance", "failed"),
+        ("CANCELLED", "2026-01-02T03:09:00", "maintenance", "cancelled"),
+        ("FAILED", "2026-01-01T03:09:00", "Duplicate jobid", "failed"),
     ],
 )
 def test_node_that_could_not_launch_the_job_is_a_failure_of_the_cluster(
-    since: str, reason: str, outcome: str, tmp_path: Path
+    state: str, since: str, reason: str, outcome: str, tmp_path: Path
 ) -> None:
     """slurmctld came back without its last seconds, gave the id of a job that still ran there
-    again, and drained the node. One that was drained before, or by hand, says nothing."""
+    again, and drained the node; where the job must not be requeued, it cancels it. One that was
+    drained before, or by hand, says nothing."""
     job = ScheduledJob(tmp_path / "other")
     job.evidence = Evidence(tmp_path, 2)
-    job.recorded("FAILED", f"n1|drained|{since}|root|{reason}\n")
+    job.recorded(state, f"n1|drained|{since}|root|{reason}\n")
     job.record = replace(job.record, job=replace(job.record.job, preempted=None))
-    judged, finding = job.finding(JobState("ended", "FAILED", "NonZeroExitCode"))
+    judged, finding = job.finding(JobState("ended", state))
     assert judged == outcome
     if outcome == "cluster_failed":
         assert (finding.id, finding.hosts) == ("node-down", ("n1",))
@@ -135,6 +138,16 @@ def test_each_node_that_could_not_launch_the_job_is_named_though_another_is_down
     _, finding = job.finding(JobState("ended", "FAILED", "NonZeroExitCode"))
     assert finding.hosts == ("n0",)
     assert finding.cause.startswith("a node could not launch the job: n0 is drained")
+
+
+def test_only_node_of_a_job_is_named_though_it_is_back(tmp_path: Path) -> None:
+    """Slurm's state shows that a node failed, and the job had no other."""
+    job = ScheduledJob(tmp_path / "other")
+    job.evidence = Evidence(tmp_path)
+    job.recorded("NODE_FAIL", "n0|idle|Unknown|Unknown|none\n")
+    _, finding = job.finding(JobState("ended", "NODE_FAIL"))
+    assert (finding.id, finding.hosts) == ("node-down", ("n0",))
+    assert "n0 failed, and is back in service by now" in finding.cause
 
 
 def test_node_failure_without_a_named_node(job: ScheduledJob) -> None:

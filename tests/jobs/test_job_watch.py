@@ -181,7 +181,7 @@ def test_failure_waits_a_while_for_the_schedulers_state(tmp_path: Path, clock: C
 
 def test_name_of_failed_node_is_waited_for(tmp_path: Path, clock: Clock) -> None:
     """Slurm reports a node failure at once, but srun logs the node's name later."""
-    evidence = Evidence(tmp_path).node(0, ok=False)
+    evidence = Evidence(tmp_path, nodes=2).node(0, ok=False).node(1, ok=False)
     job = watched(evidence)
     job.record_state(JobState("ended", "NODE_FAIL"))
     assert not job.is_over()
@@ -191,6 +191,15 @@ def test_name_of_failed_node_is_waited_for(tmp_path: Path, clock: Clock) -> None
     (evidence.dir.submitit / "7_0_log.err").write_text("")
     assert not job.is_over()
     clock.now += job_watch.NODE_NAMED_S + 0.1
+    assert job.is_over()
+
+
+def test_failure_of_the_only_node_is_judged_at_once(tmp_path: Path, clock: Clock) -> None:
+    """Nobody has to name it, and what it has not written is lost."""
+    job = watched(Evidence(tmp_path).started())
+    job.record_state(JobState("ended", "NODE_FAIL"))
+    assert not job.is_over()
+    clock.now += job_watch.NODE_FAILED_GRACE_S + 0.1
     assert job.is_over()
 
 

@@ -229,9 +229,45 @@ def test_silence_about_one_job_hides_no_other(slurm: FakeSlurm, client: SlurmCli
 
 def test_jobs_of_a_run_are_listed_task_by_task(slurm: FakeSlurm, client: SlurmClient) -> None:
     """Those of an array that wait are one line of squeue otherwise, whose id is no job's."""
-    slurm.answers("squeue", "7_0|clustersmoke run=r array\n7_1|clustersmoke run=r array\n8|x\n")
-    assert [*client.list_jobs("clustersmoke run=r ")] == ["7_0", "7_1"]
+    lines = [f"7_{task}|clustersmoke-r-array-t|clustersmoke run=r array" for task in range(2)]
+    slurm.answers("squeue", "\n".join([*lines, "8|x|a | b"]))
+    listed = client.list_jobs()
+    assert [*listed] == ["7_0", "7_1", "8"] and listed["8"] == ("x", "a | b")
     assert " -r " in slurm.calls()[-1]
+
+
+STARTING = "Requested node configuration is not available"
+
+
+@pytest.mark.parametrize("is_submitted", [False, True])
+def test_controller_that_came_back_just_before_its_refusal_is_asked_again(
+    slurm: FakeSlurm, client: SlurmClient, tmp_path: Path, is_submitted: bool
+) -> None:
+    """It may know its nodes now, and may have known none of them when it refused."""
+    slurm.folder.joinpath("sbatch.answer").write_text(
+        f"""if [ $(grep -c '^sbatch' "$FAKE_SLURM/calls") = 1 ]; then
+              echo 'sbatch: error: Batch job submission failed: {STARTING}' >&2
+              echo 1 > "$FAKE_SLURM/sbatch.rc"
+            else echo 0 > "$FAKE_SLURM/sbatch.rc"; echo 7; fi\n"""
+    )
+    slurm.answers("scontrol", "NodeName=n1 State=IDLE CPUTot=8 Partitions=main\n")
+    if is_submitted:
+        assert client.submit(tmp_path / "batch.sh") == "7"
+    else:
+        assert client.test_only(tmp_path / "batch.sh", 10).accepted
+    assert slurm.commands() == ["sbatch", "scontrol", "sbatch"]
+
+
+@pytest.mark.parametrize("answer", ["UNKNOWN", ""])
+def test_trial_submission_to_a_controller_that_is_starting_says_nothing(
+    slurm: FakeSlurm, client: SlurmClient, tmp_path: Path, answer: str
+) -> None:
+    """It refuses whatever needs a node until it has heard of its nodes, or is away again."""
+    slurm.answers("sbatch", err=f"sbatch: error: {STARTING}", rc=1)
+    nodes = f"NodeName=n1 State={answer} CPUTot=8 Partitions=main\n"
+    slurm.answers("scontrol", nodes if answer else "", rc=0 if answer else 1)
+    trial = client.test_only(tmp_path / "batch.sh", 10)
+    assert trial.accepted is None and trial.message.startswith("slurmctld has just started")
 
 
 @pytest.mark.parametrize("command", ["squeue", "scontrol"])

@@ -108,6 +108,19 @@ def test_job_that_was_given_up_ends_before_its_claim(tmp_path: Path) -> None:
     start_claim(tmp_path, 0, token="t2")
 
 
+def test_job_of_which_one_node_has_seen_that_it_was_given_up_runs_on_none(tmp_path: Path) -> None:
+    """A dead run's jobs are kept after all, if one of them starts just as they are given up."""
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    create_phase(directory, nodes=2)
+    directory.withdrawn("t1").touch()
+    with pytest.raises(NodeFailed, match="was given up"):
+        start_claim(tmp_path, 1)
+    directory.withdrawn("t1").unlink()
+    with pytest.raises(NodeFailed, match="was given up"):
+        start_claim(tmp_path, 0)
+    assert directory.declined("t1").exists() and read_claim(directory) is None
+
+
 WAITING = """
 import json, sys
 from pytest_clustersmoke.node import abort_flag, node_job

@@ -25,14 +25,20 @@ from tests.support.launched import make_job
 from tests.support.waiting import wait_for, wait_for_event
 
 LAUNCHER = """
-import json, os, sys
+import json, os, sys, time
+from dataclasses import replace
 from pathlib import Path
+from pytest_clustersmoke.evidence.process_start import parent_of_task
 from pytest_clustersmoke.node.rank_progress import RankWatch
 from pytest_clustersmoke.node.supervisor import supervise_ranks
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from tests.support.launched import make_job
 
-job = make_job(Path(sys.argv[1]))
+job = replace(make_job(Path(sys.argv[1])), daemon=parent_of_task())
+if sys.argv[4:]:
+    EventWriter(job.dir.node_events(0)).write("claim")
+    while os.getppid() == job.daemon:
+        time.sleep(0.01)
 read = RankWatch.read
 def read_and_tell(watch):
     read(watch)
@@ -190,18 +196,23 @@ def test_torchrun_that_cannot_be_ended_does_not_hide_the_reason(
     assert ended == []
 
 
-def test_task_without_its_slurmstepd_ends_its_ranks(tmp_path: Path, leftovers: Leftovers) -> None:
-    """slurmstepd was killed: Slurm does not end the node's processes any more."""
+@pytest.mark.parametrize("killed_after", ["launcher_start", "claim"])
+def test_task_without_its_slurmstepd_ends_its_ranks(
+    tmp_path: Path, leftovers: Leftovers, killed_after: str
+) -> None:
+    """slurmstepd was killed: Slurm does not end the node's processes any more. It is missed, too,
+    if it has ended before the ranks start."""
     daemon, out = tmp_path / "slurmstepd", tmp_path / "out"
     daemon.write_text(SLURMSTEPD)
     daemon.chmod(0o700)
     task = [sys.executable, "-c", LAUNCHER, str(tmp_path), "sleep 100", "[]"]
+    task += ["wait"] * (killed_after == "claim")
     started = subprocess.Popen(
         [daemon, out, *task],
         env={**os.environ, leftovers[0]: "1"},
         cwd=Path(__file__).resolve().parents[2],
     )
-    wait_for_event(PhaseDir(tmp_path).node_events(0), "launcher_start")
+    wait_for_event(PhaseDir(tmp_path).node_events(0), killed_after)
     started.kill()
     started.wait()
     wait_for("the node's result", lambda: out.read_text().endswith("}\n"))

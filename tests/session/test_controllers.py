@@ -18,6 +18,7 @@ from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_js
 from pytest_clustersmoke.evidence.run_journal import FencedJournal
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.preflight.slurm_check import CheckResult
 from pytest_clustersmoke.session import cancellation, earlier_jobs, job_session, lost_answers
 from pytest_clustersmoke.session.job_session import JobSession, WatchFailed
@@ -104,6 +105,27 @@ def test_journal_is_read_behind_the_fence(run: JobRun, monkeypatch: pytest.Monke
     until(lambda: run.backend.named("states"))
     assert run.submitted() == [] and run.backend.named("adopt") == [("a",)]
     session.close()
+
+
+def test_job_that_slurmctld_sets_back_is_judged_alike_by_every_controller(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that attaches after slurmctld came back with a state from before the job's start has not
+    seen its submission; the journal has it. The job was not requeued."""
+    monkeypatch.setattr(job_watch, "VERDICT_GRACE_S", 0.0)
+    run.start("a")
+    until(lambda: run.submitted() == ["a"])
+    run.backend.jobs["a"] = JobState("running", "RUNNING", submitted=100.0, started=103.0)
+    until(lambda: ("queued", "a") in run.events())
+    run.run.phase("a").claim.touch()
+    run.backend.jobs["a"] = JobState("pending", "PENDING", submitted=100.0)
+    last = run.attach()
+    until(lambda: run.backend.named("states"))
+    outside = {"ok": False, "node": "n0", "reason": "terminated", "why": "SIGTERM"}
+    write_json(run.run.phase("a").node_result(0), outside)
+    last.wait("a", ignore)
+    reason = f"the job was ended by SIGTERM from outside, and {job_watch.OUTDATED}"
+    assert (run.result("a")["outcome"], run.result("a")["reason"]) == ("lost", reason)
 
 
 def test_result_of_a_phase_that_was_given_up_hides_no_job_of_it(run: JobRun) -> None:

@@ -17,6 +17,8 @@ from pytest_clustersmoke.evidence.run_journal import read_journal
 from pytest_clustersmoke.evidence.run_ownership import list_runs
 from pytest_clustersmoke.evidence.scheduler_record import show_time
 from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.node import node_job
+from pytest_clustersmoke.node.node_job import NodeFailed, NodeJob
 from pytest_clustersmoke.session import dead_runs, lost_answers, reaper, unwatched_jobs
 from pytest_clustersmoke.session.attachment import describe_start, find_attachment
 from pytest_clustersmoke.session.dead_runs import report_dead_runs
@@ -87,13 +89,13 @@ def dead(tmp_path: Path, profile: Profile) -> DeadRun:
 def has_jobs(slurm: FakeSlurm, *jobs: str, until_cancelled: bool = True) -> None:
     """Let Slurm list these jobs of the run as running, until scancel was called."""
     comment = f"clustersmoke run={RUN_ID} phase=x"
-    listed = "".join(f"{job}|{comment}\\n" for job in jobs)
+    listed = "".join(f"{job}|clustersmoke-{RUN_ID}-x|{comment}\\n" for job in jobs)
     states = "".join(
         f"{job}|RUNNING|None|n1|N/A|N/A|clustersmoke-{RUN_ID}-x|{comment}\\n" for job in jobs
     )
     gone = 'grep -q "^scancel" "$FAKE_SLURM/calls" && exit 0\n' if until_cancelled else ""
     slurm.folder.joinpath("squeue.answer").write_text(
-        f"{gone}case $* in *%i?%k*) printf '{listed}';; *) printf '{states}';; esac\n"
+        f"{gone}case $* in *%i?%j?%k*) printf '{listed}';; *) printf '{states}';; esac\n"
     )
 
 
@@ -237,6 +239,31 @@ def test_job_that_starts_as_it_is_given_up_keeps_the_others_of_its_run(
     assert dead.outcomes() == {"a": "passed", "b": "passed", "c": "never_ran"}
 
 
+def test_job_that_saw_itself_given_up_although_it_was_kept_never_ran(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It started between its withdrawal and the start of the other. Nothing of it is at fault."""
+    first, second = dead.submitted("a", "7"), dead.submitted("b", "8")
+    fall_silent(dead, slurm, hours_ago=WEEK_H + 1)
+
+    def start_both(place: PhaseDir, token: str, why: str) -> None:
+        if place == second:
+            spec = {**(read_json(first.spec) or {}), "phase_dir": str(first.root)}
+            with pytest.raises(NodeFailed, match="was given up before this job started"):
+                node_job._claim(NodeJob(spec, 0, "n0"), time.monotonic() + 20)
+            start(place, hours_ago=0, timeout_h=1)
+        lost_answers.withdraw(place, token, why)
+
+    monkeypatch.setattr(unwatched_jobs, "withdraw", start_both)
+    assert report(tmp_path, slurm)[0].startswith(f"run {RUN_ID} is not reported yet")
+    assert dead.outcomes() == {} and not first.withdrawn("ta").exists()
+    dead.passes("b")
+    line = f"7|FAILED|NonZeroExitCode|n1|N/A|N/A|clustersmoke-{RUN_ID}-a|token=ta"
+    slurm.answers("squeue", f"{line}\n")
+    report(tmp_path, slurm)
+    assert dead.outcomes() == {"a": "never_ran", "b": "passed", "c": "never_ran"}
+
+
 def test_silent_slurm_is_asked_once_for_all_dead_runs(
     slurm: FakeSlurm, profile: Profile, tmp_path: Path
 ) -> None:
@@ -277,15 +304,18 @@ def test_run_with_jobs_left_is_not_reported_by_any_command(
 
 
 def test_job_whose_comment_a_site_replaced_is_left(
-    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, tmp_path: Path
 ) -> None:
-    """The list of jobs by their comment lacks it, and its id is known."""
+    """Its name shows whose it is, and its id is known."""
     dead.submitted("a", "7")
     state = f"7|RUNNING|None|n1|N/A|N/A|clustersmoke-{RUN_ID}-a|billed"
+    listed = f"7|clustersmoke-{RUN_ID}-a|billed"
     slurm.folder.joinpath("squeue.answer").write_text(
-        f"case $* in *%i?%k*) echo '7|billed';; *) echo '{state}';; esac\n"
+        f"case $* in *%i?%j?%k*) echo '{listed}';; *) echo '{state}';; esac\n"
     )
     assert report(tmp_path, slurm) == [] and dead.outcomes() == {}
+    (line,) = report(tmp_path, slurm, profile)
+    assert line.startswith(f"run {RUN_ID} has 1 job left (7), and no process: ")
 
 
 def test_job_of_another_submission_under_the_id_of_ours_is_not_ours(
@@ -297,7 +327,7 @@ def test_job_of_another_submission_under_the_id_of_ours_is_not_ours(
     comment = f"clustersmoke run={RUN_ID} phase=a token=another"
     state = f"7|RUNNING|None|n1|N/A|N/A|clustersmoke-{RUN_ID}-a|{comment}"
     slurm.folder.joinpath("squeue.answer").write_text(
-        f"case $* in *%i?%k*) ;; *) echo '{state}';; esac\n"
+        f"case $* in *%i?%j?%k*) ;; *) echo '{state}';; esac\n"
     )
     (line,) = report(tmp_path, slurm)
     assert line.startswith(f"run {RUN_ID}: its controller was killed")

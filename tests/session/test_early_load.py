@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -11,7 +13,7 @@ import pytest
 
 from pytest_clustersmoke.jobs.outcome import Judgement
 from pytest_clustersmoke.report import page
-from pytest_clustersmoke.session.early_load import load_report_early
+from pytest_clustersmoke.session.early_load import prepare_end
 from pytest_clustersmoke.session.live.board import Board
 from tests.support.waiting import PATIENCE_S
 
@@ -31,7 +33,7 @@ def test_templates_are_compiled_once_a_phase_was_submitted_or_ended(
 
     monkeypatch.setattr(board._changed, "wait_for", note)
     monkeypatch.setattr(page, "load_templates", loaded.set)
-    load_report_early(board)
+    prepare_end(board)
     holds = conditions.get(timeout=PATIENCE_S)  # what the thread waits for
     board.post("a", "waits")
     assert not holds() and not loaded.is_set()
@@ -40,6 +42,24 @@ def test_templates_are_compiled_once_a_phase_was_submitted_or_ended(
     else:
         board.finish("a", Judgement("never_ran", "refused"), None)
     assert loaded.wait(PATIENCE_S)
+
+
+LEAVES = """
+import atexit, gc
+from pytest_clustersmoke.session.early_load import prepare_end
+from pytest_clustersmoke.session.live.board import Board
+atexit.register(lambda: print(gc.get_freeze_count() > 0))  # the first one is called last
+prepare_end(Board(["a"]))
+print(gc.get_freeze_count() > 0)
+"""
+
+
+def test_interpreter_that_ends_searches_no_garbage() -> None:
+    """That of the run was searched by pytest before."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["False", "True"], done.stderr
 
 
 def test_no_template_is_left_to_be_compiled_for_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,15 @@ def test_secrets_of_an_option_are_not_in_the_report(suite: Suite) -> None:
     assert {path.stat().st_mode & 0o077 for path in kept if path.suffix != ".pkl"} == {0}
 
 
+def test_secrets_of_arguments_are_not_in_the_plan(suite: Suite) -> None:
+    """Neither in the launcher's line nor among the sources of values."""
+    suite.phase(args={"steps": 3, "hub_token": "planted0hub", "plain": "hf_plantedByValue"})
+    plan = suite.run("--cluster-dry-run")
+    assert plan.ret == 0 and "planted" not in plan.output, plan.output
+    assert "--steps 3 --hub-token '(hidden)' --plain '(hidden)'" in plan.output
+    assert "args.steps" in plan.output and "args.hub_token" in plan.output
+
+
 def test_secrets_of_setup_are_not_in_the_report(suite: Suite) -> None:
     """Whatever their quotes, neither in the plan nor in what it copies; also not those of the line
     that fails, alone or in an `if`. Other lines are shown as they are."""

@@ -44,7 +44,7 @@ CAUSES = {
     "cluster_failed": {STEPD, SLURMD},
     "preempted": {SLURMD, SLURMCTLD},
     "never_ran": {SLURMD, SLURMCTLD},
-    "cancelled": {SLURMCTLD},
+    "cancelled": set(),  # only a run that was reaped
     "lost": {SLURMCTLD},
 }
 
@@ -153,9 +153,13 @@ def _check_cause(reported: Reported, starts: Sequence[Start], hits: Sequence[Hit
     if reported.outcome == "cancelled" and reported.reaped is not None:
         return []
     causes = CAUSES.get(reported.outcome, set())
+    if reported.outcome == "cluster_failed" and not starts:
+        # It got the id of a job that slurmctld had forgotten, and that job's node refused it.
+        causes = causes | {SLURMCTLD}
     if any(hit.kind in causes and _concerns(hit, reported, starts) for hit in hits):
         return []
-    return [f"nothing was killed that makes this true (expected {' or '.join(sorted(causes))})"]
+    expected = " or ".join(sorted(causes)) or "a run that was reaped"
+    return [f"nothing was killed that makes this true (expected {expected})"]
 
 
 def _concerns(hit: Hit, reported: Reported, starts: Sequence[Start]) -> bool:

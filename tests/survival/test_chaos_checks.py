@@ -44,6 +44,7 @@ def hit(kind: str, phase: str = "", node: str = "", at: float = 105.0) -> Hit:
         (report("lost"), [CUT], [hit(SLURMCTLD)]),
         (report("lost"), [WHOLE], [hit(SLURMCTLD)]),
         (report("never_ran", tokens=()), [], [hit(SLURMCTLD)]),
+        (report("cluster_failed"), [], [hit(SLURMCTLD)]),
         (report("cancelled", reaped=111.0), [CUT], []),
     ],
 )
@@ -73,7 +74,7 @@ def test_true_outcomes_are_accepted(
         (report("lost", has_result=True), [WHOLE], [hit(SLURMCTLD)], "got to its end"),
         (report("lost", ended=180.0), [WHOLE], [hit(SLURMCTLD)], "got to its end"),
         (report("never_ran"), [CUT], [hit(SLURMCTLD)], "it ran"),
-        (report("cancelled"), [CUT], [], "nothing was killed"),
+        (report("cancelled"), [CUT], [hit(SLURMCTLD)], "nothing was killed"),
         (report("cancelled", reaped=150.0), [WHOLE], [], "got to its end"),
         (report("unheard_of"), [CUT], [hit(RANK, "p")], "nothing was killed"),
     ],
