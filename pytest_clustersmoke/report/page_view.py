@@ -29,6 +29,7 @@ from .node_records import UNKNOWN, common_facts
 from .page_curves import CurvesView, curves_view
 from .page_ranks import LinksView, RanksView, links_view, ranks_view
 from .phase_table import RATES, PhaseVerdict, compare_with_usual, judge_phase
+from .verdict import list_absent
 
 TONES = {
     "FIT": "good",
@@ -138,15 +139,8 @@ def build_view(record: RunRecord) -> PageContent:
 
 
 def _list_unmeasured(record: RunRecord) -> list[str]:
-    """What was not measured. A phase that no test defines is missing and absent: it is said once,
-    in the words that have a near match."""
-    twice = {
-        str(missing)
-        for missing in record.missing
-        if missing.phase in record.counts.undefined_phases
-        and any(f" lists the phase {missing.phase}, " in line for line in record.absent_phases)
-    }
-    return [*(text for text in record.not_measured if text not in twice), *record.absent_phases]
+    """What was not measured; a phase that no test defines is missing and absent."""
+    return [*record.not_measured, *list_absent(record, "\n".join(record.not_measured))]
 
 
 def _list_places(record: RunRecord) -> list[tuple[str, str, str, str]]:

@@ -78,6 +78,7 @@ class RunDigest:
         after.append(f"report: {self.report}")
         room = MAX_LINES - len(before) - len(after)
         causes = [*self.named_nodes[:MAX_NODES], *self.causes]
+        causes = [each for each in causes if each not in self.sentence]
         if len(causes) > room:
             room -= 1  # for the line that counts the rest
         return [*before, *shorten_lines(causes, room), *after]

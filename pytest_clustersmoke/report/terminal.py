@@ -37,7 +37,7 @@ from .phase_table import (
 )
 from .screen_lists import COLUMNS as NODE_COLUMNS
 from .screen_lists import screen_rows
-from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
+from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT, list_absent
 
 UNMEASURED = re.compile(r"not measured \(([\w ]+)\): ")
 GATE_COLUMNS = ("fault", "staged in", "red", "finding", "on", "seconds", "gate")
@@ -90,7 +90,7 @@ def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield next(rows), ""
     for line, phase in zip(rows, record.phases, strict=True):
         yield line, TONES[judge_phase(phase, record.missing).tone]
-    yield from ((line, "") for line in record.absent_phases)
+    yield from ((line, "") for line in list_absent(record, record.sentence))
     yield from ((line, "yellow") for line in _attempts(record.phases))
     yield from ((line, "yellow") for line in _isolations(record.phases))
     yield from ((describe_node(node), "yellow") for node in list_shared(record)[:MAX_NODES])
