@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from ..evidence.run_record import RunRecord
-from ..text import clip, format_time, plural, sanitize_line, shorten, shorten_lines
+from ..text import clip, format_span, format_time, plural, sanitize_line, shorten, shorten_lines
 from .named_nodes import describe_node, list_shared
 from .next_steps import list_next_steps
 from .phase_table import explain_failures
@@ -90,7 +89,7 @@ class RunDigest:
 
     def _describe_run(self) -> str:
         begun = format_time(self.begun, self.utc_offset_s, "%H:%M")
-        took = timedelta(seconds=round(max(0.0, self.ended - self.begun)))
+        took = format_span(self.begun, self.ended)
         what = f"{plural(self.phases, 'phase')} on {plural(self.nodes, 'node')}"
         return f"{sanitize_line(self.cluster)}, run {self.run_id}: {begun}, took {took}, {what}"
 
