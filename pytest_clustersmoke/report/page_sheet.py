@@ -13,6 +13,7 @@ from pathlib import Path
 from ..evidence.run_record import RunRecord
 from ..text import clip, format_span, format_time, plural, shorten, shorten_lines
 from .highlights import NAMED, HighlightGroup
+from .node_records import list_named
 from .page_view import hardware_words
 from .phase_table import judge_phase, phase_row
 from .run_digest import RunDigest
@@ -85,7 +86,7 @@ def list_facts(record: RunRecord) -> list[tuple[str, str]]:
     moment = find_clock(record)
     ended = "Reported" if record.counts.cut_off else "Ended"
     took = format_span(record.begun, record.written)
-    nodes = list(dict.fromkeys(node.node for phase in record.phases for node in phase.nodes))
+    nodes = list_named(record.phases)
     facts = [
         ("Run", record.run_id),
         ("Cluster", f"{record.cluster} ({record.backend}), {hardware_words(record.hardware)}"),

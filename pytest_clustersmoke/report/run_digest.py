@@ -11,6 +11,7 @@ from ..evidence.run_record import RunRecord
 from ..text import clip, format_span, format_time, plural, sanitize_line, shorten, shorten_lines
 from .named_nodes import describe_node, list_shared
 from .next_steps import list_next_steps
+from .node_records import list_named
 from .phase_table import explain_failures
 from .summary import inline
 from .terminal import known_words
@@ -43,7 +44,7 @@ class RunDigest:
     @classmethod
     def of(cls, record: RunRecord, report: Path) -> RunDigest:
         """The digest of a record, which lies in the directory `report`."""
-        nodes = {node.node for phase in record.phases for node in phase.nodes}
+        nodes = list_named(record.phases)
         return cls(
             verdict=record.verdict,
             sentence=_one_line(record.sentence),
