@@ -320,6 +320,18 @@ def test_criteria_that_a_failed_job_skipped_are_one_row() -> None:
     assert text.count('<tr data-result="failed">') == 1
 
 
+def test_page_says_what_to_do_next() -> None:
+    """Commands as code, hostile text escaped; a run that is fit has no such part."""
+    phase = records.phase("a", last_good="<b>")
+    phase["criteria"]["test_rate"] = {"result": "failed", "text": "t", "judged": ["references"]}
+    run = {"run_id": "20261118-1", "backend": "slurm"}
+    _, _, part = page(records.run(phase, verdict="UNFIT", **run)).partition('id="next"')
+    part = part.partition("</section>")[0].replace("<wbr>", "")
+    assert "<code>clustersmoke compare &lt;b&gt; 20261118-1</code>" in part
+    assert "<code>pytest --cluster gilbreth --cluster-screen</code>" in part and "`" not in part
+    assert 'id="next"' not in page(records.run())
+
+
 def test_phase_that_no_test_defines_is_said_once() -> None:
     """It is required and missing, and does not run: what is missing is said. Other phases that do
     not run, and what is missing of a phase that is defined, stay."""
