@@ -139,6 +139,27 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def format_span(begun: float, ended: float) -> str:
+    """The time between two Unix times as `0:01:30`; a dash if they are no times."""
+    from datetime import timedelta
+
+    try:
+        return str(timedelta(seconds=round(max(0.0, ended - begun))))
+    except (ValueError, OverflowError):
+        return "-"
+
+
+def format_local(seconds: float, offset_s: int | None, clock: str) -> str:
+    """A part of a Unix time, in the local time of this offset; a dash if it is no time."""
+    from datetime import datetime, timedelta, timezone
+
+    try:
+        universal = datetime.fromtimestamp(seconds, timezone.utc)
+        return universal.astimezone(timezone(timedelta(seconds=offset_s or 0))).strftime(clock)
+    except (ValueError, OverflowError, OSError):
+        return "-" if not offset_s else format_local(seconds, None, clock)
+
+
 def format_time(seconds: float | None, offset_s: int | None = None, clock: str = "%H:%M:%S") -> str:
     """A Unix time as `2026-11-15 03:00:00 UTC+01:00 (02:00:00 UTC)`; in UTC alone if the offset of
     the local time is zero or unknown; a dash if the time is missing or invalid."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -68,6 +67,9 @@ def _run_command(parsed: argparse.Namespace) -> int:
 def _list_directories(parsed: argparse.Namespace) -> list[Path]:
     """The shared directories to look in. Raises UsageProblems, also if no profile can be used."""
     if parsed.shared_dir is not None:
+        if not parsed.shared_dir.is_dir():
+            what = f"{parsed.shared_dir} is not a directory"
+            raise UsageProblems([Problem(what, "--shared-dir", "the `shared_dir` of a cluster")])
         return [parsed.shared_dir]
     from ..config.cluster_file import find_config, load_cluster_file
 
@@ -130,11 +132,10 @@ def _text_lines(status: Any, now: float) -> Iterator[str]:
         yield "no phase is submitted yet"
         return
     output = TextOutput.of(sys.stdout)
-    width = shutil.get_terminal_size().columns if output.width else NO_WIDTH
     if status.is_over:
         yield f"{plural(len(status.states), 'phase')} done; the report is not written yet"
         return
-    height = len(status.states) + 1
+    width, height = output.width or NO_WIDTH, len(status.states) + 1
     lines = rows("phases", status.states, status.marks, now, width, height, status.usual)
     yield from ansi(lines, output.colours)
 

@@ -19,6 +19,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     PlainValidator,
     ValidationError,
     ValidationInfo,
@@ -252,6 +253,7 @@ Upper = Annotated[float, PlainValidator(_upper), _PERCENT_SCHEMA]
 Day = Annotated[
     date,
     PlainValidator(_day),
+    PlainSerializer(date.isoformat, when_used="json"),  # PlainValidator's own warns of the text
     WithJsonSchema({"type": "string", "format": "date", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}),
 ]
 Count = Annotated[int, Field(gt=0)]

@@ -153,6 +153,11 @@ class NodeRecord(RecordModel):
     node: str
     host: str
 
+    @property
+    def is_named(self) -> bool:
+        """Whether anybody said which node it is: those of a job that never ran have a number."""
+        return self.node != f"node {self.node_rank}"
+
 
 class FactsRecord(RecordModel):
     """The facts of a node, once for all phases; `…` replaces those that are too large."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..evidence.finding import ISOLATION_FINDING
 from ..evidence.history.outlier_judge import MIN_RUNS
 from ..evidence.job_results import NOT_MEASURED
+from ..evidence.metric import BETWEEN
 from ..evidence.run_record import FindingRecord, PhaseRecord, RunRecord
 from ..text import clip, plural, shorten
 from .verdict import INCONCLUSIVE, UNFIT
 
 MAX_NAMES, MAX_REASON = 4, 160
+# The kinds of criteria that compare a phase with a level, and those that one node or link can fail.
+LEVELS = frozenset({"references", "history"})
+BETWEEN_NODES = frozenset({BETWEEN, "stragglers"})
 
 
 def list_next_steps(record: RunRecord) -> list[str]:
@@ -22,21 +27,36 @@ def list_next_steps(record: RunRecord) -> list[str]:
 
 
 def _list_fixes(record: RunRecord) -> Iterator[str]:
-    """What the findings of the failed phases advise; then how to find out why metrics are off."""
+    """What the findings of the failed phases advise; then what to do about red criteria, which have
+    no finding."""
     for phase in record.phases:
         if phase.outcome not in ("passed", *NOT_MEASURED) and phase.known is None:
             yield from (f"{phase.phase}: {finding.fix}" for finding in _causes(phase))
     for phase in record.phases:
-        red = [each for each in phase.criteria.values() if each.result == "failed"]
-        if phase.outcome == "passed" and any("history" in each.judged for each in red):
-            yield f"{phase.phase}: {_compare_with_past(record, phase)}"
+        steps = [*_list_checks(record, phase)] if phase.outcome == "passed" else []
+        if steps:
+            yield f"{phase.phase}: {'; '.join(steps)}"
 
 
-def _compare_with_past(record: RunRecord, phase: PhaseRecord) -> str:
-    good = phase.last_good
-    found = f"find what changed by `clustersmoke compare {good} {record.run_id}`; " if good else ""
-    accept = f"clustersmoke references accept --cluster {record.cluster} --phase {phase.phase}"
-    return f"{found}if the new level is right, `{accept} --reason TEXT`"
+def _list_checks(record: RunRecord, phase: PhaseRecord) -> Iterator[str]:
+    """How to find out why a phase that trained to its end has red criteria."""
+    results = phase.criteria.values()
+    red = {kind for each in results if each.result == "failed" for kind in each.judged}
+    on, is_slurm = f"--cluster {record.cluster}", record.backend == "slurm"
+    isolated = any(finding.id == ISOLATION_FINDING for finding in phase.findings)
+    if red & BETWEEN_NODES and is_slurm and len(phase.nodes) > 1 and not isolated:
+        yield f"find the node or link by `pytest {on} -k {phase.phase} --cluster-isolate`"
+    if red & LEVELS and phase.last_good:
+        compare = f"clustersmoke compare {phase.last_good} {record.run_id}"
+        yield f"find what changed by `{compare}`"
+    if "references" in red and is_slurm:
+        yield f"look for a slow node by `pytest {on} --cluster-screen`"
+    if "references" in red:
+        place = f"`references.{phase.phase}` of {record.cluster}"
+        yield f"if the reference is wrong, correct {place} in cluster.yaml"
+    if "history" in red:
+        accept = f"clustersmoke references accept {on} --phase {phase.phase} --reason TEXT"
+        yield f"if the new level is right, `{accept}`"
 
 
 def _causes(phase: PhaseRecord) -> list[FindingRecord]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_record import DifferenceRecord, FactsRecord
+from ..evidence.run_record import DifferenceRecord, FactsRecord, PhaseRecord
 from ..evidence.telemetry import parse_rows
 from ..text import sanitize_line
 
@@ -116,6 +116,11 @@ def bound_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _is_deeper(value: Any, levels: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return bool(inner) and (levels == 0 or any(_is_deeper(item, levels - 1) for item in inner))
+
+
+def list_named(phases: Iterable[PhaseRecord]) -> list[str]:
+    """The nodes on which phases ran, each once."""
+    return list(dict.fromkeys(n.node for phase in phases for n in phase.nodes if n.is_named))
 
 
 def find_differences(nodes: Iterable[FactsRecord]) -> list[DifferenceRecord]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 from ..evidence.run_record import RunRecord
-from ..text import clip, format_time, plural, shorten, shorten_lines
+from ..text import clip, format_span, format_time, plural, shorten, shorten_lines
 from .highlights import NAMED, HighlightGroup
+from .node_records import list_named
 from .page_view import hardware_words
 from .phase_table import judge_phase, phase_row
 from .run_digest import RunDigest
@@ -85,14 +85,14 @@ def list_facts(record: RunRecord) -> list[tuple[str, str]]:
     request = record.request
     moment = find_clock(record)
     ended = "Reported" if record.counts.cut_off else "Ended"
-    took = timedelta(seconds=round(max(0.0, record.written - record.begun)))
-    nodes = list(dict.fromkeys(node.node for phase in record.phases for node in phase.nodes))
+    took = format_span(record.begun, record.written)
+    nodes = list_named(record.phases)
     facts = [
         ("Run", record.run_id),
         ("Cluster", f"{record.cluster} ({record.backend}), {hardware_words(record.hardware)}"),
         ("Began", moment(record.begun)),
         (ended, moment(record.written)),
-        ("Took", "" if record.counts.cut_off else str(took)),
+        ("Took", "" if record.counts.cut_off else took),
         ("User", request.user if request else ""),
         ("Host", request.host if request else ""),
         ("Nodes", f"{len(nodes)}: {shorten(nodes, MAX_NAMED)}" if nodes else ""),

@@ -22,13 +22,15 @@ from ..evidence.run_record import (
     RunRecord,
     SpreadRecord,
 )
-from ..text import plural, shorten
+from ..text import plural, shorten, shorten_lines
 from .highlights import HighlightGroup, find_highlights
 from .named_nodes import describe_first, describe_usual
+from .next_steps import list_next_steps
 from .node_records import UNKNOWN, common_facts
 from .page_curves import CurvesView, curves_view
 from .page_ranks import LinksView, RanksView, links_view, ranks_view
 from .phase_table import RATES, PhaseVerdict, compare_with_usual, judge_phase
+from .verdict import list_absent
 
 TONES = {
     "FIT": "good",
@@ -53,6 +55,7 @@ LANE_STATES: dict[LaneState, str] = {
     "done": "done",
 }
 MAX_PLACES = 8  # nodes of a phase that are named in a line
+MAX_STEPS = 8
 PERCENTILES = ("p5", "p25", "p50", "p75", "p95")
 
 
@@ -106,6 +109,7 @@ class PageContent:
     versions: list[tuple[str, list[tuple[str, list[str]]]]]  # name -> value -> phases
     node_columns: list[str]
     node_rows: list[tuple[FactsRecord, list[FactCell]]]
+    next_steps: list[str]
     scope: str  # what was selected, unless the sentence says so
     node_anchors: dict[str, str]  # of the nodes of a screen
     not_measured: list[str]  # each in words, then the phases that this cluster does not run
@@ -128,6 +132,7 @@ def build_view(record: RunRecord) -> PageContent:
         versions=_versions(record.phases),
         node_columns=columns,
         node_rows=rows,
+        next_steps=shorten_lines(list_next_steps(record), MAX_STEPS),
         scope=_scope(record),
         node_anchors=nodes,
         not_measured=_list_unmeasured(record),
@@ -138,15 +143,8 @@ def build_view(record: RunRecord) -> PageContent:
 
 
 def _list_unmeasured(record: RunRecord) -> list[str]:
-    """What was not measured. A phase that no test defines is missing and absent: it is said once,
-    in the words that have a near match."""
-    twice = {
-        str(missing)
-        for missing in record.missing
-        if missing.phase in record.counts.undefined_phases
-        and any(f" lists the phase {missing.phase}, " in line for line in record.absent_phases)
-    }
-    return [*(text for text in record.not_measured if text not in twice), *record.absent_phases]
+    """What was not measured; a phase that no test defines is missing and absent."""
+    return [*record.not_measured, *list_absent(record, "\n".join(record.not_measured))]
 
 
 def _list_places(record: RunRecord) -> list[tuple[str, str, str, str]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from ..evidence.run_record import RunRecord
-from ..text import clip, format_time, plural, sanitize_line, shorten, shorten_lines
+from ..text import clip, format_span, format_time, plural, sanitize_line, shorten, shorten_lines
 from .named_nodes import describe_node, list_shared
 from .next_steps import list_next_steps
+from .node_records import list_named
 from .phase_table import explain_failures
 from .summary import inline
 from .terminal import known_words
@@ -44,7 +44,7 @@ class RunDigest:
     @classmethod
     def of(cls, record: RunRecord, report: Path) -> RunDigest:
         """The digest of a record, which lies in the directory `report`."""
-        nodes = {node.node for phase in record.phases for node in phase.nodes}
+        nodes = list_named(record.phases)
         return cls(
             verdict=record.verdict,
             sentence=_one_line(record.sentence),
@@ -78,6 +78,7 @@ class RunDigest:
         after.append(f"report: {self.report}")
         room = MAX_LINES - len(before) - len(after)
         causes = [*self.named_nodes[:MAX_NODES], *self.causes]
+        causes = [each for each in causes if each not in self.sentence]
         if len(causes) > room:
             room -= 1  # for the line that counts the rest
         return [*before, *shorten_lines(causes, room), *after]
@@ -89,7 +90,7 @@ class RunDigest:
 
     def _describe_run(self) -> str:
         begun = format_time(self.begun, self.utc_offset_s, "%H:%M")
-        took = timedelta(seconds=round(max(0.0, self.ended - self.begun)))
+        took = format_span(self.begun, self.ended)
         what = f"{plural(self.phases, 'phase')} on {plural(self.nodes, 'node')}"
         return f"{sanitize_line(self.cluster)}, run {self.run_id}: {begun}, took {took}, {what}"
 

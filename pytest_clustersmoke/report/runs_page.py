@@ -8,7 +8,6 @@ reports are kept.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +35,7 @@ from ..evidence.history.node_history import count_node_states
 from ..evidence.run_directory import RUN_ID, write_atomically
 from ..evidence.run_request import user_name
 from ..evidence.whole_files import is_visible, shared_mode
-from ..text import format_time, sanitize_line, shorten
+from ..text import format_local, format_time, sanitize_line, shorten
 from .node_matrix import NodeMatrix, build_matrix
 from .page import render
 from .page_view import anchors, tone
@@ -103,15 +102,11 @@ class RunRow:
 
     @property
     def month(self) -> str:
-        return time.strftime("%b %Y", self._local)
+        return format_local(self.run.begun, self.run.utc_offset_s, "%b %Y")
 
     @property
     def day(self) -> str:
-        return time.strftime("%d", self._local)
-
-    @property
-    def _local(self) -> time.struct_time:
-        return time.gmtime(self.run.begun + (self.run.utc_offset_s or 0))
+        return format_local(self.run.begun, self.run.utc_offset_s, "%d")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ..text import FAILURE, format_time, plural, sanitize_line, sanitize_lines, 
 from .named_nodes import describe_node, list_shared
 from .phase_table import COLUMNS, NUMBERS, judge_phase, phase_row
 from .terminal import gate_lines, known_words, node_lines
+from .verdict import list_absent
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_STEP_BYTES = 2**20  # beyond it GitHub drops all of the step's summary
@@ -101,7 +102,8 @@ def _blocks(record: RunRecord) -> Iterator[str]:
         return
     rows = [phase_row(phase, record.missing) for phase in record.phases]
     yield table(COLUMNS, rows, right=NUMBERS)
-    yield from _section("Phases that did not run here", record.absent_phases)
+    absent = list_absent(record, record.sentence)
+    yield from _section("Phases that did not run here", absent)
     named = [describe_node(node) for node in list_shared(record)]
     yield from _section("Nodes that several phases name", named)
     for phase in record.phases:

@@ -37,14 +37,14 @@ from .phase_table import (
 )
 from .screen_lists import COLUMNS as NODE_COLUMNS
 from .screen_lists import screen_rows
-from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
+from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT, list_absent
 
 UNMEASURED = re.compile(r"not measured \(([\w ]+)\): ")
 GATE_COLUMNS = ("fault", "staged in", "red", "finding", "on", "seconds", "gate")
 TONES = {"good": "", "bad": "red", "warn": "yellow"}
 COLOURS = {FIT: "green", PROVEN: "green", UNFIT: "red", NOT_PROVEN: "red"}
 MAX_WARNINGS = MAX_TRACES = MAX_PROOFS = 10
-MAX_ATTEMPTS, MAX_NODES = 20, 4
+MAX_ATTEMPTS, MAX_NODES, MAX_STEPS = 20, 4, 8
 IN_REPORT = " in report.json"
 
 
@@ -60,8 +60,9 @@ def write_summary(reporter: Any, record: RunRecord, report: Iterable[str]) -> No
         reporter.write_line(sanitize_lines(line))
     for line in explain_failures(record) if record.proof is None else ():
         reporter.write_line(sanitize_line(line), red=True)
-    for line in list_next_steps(record) if record.verdict == INCONCLUSIVE else ():
-        reporter.write_line(sanitize_line(f"next: {line}"))
+    steps = [f"next: {step}" for step in list_next_steps(record)]
+    for line in shorten_lines(steps, MAX_STEPS, " in `clustersmoke summary --json`"):
+        reporter.write_line(sanitize_line(line))
     colour = COLOURS.get(record.verdict, "yellow")
     reporter.write_line(record.sentence, bold=True, **{colour: True})
 
@@ -90,7 +91,7 @@ def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield next(rows), ""
     for line, phase in zip(rows, record.phases, strict=True):
         yield line, TONES[judge_phase(phase, record.missing).tone]
-    yield from ((line, "") for line in record.absent_phases)
+    yield from ((line, "") for line in list_absent(record, record.sentence))
     yield from ((line, "yellow") for line in _attempts(record.phases))
     yield from ((line, "yellow") for line in _isolations(record.phases))
     yield from ((describe_node(node), "yellow") for node in list_shared(record)[:MAX_NODES])

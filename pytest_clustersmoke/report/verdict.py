@@ -324,7 +324,29 @@ def _find_undefined(record: RunRecord) -> list[MissingRecord]:
     if not counts.is_whole:
         return []
     words = "listed in cluster.yaml, but no collected test defines it"
-    return [MissingRecord(phase=name, kind="", reason=words) for name in counts.undefined_phases]
+    return [
+        MissingRecord(phase=name, kind="", reason=f"{words}{_find_near_match(record, name)}")
+        for name in counts.undefined_phases
+    ]
+
+
+def _find_near_match(record: RunRecord, name: str) -> str:
+    """The phase that may be meant, as collection found it."""
+    _, near, match = next(iter(_lines_on(record, name)), "").partition("; ")
+    return f"{near}{match}"
+
+
+def _lines_on(record: RunRecord, name: str) -> list[str]:
+    """What collection said of a phase that no test defines."""
+    return [line for line in record.absent_phases if f" lists the phase {name}, " in line]
+
+
+def list_absent(record: RunRecord, said: str) -> list[str]:
+    """Why phases did not run here; not of those that no test defines and that `said` names, so
+    that each is named once."""
+    missing = [each for each in record.missing if str(each) in said]
+    named = [line for each in missing for line in _lines_on(record, each.phase)]
+    return [line for line in record.absent_phases if line not in named]
 
 
 def _find_uncovered_xfails(phase: PhaseRecord, record: RunRecord) -> Iterator[MissingRecord]:

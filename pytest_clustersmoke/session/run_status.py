@@ -4,6 +4,7 @@ of it. The files are hostile text."""
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,13 +13,14 @@ from typing import Any
 
 from ..config.field_types import NAME
 from ..evidence.history.usual_times import LAST_S, UsualTimes, read_usual_times
-from ..evidence.job_results import read_claim
+from ..evidence.job_results import StartClaim, read_claim
 from ..evidence.locks import HEARTBEAT_S, MAX_SILENCE_S
 from ..evidence.phase_result import OUTCOMES
-from ..evidence.run_directory import RERUN, RUN_ID, RunDir, read_json
+from ..evidence.run_directory import RERUN, RUN_ID, PhaseDir, RunDir, read_json
 from ..evidence.run_journal import JournalledJob, RunJournal, is_closed, read_journal
 from ..evidence.run_ownership import find_stranger
 from ..evidence.telemetry import parse_finite, parse_int, parse_text, parse_texts
+from ..node.process_tree import alive
 from ..text import sanitize_line
 from .dead_runs import find_controller
 from .live.board import DONE, ENDING, PENDING, RUNNING, WAITING, PhaseState
@@ -104,28 +106,43 @@ def _find_controller(run: RunDir, about: Mapping[str, Any], journal: RunJournal)
         silent_s = time.time() - run.run.stat().st_mtime
     except OSError:
         silent_s = FRESH_S
-    if journal.detached or silent_s >= FRESH_S:
+    if journal.detached or silent_s >= FRESH_S or _has_ended_here(about):
         return find_controller(run, journal, MAX_SILENCE_S)
     return f"pid {parse_int(about.get('pid'))} on {_word(about, 'host')}"
+
+
+def _has_ended_here(about: Mapping[str, Any]) -> bool:
+    """Whether the controller was a process of this host that is gone. One that has just begun has
+    no lock yet, but runs."""
+    pid = parse_int(about.get("pid"))
+    return pid is not None and about.get("host") == socket.gethostname() and not alive(pid)
 
 
 def _find_state(run: RunDir, name: str, job: JournalledJob | None) -> PhaseState:
     """The state of a phase by its result, the journal, and what its nodes wrote."""
     directory = run.phase(name)
     result = read_json(directory.result) or {}
+    job_id = sanitize_line(job.job_id)[:MAX_WORD] if job is not None else ""
     if (outcome := result.get("outcome")) in OUTCOMES:
-        return PhaseState(name, DONE, outcome=outcome, run_s=parse_finite(result.get("run_s")))
-    if job is None or not job.job_id:
+        run_s = parse_finite(result.get("run_s"))
+        return PhaseState(name, DONE, job_id=job_id, outcome=outcome, run_s=run_s)
+    if job is None or not job_id:
         return PhaseState(name, WAITING, "" if job is None else "being submitted")
-    job_id = sanitize_line(job.job_id)[:MAX_WORD]
     newest = directory.newest
     claim = read_claim(newest)
     if claim is None:
         return PhaseState(name, PENDING, job_id=job_id, submitted=job.intended)
     state = ENDING if job.has_ended or newest.node_result(0).exists() else RUNNING
-    node = sanitize_line(claim.node)[:MAX_WORD]
     started = claim.time if claim.time is not None and 0 < claim.time < LAST_S else None
-    return PhaseState(name, state, node, job_id, job.intended, started)
+    return PhaseState(name, state, _name_nodes(newest, claim), job_id, job.intended, started)
+
+
+def _name_nodes(directory: PhaseDir, claim: StartClaim) -> str:
+    """The node that claimed the start, and how many more the phase has."""
+    spec = read_json(directory.spec) or {}
+    others = (parse_int(spec.get("nodes")) or 1) - 1
+    more = f" and {others} more" if others > 0 else ""
+    return f"{sanitize_line(claim.node)[:MAX_WORD]}{more}"
 
 
 def _read_marks(run: RunDir, states: list[PhaseState]) -> Mapping[str, Mark]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from pytest_clustersmoke.cli import main
+from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
 from tests.support.harness import Suite
 from tests.support.waiting import wait_for
 
@@ -111,6 +114,47 @@ def test_unknown_cluster_is_refused(suite: Suite, capsys: pytest.CaptureFixture[
     words = ("--cluster-config", suite.file, "--cluster", "on")
     status, out, err = run(capsys, "status", *words)
     assert (status, out) == (2, "") and "no profile `on`" in err and "did you mean `one`?" in err
+
+
+def test_directory_that_is_missing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped one would say that no run is under way."""
+    status, out, err = run(capsys, "status", "--shared-dir", tmp_path / "no")
+    assert (status, out) == (2, "")
+    assert f"--shared-dir: {tmp_path / 'no'} is not a directory; expected the `shared_dir`" in err
+
+
+def test_narrow_terminal_still_shows_each_phase(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few columns it has. Jobs that have ended in a run that nobody watches are not said to
+    run, and no end is expected of them."""
+    run_id = "20261101-020000-00000a"
+    directory = RunDir(tmp_path / run_id)
+    directory.phase("small").root.mkdir(parents=True)
+    directory.root.chmod(0o700)
+    about = {"run_id": run_id, "cluster": "one", "phases_chosen": ["small"], "begun": 1.8e9}
+    write_json(directory.run, about)
+    journal = EventWriter(directory.journal)
+    journal.write("intent", phase="small", token="t")
+    journal.write("submitted", phase="small", job_id="7")
+    journal.close()
+    write_json(directory.phase("small").claim, {"token": "t", "job_id": "7", "node": "n1"})
+    directory.phase("small").node_result(0).parent.mkdir(parents=True)
+    write_json(directory.phase("small").node_result(0), {"ok": True})
+    os.utime(directory.run, (0, 0))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "10")
+    status, out, _ = run(capsys, "status", "--shared-dir", tmp_path)
+    assert status == 0
+    first, head, row = out.splitlines()
+    assert first.endswith(
+        f"no process watches it; pytest --cluster one --cluster-attach {run_id} goes on with it"
+    )
+    assert head == "phases: 0 of 1 phase done, 1 ending"
+    assert row.split() == ["small", "ending", "ended;", "no", "result", "yet"]
 
 
 def test_missing_cluster_file_is_refused(

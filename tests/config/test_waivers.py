@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from datetime import date, timedelta
 
@@ -47,6 +48,15 @@ def test_last_allowed_day_is_accepted(profile: Callable[..., Profile]) -> None:
     """A day in the past is accepted too."""
     last = date.today() + timedelta(days=LONGEST_DAYS)
     assert profile(entry(f"{{node: n1, reason: x, until: {last}}}")).known[1].until == last
+
+
+def test_day_is_written_as_text_without_a_warning(profile: Callable[..., Profile]) -> None:
+    """A run compares its profile as JSON with that of the run it attaches to."""
+    made = profile(entry(f"{{node: n1, reason: x, until: {SOON}}}"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        known = made.model_dump(mode="json")["known"]
+    assert [each["until"] for each in known] == ["2020-01-01", SOON]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_clustersmoke import lab
+from pytest_clustersmoke.evidence.metric import BETWEEN
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.report import staged
 from tests.report.browsing import written
@@ -153,7 +154,19 @@ def nights(samples: SampleRuns, place: Path, marker: str) -> Path:
 
 
 def ranks_512(_: SampleRuns, place: Path, marker: str) -> Path:
-    return written(staged.large(), place)
+    """With the criteria that what stands out turns red."""
+    record = staged.large()
+    (phase,) = record["phases"]
+    texts = {
+        "test_no_rank_falls_behind": "rank 341 falls behind",
+        "test_transports_between_nodes_are_those_expected": "NET/Socket/0, expected NET/IB*",
+        "test_throughput_meets_the_reference": "busbw_gb_per_s is below its reference",
+    }
+    kinds = ("stragglers", BETWEEN, "references")
+    for (name, text), kind in zip(texts.items(), kinds, strict=True):
+        phase["criteria"][name] = {"result": "failed", "text": text, "judged": [kind]}
+    record["sentence"] = f"UNFIT: 1 of 1 phases failed ({phase['phase']}: {', '.join(texts)})"
+    return written(record | {"failed": [record["sentence"]], "backend": "slurm"}, place)
 
 
 def never_started(_: SampleRuns, place: Path, marker: str) -> Path:
@@ -196,6 +209,7 @@ def isolation(_: SampleRuns, place: Path, marker: str) -> Path:
         script = place / "train_wide.py"
         script.write_text(ON_BAD_NODE.format(bad=running.nodes[2]))
         suite.phase("wide", script=str(script), nodes=4)
+        del suite.profile["phases"]["small"]
         return _run(suite, "UNFIT", "--cluster-isolate")
 
 

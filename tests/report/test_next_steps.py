@@ -134,3 +134,33 @@ def test_loss_against_the_past_is_compared_with_the_last_good_run() -> None:
     )
     (step,) = steps(slow | {"last_good": ""}, verdict="UNFIT")
     assert step.startswith("a: if the new level is right, `clustersmoke references accept ")
+
+
+def test_missed_reference_says_where_to_look_and_how_to_correct_it() -> None:
+    """What changed since the last good run, if there is one; a slow node, which only Slurm's screen
+    looks for; or the reference itself."""
+    slow = records.phase("a", last_good="20261117-1")
+    slow["criteria"]["test_rate"] = {"result": "failed", "text": "t", "judged": ["references"]}
+    (step,) = steps(slow, verdict="UNFIT", run_id="20261118-1", backend="slurm")
+    assert step == (
+        "a: find what changed by `clustersmoke compare 20261117-1 20261118-1`; look for a slow "
+        "node by `pytest --cluster gilbreth --cluster-screen`; if the reference is wrong, correct "
+        "`references.a` of gilbreth in cluster.yaml"
+    )
+    (step,) = steps(slow | {"last_good": ""}, verdict="UNFIT", backend="local")
+    assert (
+        step == "a: if the reference is wrong, correct `references.a` of gilbreth in cluster.yaml"
+    )
+
+
+@pytest.mark.parametrize("kind", ["stragglers", "transports between nodes"])
+def test_phase_that_a_node_may_have_slowed_is_isolated(kind: str) -> None:
+    """On Slurm, if it has several nodes and was not isolated already."""
+    slow = records.phase("a")
+    slow["criteria"]["test_own"] = {"result": "failed", "text": "t", "judged": [kind]}
+    (step,) = steps(slow, verdict="UNFIT", backend="slurm")
+    assert step == "a: find the node or link by `pytest --cluster gilbreth -k a --cluster-isolate`"
+    assert steps(slow, verdict="UNFIT", backend="local") == []
+    assert steps({**slow, "nodes": slow["nodes"][:1]}, verdict="UNFIT", backend="slurm") == []
+    isolated = [records.finding(id="isolated")]
+    assert steps({**slow, "findings": isolated}, verdict="UNFIT", backend="slurm") == []

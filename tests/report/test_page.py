@@ -320,12 +320,25 @@ def test_criteria_that_a_failed_job_skipped_are_one_row() -> None:
     assert text.count('<tr data-result="failed">') == 1
 
 
+def test_page_says_what_to_do_next() -> None:
+    """Commands as code, hostile text escaped; a run that is fit has no such part."""
+    phase = records.phase("a", last_good="<b>")
+    phase["criteria"]["test_rate"] = {"result": "failed", "text": "t", "judged": ["references"]}
+    run = {"run_id": "20261118-1", "backend": "slurm"}
+    _, _, part = page(records.run(phase, verdict="UNFIT", **run)).partition('id="next"')
+    part = part.partition("</section>")[0].replace("<wbr>", "")
+    assert "<code>clustersmoke compare &lt;b&gt; 20261118-1</code>" in part
+    assert "<code>pytest --cluster gilbreth --cluster-screen</code>" in part and "`" not in part
+    assert 'id="next"' not in page(records.run())
+
+
 def test_phase_that_no_test_defines_is_said_once() -> None:
-    """It is required and missing, and does not run: the words with the near match remain. What is
-    missing of a phase that is defined stays."""
+    """It is required and missing, and does not run: what is missing is said. Other phases that do
+    not run, and what is missing of a phase that is defined, stay."""
     absent = "gilbreth lists the phase zero9, but no collected test defines it; did you mean zero1"
+    other = "zero3 does not run on gilbreth"
     missing = [
-        {"phase": "zero9", "kind": "", "reason": "listed in cluster.yaml, but no test defines it"},
+        {"phase": "zero9", "kind": "", "reason": "listed; did you mean zero1"},
         {"phase": "a", "kind": "data", "reason": "data not measured"},
     ]
     record = records.run(
@@ -333,14 +346,16 @@ def test_phase_that_no_test_defines_is_said_once() -> None:
         verdict="INCONCLUSIVE",
         counts={"undefined_phases": ["zero9", "zero8"], "is_whole": True},
         missing=[*missing, {**missing[0], "phase": "zero8"}],
-        not_measured=["zero9: listed", "a: data not measured", "zero8: listed"],
-        absent_phases=[absent],
+        absent_phases=[absent, other],
     )
     record["not_measured"] = [str(each) for each in records.parsed(record).missing]
     _, _, part = page(record).partition('id="unmeasured"')
     part, _, _ = part.partition("</section>")
     listed = [line.strip() for line in re.findall(r"<li>(.*?)</li>", part)]
-    assert [line.replace("<wbr>", "").split(":")[0] for line in listed] == ["a", "zero8", absent]
+    assert [line.replace("<wbr>", "").split(":")[0] for line in listed] == [
+        *("zero9", "a", "zero8"),
+        other,
+    ]
 
 
 def test_card_of_a_screened_node_links_to_its_row() -> None:

@@ -137,3 +137,15 @@ def test_inconclusive_run_says_what_to_do_next_above_the_verdict() -> None:
         "INCONCLUSIVE: 0 of 1 phases finished",
     ]
     assert not any(line.startswith("next") for line in printed(records.run()))
+
+
+def test_unfit_run_says_what_to_do_next_above_the_verdict() -> None:
+    """After the causes; of many steps eight, and how many more there are."""
+    phases = [records.phase(f"p{number}") for number in range(12)]
+    for phase in phases:
+        phase["criteria"]["test_rate"] = {"result": "failed", "text": "t", "judged": ["references"]}
+    lines = printed(records.run(*phases, verdict="UNFIT", sentence="UNFIT: 12 failed"))
+    *steps, more, verdict = lines[-10:]
+    names = [step.partition(": ")[2].partition(":")[0] for step in steps]
+    assert names == [f"p{number}" for number in range(8)]
+    assert "4 more in `clustersmoke summary --json`" in more and verdict == "UNFIT: 12 failed"

@@ -305,7 +305,12 @@ def test_misspelt_phase_of_a_profile_is_named_with_a_near_match(suite: Suite) ->
     plan = suite.run("--cluster-dry-run")
     assert plan.ret == 0 and words in plan.stdout.str() and suite.runs() == []
     result = suite.run()
-    assert result.ret == 6 and words in result.stdout.str()
+    output = result.stdout.str()
+    assert result.ret == 6 and words in output
+    head, _, end = output.partition("cluster one, run ")
+    lines = [line for line in end.splitlines() if "mlp_1gp" in line.replace("mlp_1gpu", "")]
+    assert words in head and [line.partition(":")[0] for line in lines] == ["next", "INCONCLUSIVE"]
+    assert "no collected test defines it; did you mean `mlp_1gpu`?" in lines[1]
 
 
 def test_run_that_was_attached_again_is_not_pruned(tmp_path: Path) -> None:

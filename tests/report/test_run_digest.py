@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke.report.page_sheet import list_facts
 from pytest_clustersmoke.report.run_digest import MAX_LINE, MAX_LINES, RunDigest
 from tests.support import records
 
@@ -35,6 +36,16 @@ def test_time_is_local_beside_utc() -> None:
     made = digest(records.run(request=records.REQUEST))
     assert "2026-11-18 06:06 UTC-05:00 (11:06 UTC), took 0:01:30" in made.lines()[1]
     assert made.as_dict()["utc_offset_s"] == records.REQUEST["utc_offset_s"] == -18000
+
+
+def test_nodes_of_a_job_that_never_ran_are_not_counted() -> None:
+    """Nobody knows which they would have been: each has a number in place of a name."""
+    lost = records.phase("a", outcome="never_ran", nodes=2)
+    for number, node in enumerate(lost["nodes"]):
+        node |= {"node": f"node {number}", "host": "unknown"}
+    record = records.run(lost, verdict="INCONCLUSIVE")
+    assert digest(record).lines()[1].endswith("1 phase on 0 nodes")
+    assert "Nodes" not in dict(list_facts(records.parsed(record)))
 
 
 def test_unfit_run_names_cause_and_next_step() -> None:

@@ -15,14 +15,17 @@ from pytest_clustersmoke.evidence.history import history_schema, history_store
 from pytest_clustersmoke.evidence.history.history_database import open_for_reading
 from pytest_clustersmoke.evidence.history.newest_runs import ListedPhase, read_newest_runs
 from pytest_clustersmoke.report.node_evidence import observe_nodes
+from pytest_clustersmoke.report.page_sheet import list_facts
+from pytest_clustersmoke.report.run_digest import RunDigest
 from pytest_clustersmoke.report.runs_page import (
     NIGHTS,
+    RunRow,
     judge_listed,
     render_runs_page,
     write_runs_page,
 )
 from tests.report.nights import add_report, night, rated, store_nights
-from tests.report.page_samples import HOSTILE, Elements
+from tests.report.page_samples import HOSTILE, Elements, page
 from tests.support import records
 from tests.support.unreadable_folder import deny_reading
 
@@ -367,3 +370,27 @@ def test_history_of_each_older_version_is_shown_and_then_migrated(
     store_nights(tmp_path, 1, ["wide"])
     started = [row[0][1] for row in Cells(render_runs_page(tmp_path)).tables["runs"][1:]]
     assert started[-1] == "1970-01-01 00:00 UTC" and len(started) == 2
+
+
+@pytest.mark.parametrize("begun", [1e300, -1e300, 1e18, float("inf")])
+def test_time_that_no_clock_has_costs_its_day_alone(tmp_path: Path, begun: float) -> None:
+    """In a record of another machine, say: the page, the sheet and the digest show a dash."""
+    broken = night(1, rated("a", 10.0), begun=begun, run_id="20261101-020000-00000b")
+    records.store_run(night(0, rated("a", 10.0)), tmp_path)
+    records.store_run(broken, tmp_path)
+    text = render_runs_page(tmp_path)
+    assert broken["run_id"] in text and 'data-table="strip"' in text
+    row = _row_of(tmp_path, broken["run_id"])
+    assert (row.month, row.day, row.began) == ("-", "-", "-")
+    ended = records.parsed(broken | {"written": -begun if begun < 0 else begun})
+    took = dict(list_facts(ended))["Took"]
+    assert f": -, took {took}, 1 phase" in RunDigest.of(ended, tmp_path).lines()[1]
+    assert page(broken)
+
+
+def _row_of(report_dir: Path, run_id: str) -> RunRow:
+    with open_for_reading(report_dir) as connection:
+        assert connection is not None
+        (cluster,) = read_newest_runs(connection, NIGHTS)
+    (run,) = (run for run in cluster.newest if run.run_id == run_id)
+    return RunRow(run, "", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def run(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path / RUN_ID)
     made.root.mkdir(mode=0o700)
     names = ["done", "ending", "trains", "queued", "unanswered", "later"]
-    about = {"run_id": RUN_ID, "cluster": "one", "host": socket.gethostname(), "pid": 7}
+    about = {"run_id": RUN_ID, "cluster": "one", "host": socket.gethostname(), "pid": os.getpid()}
     write_json(made.run, {**about, "phases_chosen": names, "locks": True, "begun": time.time()})
     journal = EventWriter(made.journal)
     for number, name in enumerate(names[:5]):
@@ -71,7 +72,30 @@ def test_each_phase_has_its_state(run: RunDir) -> None:
     }
     assert (status.marks["trains"].step, status.marks["trains"].steps) == (3, 40)
     assert status.states[3].job_id == "43"
-    assert (status.controller, status.is_over) == (f"pid 7 on {socket.gethostname()}", False)
+    controller = f"pid {os.getpid()} on {socket.gethostname()}"
+    assert (status.controller, status.is_over) == (controller, False)
+
+
+def test_controller_that_was_killed_just_now_is_gone(run: RunDir) -> None:
+    """At once if it was a process of this host; one of another host may still run."""
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    about = {**json.loads(run.run.read_text()), "pid": ended.pid}
+    write_json(run.run, about)
+    assert read_status(run).controller == ""
+    write_json(run.run, {**about, "host": "elsewhere"})
+    assert read_status(run).controller == f"pid {ended.pid} on elsewhere"
+
+
+def test_phase_of_several_nodes_says_how_many(run: RunDir) -> None:
+    """The node that claimed its start, and the number of the others; a phase of one node has none.
+    A phase that is done keeps the id of its job."""
+    details = {state.phase: state.detail for state in read_status(run).states}
+    assert details["trains"] == "n1"
+    write_json(run.phase("trains").spec, {"nodes": 4})
+    status = read_status(run)
+    assert {state.phase: state.detail for state in status.states}["trains"] == "n1 and 3 more"
+    assert status.states[0].job_id == "40"
 
 
 def test_silent_run_without_a_lock_holder_has_no_controller(run: RunDir) -> None:

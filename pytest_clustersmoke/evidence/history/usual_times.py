@@ -29,14 +29,17 @@ class UsualTimes:
     @property
     def end(self) -> float | None:
         """When the run should end; None if that is not known."""
-        if self.begun is None or self.run_s is None:
-            return None
-        return self.begun + self.run_s
+        return _find_end(self.begun, self.run_s)
 
     def phase_end(self, phase: str, started: float | None) -> float | None:
         """When a phase that started then should end; None if that is not known."""
-        usual_s = self.phases.get(phase)
-        return None if started is None or usual_s is None else started + usual_s
+        return _find_end(started, self.phases.get(phase))
+
+
+def _find_end(begun: float | None, usual_s: float | None) -> float | None:
+    if begun is None or usual_s is None or not begun <= begun + usual_s < LAST_S:
+        return None
+    return begun + usual_s
 
 
 def read_usual_times(run: RunDir) -> UsualTimes:

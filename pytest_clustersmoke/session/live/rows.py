@@ -36,8 +36,9 @@ def rows(
     too little room, or every phase is done. `usual` says when they should end."""
     if width < MIN_WIDTH or height < MIN_ROWS or all(state.state == DONE for state in states):
         return []
-    ends = [part for part in (_count_states(states), _show_end(usual.end, now)) if part]
-    head = Text(f"{title}: {', '.join(ends)}", style="bold")
+    is_late = any(state.state not in (ENDING, DONE) for state in states)
+    end = _show_end(usual.end, now) if is_late else ""
+    head = Text(f"{title}: {', '.join(filter(None, (_count_states(states), end)))}", style="bold")
     room = height - 1
     shown = _most_important(states, room if len(states) <= room else room - 1)
     hidden = [state for state in states if state not in shown]
@@ -68,8 +69,7 @@ def ansi(lines: Iterable[Text], colour: bool) -> list[str]:
 def _count_states(states: Sequence[PhaseState]) -> str:
     """The number of phases in each state: "1 of 8 phases done, 2 running, 5 pending"."""
     count = Counter(state.state for state in states)
-    count[RUNNING] += count.pop(ENDING, 0)
-    others = [f"{count[name]} {name}" for name in (RUNNING, PENDING, WAITING) if count[name]]
+    others = [f"{count[name]} {name}" for name in ORDER if count[name] and name != DONE]
     return ", ".join([f"{count[DONE]} of {plural(len(states), 'phase')} done", *others])
 
 
@@ -157,7 +157,7 @@ def _show_rate(mark: Mark) -> str:
 
 def _waiting_reason(state: PhaseState, now: float) -> str:
     if state.state == ENDING:
-        return "ended; waiting for its results"
+        return "ended; no result yet"
     if state.state == WAITING:
         return state.detail or "to be submitted"
     if state.state != PENDING:

@@ -78,3 +78,11 @@ def test_history_that_cannot_be_read_is_no_history(stored: Path) -> None:
     """A damaged database does not matter."""
     (stored / "reports" / "history.db").write_bytes(b"no database" * 1000)
     assert asked(stored) == UsualTimes(NOW)
+
+
+@pytest.mark.parametrize("seconds", [1e300, float("inf"), -1e300])
+def test_end_that_no_clock_has_is_unknown(seconds: float) -> None:
+    """After a past run whose record has a broken time."""
+    usual = UsualTimes(NOW, seconds, 1, {"a": seconds})
+    assert (usual.end, usual.phase_end("a", NOW)) == (None, None)
+    assert UsualTimes(NOW, 60.0, 1, {"a": 30.0}).phase_end("a", NOW) == NOW + 30
