@@ -25,6 +25,7 @@ from ..evidence.telemetry import EventWriter
 from . import node_dumps, process_tree
 from .abort_flag import raise_abort, visible
 from .agent import Agent, start_agent
+from .cpu_queue import CpuQueue
 from .node_job import NodeJob
 from .rank_progress import RankWatch, Trouble
 from .suspension import SuspensionClock
@@ -51,7 +52,8 @@ def supervise_ranks(
     others, parent = process_tree.children(), process_tree.parent_of_task()
     agent = start_agent(job, command, env)
     suspension = SuspensionClock()  # starts a thread: from here on no preexec_fn is safe
-    watch = RankWatch(job, suspension.seconds, agent)
+    queue = CpuQueue(lambda: watch.working_pids())
+    watch = RankWatch(job, suspension.seconds, agent, queue.seconds)
     try:
         pid = agent.pid
         started_s = process_tree.started_at(pid) if pid is not None else None
