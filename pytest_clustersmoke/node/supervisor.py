@@ -25,10 +25,9 @@ from ..evidence.telemetry import EventWriter
 from . import node_dumps, process_tree
 from .abort_flag import raise_abort, visible
 from .agent import Agent, start_agent
-from .cpu_queue import CpuQueue
+from .lost_time import CpuQueue, SuspensionClock
 from .node_job import NodeJob
 from .rank_progress import RankWatch, Trouble
-from .suspension import SuspensionClock
 
 TICK_S = 0.1
 # How messages name a launcher, if not by the key's value.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.node.cpu_queue import LOOK_S, CpuQueue, read_waited_s
+from pytest_clustersmoke.node.lost_time import LOOK_S, CpuQueue, read_waited_s
 from tests.support.waiting import wait_for
 
 SPIN = "import os\nos.sched_setaffinity(0, {int(os.environ['CORE'])})\nwhile True: pass"
@@ -22,7 +22,7 @@ class Processes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.waited = 100.0, dict[int, float]()
-        monkeypatch.setattr("pytest_clustersmoke.node.cpu_queue.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("pytest_clustersmoke.node.lost_time.time.monotonic", lambda: self.now)
         self.queue = CpuQueue(lambda: list(self.waited), lambda pid: self.waited[pid])
 
     def pass_time(self, seconds: float, **waited: float) -> float:

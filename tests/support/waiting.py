@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.node import process_tree
-from pytest_clustersmoke.node.cpu_queue import CpuQueue
+from pytest_clustersmoke.node.lost_time import CpuQueue
 
 # Generous, for a loaded machine: tests measure times with the timestamps in the evidence.
 PATIENCE_S = 240.0
