@@ -7,9 +7,11 @@ random step. Nothing else is touched; with `--proof twin` a bit is flipped in th
 passes. Counts the trials that corruption really hit, those found, and those in which exactly that
 rank was named, judged as the suite's criteria judge; and clean trials in which anything was found.
 "Expected" is the chance that any of the products that are compared goes wrong, 1 - (1 - p)^(2nk):
-n products in each of k proven steps, in the loop and in its repetition. With three ranks or more,
-another kind of trial makes one rank's products wrong in the same way each time, which only the
-other ranks can see.
+n products in each of k proven steps, in the loop and in its repetition. With `--proof twin`, what
+was not found is compared with a clean training from the same seed: "without effect" are the trials
+in which all losses, gradients, weights and moments of all steps and ranks have the same bytes. With
+three ranks or more, another kind of trial makes one rank's products wrong in the same way each
+time, which only the other ranks can see.
 
     torchrun --standalone --nproc_per_node=2 -m benchmarks.corruption
     torchrun --standalone --nproc_per_node=4 -m benchmarks.corruption --trials 0 --same 100
@@ -22,17 +24,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import math
 import random
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from benchmarks.device_faults import CLASSES, SAME, Corruption, Flip
 from benchmarks.trained_programs import PROGRAMS
 from pytest_clustersmoke.criteria.outvoted_ranks import Vote, find_outvoted, read_vote
 from pytest_clustersmoke.criteria.training_proofs import Proofs, find_disagreements
@@ -42,116 +45,36 @@ from pytest_clustersmoke.rank.own_step import OwnStep
 from pytest_clustersmoke.rank.proof import find_optimizer
 
 MEASURE = OwnStep.measure
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
-NEIGHBOURS = 32
-INTEGERS = {2: torch.int16, 4: torch.int32}
-
-
-def flip_bits(output: torch.Tensor, draw: random.Random) -> None:
-    """Several bits of one number; of fp32 not the ten lowest."""
-    at, size = draw.randrange(output.numel()), output.element_size()
-    bits = range(10, 31) if size == 4 else range(15)
-    output.view(-1).view(INTEGERS[size])[at] ^= sum(1 << bit for bit in draw.sample(bits, 4))
-
-
-def spoil_neighbours(output: torch.Tensor, draw: random.Random) -> None:
-    """32 values side by side, as a broken lane of a vector unit gives them."""
-    at = draw.randrange(max(1, output.numel() - NEIGHBOURS))
-    output.view(-1)[at : at + NEIGHBOURS] *= 1 + draw.uniform(0.01, 0.5)
-
-
-def spoil_by_value(output: torch.Tensor, draw: random.Random) -> None:
-    """Values above a bound that changes with every call, as temperature and voltage do."""
-    flat = output.view(-1)
-    bound = float(flat.abs().max()) * draw.uniform(0.5, 0.95)
-    flat[flat.abs() > bound] *= 1.03125
-
-
-CLASSES: dict[str, Callable[[torch.Tensor, random.Random], None]] = {
-    "multi-bit": flip_bits,
-    "neighbours": spoil_neighbours,
-    "value-dependent": spoil_by_value,
-}
-
-
-# Not by chance: 32 values side by side, at a place and by a factor that the shape decides.
-SAME = "same-each-time"
-
-
-class Corruption(TorchDispatchMode):
-    """Spoils the result of a matrix product with probability `share`, once `active`, and `most`
-    products in all."""
-
-    def __init__(self, kind: str, share: float, seed: str, most: int | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._most = most
-        self.active, self.hits = False, 0
-        self.step, self.calls = 0, Counter[int]()  # products in each step, once active
-        self._kind, self._share, self._seed, self._draw = kind, share, seed, random.Random(seed)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if self.active and func in PRODUCTS:
-            self.calls[self.step] += 1
-            if self._kind == SAME:
-                self.hits += 1
-                place = f"{self._seed} {func} {tuple(output.shape)}"
-                spoil_neighbours(output, random.Random(place))
-            elif self.hits != self._most and self._draw.random() < self._share:
-                self.hits += 1
-                names = sorted(CLASSES)
-                kind = self._draw.choice(names) if self._kind == "mixed" else self._kind
-                CLASSES[kind](output, self._draw)
-        return output
-
-
-class Flip:
-    """Flips one bit of the state, once."""
-
-    def __init__(self, kind: str, seed: str) -> None:
-        self.kind, self.hits = kind, 0
-        self._draw = random.Random(seed)
-
-    def strike(self, proof: Proof) -> None:
-        tensor = self._choose(proof)
-        # A bit of zero makes a subnormal number, which the next update absorbs. All first moments
-        # of LoRA's A are zero until B is not.
-        while not len(places := tensor.view(-1).nonzero()):
-            tensor = self._choose(proof)
-        at, bits = int(self._draw.choice(places)), tensor.element_size() * 8
-        bit = self._draw.randrange(bits)
-        # The highest bit of a signed integer is its sign.
-        mask = 1 << bit if bit < bits - 1 else -(1 << bit)
-        tensor.view(-1).view(INTEGERS[bits // 8])[at] ^= mask
-        self.hits += 1
-
-    def _choose(self, proof: Proof) -> torch.Tensor:
-        """A weight of the model, or one of the tensors that the optimizer keeps."""
-        if self.kind == "weight":
-            weights = [p for p in proof.model.parameters() if p.requires_grad]
-            return self._draw.choice(weights).data
-        optimizer = find_optimizer(proof)
-        stepped = [p for group in optimizer.param_groups for p in group["params"]]
-        parameter: torch.Tensor = self._draw.choice(stepped)
-        if self.kind == "master":
-            return parameter.data
-        moment: torch.Tensor = optimizer.state[parameter][
-            self._draw.choice(["exp_avg", "exp_avg_sq"])
-        ]
-        return moment
 
 
 class Recorder:
-    """Keeps the rank's events in memory."""
+    """Keeps the rank's events in memory, and a digest of what each step left."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.steps: list[str] = []
+
+    @property
+    def training(self) -> tuple[Any, ...]:
+        """All numbers of this rank's passes over the loop."""
+        return self.steps, *(fields["local_first"] for fields in self.named("losses"))
 
     def event(self, name: str, /, **fields: Any) -> None:
         self.events.append((name, fields))
 
     def named(self, name: str) -> list[dict[str, Any]]:
         return [fields for each, fields in self.events if each == name]
+
+
+def digest_state(optimizer: Any) -> str:
+    """Of all bytes that an optimizer reads and writes."""
+    digest = hashlib.sha256()
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        for tensor in (parameter, parameter.grad, *optimizer.state.get(parameter, {}).values()):
+            if isinstance(tensor, torch.Tensor):
+                flat = tensor.detach().contiguous().view(-1)
+                digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Trials:
@@ -161,13 +84,19 @@ class Trials:
         self.rank = rank
         self.program = program
         _, self._train, self.steps = PROGRAMS[program]
+        self._clean: dict[int, tuple[Any, ...]] = {}  # seed -> a training without a fault
         self.products = self._count_products()
 
     def train(self, seed: int, fault: Corruption | Flip | None, begins: int) -> Recorder:
-        recorder = Recorder()
+        recorder, proofs = Recorder(), list[Proof]()
         self.rank._events = recorder  # type: ignore[assignment]
 
+        def keep_digest(optimizer: Any, *_: Any) -> None:
+            if optimizer is find_optimizer(proofs[-1]):
+                recorder.steps.append(digest_state(optimizer))
+
         def strike(index: int, proof: Proof) -> None:
+            proofs.append(proof)
             if isinstance(fault, Corruption) and index >= begins:
                 fault.active, fault.step = True, index
             elif isinstance(fault, Flip) and index == begins and not fault.hits:
@@ -183,9 +112,19 @@ class Trials:
                 fault.active = was_active
 
         OwnStep.measure = measure  # type: ignore[method-assign, assignment]
+        hook = register_optimizer_step_post_hook(keep_digest)
         with fault if isinstance(fault, Corruption) else nullcontext():
             self._train(self.rank, seed, strike)
+        hook.remove()
         return recorder
+
+    def had_effect(self, seed: int, recorder: Recorder) -> bool:
+        """Whether any number of the training, on any rank, is another one than without the
+        fault."""
+        if seed not in self._clean:
+            self._clean[seed] = self.train(seed, None, 0).training
+        assert recorder.steps, "no step of the optimizer was seen"
+        return any(gather(self.rank, recorder.training != self._clean[seed]))
 
     def _count_products(self) -> int:
         """The matrix products of one pass, in a step that is not proven."""
@@ -282,13 +221,14 @@ class Tally:
     hit: int = 0
     found: int = 0
     named: int = 0
+    idle: int = 0  # not found, and without effect
     nan: int = 0
     compared: float = 0.0
     expected: float = 0.0
 
     @property
     def shares(self) -> str:
-        low, high = wilson(self.named, self.hit)
+        low, high = wilson(self.named, self.hit - self.idle)
         return f"{self.found} | {self.named} ({low:.0%} to {high:.0%})"
 
 
@@ -307,6 +247,8 @@ def run_trials(runs: Trials, kind: Kind, trials: int) -> Tally:
         hit = [step for step in proven if step == begins or (kind.at is None and step > begins)]
         compared = 2 * runs.products * len(hit)
         tally.hit += 1
+        if rank._environment.proof == "twin" and not found:
+            tally.idle += not runs.had_effect(trial, recorder)
         tally.found += found
         tally.named += names == [guilty]
         tally.nan += not_finite
@@ -356,14 +298,18 @@ def compare_sampled(runs: Trials, args: argparse.Namespace, tell: Callable[..., 
 
 def compare_twins(runs: Trials, args: argparse.Namespace, tell: Callable[..., Any]) -> None:
     """The table of `--proof twin`."""
-    tell("| what goes wrong | hit | found | right rank named |\n|---|---|---|---|")
+    tell("| what goes wrong | hit | without effect | found | right rank named |")
+    tell("|---|---|---|---|---|")
     kinds = [
         Kind(f"{share:g} of all products", share, partial(Corruption, "mixed", share))
         for share in args.shares
     ]
     for kind in [*kinds, *list_single(runs.program)]:
+        if args.only and kind.name not in args.only:
+            continue
         tally = run_trials(runs, kind, args.trials)
-        tell(f"| {kind.name} | {tally.hit} of {args.trials} | {tally.shares} |", flush=True)
+        hit = f"{tally.hit} of {args.trials} | {tally.idle}"
+        tell(f"| {kind.name} | {hit} | {tally.shares} |", flush=True)
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
@@ -385,8 +331,9 @@ def main() -> None:
         "--same", type=int, default=0, help=f"trials of {SAME}, three ranks or more"
     )
     parser.add_argument("--clean", type=int, default=60, help="trials without corruption")
-    parser.add_argument("--shares", type=float, nargs="+", default=[1.0, 0.1, 0.01])
+    parser.add_argument("--shares", type=float, nargs="*", default=[1.0, 0.1, 0.01])
     parser.add_argument("--proof", choices=("sampled", "twin"), default="sampled")
+    parser.add_argument("--only", nargs="+", help='of a twin run: rows such as "bit of a moment"')
     args = parser.parse_args()
     torch.set_num_threads(1)
     with Rank.start(init=PROGRAMS[args.program][0]) as rank:

@@ -47,6 +47,9 @@ class Agent(Protocol):
     def ranks(self) -> dict[int, psutil.Process]:
         """Rank -> its process, as far as the agent has started it here."""
 
+    def pids(self) -> set[int]:
+        """Of its own processes on this node and of the ranks, as far as they run."""
+
     def processes(self) -> set[psutil.Process]:
         """Running processes of the agent that are not descendants of this one."""
 
@@ -96,6 +99,9 @@ class LauncherProcess:
 
     def ranks(self) -> dict[int, psutil.Process]:
         return {rank: process for rank, process in _walk(self.pid, ()) if rank is not None}
+
+    def pids(self) -> set[int]:
+        return {process.pid for _, process in _walk(self.pid, ())}
 
     def processes(self) -> set[psutil.Process]:
         return set()
@@ -158,6 +164,10 @@ class StepTasks:
 
     def ranks(self) -> dict[int, psutil.Process]:
         return self._find("pid")
+
+    def pids(self) -> set[int]:
+        own = {self._srun.pid} if self._srun else set()
+        return own | {process.pid for process in self.processes()}
 
     def processes(self) -> set[psutil.Process]:
         tasks = self._find("task_pid").values()  # the ranks' parents

@@ -66,8 +66,9 @@ class _Rank:
 class RankWatch:
     """Reads the ranks' events as they are written. Times are this node's monotonic seconds.
 
-    `stopped` returns how many seconds the whole job has been stopped so far; these do not count as
-    a stall. The `agent` started the ranks, and says how they ended.
+    `stopped` returns how many seconds the whole job has been stopped so far, and `queued` how many
+    its processes here have waited for a CPU; neither count as a stall. The `agent` started the
+    ranks, and says how they ended.
     """
 
     def __init__(
@@ -75,8 +76,10 @@ class RankWatch:
         job: NodeJob,
         stopped: Callable[[], float] = lambda: 0.0,
         agent: Agent | None = None,
+        queued: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._job, self._stopped, self._agent = job, stopped, agent
+        self._queued, self._queued_s = queued, 0.0
         self._numbered = agent is None or numbers_by_node(job.spec)
         self._limits: dict[str, float] = job.spec["stage_limits_s"]
         now = time.monotonic()
@@ -152,14 +155,16 @@ class RankWatch:
         return None
 
     def _extend_limits(self) -> None:
-        """Extend all limits by the time the job was stopped since the last call."""
-        more_s = self._stopped() - self.paused_s
-        if more_s <= 0:
-            return
-        self.paused_s += more_s
-        self._timeout_at += more_s
+        """Extend all limits by the time the job was stopped since the last call, and those of the
+        stages by the time it waited for a CPU."""
+        stopped_s = max(0.0, self._stopped() - self.paused_s)
+        queued_s = self._queued() - self._queued_s
+        self.paused_s += stopped_s
+        self._queued_s += queued_s
+        self._timeout_at += stopped_s
         for rank in self._ranks:
-            rank.progressed_at = min(rank.progressed_at + more_s, time.monotonic())
+            after_s = rank.progressed_at + stopped_s + queued_s
+            rank.progressed_at = min(after_s, time.monotonic())
 
     def _note_exits(self) -> None:
         now = time.monotonic()  # one time for all: the order of exits within one pass is unknown
@@ -261,6 +266,12 @@ class RankWatch:
 
     def live_pids(self) -> set[int]:
         return {pid for _, pid, _ in self.live()}
+
+    def working_pids(self) -> set[int]:
+        """Of the live ranks; while some have not reported yet, also of what starts them."""
+        if all(rank.pid for rank in self._ranks) or self._agent is None:
+            return self.live_pids()
+        return self.live_pids() | self._agent.pids()
 
     def has_dead_rank(self) -> bool:
         """Whether the process of a rank without `done` has ended."""

@@ -25,9 +25,9 @@ from ..evidence.telemetry import EventWriter
 from . import node_dumps, process_tree
 from .abort_flag import raise_abort, visible
 from .agent import Agent, start_agent
+from .lost_time import CpuQueue, SuspensionClock
 from .node_job import NodeJob
 from .rank_progress import RankWatch, Trouble
-from .suspension import SuspensionClock
 
 TICK_S = 0.1
 # How messages name a launcher, if not by the key's value.
@@ -51,7 +51,8 @@ def supervise_ranks(
     others = process_tree.children()
     agent = start_agent(job, command, env)
     suspension = SuspensionClock()  # starts a thread: from here on no preexec_fn is safe
-    watch = RankWatch(job, suspension.seconds, agent)
+    queue = CpuQueue(lambda: watch.working_pids())
+    watch = RankWatch(job, suspension.seconds, agent, queue.seconds)
     try:
         pid = agent.pid
         started_s = process_tree.started_at(pid) if pid is not None else None

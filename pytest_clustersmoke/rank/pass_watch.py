@@ -185,6 +185,16 @@ def _copy_rate(rate: Any) -> Any:
     return rate.detach().clone() if hasattr(rate, "detach") else rate
 
 
+def _is_moment(value: Any, parameter: Any) -> bool:
+    """Of what an optimizer keeps for a parameter: not a counter of steps, which may lie on another
+    device."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.device != parameter.device:
+        return False
+    return value.numel() > 1 or value.shape == parameter.shape
+
+
 class StateWatch:
     """Takes fingerprints of what else changes on a rank, and the learning rates; with
     `with_weights` also of the weights that the first forward pass of each step reads."""
@@ -224,7 +234,7 @@ class StateWatch:
                     f"{key} of {name}": fingerprint(value)
                     for name, parameter in own.items()
                     for key, value in optimizer.state.get(parameter, {}).items()
-                    if isinstance(value, type(self._batch)) and value.numel() > 1
+                    if _is_moment(value, parameter)
                 },
             )
 

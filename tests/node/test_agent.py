@@ -53,6 +53,15 @@ def test_ranks_are_found_below_the_launcher(launched: Agent) -> None:
     assert sorted(launched.ranks()) == [4, 5]
 
 
+def test_pids_are_those_of_the_launcher_and_the_ranks(launched: Agent) -> None:
+    """What a rank has started is not among them."""
+    assert launched.pid is not None
+    (inner,) = psutil.Process(launched.pid).children()
+    ranks = launched.ranks()
+    assert {launched.pid, inner.pid, ranks[4].pid, ranks[5].pid} <= launched.pids()
+    assert not {child.pid for child in ranks[4].children()} & launched.pids()
+
+
 def test_only_the_launcher_is_held(launched: Agent) -> None:
     """Its processes cannot end the ranks then, and the ranks can still write their dumps."""
     assert launched.pid is not None

@@ -123,6 +123,9 @@ class Numbering:
     def ranks(self) -> dict[int, Any]:
         return self.numbers
 
+    def pids(self) -> set[int]:
+        return {1}
+
     def exit_code(self, *_: Any) -> None:
         return None
 
@@ -140,6 +143,19 @@ def test_ranks_have_the_numbers_that_their_launcher_gave(tmp_path: Path) -> None
     agent.numbers = {1: None}
     watch.read()
     assert watch.trouble() is None and [rank for rank, _, _ in watch.live()] == [1]
+
+
+@pytest.mark.parametrize(("starts", "pids"), [(1, {1, os.getpid()}), (2, {os.getpid()})])
+def test_what_starts_the_ranks_counts_until_all_have_reported(
+    tmp_path: Path, starts: int, pids: set[int]
+) -> None:
+    job = make_job(tmp_path, nodes=1, ranks_per_node=2)
+    for rank in range(starts):
+        job.dir.rank_events(rank).write_text(json.dumps(THIS) + "\n")
+    agent: Any = Numbering()
+    watch = RankWatch(job, agent=agent)
+    watch.read()
+    assert watch.working_pids() == pids
 
 
 def test_nodes_that_never_meet_have_stalled(tmp_path: Path) -> None:
@@ -246,15 +262,16 @@ def test_writing_a_trace_may_take_longer_than_a_step(
 
 
 class StoppedJob:
-    """A watch over a training rank; a test sets the clock, and how long the job was stopped."""
+    """A watch over a training rank; a test sets the clock, and how long the job was stopped or
+    waited for a CPU."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.stopped_s = time.monotonic(), 0.0
+        self.now, self.stopped_s, self.queued_s = time.monotonic(), 0.0, 0.0
         clock = "pytest_clustersmoke.node.rank_progress.time.monotonic"
         monkeypatch.setattr(clock, lambda: self.now)
         job = watch_rank(folder, THIS, TRAIN, {"event": "step", "step": 1, "steps": 3})._job
         self.limit_s = float(job.spec["stage_limits_s"]["train_step"])
-        self.watch = RankWatch(job, lambda: self.stopped_s)
+        self.watch = RankWatch(job, lambda: self.stopped_s, None, lambda: self.queued_s)
 
 
 def test_time_of_a_stopped_job_is_not_a_stall(
@@ -285,3 +302,25 @@ def test_progress_after_the_stop_restarts_the_limit(
     job.now += job.limit_s + 1
     trouble = job.watch.trouble()
     assert trouble is not None and trouble.reason == "stalled"
+
+
+def test_rank_that_waits_for_a_cpu_has_not_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a healthy import takes minutes. Nothing extends the limit of the phase,
+    which the scheduler has too."""
+    job = StoppedJob(tmp_path, monkeypatch)
+    ends_at, job.watch._timeout_at = job.watch._timeout_at, math.inf
+    job.watch.read()
+    for _ in range(3):
+        job.now += job.limit_s
+        job.queued_s += job.limit_s - 1
+        assert job.watch.trouble() is None
+    job.now += job.limit_s
+    trouble = job.watch.trouble()
+    assert trouble is not None and trouble.reason == "stalled"
+    job.watch._timeout_at = ends_at
+    job.queued_s += job.now
+    trouble = job.watch.trouble()
+    assert trouble is not None and trouble.reason == "timeout"
+    assert job.watch.paused_s == 0

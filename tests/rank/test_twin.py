@@ -59,6 +59,10 @@ class Loop:
         self._fault, self._at, self._twin = fault, at, twin
 
     @property
+    def weights(self) -> list[torch.Tensor]:
+        return [parameter.detach() for parameter in self.model.parameters()]
+
+    @property
     def state(self) -> dict[str, Any]:
         """Everything that training leaves behind."""
         optimizer = self.optimizer.state_dict() if self.optimizer is not None else {}
@@ -143,6 +147,57 @@ def test_flipped_bit_of_the_state_is_found(key: str, bit: int) -> None:
     fields = Loop(fault).run()
     assert 12 <= first_step(fields) <= 20
     assert fields["nondeterministic"] == []
+
+
+@pytest.mark.parametrize("bit", [0, 30])
+@pytest.mark.parametrize("is_zero", [False, True], ids=["moment", "moment_of_zero"])
+def test_flipped_bit_of_a_moment_escapes_only_if_the_update_absorbs_it(
+    is_zero: bool, bit: int
+) -> None:
+    """Then the step leaves the same bytes as without it, and so do all that follow. The first
+    moments of LoRA's A are zero until its B is not: a low bit of zero is less than any rounding."""
+
+    def run(fault: Fault | None) -> tuple[dict[str, Any], list[bytes]]:
+        loop, left = Loop(fault), []
+
+        def loss(index: int) -> torch.Tensor:
+            value = Loop.loss(loop, index)
+            return value * 0 if is_zero and index < 11 else value
+
+        def keep(index: int) -> None:
+            if index == 11:
+                tensors = [t for p in loop.optimizer.state.values() for t in p.values()]
+                left.append(b"".join(t.numpy().tobytes() for t in (*tensors, *loop.weights)))
+
+        loop.loss = loss  # type: ignore[method-assign]
+        return loop.run(after_step=keep), left
+
+    def fault(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        moment = optimizer.state[model[0].weight]["exp_avg"]
+        assert not is_zero or not moment.any()
+        flip(moment, bit)
+
+    (_, clean), (fields, left) = run(None), run(fault)
+    assert clean[0] == clean[1] == left[1]
+    assert bool(fields["differing"]) == (left[0] != clean[0])
+    if is_zero or bit == 30:
+        assert bool(fields["differing"]) == (bit == 30)
+
+
+def test_flipped_moment_of_a_single_number_is_found() -> None:
+    """In the last step, so that no parameter needs to show it: what it adds is below the rounding
+    of a number as large as this bias."""
+
+    def fault(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.state[model[-1].bias]["exp_avg"].data.view(torch.int32)[0] ^= 1 << 4
+
+    loop = Loop(fault, at=STEPS)
+    head = torch.nn.Linear(WIDTH, 1)
+    head.bias.data.fill_(1000.0)
+    loop.model.append(head)
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=0.01)
+    place = {"step": STEPS, "name": "exp_avg of 3.bias"}
+    assert loop.run()["differing"] == {"moment": place}
 
 
 def test_flipped_copy_that_changes_no_result_is_found() -> None:

@@ -17,6 +17,7 @@ from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
 from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from tests.rank.conftest import RUN_WITHIN_S, SMOKE_TESTS, rank_environment, started
+from tests.support.waiting import wait_for_end
 
 BROKEN = """
 import sys
@@ -65,7 +66,7 @@ def run_program(
             agents.append(
                 stack.enter_context(started([*line, str(program), *words, *arguments], env))
             )
-        outputs = [agent.communicate(timeout=RUN_WITHIN_S)[0] for agent in agents]
+        outputs = [wait_for_end(agent, RUN_WITHIN_S) for agent in agents]
         statuses = [agent.returncode for agent in agents]
     return Outcome(statuses, "\n".join(outputs), view_phase(collect_phase(phase)))
 

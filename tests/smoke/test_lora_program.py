@@ -23,6 +23,7 @@ from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.smoke.agents import break_program, check_fails
 from tests.support.needs import need_packages
+from tests.support.waiting import wait_for_end
 
 need_packages("peft", "transformers")
 criteria: Any = importlib.import_module("test_lora_sft")
@@ -104,7 +105,8 @@ def run(
                 )
             )
     try:
-        statuses = [agent.wait(LIMIT_S) for agent in agents]
+        for agent in agents:
+            wait_for_end(agent, LIMIT_S)
     finally:
         for agent in agents:
             if agent.poll() is None:
@@ -112,7 +114,7 @@ def run(
                 agent.wait()
     events = [phase.rank_events(rank) for rank in range(nodes * ranks_per_node)]
     return Outcome(
-        statuses=statuses,
+        statuses=[agent.returncode for agent in agents],
         output="\n".join(log.read_text(errors="replace") for log in logs),
         phase=phase,
         ranks=[read_events(path).records for path in events],

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_clustersmoke.evidence.telemetry import read_events
+from pytest_clustersmoke.node import process_tree
+from pytest_clustersmoke.node.lost_time import CpuQueue
 
 # Generous, for a loaded machine: tests measure times with the timestamps in the evidence.
 PATIENCE_S = 240.0
@@ -37,3 +41,17 @@ def wait_for_event(path: Path, event: str) -> dict[str, Any]:
     return wait_for(
         f"event `{event}` in {path}", lambda: next(read_events(path).named(event), None)
     )
+
+
+def wait_for_end(process: subprocess.Popen[Any], patience_s: float) -> Any:
+    """Return what the process wrote to its pipe, once it has ended. Time in which it waits for a
+    CPU, or one that it started, does not count: a busy machine ends nothing.
+
+    Raises subprocess.TimeoutExpired."""
+    began = time.monotonic()
+    queue = CpuQueue(lambda: [member.pid for member in process_tree.tree(process.pid)])
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=1.0)[0]
+        if time.monotonic() - began - queue.seconds() > patience_s:
+            raise subprocess.TimeoutExpired(process.args, patience_s)

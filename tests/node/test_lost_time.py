@@ -10,14 +10,14 @@ import time
 
 import pytest
 
-from pytest_clustersmoke.node import suspension
-from pytest_clustersmoke.node.suspension import SuspensionClock
+from pytest_clustersmoke.node import lost_time
+from pytest_clustersmoke.node.lost_time import SuspensionClock
 
 COUNTS = """
 import sys
-from pytest_clustersmoke.node import suspension
-suspension.PAUSED_S = 2.0
-counting = suspension.SuspensionClock()
+from pytest_clustersmoke.node import lost_time
+lost_time.PAUSED_S = 2.0
+counting = lost_time.SuspensionClock()
 for line in sys.stdin:
     print(counting.seconds(), flush=True)
 counting.close()
@@ -46,9 +46,7 @@ def test_stopped_time_is_measured() -> None:
         os.kill(process.pid, signal.SIGCONT)
         first = ask()
         assert (
-            STOPPED_S - suspension.BEAT_S - 0.1
-            < first
-            < time.monotonic() - began + suspension.BEAT_S
+            STOPPED_S - lost_time.BEAT_S - 0.1 < first < time.monotonic() - began + lost_time.BEAT_S
         )
         assert ask() == ask() == first
         process.stdin.close()
@@ -58,7 +56,7 @@ def test_stopped_time_is_measured() -> None:
 def test_waiting_process_was_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting, for example for a file system, does not delay the measuring thread: it beats, and
     what is waited for, here a process, ends at its fifth beat."""
-    monkeypatch.setattr(suspension, "BEAT_S", 0.01)
+    monkeypatch.setattr(lost_time, "BEAT_S", 0.01)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
 
         class Beats(SuspensionClock):
