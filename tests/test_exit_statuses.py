@@ -192,7 +192,7 @@ CALLS: dict[tuple[str, int], tuple[str, ...]] = {
     ("init", 0): ("init", "new"),
     ("init", 2): ("init", "quiet.log"),
     ("summary", 2): ("summary",),
-    ("status", 0): ("status", "--shared-dir", "none"),
+    ("status", 0): ("status", "--shared-dir", "."),
     ("status", 2): ("status",),
     ("history", 2): ("history", "--report-dir", "none"),
     ("compare", 2): ("compare", "a", "b"),

@@ -54,7 +54,7 @@ def sample(name: str) -> Log:
 
 
 def test_no_sample_is_missing() -> None:
-    assert len(SAMPLES) == 24
+    assert len(SAMPLES) == 25
 
 
 @pytest.mark.parametrize("name", SAMPLES)
