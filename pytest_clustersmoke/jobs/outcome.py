@@ -184,12 +184,20 @@ def _has_down_node(result: PhaseResult) -> bool:
 def _judge_launch(result: PhaseResult, state: JobState, started: bool) -> Judgement | None:
     """Judge a job that a node could not launch; None for any other. Slurm calls its end a failure,
     or a cancellation by its own user."""
-    if started or state.kind != "ended" or state.raw in CLUSTER_STATES:
+    if state.kind != "ended" or state.raw in CLUSTER_STATES or not find_refusing_nodes(result):
         return None
-    if not find_refusing_nodes(result):
+    if started and not _was_launched_again(result):
         return None
     why = f"the job ended as {_describe(state)}, since a node could not launch it"
     return Judgement("cluster_failed", why, LAUNCH_FAILED)
+
+
+def _was_launched_again(result: PhaseResult) -> bool:
+    """Whether Slurm started the job after the job's own start: slurmctld had come back without its
+    last seconds, and launched a job again that ran."""
+    own = [node.started for node in result.nodes if node.started is not None]
+    by_slurm = result.scheduler.job.started
+    return bool(own) and by_slurm is not None and min(own) < by_slurm
 
 
 def _judge_scheduler_end(result: PhaseResult, state: JobState, started: bool) -> Judgement | None:

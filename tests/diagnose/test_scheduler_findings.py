@@ -114,6 +114,24 @@ def test_node_that_could_not_launch_the_job_is_a_failure_of_the_cluster(
         assert finding.cause.startswith("a node could not launch the job: n1 is drained: Duplicate")
 
 
+@pytest.mark.parametrize(("own_start_s", "outcome"), [(-3, "cluster_failed"), (1, "cancelled")])
+def test_job_that_slurmctld_launched_again_while_it_ran_was_not_cancelled_by_somebody(
+    own_start_s: int, outcome: str, tmp_path: Path
+) -> None:
+    """slurmctld came back without its last seconds, took the job for a pending one, launched it
+    where it ran, and cancelled it. Then Slurm's start of the job is later than the job's own."""
+    job = ScheduledJob(tmp_path / "other")
+    job.evidence = Evidence(tmp_path, 1).started()
+    job.recorded("CANCELLED", "n0|draining|2026-01-02T03:09:00|root|Duplicate jobid\n")
+    job.record = replace(job.record, job=replace(job.record.job, preempted=None))
+    by_slurm = job.record.job.started
+    assert by_slurm is not None
+    job.evidence.node(0, ok=False, reason="terminated", started=by_slurm + own_start_s)
+    judged, finding = job.finding(JobState("ended", "CANCELLED"))
+    assert judged == outcome
+    assert finding.id == {"cluster_failed": "node-down", "cancelled": "cancelled-by-other"}[judged]
+
+
 def test_node_that_could_not_launch_is_not_blamed_for_the_failure_of_another(
     job: ScheduledJob,
 ) -> None:
