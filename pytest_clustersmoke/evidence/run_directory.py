@@ -42,7 +42,9 @@
         result.json                  the phase's result, as the controller collected it
         past.json                    the result of the criterion on past runs, for the record
         isolation/                   of --cluster-isolate: isolation.json, its tests and the answer;
-                                     <phase>.isolate<N>/ has what a phase has, of one test
+                                     <phase>.isolate<N>/ has what a phase has, of one test;
+                                     allocation.sh, .log and .released: the job that holds nodes
+                                     for them, and the file that ends it
 """
 
 from __future__ import annotations

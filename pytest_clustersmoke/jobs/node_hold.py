@@ -25,7 +25,7 @@ from .slurm_jobs import Allocation
 
 SILENT_S = 300  # longer than a controller may wait for a Slurm that does not answer
 LOOK_S = 2  # between two looks of the job at the run's files
-ASK_S = 0.5  # between two questions whether the job runs
+FIRST_ASK_S, MOST_ASK_S = 0.5, 5.0  # between two questions whether the job runs, ever longer
 CANCEL_S = 2.0  # for scancel at the end; then the job ends by itself
 MAX_WORDS = 200
 # A pending job with such a reason would wait for longer than the tests may take.
@@ -67,7 +67,7 @@ class NodeHold:
     def ask(self, within_s: float, lasts_s: float) -> str:
         """Ask Slurm for the nodes, so that a test may still start when they are held for
         `lasts_s`; return why it does not give them, empty once it has. Raises OSError if the batch
-        script cannot be written."""
+        script cannot be written, and Superseded."""
         if not has_default_timeout(self._phase):  # otherwise no step is refused for its time
             lasts_s += float(self._phase.timeout_s.value)
         minutes = math.ceil((lasts_s + WIND_UP_S) / 60)
@@ -83,7 +83,9 @@ class NodeHold:
         return self._wait(time.monotonic() + within_s, within_s)
 
     def _wait(self, until: float, within_s: float) -> str:
+        pause_s = FIRST_ASK_S
         while True:
+            self._fence.check()
             allocation = self._look()
             if allocation is not None and allocation.runs:
                 return ""
@@ -93,9 +95,10 @@ class NodeHold:
                 return f"job {self.job_id} ended before it had nodes ({why})"
             if state is not None and OVER_LIMIT in state.reason:
                 return f"job {self.job_id} waits for a limit of this user's ({why})"
-            if time.monotonic() > until:
+            if (left_s := until - time.monotonic()) <= 0:
                 return f"job {self.job_id} did not start within {within_s:.0f} s ({why})"
-            time.sleep(ASK_S)
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(1.5 * pause_s, MOST_ASK_S)
 
     def _look(self) -> Allocation | None:
         with contextlib.suppress(SlurmUnavailable):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ..config.phase import Phase, Sourced
 from ..config.profile import Profile
+from ..evidence.locks import Superseded
 from ..evidence.run_directory import PhaseDir
 from ..jobs.job_watch import CYCLE_S
 from ..jobs.node_hold import NodeHold
@@ -65,12 +66,14 @@ class IsolationPlace:
         hold = self._hold = NodeHold(
             self._client, self._phase, self._profile, nodes, self._directory, session.fence
         )
-        session.journal.write("allocation", phase=name, nodes=[*nodes])
         try:
+            session.journal.write("allocation", phase=name, nodes=[*nodes])
             why = hold.ask(within_s, left_s)
-        except OSError as error:  # also another controller of the run, which the next line says
+            session.journal.write("allocation", phase=name, job_id=hold.job_id, refused=why)
+        except Superseded:  # so is the watch, which ends pytest, and submits nothing before
+            return
+        except OSError as error:
             why = str(error)
-        session.journal.write("allocation", phase=name, job_id=hold.job_id, refused=why)
         if why:
             self._leave(why)
         else:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pytest_clustersmoke.evidence.locks import ControllerFence
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase
+from pytest_clustersmoke.evidence.locks import ControllerFence, Superseded
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, create_phase
+from pytest_clustersmoke.jobs import node_hold
 from pytest_clustersmoke.jobs.node_hold import WAIT, NodeHold
 from pytest_clustersmoke.jobs.slurm_client import SlurmClient
 from tests.fakes.slurm import FakeSlurm
@@ -77,6 +79,33 @@ def test_allocation_that_is_not_granted_says_why(
     slurm.answers("sbatch", "7\n")
     slurm.answers("scontrol", RUNNING.format(state, reason))
     assert make_hold(tmp_path, slurm).ask(0, 3600) == f"job 7 {words}"
+
+
+def test_slurm_is_asked_ever_more_rarely_whether_the_allocation_runs(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait in the queue for half an hour."""
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    slurm.answers("sbatch", "7\n")
+    slurm.answers("scontrol", RUNNING.format("PENDING", "Resources"))
+    hold = make_hold(tmp_path, slurm)
+    monkeypatch.setattr(node_hold, "time", clock)
+    assert hold.ask(60, 3600) == "job 7 did not start within 60 s (Resources)"
+    assert slept[0] < slept[1] < max(slept) == node_hold.MOST_ASK_S
+    assert sum(slept) == pytest.approx(60) and slurm.commands().count("scontrol") < 20
+
+
+def test_process_without_its_run_waits_for_no_allocation(tmp_path: Path, slurm: FakeSlurm) -> None:
+    """Another one has taken the run over meanwhile; the job ends by itself."""
+    slurm.answers("sbatch", "7\n")
+    slurm.answers("scontrol", RUNNING.format("PENDING", "Resources"))
+    hold = make_hold(tmp_path, slurm)
+    successor = RunDir(tmp_path / "run1").controller(2)
+    slurm.folder.joinpath("scontrol.answer").write_text(f"echo '{{}}' > '{successor}'\n")
+    with pytest.raises(Superseded):
+        hold.ask(600, 3600)
+    assert slurm.commands() == ["sbatch", "scontrol"]
 
 
 def test_allocation_whose_submission_is_unanswered_is_cancelled_by_its_name(

@@ -20,6 +20,7 @@ from tests.support.harness import TRAIN, Outcome, Suite, properties
 from tests.support.killed import KILLER, attach
 from tests.support.labs import kill_daemon, running_lab
 from tests.support.nccl_phase import EXPECT, Job, swap
+from tests.support.waiting import wait_for
 
 # By the file `plan`, beside it: fails on the nodes `bad`, is slow on `slow`, and never ends on
 # `waits` in the phase's own job, on `hangs` in a test of the isolation.
@@ -58,10 +59,12 @@ def ask_and_end(self, within_s, lasts_s):
 
 NodeHold.ask = ask_and_end
 """
-# The job of the allocation may start tomorrow only.
+# The job of the allocation may start tomorrow only, and 5 s of an hour are left for it.
 KEEPS_PENDING = """
 from pytest_clustersmoke.jobs.node_hold import NodeHold
+from pytest_clustersmoke.session import isolation_place
 
+isolation_place.WAIT_SHARE = 5 / 3600
 script = NodeHold.script
 
 def script_of_tomorrow(self, minutes):
@@ -107,6 +110,13 @@ def find_answer(outcome: Outcome, name: str = "wide") -> dict[str, Any]:
     return dict(found)
 
 
+def wait_for_empty_queue(suite: Suite) -> None:
+    """No job of an isolation is left: each is cancelled, or ends by itself where scancel was too
+    slow. Silence alone would end it later than this waits."""
+    queue = ("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i")
+    wait_for("the queue to be empty", lambda: not suite.slurm(*queue).split())
+
+
 def read_tests(run: Path, name: str = "wide") -> dict[str, Any]:
     """isolation.json, in the directory of a run or of a report."""
     written = json.loads((run / f"phases/{name}/isolation/isolation.json").read_text())
@@ -135,7 +145,7 @@ def test_node_on_which_ranks_die_is_named(lab_suite: Suite, own_lab: lab.Lab) ->
     held = written["allocation"]["job_id"]
     assert held and f"tests are steps of job {held}, which holds 4 nodes" in outcome.output
     assert {test["job_id"].partition(".")[0] for test in written["tests"]} == {held}
-    assert lab_suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split() == []
+    wait_for_empty_queue(lab_suite)
     assert {phase["phase"] for phase in outcome.record()["phases"]} == {"wide", "fixed"}
     for test in written["tests"]:
         assert (test["result"] == "failed") == (bad in test["nodes"])
@@ -170,7 +180,7 @@ def test_interrupted_isolation_keeps_what_is_known(lab_suite: Suite, own_lab: la
     assert "interrupted after" in find_answer(outcome)["cause"]
     written = read_tests(outcome.files.report)
     assert not written["ended"] and written["tests"][0]["result"] == "failed"
-    assert lab_suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split() == []
+    wait_for_empty_queue(lab_suite)
 
 
 @pytest.mark.lab
@@ -206,7 +216,7 @@ def test_reaped_run_leaves_no_allocation(lab_suite: Suite, own_lab: lab.Lab) -> 
         assert running.process.wait(120) == -signal.SIGKILL, running.output()
     outcome = lab_suite.run_apart("--cluster-reap", lab_suite.run_dir().run_id)
     assert outcome.ret == 0, outcome.output
-    assert lab_suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split() == []
+    wait_for_empty_queue(lab_suite)
 
 
 @pytest.mark.lab
@@ -231,7 +241,6 @@ def test_tests_are_jobs_where_no_allocation_is_granted_in_time(
     lab_suite: Suite, own_lab: lab.Lab
 ) -> None:
     """Slurm's reason is said, and its job is cancelled."""
-    lab_suite.profile["limits"] |= {"queue_wait_s": 5}
     bad = own_lab.nodes[1]
     add_phase(lab_suite, bad=[bad])
     (lab_suite.path / "conftest.py").write_text(KEEPS_PENDING)
@@ -240,7 +249,7 @@ def test_tests_are_jobs_where_no_allocation_is_granted_in_time(
     assert find_answer(outcome)["hosts"] == [bad]
     assert "did not start within 5 s" in outcome.output
     assert "did not start within 5 s" in read_tests(outcome.files.report)["allocation"]["why_none"]
-    assert lab_suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split() == []
+    wait_for_empty_queue(lab_suite)
 
 
 @pytest.mark.lab
@@ -267,7 +276,7 @@ def test_tests_that_run_when_the_minutes_are_over_are_ended(
     assert "the time for isolation is over" in find_answer(outcome)["cause"]
     (test,) = read_tests(outcome.files.report)["tests"]
     assert (test["result"], test["outcome"]) == ("no answer", "cancelled")
-    assert lab_suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split() == []
+    wait_for_empty_queue(lab_suite)
 
 
 @pytest.mark.lab

@@ -36,8 +36,8 @@ def rows(
     too little room, or every phase is done. `usual` says when they should end."""
     if width < MIN_WIDTH or height < MIN_ROWS or all(state.state == DONE for state in states):
         return []
-    is_late = any(state.state not in (ENDING, DONE) for state in states)
-    end = _show_end(usual.end, now) if is_late else ""
+    goes_on = any(state.state not in (ENDING, DONE) for state in states)
+    end = _show_end(usual.end, now) if goes_on else ""
     head = Text(f"{title}: {', '.join(filter(None, (_count_states(states), end)))}", style="bold")
     room = height - 1
     shown = _most_important(states, room if len(states) <= room else room - 1)
