@@ -89,9 +89,9 @@ def _nccl_conf() -> dict[str, dict[str, str]]:
     users = os.environ.get("NCCL_CONF_FILE") or (f"{home}/.nccl.conf" if home else "")
     variables = {}
     for path in filter(None, (users, NCCL_CONF)):
-        if not Path(path).is_file():  # opening a FIFO of that name would block forever
-            continue
         try:
+            if not Path(path).is_file():  # opening a FIFO of that name would block forever
+                continue
             with Path(path).open(errors="replace") as stream:
                 lines = stream.read(MAX_CONF_BYTES).split("\n")
         except OSError:

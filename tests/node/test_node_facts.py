@@ -64,10 +64,11 @@ def test_nccl_files_are_parsed_as_nccl_does(
 
 
 def test_nccl_file_must_be_a_regular_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A FIFO, a directory or a missing file is ignored, and nothing waits for it."""
+    """A FIFO, a directory or a missing file is ignored, and nothing waits for it; nor does a path
+    fail that cannot be looked up, as in a home that this user may not enter."""
     os.mkfifo(tmp_path / "fifo")
     monkeypatch.setattr(node_facts, "NCCL_CONF", str(tmp_path / "none"))
-    for path in (tmp_path / "fifo", tmp_path):
+    for path in (tmp_path / "fifo", tmp_path, tmp_path / ("x" * 300)):
         monkeypatch.setenv("NCCL_CONF_FILE", str(path))
         assert node_facts.gather_node_facts(0, "n0")["nccl_conf"] == {}
 
