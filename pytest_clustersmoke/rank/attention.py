@@ -18,6 +18,7 @@ Attention = Callable[..., Any]
 # The node of the graph is that of the result, or before what cuts off padding.
 DEEPEST = 4
 NODE = "ScaledDotProduct"
+FIXED = "clustersmoke: in a fixed order"
 
 
 @contextmanager
@@ -100,9 +101,13 @@ def _find_node(node: Any, deepest: int) -> Any:
 
 
 def _fix_order_of(node: Any) -> None:
-    """Have kernels that add in a fixed order while this node of a graph runs backward."""
+    """Have kernels that add in a fixed order while this node of a graph runs backward. It may be
+    found again, from attention by products that follows."""
     import torch
 
+    if FIXED in node.metadata:
+        return
+    node.metadata[FIXED] = True
     before: list[int] = []
 
     def fix(_gradients: Any) -> None:

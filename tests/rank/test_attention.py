@@ -23,8 +23,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_deterministic_debug_mode("default")
 
 
-def modes_of_backward(result: Any, query: Any) -> dict[str, int]:
-    """torch's mode while the node of attention, and that before it, run backward."""
+def modes_of_backward(result: Any, query: Any, loss: Any = None) -> dict[str, int]:
+    """torch's mode while the node of attention, and that before it, run backward from `loss`, or
+    from the result."""
     modes: dict[str, int] = {}
     node = result.grad_fn
     while "ScaledDotProduct" not in node.name():
@@ -33,7 +34,7 @@ def modes_of_backward(result: Any, query: Any) -> dict[str, int]:
         watched.register_prehook(
             lambda _, name=name: modes.update({name: torch.get_deterministic_debug_mode()})
         )
-    result.sum().backward()
+    (result if loss is None else loss).sum().backward()
     return modes
 
 
@@ -83,6 +84,22 @@ def test_attention_without_a_graph_and_by_products_stays_as_it_is() -> None:
             backends.enable_flash_sdp(flash)
     assert "ScaledDotProduct" not in result.grad_fn.name()
     result.sum().backward()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_mode_is_as_before_after_attention_by_products_to_what_attention_gave() -> None:
+    """The node of the first is found twice."""
+    backends: Any = torch.backends.cuda
+    with fixed_attention(MODEL):
+        first, query = attend()
+        flash = backends.flash_sdp_enabled()
+        backends.enable_flash_sdp(False)
+        try:
+            second = functional.scaled_dot_product_attention(query, query, first)
+        finally:
+            backends.enable_flash_sdp(flash)
+    assert modes_of_backward(first, query, second) == {"attention": 2, "query": 0}
+    assert torch.get_deterministic_debug_mode() == 0
 
 
 @pytest.mark.usefixtures("gpu")
