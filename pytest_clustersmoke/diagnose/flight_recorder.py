@@ -19,9 +19,10 @@ import json
 import math
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,15 @@ def parse_flight_record(
     for group, calls in record.calls.items():
         record.calls[group] = {number: calls[number] for number in sorted(calls)[-KEPT:]}
     _add_members(record, raw)
-    ids = [entry.get("record_id") for entry in entries if isinstance(entry, dict)]
-    record.whole = 0 in ids or not any(type(number) is int for number in ids)
+    record.whole = _is_whole([e.get("record_id") for e in entries if isinstance(e, dict)])
     return record
+
+
+def _is_whole(ids: Sequence[Any]) -> bool:
+    """Whether nothing was overwritten, in any of the recorders: each numbers its calls from 0."""
+    numbers = [number for number in ids if type(number) is int]
+    jumps = (number for before, number in pairwise(numbers) if number != before + 1)
+    return not any((*numbers[:1], *jumps))
 
 
 def _add_call(record: FlightRecord, entry: dict[str, Any]) -> None:

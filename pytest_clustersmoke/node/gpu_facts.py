@@ -53,7 +53,8 @@ class Answer(NamedTuple):
 def _find_tool(name: str) -> str | None:
     """The path of a program. Not by shutil, whose import takes longer than all of this module's."""
     paths = (f"{folder}/{name}" for folder in os.get_exec_path())
-    return next((path for path in paths if Path(path).is_file() and os.access(path, os.X_OK)), None)
+    # `is_file` raises an error for a folder that this user may not enter; `access` does not.
+    return next((path for path in paths if os.access(path, os.X_OK) and Path(path).is_file()), None)
 
 
 def query_gpus(health: bool, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:

@@ -4,8 +4,8 @@
 A thread that only sleeps measures it; a slow file system does not delay that thread.
 
 `CpuQueue`: the ranks of a node, or what starts them, waited for a CPU. On a machine with more work
-than cores an import of seconds takes minutes: such a rank is slow, not hung. A rank that hangs in a
-call sleeps, and waits for no CPU.
+than cores an import of seconds takes minutes: such a rank is slow, not hung. A rank that sleeps in
+a call waits for no CPU; one that spins, as calls of CUDA may, does where others use its core.
 """
 
 from __future__ import annotations

@@ -89,9 +89,9 @@ def _nccl_conf() -> dict[str, dict[str, str]]:
     users = os.environ.get("NCCL_CONF_FILE") or (f"{home}/.nccl.conf" if home else "")
     variables = {}
     for path in filter(None, (users, NCCL_CONF)):
-        if not Path(path).is_file():  # opening a FIFO of that name would block forever
-            continue
         try:
+            if not Path(path).is_file():  # opening a FIFO of that name would block forever
+                continue
             with Path(path).open(errors="replace") as stream:
                 lines = stream.read(MAX_CONF_BYTES).split("\n")
         except OSError:
@@ -182,7 +182,9 @@ def _probe_parent(path: str) -> dict[str, Any]:
 
     Nothing is written, since another process may be building there."""
     directory = Path(path)
-    existing = next((p for p in (directory, *directory.parents) if p.exists()), None)
+    parents = (directory, *directory.parents)
+    # Path.exists raises an error below a directory that this user may not enter.
+    existing = next((each for each in parents if os.path.exists(each)), None)  # noqa: PTH110
     usable = existing is not None and existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     error = None if usable else f"cannot write to {existing}"
     return {"path": path, "error": error, "free_bytes": _free_bytes(str(existing))}

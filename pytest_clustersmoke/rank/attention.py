@@ -18,6 +18,7 @@ Attention = Callable[..., Any]
 # The node of the graph is that of the result, or before what cuts off padding.
 DEEPEST = 4
 NODE = "ScaledDotProduct"
+FIXED = "clustersmoke: in a fixed order"
 
 
 @contextmanager
@@ -25,7 +26,8 @@ def fixed_attention(model: Any) -> Iterator[None]:
     """Let torch's `scaled_dot_product_attention` add in a fixed order in the backward passes of
     what is computed within this context.
 
-    A compiled model stays as it is: it would be compiled again.
+    A compiled model stays as it is: it would be compiled again. So does attention in a compiled
+    function.
     """
     import torch
 
@@ -42,13 +44,25 @@ def fixed_attention(model: Any) -> Iterator[None]:
 
 
 def _is_compiled(model: Any) -> bool:
-    return any(hasattr(module, "_orig_mod") for module in model.modules())
+    """By `torch.compile`, or in place by `Module.compile`."""
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
 
+# Compiled functions would be compiled again in each step for another function.
+@functools.cache
 def _in_fixed_order(attention: Attention) -> Attention:
+    import torch
+
+    # torch 2.2 does not have it.
+    is_compiling = getattr(torch.compiler, "is_compiling", lambda: False)
 
     @functools.wraps(attention)
     def fixed(*arguments: Any, **named: Any) -> Any:
+        if is_compiling():  # a compiled graph has no room for what follows
+            return attention(*arguments, **named)
         with _without_cudnn():
             result = attention(*arguments, **named)
         if (node := _find_node(result.grad_fn, DEEPEST)) is not None:
@@ -64,6 +78,8 @@ def _without_cudnn() -> Iterator[None]:
 
     backends: Any = torch.backends.cuda
     enabled = hasattr(backends, "cudnn_sdp_enabled") and backends.cudnn_sdp_enabled()
+    # Without products the program allows certain kernels alone: there may be no other.
+    enabled = enabled and backends.math_sdp_enabled()
     if enabled:
         backends.enable_cudnn_sdp(False)
     try:
@@ -85,14 +101,18 @@ def _find_node(node: Any, deepest: int) -> Any:
 
 
 def _fix_order_of(node: Any) -> None:
-    """Have kernels that add in a fixed order while this node of a graph runs backward."""
+    """Have kernels that add in a fixed order while this node of a graph runs backward. It may be
+    found again, from attention by products that follows."""
     import torch
 
+    if FIXED in node.metadata:
+        return
+    node.metadata[FIXED] = True
     before: list[int] = []
 
     def fix(_gradients: Any) -> None:
         before.append(torch.get_deterministic_debug_mode())
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")
 
     def restore(_inputs: Any, _gradients: Any) -> None:
         torch.set_deterministic_debug_mode(before.pop())

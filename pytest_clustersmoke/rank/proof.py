@@ -142,7 +142,7 @@ class StepProver:
         return self._pass is not None
 
     def fixed_order(self, index: int) -> AbstractContextManager[None]:
-        """In which passes of step `index` give the same bits, if it is to be proven."""
+        """A context in which passes of step `index` give the same bits, if it is to be proven."""
         return fixed_attention(self._proof.model) if index in self.steps else nullcontext()
 
     def begin(self, index: int) -> None:

@@ -239,7 +239,8 @@ def deterministic_kernels() -> Iterator[list[str]]:
 
     kernels: list[str] = []
     mode, warns_always = torch.get_deterministic_debug_mode(), torch.is_warn_always_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # `use_deterministic_algorithms` of newer versions would also change what is compiled later.
+    torch.set_deterministic_debug_mode("warn")
     torch.set_warn_always(True)  # attention kernels otherwise warn once in a process
     try:
         with warnings.catch_warnings(record=True) as caught:

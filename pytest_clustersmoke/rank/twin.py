@@ -209,7 +209,7 @@ class TwinLog:
         self._fix_order()
 
     def _fix_order(self) -> None:
-        """Of the step that begins."""
+        """In the step that begins, if it was proven in the first pass."""
         if self._prover is not None:
             self._kernels.enter_context(self._prover.fixed_order(self.recorded))
 

@@ -167,6 +167,16 @@ def test_receive_without_its_send(sent: int, absent: list[int], tmp_path: Path) 
     assert [rank for absence in absences for rank in absence.absent] == absent
 
 
+def test_receive_whose_send_may_have_been_overwritten(tmp_path: Path) -> None:
+    """In NCCL's recorder, though that of gloo, which comes before it, still has its first call."""
+    directory = PhaseDir(tmp_path)
+    later = [call(0, f"send {1 - rank}->{rank}", is_p2p=True, record_id=3000) for rank in range(2)]
+    wait = call(0, "recv 1<-0", is_p2p=True, ended=False, record_id=3001)
+    write_json(directory.rank_flight_recorder(0), {"entries": [*calls(2), later[0]]})
+    write_json(directory.rank_flight_recorder(1), {"entries": [*calls(2), later[1], wait]})
+    assert find_absences(read_flight_records(directory, range(2)), 2) == []
+
+
 REAL = """\
 import os, pickle, sys, time
 os.environ["TORCH_FR_BUFFER_SIZE"] = "100"

@@ -133,6 +133,17 @@ def test_driver_without_devices_has_no_gpus(tool: Path) -> None:
     assert facts["gpus"] == [] and facts["gpu_tool_failed"] is None
 
 
+def test_tool_is_found_behind_folders_that_cannot_be_searched(
+    tool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PATH may have another user's folders. Root may enter all, so this one has too long a name."""
+    folder = f"{tool}/{'x' * 300}"
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    assert [row["uuid"] for row in ask(tool, [gpu(0)])["gpus"]] == ["GPU-0000"]
+    monkeypatch.setenv("PATH", folder)
+    assert gpu_facts.query_gpus(health=False)["gpus"] is None
+
+
 def test_tool_that_cannot_be_run_is_recorded(tool: Path) -> None:
     """The fact has the system's error."""
     (tool / "nvidia-smi").write_text("#!/no/such/shell\n")

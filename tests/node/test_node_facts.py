@@ -64,10 +64,11 @@ def test_nccl_files_are_parsed_as_nccl_does(
 
 
 def test_nccl_file_must_be_a_regular_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A FIFO, a directory or a missing file is ignored, and nothing waits for it."""
+    """A FIFO, a directory or a missing file is ignored, and nothing waits for it; nor does a path
+    fail that cannot be looked up, as in a home that this user may not enter."""
     os.mkfifo(tmp_path / "fifo")
     monkeypatch.setattr(node_facts, "NCCL_CONF", str(tmp_path / "none"))
-    for path in (tmp_path / "fifo", tmp_path):
+    for path in (tmp_path / "fifo", tmp_path, tmp_path / ("x" * 300)):
         monkeypatch.setenv("NCCL_CONF_FILE", str(path))
         assert node_facts.gather_node_facts(0, "n0")["nccl_conf"] == {}
 
@@ -101,9 +102,10 @@ def test_missing_temporary_directory_is_recorded(tmp_path: Path) -> None:
 
 
 def test_build_directory_is_checked_and_not_created(tmp_path: Path) -> None:
-    """A directory that can be created has no error; one below a file has."""
+    """A directory that can be created has no error; one below a file has. A name that cannot be
+    looked up, as below a directory that this user may not enter, is no reason to fail."""
     (tmp_path / "file").touch()
-    for name, usable in (("a/b", True), ("file/b", False)):
+    for name, usable in (("a/b", True), ("file/b", False), ("x" * 300, True)):
         path = str(tmp_path / name)
         build = node_facts.scratch_directories({"TORCH_EXTENSIONS_DIR": path})["build_directory"]
         assert (build["error"] is None) is usable
