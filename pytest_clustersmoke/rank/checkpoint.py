@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # A tensor is hashed piece by piece, so that a large one on a device needs little host memory.
 PIECE_BYTES = 64 * 2**20
+FACTOR = 0x2545F4914F6CDD1D  # odd, so that no bit of what it multiplies is lost
 
 
 # A file of tensors is a series of zip archives, and ends as the last of them does: with this record
@@ -76,7 +77,7 @@ def checksums(
     sums = {}
     for name, tensor in named_tensors:
         bits = tensor.detach().to(device).flatten().view(integers[tensor.element_size()])
-        factors = torch.arange(len(bits), device=device) * 0x2545F4914F6CDD1D | 1
+        factors = torch.arange(len(bits), device=device) * FACTOR | 1
         sums[name] = int((bits * factors).sum())  # overflows and wraps around
     return sums
 

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .checkpoint import checksums
+from .checkpoint import FACTOR, checksums
 from .leaves import Leaves, find_adapters, is_linear, is_sharded
 from .replay import MOST_NAMES, Randomness, fingerprint
 
 TOKENS = "input_ids"  # what most language models call them
-FACTOR = 0x2545F4914F6CDD1D  # odd, so that no bit is lost
 PLAIN = (bool, int, float, str, type(None))  # settings, which hold no batch
 
 

@@ -49,8 +49,8 @@ def attend(width: int = 8) -> tuple[Any, Any]:
 def test_order_is_fixed_while_attention_runs_backward(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Elsewhere kernels without a fixed order would raise an error. The mode is as before then, and
-    torch's compiler is not told of it, which would not be told of its end."""
+    """Elsewhere kernels without a fixed order would raise an error. The mode is as before then;
+    `use_deterministic_algorithms` would also set torch's compiler, and nothing would reset that."""
     monkeypatch.delattr(torch, "use_deterministic_algorithms")
     torch.set_deterministic_debug_mode(mode)
     before = torch.get_deterministic_debug_mode()
