@@ -173,16 +173,18 @@ def make_history(folder: Path, runs: int) -> None:
     counts = (1, 0.0, 1.0, 1, 0, 0, 0)
     rest_of_phase = (1, 1, "passed", "", "", "7", *counts, "gloo", "[]", "{}", "{}")
     with history_database.open_for_writing(folder) as connection:
-        connection.execute("INSERT INTO setups VALUES (1, 'h', 's', '', '', '', '', '')")
-        connection.executemany(
-            f"INSERT INTO runs VALUES ({', '.join('?' * 16)})",
+        records.insert_rows(connection, "setups", [(1, "h", "s", "", "", "", "", "")])
+        records.insert_rows(
+            connection,
+            "runs",
             (
                 (number, _run_id(number), "made", "local", NOW + number, NOW + number, *rest_of_run)
                 for number in days
             ),
         )
-        connection.executemany(
-            f"INSERT INTO phases VALUES ({', '.join('?' * 22)})",
+        records.insert_rows(
+            connection,
+            "phases",
             (
                 (
                     *(number * PHASES_OF_A_RUN + phase, number, "made", f"phase{phase}"),
@@ -192,24 +194,26 @@ def make_history(folder: Path, runs: int) -> None:
                 for phase in range(PHASES_OF_A_RUN)
             ),
         )
-        connection.executemany(
-            "INSERT INTO metrics VALUES (?, ?, ?, ?, 1)",
+        records.insert_rows(
+            connection,
+            "metrics",
             (
-                (row, name, 10 + row % 7 / 100, unit)
+                (row, name, 10 + row % 7 / 100, unit, 1)
                 for row in range(runs * PHASES_OF_A_RUN)
                 for name, unit in (("samples_per_s", "samples/s"), ("steps_per_s", "steps/s"))
             ),
         )
         nodes = range(NODES_OF_A_RUN)
-        connection.executemany(
-            "INSERT INTO nodes VALUES (?, 'made', ?)", ((node, f"node{node}") for node in nodes)
-        )
-        connection.executemany(
-            "INSERT INTO boots VALUES (?, ?, 'b', '{}')", ((node, node) for node in nodes)
-        )
-        connection.executemany(
-            "INSERT INTO node_observations VALUES (?, 'phase0', ?, ?, ?, 'good', 0, '', '')",
-            ((number, node, NOW + number, node) for number in days for node in nodes),
+        records.insert_rows(connection, "nodes", ((node, "made", f"node{node}") for node in nodes))
+        records.insert_rows(connection, "boots", ((node, node, "b", "{}") for node in nodes))
+        records.insert_rows(
+            connection,
+            "node_observations",
+            (
+                (number, "phase0", node, NOW + number, node, "good", 0, "", "")
+                for number in days
+                for node in nodes
+            ),
         )
 
 

@@ -7,8 +7,9 @@ the model that the views take.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 from pytest_clustersmoke.criteria import past_annotation
@@ -65,6 +66,16 @@ def store_run(record: Record, report_dir: Path, judged: bool = True) -> None:
     """Store the record in the history of this directory."""
     made = parsed(record)
     history_store.store_run(made, report_dir, judged, observations=observe_nodes(made))
+
+
+def insert_rows(connection: Connection, table: str, rows: Iterable[Sequence[object]]) -> None:
+    """Insert many rows with the first columns of a table of history.db; those that later versions
+    add come after them, and get their defaults."""
+    rows = list(rows)
+    count = len(rows[0])
+    columns = [column[1] for column in connection.execute(f"PRAGMA table_info({table})")]
+    names, marks = ", ".join(columns[:count]), ", ".join("?" * count)
+    connection.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
 
 
 def metric(value: float, unit: str = "steps/s", higher_is_better: bool = True) -> Record:

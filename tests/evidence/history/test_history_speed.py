@@ -16,7 +16,7 @@ from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history.history_schema import Setup
 from pytest_clustersmoke.evidence.history.history_store import find_or_insert_setup
 from tests.evidence.history.made import DAY_S, of_night
-from tests.support.records import BEGUN, VERSIONS, annotate, phase, store_run
+from tests.support.records import BEGUN, VERSIONS, annotate, insert_rows, phase, store_run
 
 PHASE_RUNS, LIMIT_S = 100_000, 1.0
 METRICS = (
@@ -24,6 +24,7 @@ METRICS = (
     *("peak_memory_reserved_gib", "final_loss", "step_time_p50_s", "step_time_p95_s"),
 )
 CRITERIA = json.dumps({f"test_that_{number}_holds": "passed" for number in range(20)})
+MACHINE = ("NVIDIA H100", "cuda", 2, "InfiniBand")
 PER_VERSION = 500  # runs until one of the versions changes
 
 pytestmark = pytest.mark.slow
@@ -45,14 +46,22 @@ def build(directory: Path, phases: int) -> None:
             )
             for number in range(count // PER_VERSION + 1)
         ]
-        connection.executemany(
-            "INSERT INTO runs VALUES (?, ?, 'gilbreth', 'slurm', ?, ?, 'FIT', 'FIT: 8 of 8 phases',"
-            " '', 0, '', '0.1.0', 'NVIDIA H100', 'cuda', 2, 'InfiniBand')",
-            ((10 + n, f"run-{n:06}", BEGUN + n * DAY_S, BEGUN + n * DAY_S) for n in range(count)),
+        rest_of_run = ("FIT", "FIT: 8 of 8 phases", "", 0, "", "0.1.0", *MACHINE)
+        insert_rows(
+            connection,
+            "runs",
+            (
+                (
+                    *(10 + n, f"run-{n:06}", "gilbreth", "slurm"),
+                    *(BEGUN + n * DAY_S, BEGUN + n * DAY_S, *rest_of_run),
+                )
+                for n in range(count)
+            ),
         )
         nodes, versions = json.dumps(["node0", "node1"]), json.dumps(VERSIONS)
-        connection.executemany(
-            f"INSERT INTO phases VALUES ({', '.join('?' * 22)})",
+        insert_rows(
+            connection,
+            "phases",
             (
                 (
                     *(10 + n * phases + i, 10 + n, "gilbreth", f"phase_{i}", BEGUN + n * DAY_S),
@@ -64,10 +73,11 @@ def build(directory: Path, phases: int) -> None:
                 for i in range(phases)
             ),
         )
-        connection.executemany(
-            "INSERT INTO metrics VALUES (?, ?, ?, 'steps/s', 1, 9.5, 9.0, NULL)",
+        insert_rows(
+            connection,
+            "metrics",
             (
-                (10 + n * phases + i, name, 9.5 + 0.01 * (n % 7))
+                (10 + n * phases + i, name, 9.5 + 0.01 * (n % 7), "steps/s", 1, 9.5, 9.0)
                 for n in range(count)
                 for i in range(phases)
                 for name in METRICS
