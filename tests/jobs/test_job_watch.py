@@ -514,7 +514,10 @@ def test_forgotten_job_that_writes_a_trace_may_do_so_for_as_long_as_it_may_run(
     tmp_path: Path, clock: Clock
 ) -> None:
     """The limit of a step does not count meanwhile."""
-    begun = [("stage", {"name": "train", "state": "begin"}), ("step", {"step": 3})]
+    begun: list[tuple[str, dict[str, Any]]] = [
+        ("stage", {"name": "train", "state": "begin"}),
+        ("step", {"step": 3}),
+    ]
     evidence = Evidence(tmp_path).started().rank(0, *begun, ("trace_write", {"state": "begin"}))
     assert lost_after_s(forgotten(evidence), clock) > 3600
     written = Evidence(tmp_path / "written").started()
