@@ -12,6 +12,9 @@ start   pytest's start to the first submission, without the calls of Slurm's com
 exit    the end of the last job, as pytest saw it, to pytest's exit, without writing the report
                                                                             bar 0.5 s
 
+`start` and `exit` are pytest's own time (`benchmarks/own_time.py`), which other work on the machine
+does not blur.
+
 The exit status is 1 if a bar is missed.
 """
 
@@ -35,6 +38,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.own_time import CONFTEST, await_exit
 from benchmarks.scheduler_calls import COMMANDS, PROGRAM, describe_machine
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir
@@ -60,25 +64,6 @@ begun=$EPOCHREALTIME
 status=$?
 [ -n "$SLURM_JOB_ID" ] || echo "$begun $EPOCHREALTIME" >> {calls}
 exit $status
-"""
-# Writes how long the report took.
-CONFTEST = """
-import time
-from pathlib import Path
-
-def pytest_sessionfinish():
-    from pytest_clustersmoke.report import publication
-
-    finish = publication.finish
-
-    def finish_timed(*args, **values):
-        begun = time.time()
-        try:
-            return finish(*args, **values)
-        finally:
-            Path("report_s").write_text(str(time.time() - begun))
-
-    publication.finish = finish_timed
 """
 PHASE = """
 @pytest.mark.phase("{name}", script="{script}", launcher="{how}", args={{"seconds": {seconds}}})
@@ -133,12 +118,23 @@ class Bench:
             )
 
     def end(self, *statuses: int) -> float:
-        """Wait for pytest's end; return when it was. Any other exit status ends the benchmark."""
+        """Wait for pytest's end; return its own time of it. Any other exit status ends the
+        benchmark."""
         assert self.process is not None
-        status, ended = self.process.wait(600), time.time()
+        ended, status = await_exit(self.process), self.process.wait()
         if status not in statuses:
             sys.exit(f"pytest ended with status {status}:\n{(self.folder / 'output').read_text()}")
         return ended
+
+    def marks(self, name: str) -> list[tuple[float, float]]:
+        """When pytest came there, and for how long it had waited for a core by then."""
+        lines = map(json.loads, (self.folder / "marks").read_text().splitlines())
+        return [(at, waited_s) for mark, at, waited_s in lines if mark == name]
+
+    def mark(self, name: str) -> float:
+        """Pytest's own time when it came there last."""
+        at, waited_s = self.marks(name)[-1]
+        return at - waited_s
 
     @property
     def run(self) -> RunDir:
@@ -300,24 +296,30 @@ def measure_whole(struck: StruckLab, trials: int) -> dict[str, list[float]]:
             bare_s = collect_bare(bench)
             bench.start()
             exited = bench.end(0)
-            intent = bench.event("intent")["time"]
-            ended = max(bench.event("ended", name)["time"] for name in names)
-            found["start"].append(intent - bench.began - bench.calls_s(intent) - bare_s)
-            report_s = float((bench.folder / "report_s").read_text())
-            found["exit"].append(exited - ended - report_s)
+            assert len(bench.marks("ended")) == len(names)
+            # The main thread comes to the start of the watch, which submits in its own thread.
+            (intent, waited_s), *_ = bench.marks("intent")
+            waited_s += bench.marks("watch")[0][1]
+            calls_s = bench.calls_s(intent)
+            found["start"].append(intent - bench.began - waited_s - calls_s - bare_s)
+            report_s = bench.mark("reported") - bench.mark("report")
+            found["exit"].append(exited - bench.mark("ended") - report_s)
     return found
 
 
 def collect_bare(bench: Bench) -> float:
-    """How long pytest takes to collect the same file without the plugin."""
+    """How long pytest takes to collect the same file without the plugin, by its own time."""
     begun = time.time()
-    subprocess.run(
+    process = subprocess.Popen(
         [*PYTEST, "-p", "no:clustersmoke", "--collect-only"],
         cwd=bench.folder,
-        check=True,
-        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
     )
-    return time.time() - begun
+    ended, status = await_exit(process), process.wait()
+    if status:
+        sys.exit(f"pytest --collect-only ended with status {status}")
+    return ended - begun
 
 
 def show(accounting: bool, kind: str, values: Sequence[float]) -> bool:

@@ -24,7 +24,7 @@ from filelock import BaseFileLock
 
 from ..config.profile import Profile
 from ..text import Problem, UsageProblems, sanitize_line
-from .run_directory import RunDir, create_once, list_directory, read_json, write_json
+from .run_directory import RunDir, create_once, list_names, read_json, write_json
 from .run_ownership import create_shared
 from .run_request import describe_requester
 from .telemetry import parse_rows
@@ -200,7 +200,7 @@ class ControllerFence:
     def __init__(self, run: RunDir) -> None:
         """Raises OSError if the number cannot be written."""
         about = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
-        list_directory(run.root)
+        list_names(run.root)  # clears NFS's cache of missing files
         number = 1
         while run.controller(number).exists() or not create_once(run.controller(number), about):
             number += 1
@@ -209,7 +209,8 @@ class ControllerFence:
     def check(self) -> None:
         """Raise Superseded if the run has another controller. To be called before every command
         that changes a job, and before every line of the journal."""
-        if list_directory(self.successor.parent) and self.successor.exists():
+        # Listed, not looked up: NFS remembers for up to a minute that a file is missing.
+        if self.successor.name in list_names(self.successor.parent):
             about = read_json(self.successor) or {}
             who = f"pid {about.get('pid')} on {sanitize_line(str(about.get('host')))[:MAX_WORD]}"
             raise Superseded(f"{who} has taken this run over")

@@ -57,6 +57,7 @@ from typing import Any, ClassVar
 
 from .whole_files import create_once as create_once
 from .whole_files import list_directory as list_directory
+from .whole_files import list_names as list_names
 from .whole_files import read_json as read_json
 from .whole_files import write_atomically as write_atomically
 from .whole_files import write_json as write_json

@@ -113,6 +113,14 @@ def list_directory(directory: Path) -> bool:
     return True
 
 
+def list_names(directory: Path) -> set[str]:
+    """The names in a directory, as the file server has them now; none if it cannot be listed."""
+    try:
+        return {path.name for path in directory.iterdir()}
+    except OSError:
+        return set()
+
+
 def is_full(error: OSError) -> bool:
     """Whether a write failed because the disk is full, or this user's quota is used up."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

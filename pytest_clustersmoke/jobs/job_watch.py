@@ -33,7 +33,7 @@ from .slurm_jobs import parse_message
 
 # A shared file system may show a result some seconds after the scheduler reports the job's end.
 RESULT_GRACE_S = 1.5
-# A job whose node failed has lost what is missing: only results just written would say more.
+# A job whose only node failed has lost what is missing: only a result just written would say more.
 NODE_FAILED_GRACE_S = 0.5
 # NFS caches attributes for up to a minute.
 COMPLETED_GRACE_S = 60.0
@@ -45,7 +45,8 @@ STRAGGLER_S = 30.0
 # cause (a lost node, a cancellation): from inside that looks like ranks that lost their peers.
 VERDICT_GRACE_S = 6.0
 # A job ends as soon as one of its nodes fails. srun logs which of several it was a little later,
-# and by then sinfo may show that node in service again.
+# and by then sinfo may show that node in service again; the others end their ranks, and then write
+# what they saw.
 NODE_NAMED_S = 4.0
 NODE_NAME = re.compile(r"[\w.-]{1,255}")
 SILENT = "the scheduler does not answer"
@@ -282,9 +283,10 @@ class WatchedJob:
     def is_over(self) -> bool:
         """Whether no more results can be expected from the job."""
         now = time.monotonic()
-        if self._waits_for_node_name(now):
+        is_whole = self.check_files()
+        if self._waits_for_other_nodes(now):
             return False
-        if self.check_files():
+        if is_whole:
             self.complete_since = self.complete_since or now
             waited = now - self.complete_since > VERDICT_GRACE_S
             return self.has_succeeded() or self.has_left_queue or waited
@@ -298,12 +300,12 @@ class WatchedJob:
         missing = len(self.results) < self.nodes or (self._has_stopped() and self.resumes)
         if missing and raw == "COMPLETED":
             return COMPLETED_GRACE_S
-        return NODE_FAILED_GRACE_S if raw == "NODE_FAIL" else RESULT_GRACE_S
+        return NODE_FAILED_GRACE_S if raw == "NODE_FAIL" and self.nodes == 1 else RESULT_GRACE_S
 
     def _is_lost(self, now: float) -> bool:
-        """Whether a job that the scheduler has forgotten has ended, too: its ranks have written
-        nothing for as long as their stage may take, after which their node would have ended them
-        and written its result."""
+        """Whether a job that the scheduler has forgotten has ended, too: its nodes and ranks have
+        written nothing for longer than a stage may take. A node would have ended its ranks by then,
+        or have written that they wait for a CPU."""
         if self.unknown_since is None or now - self.looked_at < FORGOTTEN_LOOK_S:
             return False
         self.looked_at = now
@@ -313,7 +315,7 @@ class WatchedJob:
             self.event_bytes, self.wrote_at = written, now
         limit_s = self._stage_limit_s() if visible(self.directory.claim) else 0.0
         silent_s = now - max(self.wrote_at, self.unknown_since)
-        return silent_s > max(limit_s, COMPLETED_GRACE_S)
+        return silent_s > limit_s + COMPLETED_GRACE_S  # in which it ends them, and NFS shows that
 
     def _rank_files(self) -> list[Path]:
         return list(self.directory.rank_events(0).parent.glob("*.jsonl"))
@@ -331,16 +333,22 @@ class WatchedJob:
         """How long the stage may take that the rank is in which wrote last."""
         newest = max(self._rank_files(), key=_changed_at, default=None)
         events = Events(Path()) if newest is None else read_events(newest, all_marks=False)
+        if (events.last("trace_write") or {}).get("state") == "begin":
+            return self.timeout_s
         stage = parse_text((events.last("stage") or {}).get("name")) or "init"
         if stage in ("train", "twin"):
             stage = "train_step" if events.last("step") else "first_step"
         return self.stage_limits_s.get(stage, self.timeout_s)
 
-    def _waits_for_node_name(self, now: float) -> bool:
+    def _waits_for_other_nodes(self, now: float) -> bool:
+        """Whether a node of several has failed, and srun has not named it yet, or others have not
+        written their results."""
         failed = self.state is not None and self.state.raw == "NODE_FAIL" and self.nodes > 1
         if not failed or self.ended_at is None or now - self.ended_at > NODE_NAMED_S:
             return False
-        return all(message.event != NODE_FAILED for message in self._read_messages())
+        messages = [each for each in self._read_messages() if each.event == NODE_FAILED]
+        gone = {name for message in messages for name in expand_hostlist(message.node)}
+        return not gone or len(self.results) < self.nodes - len(gone)
 
     def _read_messages(self) -> tuple[SlurmMessage, ...]:
         return read_messages(self.directory, self.job_id)

@@ -26,14 +26,16 @@ from .slurm_jobs import Allocation
 SILENT_S = 300  # longer than a controller may wait for a Slurm that does not answer
 LOOK_S = 2  # between two looks of the job at the run's files
 FIRST_ASK_S, MOST_ASK_S = 0.5, 5.0  # between two questions whether the job runs, ever longer
-CANCEL_S = 2.0  # for scancel at the end; then the job ends by itself
+CANCEL_S = 2.0  # for scancel at the end, which then goes on by itself
 MAX_WORDS = 200
 # A pending job with such a reason would wait for longer than the tests may take.
 OVER_LIMIT = "Limit"
-# $1: the run's sign of life, $2 and $3: files that end the job, $4: SILENT_S, $5: LOOK_S.
+# $1: the run's sign of life, $2 and $3: files that end the job, $4: SILENT_S, $5: LOOK_S. Where no
+# directory is listed, NFS remembers for up to a minute that a file is missing.
 WAIT = """hold() {
     local last=none quiet=0 now
-    until [ -e "$2" ] || [ -e "$3" ] || [ "$quiet" -ge "$4" ]; do
+    until ls "$(dirname "$2")" "$(dirname "$3")" >/dev/null 2>&1
+        [ -e "$2" ] || [ -e "$3" ] || [ "$quiet" -ge "$4" ]; do
         now=$(stat -c %Y "$1" 2>/dev/null || echo none)
         [ "$now" = "$last" ] && quiet=$((quiet + $5)) || quiet=0
         last=$now
@@ -115,13 +117,18 @@ class NodeHold:
         allocation = self._look()
         return allocation is not None and not allocation.runs
 
-    def release(self) -> None:
-        """Give the nodes back. Waits a short time for Slurm: the job ends by itself as well."""
+    def release(self) -> str:
+        """Give the nodes back; return what may be left, empty once Slurm has agreed. Waits a short
+        time for Slurm: scancel goes on without us, and the job ends by itself as well."""
         if not self._is_asked:
-            return
+            return ""
         with contextlib.suppress(OSError):  # on a full disk it is cancelled only
             write_atomically(self._released, "")
-        self._client.cancel(self.job_id or f"--name={self._name}", timeout_s=CANCEL_S)
+        job = self.job_id or f"--name={self._name}"
+        if self._client.cancel_within(CANCEL_S, job):
+            return ""
+        who = f"job {self.job_id}" if self.job_id else f"a job {self._name}, if Slurm took it,"
+        return f"not confirmed that {who} is cancelled; if it starts, it ends within {LOOK_S} s"
 
     def script(self, minutes: int) -> str:
         """The batch script of its job."""

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -250,6 +251,15 @@ class SlurmClient:
             return self.run("scancel", *jobs, timeout_s=timeout_s).returncode == 0
         except (OSError, subprocess.TimeoutExpired):
             return False
+
+    def cancel_within(self, seconds: float, *jobs: str) -> bool:
+        """Cancel jobs; return whether Slurm has accepted that in this time. The command goes on
+        without us, also when this process ends: a pending job would wait for its turn otherwise."""
+        accepted: list[bool] = []
+        thread = threading.Thread(target=lambda: accepted.append(self.cancel(*jobs)), daemon=True)
+        thread.start()
+        thread.join(seconds)
+        return accepted == [True]
 
     def job_states(
         self, job_ids: Iterable[str], words: Mapping[str, Words] | None = None

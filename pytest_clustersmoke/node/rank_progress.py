@@ -79,7 +79,7 @@ class RankWatch:
         queued: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._job, self._stopped, self._agent = job, stopped, agent
-        self._queued, self._queued_s = queued, 0.0
+        self._queued, self.queued_s = queued, 0.0
         self._numbered = agent is None or numbers_by_node(job.spec)
         self._limits: dict[str, float] = job.spec["stage_limits_s"]
         now = time.monotonic()
@@ -158,9 +158,9 @@ class RankWatch:
         """Extend all limits by the time the job was stopped since the last call, and those of the
         stages by the time it waited for a CPU."""
         stopped_s = max(0.0, self._stopped() - self.paused_s)
-        queued_s = self._queued() - self._queued_s
+        queued_s = self._queued() - self.queued_s
         self.paused_s += stopped_s
-        self._queued_s += queued_s
+        self.queued_s += queued_s
         self._timeout_at += stopped_s
         for rank in self._ranks:
             after_s = rank.progressed_at + stopped_s + queued_s

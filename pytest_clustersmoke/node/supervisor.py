@@ -32,6 +32,9 @@ from .rank_progress import RankWatch, Trouble
 TICK_S = 0.1
 # How messages name a launcher, if not by the key's value.
 PROGRAMS = {"none": "the program", "torchrun-c10d": "torchrun", "srun": "srun's step"}
+# The ranks' limits are longer by the time for which they wait for a CPU. Who watches from outside
+# must know: a node that writes nothing for longer than a limit is lost.
+QUEUED_S = 20.0
 FLAG_POLL_S = 0.5  # so every node sees the flag within a second, with little load on a shared disk
 # From TERM to KILL. If the launcher still runs, the phase is cut short: its dumps are already
 # taken, and a controller that cancels does not wait much longer. Processes that outlived the
@@ -59,7 +62,7 @@ def supervise_ranks(
         events.write(
             "launcher_start", launcher=name, command=command, pid=pid, pid_started=started_s
         )
-        trouble = _watch(job, agent, watch)
+        trouble = _watch(job, agent, watch, events)
         seconds = time.monotonic() - started
         result = _judge_node(name, agent, watch, trouble)
         if not result["ok"]:
@@ -95,14 +98,18 @@ def supervise_ranks(
     }
 
 
-def _watch(job: NodeJob, agent: Agent, watch: RankWatch) -> Trouble | None:
+def _watch(job: NodeJob, agent: Agent, watch: RankWatch, events: EventWriter) -> Trouble | None:
     """Follow the ranks until the launcher ends (None) or something is wrong. A rank that ended with
     its launcher, or was it, still is a death."""
-    next_flag, held = 0.0, False
+    next_flag, held, queued_s = 0.0, False, 0.0
     while True:
         returncode = agent.poll()
         watch.read()
         trouble = watch.trouble()
+        if watch.queued_s - queued_s >= QUEUED_S:
+            queued_s = watch.queued_s
+            with contextlib.suppress(OSError):  # a full disk
+                events.write("queued", seconds=round(queued_s, 1))
         if held != watch.has_dead_rank():
             # Before the launcher sees the exit and ends the other ranks, whose dumps are not taken.
             held = not held

@@ -1,5 +1,5 @@
 """What makes the end of a run short: what writes the report is loaded while the first jobs run, and
-the interpreter searches for no garbage as it ends."""
+neither pytest nor the interpreter searches all of that for garbage as it ends."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ def prepare_end(board: Board) -> None:
 
 def _load(board: Board) -> None:
     board.wait_for_submission()
+    _import_report()
+    if not gc.get_freeze_count():  # once in a process: what is frozen is never freed
+        # pytest searches five times at its end, for what the tests left. What was there before them
+        # is searched now, while jobs run.
+        gc.collect()
+        gc.freeze()
+
+
+def _import_report() -> None:
     with contextlib.suppress(Exception):  # it is raised again where the report is written
         from prometheus_client.core import GaugeMetricFamily  # noqa: F401
         from prometheus_client.openmetrics import exposition  # noqa: F401

@@ -108,4 +108,5 @@ class IsolationPlace:
         if hold is not None:
             with contextlib.suppress(OSError):  # another controller has the run: its job ends
                 self._session.fence.check()
-                hold.release()
+                if left := hold.release():
+                    self._say(f"isolating {self._phase.name}: {left}")

@@ -18,7 +18,9 @@ import pytest
 
 from pytest_clustersmoke.evidence import locks
 from pytest_clustersmoke.evidence.locks import (
+    ControllerFence,
     ControllerLock,
+    Superseded,
     describe_run,
     find_holder,
     seize_run,
@@ -163,6 +165,29 @@ def test_two_looks_at_a_dead_run_do_not_take_each_other_for_its_controller(tmp_p
     os.close(other)
     with held_elsewhere(run, tmp_path / "report"):
         assert find_holder(run, 0.0).startswith("pid ")
+
+
+def test_successor_is_seen_although_nfs_remembers_that_its_file_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at a file that is missing is remembered for up to a minute; a directory that is opened
+    is asked for at the server."""
+    run = made(tmp_path)
+    fence = ControllerFence(run)
+    fence.check()
+    ControllerFence(run)
+    stat = os.stat
+
+    def stat_by_memory(path: Any, *args: Any, **values: Any) -> os.stat_result:
+        if Path(path) == fence.successor:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return stat(path, *args, **values)
+
+    monkeypatch.setattr(os, "stat", stat_by_memory)
+    assert not fence.successor.exists()
+    with pytest.raises(Superseded, match=f"pid {os.getpid()} on .* has taken this run over"):
+        fence.check()
+    assert fence.is_superseded
 
 
 def test_report_directory_points_to_the_run(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pytest_clustersmoke.evidence.scheduler_record import (
     SchedulerRecord,
     read_scheduler_record,
 )
+from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.job_watch import WatchedJob
 from pytest_clustersmoke.jobs.outcome import judge_job
@@ -191,6 +192,45 @@ def test_name_of_failed_node_is_waited_for(tmp_path: Path, clock: Clock) -> None
     (evidence.dir.submitit / "7_0_log.err").write_text("")
     assert not job.is_over()
     clock.now += job_watch.NODE_NAMED_S + 0.1
+    assert job.is_over()
+
+
+def test_nodes_that_survive_another_have_time_to_write_what_they_saw(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Two of four failed. The others first end their ranks, and a shared file system may show their
+    results later; but they are not waited for as long as they like."""
+    evidence = Evidence(tmp_path, nodes=4).started()
+    evidence.dir.submitit.mkdir()
+    log = "srun: error: Node failure on n[1-2]\n"
+    (evidence.dir.submitit / "7_0_log.err").write_text(log)
+    job = watched(evidence)
+    job.record_state(JobState("ended", "NODE_FAIL"))
+    clock.now += job_watch.NODE_NAMED_S - 0.1
+    evidence.node(0, ok=False)
+    assert not job.is_over()
+    evidence.node(3, ok=False)
+    assert job.is_over() and job.results.keys() == {0, 3}
+    job = watched(Evidence(tmp_path / "silent", nodes=2).started())
+    job.record_state(JobState("ended", "NODE_FAIL"))
+    clock.now += job_watch.NODE_NAMED_S - 0.1
+    assert not job.is_over()
+    clock.now += 0.2
+    assert job.is_over()
+
+
+def test_result_after_the_failure_of_another_node_may_be_shown_later(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Also where the node that failed for Slurm, whose daemon was killed, goes on to write."""
+    evidence = Evidence(tmp_path, nodes=2).started().node(0, ok=False)
+    evidence.dir.submitit.mkdir()
+    (evidence.dir.submitit / "7_0_log.err").write_text("srun: error: Node failure on n1\n")
+    job = watched(evidence)
+    job.record_state(JobState("ended", "NODE_FAIL"))
+    clock.now += job_watch.RESULT_GRACE_S - 0.1
+    assert not job.is_over()
+    clock.now += 0.2
     assert job.is_over()
 
 
@@ -441,7 +481,8 @@ def test_forgotten_job_is_watched_while_its_ranks_write(
     events: list[tuple[str, dict[str, Any]]], limit_s: float, tmp_path: Path, clock: Clock
 ) -> None:
     """A Slurm that lost its state knows nothing of a job that still trains. It is lost once a rank
-    is silent for longer than its stage may take, and may run even then."""
+    is silent for longer than its stage may take, and its node has not ended it in the time that
+    NFS may need to show that. It may run even then."""
     evidence = Evidence(tmp_path).started()
     job = forgotten(evidence)
     for _ in range(60):
@@ -450,8 +491,38 @@ def test_forgotten_job_is_watched_while_its_ranks_write(
         assert not job.is_over()
     evidence.dir.rank_events(0).unlink()
     evidence.rank(0, *events)
-    assert lost_after_s(job, clock) == pytest.approx(limit_s, abs=3 * job_watch.FORGOTTEN_LOOK_S)
-    assert job.may_run
+    expected = pytest.approx(
+        limit_s + job_watch.COMPLETED_GRACE_S, abs=3 * job_watch.FORGOTTEN_LOOK_S
+    )
+    assert lost_after_s(job, clock) == expected and job.may_run
+
+
+def test_forgotten_job_whose_ranks_wait_for_a_cpu_is_not_lost(tmp_path: Path, clock: Clock) -> None:
+    """Its node says so from time to time: there the ranks' limits are longer by that."""
+    evidence = Evidence(tmp_path).started().rank(0, ("stage", {"name": "train", "state": "begin"}))
+    job = forgotten(evidence)
+    events = EventWriter(evidence.dir.node_events(0))
+    for _ in range(10):
+        events.write("queued", seconds=20.0)
+        clock.now += 300
+        assert not job.is_over()
+    limit_s = 300 + job_watch.COMPLETED_GRACE_S
+    assert lost_after_s(job, clock) < limit_s + 3 * job_watch.FORGOTTEN_LOOK_S
+
+
+def test_forgotten_job_that_writes_a_trace_may_do_so_for_as_long_as_it_may_run(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """The limit of a step does not count meanwhile."""
+    begun: list[tuple[str, dict[str, Any]]] = [
+        ("stage", {"name": "train", "state": "begin"}),
+        ("step", {"step": 3}),
+    ]
+    evidence = Evidence(tmp_path).started().rank(0, *begun, ("trace_write", {"state": "begin"}))
+    assert lost_after_s(forgotten(evidence), clock) > 3600
+    written = Evidence(tmp_path / "written").started()
+    written.rank(0, *begun, *[("trace_write", {"state": state}) for state in ("begin", "end")])
+    assert lost_after_s(forgotten(written), clock) < 90 + 2 * job_watch.COMPLETED_GRACE_S
 
 
 def test_forgotten_job_is_lost_after_its_own_time_limit(tmp_path: Path, clock: Clock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from pytest_clustersmoke.jobs.node_hold import WAIT, NodeHold
 from pytest_clustersmoke.jobs.slurm_client import SlurmClient
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
+from tests.support.waiting import wait_for
 
 RUNNING = "JobId=7 UserId=ann(1001) JobState={} Reason={} NodeList=n[0-3] EndTime=Unknown"
 
@@ -119,6 +121,36 @@ def test_allocation_whose_submission_is_unanswered_is_cancelled_by_its_name(
     assert hold.ask(60, 3600).startswith("sbatch: ")
     hold.release()
     assert "scancel --name=clustersmoke-run1-small.isolate" in slurm.calls()
+
+
+def test_scancel_goes_on_where_slurm_answers_late(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that still waits for its nodes would be left in the queue."""
+    monkeypatch.setattr(node_hold, "CANCEL_S", 0.05)
+    slurm.answers("sbatch", "7\n")
+    slurm.answers("scontrol", RUNNING.format("PENDING", "Resources"))
+    gate, done = tmp_path / "gate", tmp_path / "done"
+    os.mkfifo(gate)
+    answer = os.open(gate, os.O_RDWR)  # what is written waits there for who reads
+    slurm.folder.joinpath("scancel.answer").write_text(f"read word < '{gate}'; : > '{done}'\n")
+    hold = make_hold(tmp_path, slurm)
+    hold.ask(0, 3600)
+    left = hold.release()
+    assert left.startswith("not confirmed that job 7 is cancelled; if it starts, it ends")
+    os.write(answer, b"go\n")
+    wait_for("scancel's end", done.exists)
+    os.close(answer)
+
+
+def test_end_of_the_allocation_that_slurm_confirms_needs_no_words(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    slurm.answers("sbatch", "7\n")
+    slurm.answers("scontrol", RUNNING.format("PENDING", "Resources"))
+    hold = make_hold(tmp_path, slurm)
+    hold.ask(0, 3600)
+    assert hold.release() == ""
 
 
 # Instead of a sleep, the Nth look makes a change; a sign of life is another time of the file.

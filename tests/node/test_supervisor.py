@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.telemetry import EventWriter, read_events
 from pytest_clustersmoke.node import process_tree, supervisor
 from pytest_clustersmoke.node.abort_flag import raise_abort
 from pytest_clustersmoke.node.agent import LauncherProcess
@@ -194,6 +196,32 @@ def test_torchrun_that_cannot_be_ended_does_not_hide_the_reason(
     monkeypatch.setattr(process_tree, "end", lambda group, grace_s: ended.extend(group))
     supervisor._end(LauncherProcess(Asleep()), RankWatch(job), process_tree.children())
     assert ended == []
+
+
+def test_node_whose_ranks_wait_for_a_cpu_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who watches it from outside must not take it for lost; and one that waits for a moment only
+    writes nothing."""
+    monkeypatch.setattr(supervisor, "TICK_S", 0.0)
+    job, waited = make_job(tmp_path), iter(range(0, 100_000, 3))
+    events = EventWriter(job.dir.node_events(0))
+    watch = RankWatch(job, queued=lambda: float(next(waited)))
+
+    class Launcher(subprocess.Popen[bytes]):
+        def __init__(self) -> None:
+            self.returncode, self.pid = None, os.getpid()
+
+        def poll(self) -> int | None:
+            return 0 if watch.queued_s > 200 else None
+
+        def __del__(self, *_: Any) -> None:
+            pass
+
+    assert supervisor._watch(job, LauncherProcess(Launcher()), watch, events) is None
+    said = [each["seconds"] for each in read_events(job.dir.node_events(0)).named("queued")]
+    assert said[0] >= supervisor.QUEUED_S and 200 - said[-1] < 1.5 * supervisor.QUEUED_S
+    assert all(after - before >= supervisor.QUEUED_S for before, after in pairwise(said))
 
 
 @pytest.mark.parametrize("killed_after", ["launcher_start", "claim"])

@@ -62,6 +62,41 @@ def test_interpreter_that_ends_searches_no_garbage() -> None:
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
+LOADS = """
+import gc, threading, weakref
+from pytest_clustersmoke.session.early_load import prepare_end
+from pytest_clustersmoke.session.live.board import Board
+
+class Garbage:
+    def __init__(self):
+        self.me = self
+
+def load():
+    board = Board(["a"])
+    board.set_submitted("a", "7", 0.0, None)
+    prepare_end(board)
+    for thread in threading.enumerate():
+        if thread.name == "clustersmoke-load":
+            thread.join()
+    return gc.get_freeze_count()
+
+gc.disable()
+garbage = weakref.ref(Garbage())
+before = len(gc.get_objects())
+frozen = load()
+print(frozen > before, len(gc.get_objects()) < before / 10, garbage() is None)
+kept = [[] for _ in range(1000)]
+print(load() <= frozen)
+"""
+
+
+def test_what_was_there_before_the_tests_is_searched_for_garbage_while_jobs_run() -> None:
+    """pytest searches five times at its end, for the garbage of the tests. A second run in one
+    process sets nothing more aside: that is never freed."""
+    done = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True"] * 4, done.stderr
+
+
 def test_no_template_is_left_to_be_compiled_for_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling all takes longer than to fill them in."""
     page.load_templates()
