@@ -253,7 +253,6 @@ def add_made_nccl_calls(path: Path, count: int) -> None:
     path.write_bytes(pickle.dumps(dump))
 
 
-
 @pytest.mark.parametrize(
     ("name", "expected", "ranks", "words"),
     [
