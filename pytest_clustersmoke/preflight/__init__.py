@@ -116,5 +116,5 @@ def find_start_problems(
         *find_missing_commands(profile, environ),
         *find_unusable_paths(profile, phases, report_dir),
         *shared_paths.find_unshared(profile, phases, environ),
-        *disk_space.find_lack_of_space(profile, phases),
+        *disk_space.find_lack_of_space(profile, phases, environ),
     ]
