@@ -7,10 +7,15 @@ surrogates become U+FFFD. All printable text stays.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 REPLACEMENT = "\ufffd"
+_VALUE = r"(?:[-+]?(?:\d[\d_.]{0,30}(?:e[-+]?\d{1,4})?j?|nan|inf)|True|False|\.\.\.)"
+_BETWEEN = r"[\s,\[\]]{1,200}"
+# More than eight of them, in brackets; the first two are kept.
+VALUES = re.compile(rf"(?<=\[)(\s{{0,20}}{_VALUE}{_BETWEEN}{_VALUE})(?:{_BETWEEN}{_VALUE}){{7,}}")
 # How bad it is: only a failure decides a verdict, and a note asks for nothing.
 FAILURE, WARNING, NOTE = "failure", "warning", "note"
 
@@ -102,6 +107,12 @@ def clip(text: str, most: int) -> str:
     kept = text[: most - 3]
     words = kept if text[most - 3].isspace() else kept.rpartition(" ")[0].rstrip(" ,;:(")
     return f"{(words if 2 * len(words) > len(kept) else kept).rstrip()}..."
+
+
+def abridge_values(text: str) -> str:
+    """The text with the values of tensors and long lists of numbers cut: `tensor([1., 2., ...])`.
+    What stands before and after them stays."""
+    return VALUES.sub(r"\1, ...", text)
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -56,7 +56,7 @@ class Swept(Started, TalkedInsideNodes):
     gpus_per_node=2,
     args=SIZES,
     small=SMALL,
-    needs={"whole_nodes": True},
+    needs={"whole_nodes": True, "min_ranks": 2},
 )
 class TestAllReduceOnOneNode(Swept):
     """Inside a node: NVLink, PCIe or shared memory."""

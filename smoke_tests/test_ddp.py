@@ -7,6 +7,7 @@ from pytest_clustersmoke.criteria import PhaseView, TalkedBetweenNodes, TalkedIn
 
 SIZES = {"hidden_size": 2048, "batch_size": 64, "steps": 100}
 SMALL = {"hidden_size": 128, "batch_size": 32, "steps": 30, "learning_rate": 0.001}
+NEEDS = {"min_ranks": 2}
 
 
 class TrainedWithDdp(Trained):
@@ -23,12 +24,16 @@ class TrainedWithDdp(Trained):
 
 
 @pytest.mark.ddp
-@pytest.mark.phase("ddp_2gpu", script="train_mlp.py", gpus_per_node=2, args=SIZES, small=SMALL)
+@pytest.mark.phase(
+    "ddp_2gpu", script="train_mlp.py", gpus_per_node=2, args=SIZES, small=SMALL, needs=NEEDS
+)
 class TestDdpOnTwoGpus(TrainedWithDdp, TalkedInsideNodes):
     """100,681,728 parameters."""
 
 
 @pytest.mark.ddp
-@pytest.mark.phase("ddp_2node", script="train_mlp.py", nodes=2, args=SIZES, small=SMALL)
+@pytest.mark.phase(
+    "ddp_2node", script="train_mlp.py", nodes=2, args=SIZES, small=SMALL, needs=NEEDS
+)
 class TestDdpOnTwoNodes(TrainedWithDdp, TalkedBetweenNodes):
     """The same, on two nodes of one GPU."""

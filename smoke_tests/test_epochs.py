@@ -29,6 +29,7 @@ AVERAGED = {
         "base_batch": 64,
     },
     small={"width": 32, "examples": 256, "batch_size": 16, "base_batch": 16},
+    needs={"min_ranks": 2},
 )
 class TestDdpInEpochs(Trained, TalkedInsideNodes):
     """Each rank sees its own share of a finite dataset."""

@@ -23,7 +23,7 @@ SMALL = {
     "seq_len": 64,
     "learning_rate": 0.005,
 }
-NEEDS = {"bf16": True, "downloads": "Mistral-7B"}
+NEEDS = {"bf16": True, "downloads": "Mistral-7B", "min_ranks": 2}
 
 
 class FineTuned(Trained, TalkedInsideNodes):

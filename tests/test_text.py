@@ -7,6 +7,7 @@ import pytest
 from pytest_clustersmoke.text import (
     Problem,
     UsageProblems,
+    abridge_values,
     clip,
     format_bytes,
     format_seconds,
@@ -66,6 +67,30 @@ def test_long_list_is_shortened(words: list[str], most: int, separator: str, tex
 def test_many_lines_are_shortened(most: int | None, lines: list[str]) -> None:
     """The first lines stay; the last says how many more there are, and where."""
     assert shorten_lines(["a", "b", "c"], most, " (--all)") == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        (
+            "loss is tensor([[ 0.1, -2e-05, nan],\n [1., inf, 3.],\n ..., [7, 8, 9]],\n "
+            "device='cuda:3'): stop at step 12",
+            "loss is tensor([[ 0.1, -2e-05, ...]],\n device='cuda:3'): stop at step 12",
+        ),
+        ("array([True, " + "False, " * 99 + "True]) differs", "array([True, False, ...]) differs"),
+        (f"{[*range(10_000)]} and {[1.0] * 99}", "[0, 1, ...] and [1.0, 1.0, ...]"),
+        ("the size of tensor a [2, 3, 4, 5, 6, 7, 8] must", ""),  # a shape
+        ("ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 11", ""),
+        ("[" * 5000 + "1," * 5000, ""),
+        ("[node1, node2, node3, node4, node5, node6, node7, node8, node9]", ""),
+    ],
+)
+def test_values_of_a_tensor_are_cut(text: str, short: str) -> None:
+    """Words, shapes and names stay, and so does what follows."""
+    if text.startswith("[["):
+        assert abridge_values(text) == "[" * 5000 + "1,1, ...,"
+    else:
+        assert abridge_values(text) == (short or text)
 
 
 def test_counts_and_ranges_are_formatted() -> None:

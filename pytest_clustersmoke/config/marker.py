@@ -56,7 +56,7 @@ VALUES: Mapping[type, str] = {
 @dataclass(frozen=True)
 class Needs:
     """What a phase needs of a cluster besides its nodes and GPUs; `clustersmoke init` writes its
-    profile by this."""
+    profile by this, and a run with fewer nodes or ranks than it is useful on is refused."""
 
     bf16: bool = False
     writes_gib: float = 0.0  # its checkpoint
@@ -64,6 +64,7 @@ class Needs:
     extra: str = ""  # the extra of this package that its program needs besides `train`
     whole_nodes: bool = False  # it uses all GPUs of its nodes
     min_nodes: int = 0  # the fewest nodes it is useful on; 0 if it needs all of its `nodes`
+    min_ranks: int = 0  # the fewest ranks that its criteria can hold with
 
 
 @dataclass(frozen=True)

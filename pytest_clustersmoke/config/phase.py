@@ -96,6 +96,8 @@ class Phase:
     nodes_fixed: bool = False  # its program runs on this number of nodes only
     peaks: Sourced = Sourced("once", DEFAULT)  # when to measure what its devices can do
     writes_gib: float = 0.0  # its checkpoint
+    min_nodes: int = 0  # the fewest that its criteria can hold on
+    min_ranks: int = 0
     base: str = ""  # the phase of whose sweep this one is a point
     point: Mapping[str, Any] = field(default_factory=dict)  # arguments that differ from the phase's
     staged: Staged | None = None  # set only by --cluster-prove
@@ -222,6 +224,8 @@ def resolve(marked: PhaseMarker, profile: Profile, settings: Iterable[Setting]) 
         args={**args, **small} if profile.sizes == "small" else args,
         small=small,
         writes_gib=0.0 if profile.sizes == "small" else marked.needs.writes_gib,
+        min_nodes=marked.needs.min_nodes,
+        min_ranks=marked.needs.min_ranks,
         slurm=_with_sources(profile, ("slurm",), profile.slurm),
         stage_limits_s=_with_sources(profile, ("stage_limits_s",), dict(profile.stage_limits_s)),
     )
@@ -341,33 +345,6 @@ def find_undefined(marked: Iterable[PhaseMarker], profile: Profile) -> list[str]
         for name in profile.phases
         if name not in names
     ]
-
-
-def check_sizes(phase: Phase, profile: Profile) -> list[Problem]:
-    """Find sizes that exceed the cluster's hardware."""
-    problems = []
-    has, wants = profile.hardware.gpus_per_node, phase.gpus_per_node
-    if wants.value > has:
-        problems.append(
-            Problem(
-                f"phase `{phase.name}` asks for {wants.value} GPUs per node",
-                wants.source,
-                f"at most {has} (`hardware.gpus_per_node` of {profile.name}, "
-                f"{profile.where('hardware', 'gpus_per_node')})",
-                "change the phase's `gpus_per_node`, or remove the phase from `phases`",
-            )
-        )
-    most = profile.most_nodes
-    if most is not None and phase.nodes.value > most:
-        key = "hardware.nodes" if most == profile.hardware.nodes else "hosts"
-        problems.append(
-            Problem(
-                f"phase `{phase.name}` asks for {phase.nodes.value} nodes",
-                phase.nodes.source,
-                f"at most {most} (`{key}` of {profile.name})",
-            )
-        )
-    return problems
 
 
 def check_order(phases: Iterable[Phase], names: Collection[str]) -> list[Problem]:

@@ -12,7 +12,7 @@ from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.process_start import identity
-from ..evidence.telemetry import parse_int, parse_number, parse_numbers, parse_texts
+from ..evidence.telemetry import parse_int, parse_number, parse_numbers, parse_text, parse_texts
 from . import finite_values, outvoted_ranks, training_proofs, twin_run, workload
 from .transport_sides import Transports
 
@@ -69,6 +69,9 @@ def check_resumption(phase: PhaseResult) -> None:
         for rank, resumed in zip(before.ranks, after.ranks, strict=True):
             _check_rank(rank, resumed, asked)
             _check_next_loss(rank, resumed, training_proofs.list_precisions(after))
+    for rank in (rank for attempt in attempts[1:] for rank in attempt.ranks):
+        if unread := _find_unread(rank):
+            raise Unmeasured("checkpoint", unread)
 
 
 def _check_rank(before: RankResult, after: RankResult, asked: int | None) -> None:
@@ -87,9 +90,15 @@ def _check_rank(before: RankResult, after: RankResult, asked: int | None) -> Non
         fail(f"{after} went on in the process that stopped; expected a new one")
     if first != stopped:
         fail(f"{after} went on at step {first}; expected {stopped}")
-    if resume.get("equal") is not True or not parse_int(resume.get("tensors")):
+    compared = parse_int(resume.get("tensors")) or _find_unread(after)
+    if resume.get("equal") is not True or not compared:
         names = ", ".join(parse_texts(resume.get("mismatched"))) or "it holds no tensors"
         fail(f"{after} loaded another state than was saved: {names}")
+
+
+def _find_unread(after: RankResult) -> str:
+    """Why not all of the state that the rank loaded could be compared; empty if it could."""
+    return parse_text((after.events.last("resume") or {}).get("not_measured")) or ""
 
 
 def _check_next_loss(before: RankResult, after: RankResult, precisions: set[str]) -> None:

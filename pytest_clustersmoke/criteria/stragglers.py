@@ -111,24 +111,22 @@ def find_stragglers(phase: PhaseResult) -> list[Straggler]:
     """The ranks that fall behind, each once, the slowest first."""
     if phase.world_size < 2:
         raise Unmeasured("stragglers", "there is no other rank to compare with")
-    _require_own_devices(phase.ranks)
+    if shared := describe_sharing(phase.ranks):
+        raise Unmeasured("stragglers", shared)
     named: dict[int, Straggler] = {}
     for straggler in (*_late_to_reduce(phase), *_slow_alone(phase)):
         named.setdefault(straggler.rank.rank, straggler)
     return sorted(named.values(), key=lambda straggler: -straggler.own_s)
 
 
-def _require_own_devices(ranks: Sequence[RankResult]) -> None:
-    """Raise Unmeasured if two ranks share a GPU, as virtual nodes of one machine may: each computes
-    while the other waits, so their times say nothing of either."""
+def describe_sharing(ranks: Sequence[RankResult]) -> str:
+    """Two ranks that share a GPU, as those of virtual nodes of one machine may: each computes while
+    the other waits, so their times say nothing of either. Empty if none do."""
     users: dict[str, RankResult] = {}
     for rank in ranks:
-        if rank.gpu_uuid and users.setdefault(rank.gpu_uuid, rank) is not rank:
-            raise Unmeasured(
-                "stragglers",
-                f"{users[rank.gpu_uuid]} and {rank} share a GPU ({rank.gpu_uuid}), and slow each "
-                "other down",
-            )
+        if rank.gpu_uuid and (other := users.setdefault(rank.gpu_uuid, rank)) is not rank:
+            return f"{other} and {rank} share a GPU ({rank.gpu_uuid}), and slow each other down"
+    return ""
 
 
 def find_slow_groups(groups: Sequence[PhaseResult]) -> list[bool]:

@@ -289,7 +289,8 @@ def check_reload(phase: PhaseResult) -> None:
     records = phase.events("reload")
     require_all_ranks(phase, records, "the comparison after reload")
     for rank, record in records.items():
-        if record.get("equal") is not True or not record.get("tensors"):
+        compared = record.get("tensors") or _reason_of(record)
+        if record.get("equal") is not True or not compared:
             if record.get("tensors") and replicas_differ(phase):
                 raise Unmeasured(
                     "checkpoint", "the ranks trained different parameters, and one was saved"
@@ -299,6 +300,8 @@ def check_reload(phase: PhaseResult) -> None:
                 f"{record.get('tensors')} tensors compared with what was saved, mismatched: "
                 f"{record.get('mismatched')}"
             )
+    if reason := next(filter(None, map(_reason_of, records.values())), ""):
+        raise Unmeasured("checkpoint", reason)
 
 
 def require_all_ranks(phase: PhaseResult, records: Mapping[int, Any], subject: str) -> None:

@@ -1,5 +1,5 @@
 """Which rank fell out of step, from the flight recorders of all ranks. Within each process group,
-calls with the same number belong together.
+calls with the same number on the same backend belong together.
 
 A call that differs between ranks is a mismatch: if more than half of the group agree, the others
 are out of step; otherwise it is unknown which are. If all agree, a rank whose calls end before the
@@ -20,6 +20,7 @@ from ..text import name_ranks, sanitize_line
 from .flight_recorder import (
     DEFAULT_GROUP,
     P2P,
+    Channel,
     CollectiveCall,
     FlightRecord,
     read_torch_dump,
@@ -67,8 +68,8 @@ def find_first_mismatch(records: Mapping[int, FlightRecord], world_size: int) ->
     """The first call, near the end of the record, on which the ranks of a group disagree."""
     mismatches = [
         mismatch
-        for group in sorted({name for record in records.values() for name in record.calls})
-        if (mismatch := _mismatch_in(group, records, world_size)) is not None
+        for channel in sorted({each for record in records.values() for each in record.calls})
+        if (mismatch := _mismatch_in(channel, records, world_size)) is not None
     ]
     return min(mismatches, key=_created_at, default=None)
 
@@ -85,14 +86,30 @@ def members(group: str, records: Mapping[int, FlightRecord], world_size: int) ->
     listed = {record.members[group] for record in records.values() if group in record.members}
     if len(listed) == 1:
         return tuple(rank for rank in next(iter(listed)) if rank < world_size)
-    return tuple(sorted(rank for rank, record in records.items() if group in record.calls))
+    return tuple(sorted(rank for rank, record in records.items() if _backends(group, record)))
+
+
+def _backends(group: str, record: FlightRecord) -> set[str]:
+    """The backends on which a rank called something in the group."""
+    return {channel.backend for channel in (*record.calls, *record.p2p) if channel.group == group}
+
+
+def name_channel(channel: Channel, records: Mapping[int, FlightRecord]) -> str:
+    """The group, as shown to users; with its backend if the ranks used several in it."""
+    group, backend = channel
+    described = (record.descriptions.get(group, "") for record in records.values())
+    words = [next(filter(None, described), "")]
+    if len({each for record in records.values() for each in _backends(group, record)}) > 1:
+        words.append(backend)
+    shown = ", ".join(filter(None, words))
+    return f"{group} ({shown})" if shown else group
 
 
 def _mismatch_in(
-    group: str, records: Mapping[int, FlightRecord], world_size: int
+    channel: Channel, records: Mapping[int, FlightRecord], world_size: int
 ) -> Mismatch | None:
-    group_ranks = members(group, records, world_size)
-    known = {rank: records[rank].calls.get(group, {}) for rank in group_ranks if rank in records}
+    group_ranks = members(channel.group, records, world_size)
+    known = {rank: records[rank].calls.get(channel, {}) for rank in group_ranks if rank in records}
     reached_by_all = min((max(calls, default=0) for calls in known.values()), default=0)
     for number in sorted({n for calls in known.values() for n in calls}):
         sides = _sides(number, known)
@@ -100,7 +117,7 @@ def _mismatch_in(
             continue
         if number < reached_by_all - HABIT:
             return None
-        name = next(record for record in records.values() if group in record.calls).name(group)
+        name = name_channel(channel, records)
         majority = sides[0][1] if 2 * len(sides[0][1]) > len(group_ranks) else ()
         ranks = {rank for _, side in sides for rank in side} - set(majority)
         how = _describe_departure(number, known[sides[0][1][0]], known[sides[1][1][0]])
@@ -191,10 +208,10 @@ def pending_calls(records: Mapping[int, FlightRecord]) -> dict[int, tuple[str, C
     """Rank -> the group, as shown to users, and the first call in it that has not ended."""
     pending: dict[int, tuple[str, CollectiveCall]] = {}
     for rank, record in records.items():
-        for group in record.calls:
-            call = record.pending(group)
+        for channel in record.calls:
+            call = record.pending(channel)
             if call is not None:
-                pending.setdefault(rank, (record.name(group), call))
+                pending.setdefault(rank, (name_channel(channel, records), call))
     return pending
 
 
@@ -211,19 +228,20 @@ def _waits(records: Mapping[int, FlightRecord], world_size: int, failed: set[int
     """Every rank that waits, with the ranks that never arrived."""
     waits = []
     for rank, record in sorted(records.items()):
-        for group, calls in record.calls.items():
-            call = record.pending(group)
-            if call is None and rank in failed and record.last(group):
-                call = calls[record.last(group)]
+        for channel, calls in record.calls.items():
+            call = record.pending(channel)
+            if call is None and rank in failed and record.last(channel):
+                call = calls[record.last(channel)]
             if call is None:
                 continue
             absent = tuple(
                 member
-                for member in members(group, records, world_size)
-                if member in records and records[member].last(group) < call.number
+                for member in members(channel.group, records, world_size)
+                if member in records and records[member].last(channel) < call.number
             )
             if absent:
-                waits.append(Absence(record.name(group), call.number, call, absent, (rank,)))
+                name = name_channel(channel, records)
+                waits.append(Absence(name, call.number, call, absent, (rank,)))
         waits += _p2p_waits(rank, record, records, world_size)
     return waits
 
@@ -235,8 +253,8 @@ def _p2p_waits(
     matching calls. They are judged only if neither record was overwritten. Peers are numbered
     within the group."""
     waits = []
-    for group, calls in record.p2p.items():
-        group_ranks = members(group, records, world_size)
+    for channel, calls in record.p2p.items():
+        group_ranks = members(channel.group, records, world_size)
         counts: dict[tuple[str, int], int] = defaultdict(int)
         for call in calls:
             match = P2P.search(call.kind)
@@ -248,10 +266,10 @@ def _p2p_waits(
                 continue
             other = records[group_ranks[peer]]
             back = f"recv {peer}<-{mine}" if match[1] == "send" else f"send {peer}->{mine}"
-            answered = sum(answer.kind == back for answer in other.p2p.get(group, ()))
+            answered = sum(answer.kind == back for answer in other.p2p.get(channel, ()))
             if record.whole and other.whole and answered < counts[match[1], peer]:
-                absent = (group_ranks[peer],)
-                waits.append(Absence(record.name(group), call.number, call, absent, (rank,)))
+                name, absent = name_channel(channel, records), (group_ranks[peer],)
+                waits.append(Absence(name, call.number, call, absent, (rank,)))
                 break
     return waits
 
@@ -336,12 +354,12 @@ class TorchDumps:
         record = self.records[rank]
         if not record.has_calls:
             return record.evidence(f"rank {rank}: no entries; it enqueued no collective")
-        group = min(record.calls or record.p2p or record.enqueued)
-        last = record.last(group)
-        call = record.calls.get(group, {}).get(last)
+        channel = min(record.calls or record.p2p or map(Channel, record.enqueued))
+        last = record.last(channel)
+        call = record.calls.get(channel, {}).get(last)
         state = "" if call is None else ", ended" if call.ended else ", has not ended"
         what = f"{call}{state}" if call is not None else "known only by its number"
-        return record.evidence(f"rank {rank}: last call {last} of group {group}: {what}")
+        return record.evidence(f"rank {rank}: last call {last} of group {channel.group}: {what}")
 
     def _differing(self, mismatch: Mismatch) -> Finding:
         sides = [f"{name_ranks(ranks)}: {call}" for call, ranks in mismatch.sides[:3]]

@@ -10,7 +10,8 @@ version: 2.2 numbers calls by `seq_id` and groups by `pg_id`, which each process
 (only 0, the default group, is the same on all ranks); 2.3 has `pg_name`; 2.4 and later have
 `process_group` (name, description), `collective_seq_id` and `p2p_seq_id`. gloo, recorded since 2.6,
 leaves `state` at "scheduled": `retired` shows that a call has ended. The recorder is a ring buffer:
-the first calls may be gone.
+the first calls may be gone. A group with several backends (`cpu:gloo,cuda:nccl`) has calls in both
+recorders, and each backend numbers its own from 1.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..evidence.finding import MAX_TEXT, Evidence
 from ..evidence.run_directory import PhaseDir
@@ -50,6 +51,13 @@ UNEVEN = re.compile(r"gather$|scatter$|all_?to_?all|reduce$|_oop$|coalesced|send
 # These match by the end of their name, but are even.
 EVEN = frozenset({"all_reduce", "all_gather", "reduce_scatter", "allreduce", "allgather"})
 P2P = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$")
+
+
+class Channel(NamedTuple):
+    """A process group on one of its backends: what calls are numbered in."""
+
+    group: str
+    backend: str = ""  # empty if torch does not say
 
 
 @dataclass(frozen=True)
@@ -80,12 +88,12 @@ class CollectiveCall:
 
 @dataclass
 class FlightRecord:
-    """One rank's flight recorder, by group."""
+    """One rank's flight recorder, by group and backend."""
 
     rank: int
     path: Path
-    calls: dict[str, dict[int, CollectiveCall]] = field(default_factory=dict)
-    p2p: dict[str, list[CollectiveCall]] = field(default_factory=dict)
+    calls: dict[Channel, dict[int, CollectiveCall]] = field(default_factory=dict)
+    p2p: dict[Channel, list[CollectiveCall]] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     descriptions: dict[str, str] = field(default_factory=dict)
     enqueued: dict[str, int] = field(default_factory=dict)  # the last number, if torch counts it
@@ -95,18 +103,14 @@ class FlightRecord:
     def has_calls(self) -> bool:
         return bool(self.calls or self.p2p or self.enqueued)
 
-    def last(self, group: str) -> int:
+    def last(self, channel: Channel) -> int:
         """The number of the last call; 0 if there is none."""
-        return max(self.calls.get(group, {}), default=self.enqueued.get(group, 0))
+        return max(self.calls.get(channel, {}), default=self.enqueued.get(channel.group, 0))
 
-    def pending(self, group: str) -> CollectiveCall | None:
+    def pending(self, channel: Channel) -> CollectiveCall | None:
         """The first call that has not ended."""
-        calls = self.calls.get(group, {})
+        calls = self.calls.get(channel, {})
         return next((calls[number] for number in sorted(calls) if not calls[number].ended), None)
-
-    def name(self, group: str) -> str:
-        description = self.descriptions.get(group, "")
-        return f"{group} ({description})" if description else group
 
     def evidence(self, text: str) -> Evidence:
         return Evidence(str(self.path), 1, text[:MAX_TEXT])
@@ -147,8 +151,8 @@ def parse_flight_record(
     for entry in entries:
         if isinstance(entry, dict):
             _add_call(record, entry)
-    for group, calls in record.calls.items():
-        record.calls[group] = {number: calls[number] for number in sorted(calls)[-KEPT:]}
+    for channel, calls in record.calls.items():
+        record.calls[channel] = {number: calls[number] for number in sorted(calls)[-KEPT:]}
     _add_members(record, raw)
     record.whole = _is_whole([e.get("record_id") for e in entries if isinstance(e, dict)])
     return record
@@ -166,13 +170,14 @@ def _add_call(record: FlightRecord, entry: dict[str, Any]) -> None:
     number = entry.get("collective_seq_id", entry.get("seq_id"))
     if group is None or type(number) is not int or not 0 <= number < 2**63:
         return
-    call = _call(number, entry)
+    backend, call = _call(number, entry)
+    channel = Channel(group, backend)
     record.descriptions.setdefault(group, description)
     if entry.get("is_p2p") is True or P2P.search(call.kind):
-        record.p2p.setdefault(group, []).append(call)
+        record.p2p.setdefault(channel, []).append(call)
     elif number > 0:
         # The first of several calls that were coalesced into one number represents it.
-        record.calls.setdefault(group, {}).setdefault(number, call)
+        record.calls.setdefault(channel, {}).setdefault(number, call)
 
 
 def _group(entry: dict[str, Any]) -> tuple[str | None, str]:
@@ -185,13 +190,15 @@ def _group(entry: dict[str, Any]) -> tuple[str | None, str]:
     return (DEFAULT_GROUP, "") if entry.get("pg_id") in (0, DEFAULT_GROUP) else (None, "")
 
 
-def _call(number: int, entry: dict[str, Any]) -> CollectiveCall:
+def _call(number: int, entry: dict[str, Any]) -> tuple[str, CollectiveCall]:
+    """The backend of a call, and the call."""
     kind = entry.get("profiling_name")
-    name = str(kind)[:100].partition(":")[2] or str(kind)[:100] if isinstance(kind, str) else "?"
+    text = kind[:100] if isinstance(kind, str) else "?"
+    backend, _, name = text.partition(":") if ":" in text[:-1] else ("", "", text)
     sizes, state = entry.get("input_sizes"), entry.get("state")
     created = entry.get("time_created_ns")
     ended = entry.get("retired") is True or state == "completed"
-    return CollectiveCall(
+    return backend, CollectiveCall(
         number,
         name.lstrip("_"),
         _sizes(sizes),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..text import plural
+from ..text import abridge_values, plural
 from .run_directory import PhaseDir, list_directory, read_json
 from .telemetry import (
     MARK_EVERY_S,
@@ -181,7 +181,8 @@ class AbortFlag:
 @dataclass(frozen=True)
 class RankError:
     """The exception that ended a rank: when it was raised, in Unix seconds by the clock of the
-    rank's node, and the line of its event."""
+    rank's node, and the line of its event, which has it in full. As a text, a tensor in its message
+    has few values."""
 
     type: str
     message: str
@@ -190,7 +191,7 @@ class RankError:
     line: int
 
     def __str__(self) -> str:
-        return f"{self.type}: {self.message}"
+        return f"{self.type}: {abridge_values(self.message)}"
 
 
 FASTER_LATER = 4  # a loop's steps against its average rate, at most

@@ -21,6 +21,8 @@ Outcome = Literal[
 # The status of a gate. Wrong: something failed, but not what must, or for another reason.
 PROVEN_GATE, GREEN_GATE = "proven", "stayed green"
 WRONG_GATE, UNSTAGED_GATE = "not as it must be", "not staged"
+# It was staged, and nothing in this place could show it.
+UNPROVABLE_GATE = "not proven here"
 
 
 class RecordModel(BaseModel):
@@ -228,7 +230,9 @@ class GateRecord(RecordModel):
     fault: str
     what: str
     phase: str
-    status: str = Field(description="proven, stayed green, not as it must be, or not staged")
+    status: str = Field(
+        description="proven, stayed green, not as it must be, not proven here, or not staged"
+    )
     reasons: list[str]
     expected: list[str]
     red: list[str]

@@ -53,6 +53,7 @@ class Fault:
     peaks: bool = False  # its ranks measure what their devices can do; without it they do not
     setup: tuple[str, ...] = ()
     python_flags: str = ""
+    compares_times: bool = False  # nothing shows it where ranks share a GPU
     slower_than_baseline: bool = False  # its reference is the throughput without the fault
 
     @property

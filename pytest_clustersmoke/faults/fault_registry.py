@@ -54,6 +54,7 @@ RANKS = (
         blames=ALONE,
         ranks=2,
         trains=True,
+        compares_times=True,
     ),
     Fault(
         "rank-slow-backward",
@@ -64,6 +65,7 @@ RANKS = (
         ranks=2,
         trains=True,
         mark="ddp",
+        compares_times=True,
     ),
     Fault(
         "rank-slow-optimizer",
@@ -74,6 +76,7 @@ RANKS = (
         blames=ALONE,
         ranks=2,
         trains=True,
+        compares_times=True,
     ),
     # No event of that rank counts, also none that it stages a fault: all ranks record it.
     Fault(

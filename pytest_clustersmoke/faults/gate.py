@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..criteria.stragglers import describe_sharing
 from ..evidence.finding import Finding
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_counts import (
     GREEN_GATE,
     PROVEN_GATE,
+    UNPROVABLE_GATE,
     UNSTAGED_GATE,
     WRONG_GATE,
     GateRecord,
@@ -90,6 +92,9 @@ def _status(
         why = f"without the fault the phase is {baseline.outcome}: {baseline.reason}"
         return UNSTAGED_GATE if baseline.outcome in SCHEDULER else WRONG_GATE, [why]
     reasons = _check_staging(fault, result)
+    shared = describe_sharing(result.ranks) if fault.compares_times else ""
+    if shared and not reasons and not red:
+        return UNPROVABLE_GATE, [shared]
     if not fault.fails_criteria:
         reasons += _check_job(fault, result)
     elif red == [JOB]:

@@ -311,6 +311,11 @@ def _find_left(job: _Job) -> list[psutil.Process]:
     return [process for found in running for process in process_tree.tree(found.pid)]
 
 
+def count_places(profile: Profile, environ: Mapping[str, str]) -> int:
+    """How many ranks can run at the same time with a GPU or a core each."""
+    return len(_list_gpus(environ) if profile.hardware.device != "cpu" else []) or count_cores()
+
+
 def _list_gpus(environ: Mapping[str, str]) -> list[str]:
     """The GPUs this user may use, as CUDA_VISIBLE_DEVICES names them."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")

@@ -4,6 +4,7 @@ Usage errors, known without a scheduler; a dry run reports those in the user's o
 
 access.py               Slurm's commands, directories that can be written, Slurm's refusals
 shared_paths.py         paths that every node must see; mounts.py: their file systems
+phase_sizes.py          more nodes or GPUs than there are, or too few to show anything
 precision.py            bf16 on hardware without it
 unfit_launchers.py      launchers that cannot start a phase here, or need SSH
 disk_space.py           space for what the phases write
@@ -30,10 +31,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..config.phase import Phase, check_sizes
+from ..config.phase import Phase
 from ..config.profile import Profile
 from ..text import Problem
-from . import disk_space, precision, shared_paths, unfit_launchers, variable_remarks
+from . import (
+    disk_space,
+    phase_sizes,
+    precision,
+    shared_paths,
+    unfit_launchers,
+    variable_remarks,
+)
 from .access import (
     Start,
     find_missing_commands,
@@ -72,7 +80,7 @@ def find_plan_problems(profile: Profile, phases: Iterable[Phase]) -> list[Proble
     """Problems in the user's options and files, which do not depend on this machine."""
     phases = list(phases)
     return [
-        *(problem for phase in phases for problem in check_sizes(phase, profile)),
+        *(problem for phase in phases for problem in phase_sizes.find_unfit_sizes(phase, profile)),
         *(
             problem
             for phase in phases
@@ -108,5 +116,5 @@ def find_start_problems(
         *find_missing_commands(profile, environ),
         *find_unusable_paths(profile, phases, report_dir),
         *shared_paths.find_unshared(profile, phases, environ),
-        *disk_space.find_lack_of_space(profile, phases),
+        *disk_space.find_lack_of_space(profile, phases, environ),
     ]

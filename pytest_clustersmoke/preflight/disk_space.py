@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..config.phase import Phase
 from ..config.profile import Profile
+from ..jobs.local_backend import count_places
 from ..text import Problem, format_bytes
 from .mounts import resolve_existing
 
@@ -25,28 +26,52 @@ class SpaceNeed:
     words: str
 
 
-def estimate_need(profile: Profile, phases: Iterable[Phase]) -> SpaceNeed:
-    """Bytes and files of the phases that may run at the same time, from their `writes_gib`.
+def estimate_need(profile: Profile, phases: Iterable[Phase], capacity: int | None) -> SpaceNeed:
+    """Bytes and files of the phases that may run at the same time, from their `writes_gib`: at most
+    `limits.max_jobs`, with `capacity` ranks (None: the scheduler's affair).
 
     Later phases need no space of their own: checkpoints of a phase that passed are deleted.
     """
     phases = list(phases)
-    written = sorted(((phase.writes_gib, phase.name) for phase in phases), reverse=True)
-    written = written[: profile.limits.max_jobs]
-    amounts = [f"{name} {gib:g} GiB" for gib, name in written if gib]
+    most = profile.limits.max_jobs
+    written = choose_largest([phase for phase in phases if phase.writes_gib], most, capacity)
+    amounts = [f"{phase.name} {phase.writes_gib:g} GiB" for phase in written]
+    limit = f"`limits.max_jobs` is {most}" + (f", room for {capacity} ranks" if capacity else "")
     ranks = sum(phase.world_size for phase in phases)
     return SpaceNeed(
-        LEAST_BYTES + int(sum(gib for gib, _ in written) * GIB),
+        LEAST_BYTES + int(sum(phase.writes_gib for phase in written) * GIB),
         LEAST_FILES + FILES_PER_RANK * ranks,
-        f"phases that run at the same time write {', '.join(amounts)} (`writes_gib`)"
+        f"phases that can run at the same time ({limit}) write {', '.join(amounts)} (`writes_gib`)"
         if amounts
         else "",
     )
 
 
-def find_lack_of_space(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
+def choose_largest(phases: Sequence[Phase], most: int, capacity: int | None) -> list[Phase]:
+    """Those that write the most of what can run at the same time. One that is too wide for the
+    ranks that fit runs alone."""
+    if capacity is None:
+        return sorted(phases, key=lambda phase: -phase.writes_gib)[:most]
+    best: dict[tuple[int, int], list[Phase]] = {(0, 0): []}  # by number of phases and of ranks
+    for phase in phases:
+        for (jobs, ranks), chosen in list(best.items()):
+            size = jobs + 1, ranks + min(phase.world_size, capacity)
+            if size[0] <= most and size[1] <= capacity:
+                wider = [*chosen, phase]
+                best[size] = max(best.get(size, []), wider, key=_sum_written)
+    return sorted(max(best.values(), key=_sum_written), key=lambda phase: -phase.writes_gib)
+
+
+def _sum_written(phases: Iterable[Phase]) -> float:
+    return sum(phase.writes_gib for phase in phases)
+
+
+def find_lack_of_space(
+    profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]
+) -> Iterator[Problem]:
     """Report too little space or too few inodes on the run directory's file system."""
-    need = estimate_need(profile, phases)
+    capacity = count_places(profile, environ) if profile.backend == "local" else None
+    need = estimate_need(profile, phases, capacity)
     directory = resolve_existing(profile.shared_dir)
     try:
         free = os.statvfs(directory)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .leaves import gather_whole
+from .leaves import find_on_disk, gather_whole
 from .process_group import barrier, broadcast_object
 from .rank_environment import RankEnvironment, RankMisuse
 
@@ -36,6 +36,7 @@ class Digest(dict[str, str]):
     """Maps the path of each value in a nested state to its type, shape and hash."""
 
     tensors: int = 0
+    unread: str = ""  # why a tensor could not be hashed
 
     @property
     def hex(self) -> str:
@@ -55,7 +56,9 @@ def digest(state: Any) -> Digest:
 
     result = Digest()
     for path, value in _walk(state, "", ()):
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and (reason := find_on_disk([value])):
+            result.unread, result[path] = reason, "not read"
+        elif isinstance(value, torch.Tensor):
             whole = gather_whole(value)
             result.tensors += bool(whole.numel())
             result[path] = _tensor_digest(whole)
@@ -91,7 +94,9 @@ def mismatched_paths(expected: Digest, actual: Digest) -> list[str]:
 def compare_digests(expected: Digest, actual: Digest) -> dict[str, Any]:
     """The fields of an event that says whether they are equal."""
     mismatched = mismatched_paths(expected, actual)
-    return {"equal": not mismatched, "tensors": actual.tensors, "mismatched": mismatched[:10]}
+    fields = {"equal": not mismatched, "tensors": actual.tensors, "mismatched": mismatched[:10]}
+    unread = expected.unread or actual.unread
+    return fields | ({"not_measured": unread} if unread else {})
 
 
 class OutputDirectory:

@@ -6,7 +6,8 @@ the local gradients of these whole tensors; hooks of the parts never fire. FSDP2
 tensors from step to step, and only frees their memory.
 
 DeepSpeed's ZeRO-3 gathers, too, but into the parameters themselves: they are the leaves. Between
-passes all but the smallest are empty. What a rank holds is `ds_tensor`.
+passes all but the smallest are empty. What a rank holds is `ds_tensor`; if it is offloaded to a
+disk (NVMe), DeepSpeed puts one number without a meaning in its place.
 
 Megatron's tensor parallelism gathers nothing: each rank computes with its part of a parameter, and
 they add up the results. Parts and their gradients are ordinary tensors, with marks of Megatron's.
@@ -96,6 +97,16 @@ def _is_dtensor(tensor: Any) -> bool:
 
 def _is_zero3(tensor: Any) -> bool:
     return hasattr(tensor, "ds_tensor")
+
+
+def find_on_disk(parameters: Iterable[Any]) -> str:
+    """Why what a rank holds of a parameter cannot be read, the same on all ranks; empty if it can.
+
+    By the settings, and not by what is in memory just now: prefetching differs between ranks.
+    """
+    if any(getattr(parameter, "nvme_swapper", None) is not None for parameter in parameters):
+        return "parameters are offloaded to a disk (NVMe), where DeepSpeed alone can read them"
+    return ""
 
 
 def is_partitioned(parameters: Iterable[Any]) -> bool:

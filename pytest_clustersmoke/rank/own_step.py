@@ -19,7 +19,7 @@ from typing import Any
 
 from ..evidence.telemetry import typical_s
 from . import process_group
-from .leaves import gathers_parameters, local_part, waits_in_blocks
+from .leaves import find_on_disk, gathers_parameters, local_part, waits_in_blocks
 from .lone_block import LoneBlock
 from .proof import Proof, find_optimizer
 from .replay import Randomness, Replay, Unrepeatable
@@ -74,7 +74,8 @@ class OwnStep:
         self._parts: dict[str, PartTimes] = {}
         self._blocks: float | None = None
         self._is_sharded = gathers_parameters(proof.model)
-        self._reason = waits_in_blocks(proof.model)  # why it cannot be measured
+        # Why it cannot be measured: known before any rank waits for another.
+        self._reason = waits_in_blocks(proof.model) or find_on_disk(proof.model.parameters())
 
     def measure(self, index: int, progress: Callable[[], None]) -> None:
         """Repeat step `index` (from 0), the last that was done; `progress` is called after each

@@ -17,6 +17,7 @@ from ..evidence.measured_peaks import MEASURED_IN, measured_in
 from ..evidence.metric import RESULT
 from ..evidence.run_counts import (
     JOB,
+    UNPROVABLE_GATE,
     UNSTAGED_GATE,
     WRONG_GATE,
     KnownRecord,
@@ -93,7 +94,7 @@ def judge_record(record: RunRecord) -> RunVerdict:
 def _judge_gates(record: RunRecord, proof: ProofRecord) -> RunVerdict:
     by_status = {
         status: [gate.fault for gate in proof.gates if gate.status == status]
-        for status in (WRONG_GATE, UNSTAGED_GATE)
+        for status in (WRONG_GATE, UNSTAGED_GATE, UNPROVABLE_GATE)
     }
     judged = {gate.fault for gate in proof.gates}
     unjudged = [name for name in proof.planned if name not in judged]
@@ -101,7 +102,11 @@ def _judge_gates(record: RunRecord, proof: ProofRecord) -> RunVerdict:
         {"stayed green": proof.stayed_green, "not as expected": by_status[WRONG_GATE]}
     )
     reasons = _list_reasons(
-        {"could not be staged": by_status[UNSTAGED_GATE], "not judged": unjudged}
+        {
+            "could not be staged": by_status[UNSTAGED_GATE],
+            "not proven here": by_status[UNPROVABLE_GATE],
+            "not judged": unjudged,
+        }
     )
     missing = [MissingRecord(phase="", kind="", reason=reason) for reason in reasons]
     is_open = missing or record.interrupted or _ended_early(record) or not proof.planned

@@ -10,13 +10,7 @@ import pytest
 
 from pytest_clustersmoke.config import sbatch_options
 from pytest_clustersmoke.config.marker import Needs, read_marker, size_mark
-from pytest_clustersmoke.config.phase import (
-    Sourced,
-    check_order,
-    check_sizes,
-    explain_absence,
-    parse_setting,
-)
+from pytest_clustersmoke.config.phase import Sourced, check_order, explain_absence, parse_setting
 from tests.support.evidence import make_phase, make_profile
 
 
@@ -231,12 +225,6 @@ def test_absence_is_explained(tmp_path: Path) -> None:
     )
     assert why(nodes=3) == "big does not run on one: it needs 3 nodes, and one has 2"
     assert why() == "big does not run on one: its profile does not list it under `phases`"
-
-
-def test_phase_that_fits_the_hardware_is_accepted(tmp_path: Path) -> None:
-    """A phase that fits the hardware gives no problem."""
-    profile = make_profile(tmp_path)
-    assert check_sizes(make_phase(profile, gpus_per_node=8), profile) == []
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,15 @@ def test_training_that_does_not_go_on_fails(
         check_resumption(two_attempts(tmp_path, **changes))
 
 
+def test_state_that_could_not_be_read_is_unmeasured(tmp_path: Path) -> None:
+    """Parameters on a disk: never a pass, while a wrong batch still fails."""
+    unread = RESUME | {"tensors": 0, "not_measured": "on a disk"}
+    with pytest.raises(Unmeasured, match=r"\(checkpoint\): on a disk"):
+        check_resumption(two_attempts(tmp_path / "one", resume=unread))
+    with pytest.raises(AssertionError, match="the batch or the state is another"):
+        check_resumption(two_attempts(tmp_path / "two", resume=unread, loss=3.0))
+
+
 def test_losses_that_are_too_alike_show_no_batch(tmp_path: Path) -> None:
     """Half a percent may be another rounding in 16 bits, or the first batch again."""
     stop = STOP | {"first_loss": 2.01}

@@ -114,6 +114,15 @@ def test_a_checkpoint_that_differs(pair: Evidence, bad: dict[str, Any]) -> None:
         pair.result().check_reload()
 
 
+def test_checkpoint_that_could_not_be_read_is_unmeasured(pair: Evidence) -> None:
+    """Never a pass; and a difference elsewhere in the state still fails."""
+    record = {"equal": True, "tensors": 0, "mismatched": [], "not_measured": "on a disk"}
+    with pytest.raises(Unmeasured, match=r"\(checkpoint\): on a disk"):
+        pair.each("reload", **record).result().check_reload()
+    with pytest.raises(AssertionError, match="the reloaded checkpoint differs on rank 0"):
+        pair.each("reload", **record | {"equal": False}).result().check_reload()
+
+
 def test_an_equal_checkpoint(pair: Evidence) -> None:
     """Equal on every rank passes."""
     pair.each("reload", equal=True, tensors=4, mismatched=[]).result().check_reload()

@@ -106,6 +106,25 @@ def test_calls_of_two_ranks_that_differ_leave_open_which_is_wrong(found: Any) ->
     assert finding.detail[UNDECIDED]
 
 
+def on_nccl(number: int, **more: Any) -> dict[str, Any]:
+    return call(number, "broadcast", profiling_name="nccl:broadcast", **more)
+
+
+def test_backends_of_a_group_number_their_calls_each(found: Any) -> None:
+    """`cpu:gloo,cuda:nccl`: rank 2 did not broadcast for the third time, and no call of gloo's with
+    that number is taken for it. A rank whose gloo calls were not recorded is not accused."""
+    everyone = {rank: [*calls(5), on_nccl(1), on_nccl(2)] for rank in range(RANKS)}
+    assert found({rank: fake_dump(made) for rank, made in everyone.items()}) == []
+    everyone[3] = everyone[3][5:]
+    assert found({rank: fake_dump(made, pg_status={}) for rank, made in everyone.items()}) == []
+    for rank in (0, 1, 3):
+        everyone[rank] = [*everyone[rank], on_nccl(3, ended=False)]
+    (finding,) = found({rank: fake_dump(made) for rank, made in everyone.items()})
+    assert finding.ranks == (2,) and finding.cause.startswith(
+        "rank 2 never reached broadcast 3 of group 0 (default_pg, nccl), in which ranks 0-1, 3 wait"
+    )
+
+
 def test_dumps_of_a_healthy_job_show_nothing(found: Any) -> None:
     """All calls have ended."""
     assert found({rank: fake_dump(BEHIND) for rank in range(RANKS)}) == []
@@ -213,6 +232,25 @@ def test_real_dumps_of_gloo_are_read(tmp_path: Path) -> None:
     assert all(dumps.add(tmp_path / f"nccl_trace_rank_{rank}") for rank in range(2))
     (finding,) = dumps.findings()
     assert finding.ranks == (1,) and "never reached all_reduce 2" in finding.cause
+    for rank in range(2):
+        add_made_nccl_calls(tmp_path / f"nccl_trace_rank_{rank}", 4)
+        assert dumps.add(tmp_path / f"nccl_trace_rank_{rank}")
+    (finding,) = dumps.findings()
+    assert finding.ranks == (1,) and finding.cause.startswith(
+        "rank 1 never reached all_reduce 2 of group 0 (default_pg, gloo), in which rank 0 waits"
+    )
+
+
+def add_made_nccl_calls(path: Path, count: int) -> None:
+    """Add calls to a dump as NCCL would have recorded them, in its own order from 1, in the same
+    group; this torch has no NCCL."""
+    dump = pickle.loads(path.read_bytes())
+    (entry,) = dump["entries"][:1]
+    made = {"profiling_name": "nccl:broadcast", "state": "completed", "retired": True}
+    for number in range(1, count + 1):
+        own = {"record_id": number - 1, "collective_seq_id": number}
+        dump["entries"].append({**entry, **made, **own})
+    path.write_bytes(pickle.dumps(dump))
 
 
 @pytest.mark.parametrize(

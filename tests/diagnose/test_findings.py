@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,21 @@ def test_refusal_of_a_task_that_srun_started_is_found(tmp_path: Path) -> None:
     (finding,) = diagnosed(evidence)
     assert finding.id == "run-directory-not-ours"
     assert finding.evidence[0].file == str(log)
+
+
+def test_tensor_in_an_error_is_cut(tmp_path: Path) -> None:
+    """The cause says in a line what follows the tensor; the rank's event has all of it."""
+    values = ",\n        ".join(str([0.125 + row, 1.5, -2e-05, 3.0]) for row in range(200))
+    message = f"expected no NaN in tensor([{values}]), found one at step 7"
+    evidence = Evidence(tmp_path, 1, 2).started().rank(1, error(message=message))
+    (finding,) = diagnosed(evidence)
+    assert finding.cause == (
+        "rank 1 (n0) failed: ValueError: expected no NaN in tensor([[0.125, 1.5, ...]]), found one "
+        "at step 7; unknown cause"
+    )
+    place = finding.evidence[0]
+    lines = Path(place.file).read_text().splitlines()
+    assert json.loads(lines[place.line - 1])["message"] == message
 
 
 def test_error_of_a_rank(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ parser.add_argument("--say", default="", help="a fact's text")
 parser.add_argument("--nccl", choices=FAULTS, help="write NCCL's log, with this fault or none")
 parser.add_argument("--slow", type=int, help="the rank that the others wait for")
 parser.add_argument("--stops", type=int, default=0, help="attempts that stop to be resumed")
+parser.add_argument("--gpu-uuid", help="of the GPU that every rank says it has")
 parser.add_argument("--fail-again", action="store_true", help="raise when resumed")
 given = parser.parse_args()
 
@@ -56,6 +57,7 @@ events.write(
     node_rank=node_rank,
     world_size=world,
     local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+    gpu_uuid=given.gpu_uuid,
     pid=os.getpid(),
     pid_started=start_s(os.getpid()),
     host=socket.gethostname(),

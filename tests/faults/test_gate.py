@@ -12,6 +12,7 @@ from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 from pytest_clustersmoke.evidence.run_counts import (
     GREEN_GATE,
     PROVEN_GATE,
+    UNPROVABLE_GATE,
     UNSTAGED_GATE,
     WRONG_GATE,
     GateRecord,
@@ -167,6 +168,33 @@ def test_fault_that_the_program_cannot_have_is_not_staged(tmp_path: Path) -> Non
         assert (gate.reasons == [refusal]) is (status == UNSTAGED_GATE)
 
 
+@pytest.mark.parametrize(
+    ("uuids", "status"),
+    [(("GPU-1", "GPU-1"), UNPROVABLE_GATE), (("GPU-1", "GPU-2"), GREEN_GATE), ((), GREEN_GATE)],
+)
+def test_slow_rank_cannot_be_named_where_ranks_share_a_gpu(
+    tmp_path: Path, uuids: tuple[str, ...], status: str
+) -> None:
+    """Neither proven nor a gate that stayed green; with a GPU each, a miss is a miss."""
+    fault = FAULTS["rank-slow"]
+    behind = "test_no_rank_falls_behind"
+    result = staged_in(tmp_path, fault.name)
+    for number, uuid in enumerate(uuids):
+        start = {"rank": number, "device": "cuda:0", "node": "n0", "gpu_uuid": uuid}
+        EventWriter(result.directory.rank_events(number)).write("start", **start)
+    result = collect_phase(result.directory)
+    baseline = replace(HEALTHY, criteria={behind: Observed("skipped")})
+    place = RunDir(tmp_path)
+    gate = judge_gate(fault, "small", result, {behind: Observed("skipped")}, baseline, place)
+    assert gate.status == status
+    if status == UNPROVABLE_GATE:
+        assert "share a GPU (GPU-1), and slow each other down" in gate.reasons[0]
+        other = {behind: Observed("skipped"), FINITE: Observed("failed", "lost")}
+        assert judge_gate(fault, "small", result, other, baseline, place).status == GREEN_GATE
+        healthy = {behind: Observed("failed", f"{result.ranks[0]} is slow")}
+        assert judge_gate(fault, "small", result, healthy, baseline, place).status == WRONG_GATE
+
+
 def test_gate_is_proven_by_the_right_finding(tmp_path: Path) -> None:
     """The finding has the expected id, rank and host; the time to detection is recorded."""
     journal = EventWriter(tmp_path / "journal.jsonl")
@@ -234,6 +262,7 @@ def test_refused_submission_proves_its_gate(tmp_path: Path) -> None:
         ([PROVEN_GATE, GREEN_GATE], "NOT PROVEN", 1),
         ([PROVEN_GATE, WRONG_GATE], "NOT PROVEN", 1),
         ([PROVEN_GATE, UNSTAGED_GATE], "INCONCLUSIVE", 6),
+        ([PROVEN_GATE, UNPROVABLE_GATE], "INCONCLUSIVE", 6),
         ([GREEN_GATE, UNSTAGED_GATE], "NOT PROVEN", 1),
         ([PROVEN_GATE, None], "INCONCLUSIVE", 6),
     ],

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_clustersmoke.jobs.local_backend import count_cores, count_places
 from pytest_clustersmoke.preflight import disk_space
 from tests.support.evidence import make_phase, make_profile
 
@@ -39,8 +40,44 @@ def test_space_for_checkpoints_is_checked(
         limits={"max_jobs": 1},
     )
     phases = [make_phase(profile, name) for name in "abc"]
-    problems = list(disk_space.find_lack_of_space(profile, phases))
+    problems = list(disk_space.find_lack_of_space(profile, phases, {}))
     assert len(problems) == bool(words) and all(words in problem.what for problem in problems)
-    need = disk_space.estimate_need(profile, phases)
+    need = disk_space.estimate_need(profile, phases, None)
     assert need.bytes == disk_space.LEAST_BYTES + 14 * 2**30 and "a 14 GiB" in need.words
     assert "b 10 GiB" not in need.words  # one job at a time
+
+
+@pytest.mark.parametrize(
+    ("capacity", "jobs", "together"),
+    [
+        (None, 8, "abcd"),  # the scheduler's affair
+        (None, 2, "ab"),
+        (1, 8, "a"),  # one GPU: one after another, also those that are wider
+        (2, 8, "a"),  # not b and c, which write less
+        (4, 8, "ab"),
+        (4, 1, "a"),
+        (5, 8, "abd"),
+        (3, 8, "ad"),
+    ],
+)
+def test_phases_that_cannot_run_at_once_need_no_room_at_once(
+    tmp_path: Path, capacity: int | None, jobs: int, together: str
+) -> None:
+    """a and b have two ranks, c four, d one; together they write 14, 10, 3 and 1 GiB."""
+    sizes = {"a": (2, 14), "b": (2, 10), "c": (4, 3), "d": (1, 1)}
+    written = {name: {"writes_gib": gib} for name, (_, gib) in sizes.items()}
+    profile = make_profile(tmp_path, phases=written, limits={"max_jobs": jobs})
+    phases = [make_phase(profile, name, gpus_per_node=ranks) for name, (ranks, _) in sizes.items()]
+    need = disk_space.estimate_need(profile, phases, capacity)
+    total = sum(sizes[name][1] for name in together)
+    assert need.bytes == disk_space.LEAST_BYTES + total * 2**30
+    assert f"`limits.max_jobs` is {jobs}" in need.words
+    assert (f"room for {capacity} ranks" in need.words) is (capacity is not None)
+    assert all(f"{name} {sizes[name][1]} GiB" in need.words for name in together)
+
+
+def test_gpus_of_this_machine_limit_what_runs_at_once(tmp_path: Path) -> None:
+    """By CUDA_VISIBLE_DEVICES; without a GPU by its cores."""
+    profile = make_profile(tmp_path, hardware={"gpu": "any", "gpus_per_node": 8})
+    assert count_places(profile, {"CUDA_VISIBLE_DEVICES": "0,2,3"}) == 3
+    assert count_places(profile, {"CUDA_VISIBLE_DEVICES": ""}) == count_cores()

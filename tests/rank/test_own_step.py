@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from pytest_clustersmoke.rank import process_group
+from pytest_clustersmoke.rank.checkpoint import compare_digests, digest
 from pytest_clustersmoke.rank.own_step import PASSES, OwnStep
 from pytest_clustersmoke.rank.proof import Proof
 
@@ -155,6 +156,29 @@ def test_optimizer_is_found_in_a_wrapper_or_by_a_function() -> None:
         assert "optimizer" in measure(model, found)["parts"]
     for missing in (Unusual(model), None, lambda: None):
         assert list(measure(model, missing)["parts"]) == ["forward", "backward"]
+
+
+def test_parameters_on_a_disk_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeRO-3 with NVMe offload, as DeepSpeed marks its parameters: no rank begins to gather them,
+    and nothing that holds no values is hashed as if it did."""
+    model = torch.nn.Sequential(build())
+    for parameter in model.parameters():
+        marks = {"ds_tensor": torch.tensor(1.0).half(), "nvme_swapper": object()}
+        marks |= {"ds_shape": parameter.shape, "ds_numel": parameter.numel()}
+        vars(parameter).update(marks)
+    monkeypatch.setattr(process_group, "barrier", lambda device: pytest.fail("it waits"))
+    own_step = OwnStep(Proof(model, lambda index: model(batch(index)).sum()), CPU)
+    own_step.measure(3, lambda: pytest.fail("it repeats"))
+    assert "offloaded to a disk (NVMe)" in own_step.fields()["not_measured"]
+    assert own_step.typical_s is None
+    first, second = (digest([*model.parameters(), number]) for number in (1, 2))
+    assert compare_digests(first, first) == {
+        "equal": True,
+        "tensors": 0,
+        "mismatched": [],
+        "not_measured": own_step.fields()["not_measured"],
+    }
+    assert compare_digests(first, second)["mismatched"] == ["[6]"]
 
 
 def test_micro_batches_are_one_pass() -> None:

@@ -99,6 +99,25 @@ def test_gate_that_stays_green_is_named(suite: Suite) -> None:
     assert lines_with(result, "no rank recorded that it staged the fault")
 
 
+@pytest.mark.parametrize(
+    ("gpu", "status", "words"),
+    [
+        ({"gpu_uuid": "GPU-1"}, 6, "INCONCLUSIVE: 0 of 1 gates proven on one"),
+        ({}, 1, "NOT PROVEN: 0 of 1 gates proven on one"),
+    ],
+)
+def test_gate_of_a_slow_rank_is_skipped_where_ranks_share_a_gpu(
+    suite: Suite, gpu: dict[str, str], status: int, words: str
+) -> None:
+    """It cannot be proven there, which is said, and does not count as a gate that stayed green."""
+    suite.phase(base="Trained", script=str(STAGED), gpus_per_node=2, args={"steps": 3, **gpu})
+    result = suite.run("--cluster-prove", "-k", "rank-slow]", "-rs")
+    assert result.ret == status and result.outlines[-1].startswith(words)
+    assert bool(lines_with(result, "(not proven here: rank-slow)")) is bool(gpu)
+    shown = "".join(lines_with(result, "SKIPPED"))
+    assert ("share a GPU (GPU-1), and slow each other down" in shown) is bool(gpu)
+
+
 def test_red_criterion_without_a_staged_fault_proves_nothing(suite: Suite) -> None:
     """A criterion that turns red although no rank staged the fault proves nothing."""
     flat(suite, "silent")

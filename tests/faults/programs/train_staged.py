@@ -1,4 +1,5 @@
-"""The fake rank program, which stages `loss-flat` and `rank-raised` where its spec names them.
+"""The fake rank program, which stages `loss-flat` and `rank-raised` where its spec names them, and
+says that it stages `rank-slow`.
 
 --deaf     stages nothing, whatever the spec names
 --silent   stages the fault without recording it
@@ -28,7 +29,10 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     phase = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
     rank = int(os.environ["RANK"])
-    fault = json.loads(phase.spec.read_text()).get("fault", {"name": ""})["name"]
+    staged = json.loads(phase.spec.read_text()).get("fault", {"name": "", "rank": rank})
+    fault = staged["name"]
+    if fault == "rank-slow" and rank != staged["rank"]:
+        fault = ""
     variable = os.environ.get("CLUSTERSMOKE_FAULT", "")
     rest += ["--say", f"fault {variable!r}"]
     if args.leak:
@@ -38,7 +42,11 @@ def main() -> None:
             events = EventWriter(phase.rank_events(rank))
             events.write("staged", name=fault)
             events.close()
-        rest += {"loss-flat": ["--loss", "rises"], "rank-raised": ["--fail"]}[fault]
+        rest += {
+            "loss-flat": ["--loss", "rises"],
+            "rank-raised": ["--fail"],
+            "rank-slow": [],
+        }[fault]
         rest += ["--rate", "nan"] if args.harm else []
     sys.argv[1:] = rest
     sys.path.insert(0, str(FAKE.parent))
