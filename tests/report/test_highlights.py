@@ -46,7 +46,7 @@ def test_unexpected_link_is_named_by_its_ends() -> None:
 def test_lost_throughput_is_given_in_percent() -> None:
     """The text has the metric furthest off, the names of the others, and what changed."""
     (item,) = highlights_of(staged.slow_phase())["metrics"].items
-    assert item.title == "steps_per_s -30.0 % against the reference 9.500"
+    assert item.title == "steps_per_s 30.0 % below the reference 9.500"
     assert item.text == ("steps_per_s is 6.650 steps/s; also samples_per_s" + CHANGED)
 
 
@@ -61,7 +61,7 @@ def test_metric_off_past_runs_is_highlighted(status: Any, count: int) -> None:
     group = highlights_of(phase).get("warnings" if status == "warn" else "metrics")
     assert len(group.items if group else []) == count
     if group:
-        assert "against the median of 24 runs 9.595" in group.items[0].title
+        assert "below the median 9.595 of 24 runs" in group.items[0].title
 
 
 def test_warning_from_past_runs_is_a_warning() -> None:
@@ -74,7 +74,7 @@ def test_warning_from_past_runs_is_a_warning() -> None:
     phase["metrics"]["steps_per_s"] = metric
     group = highlights_of(phase)["warnings"]
     assert group.tone == "warn"
-    assert group.items[0].title.endswith("against the median of 24 runs on other versions 9.595")
+    assert group.items[0].title.endswith("below the median 9.595 of 24 runs on other versions")
     both = highlights_of(phase, staged.slow_phase())
     assert (both["metrics"].tone, both["warnings"].tone) == ("bad", "warn")
 
@@ -100,7 +100,7 @@ def test_throughput_leads_before_what_follows_from_it() -> None:
     (group,) = highlights_of(slower(step_time_p50_s=steps)).values()
     assert (group.id, group.tone) == ("metrics", "bad")
     (item,) = group.items
-    assert item.title.startswith("samples_per_s -30.0 % against the reference")
+    assert item.title.startswith("samples_per_s 30.0 % below the reference")
     assert item.text.endswith("; also step_time_p50_s")
 
 
@@ -109,7 +109,7 @@ def test_reference_leads_before_the_past() -> None:
     of_past = staged.against(3.0, 9.5, "steps/s")
     of_past["reference"], of_past["met"], of_past["text"] = None, None, "no reference"
     (item,) = highlights_of(slower(steps_per_s=of_past))["metrics"].items
-    assert item.title.startswith("samples_per_s -30.0 % against the reference")
+    assert item.title.startswith("samples_per_s 30.0 % below the reference")
 
 
 def test_warning_about_something_else_is_in_a_card_of_its_own() -> None:
