@@ -27,7 +27,7 @@ from ..evidence.run_record import (
 from ..evidence.screen_record import FAILING, NO_ANSWER, ScreenedNode
 from ..text import shorten
 from .named_nodes import describe_first, list_shared, remark_on_node, title_node
-from .phase_table import RATES
+from .phase_table import RATES, describe_isolation
 
 MAX_EACH = 3  # of each kind on the first screen; the rest is counted
 MAX_NAMES = MAX_LINKS = 4
@@ -208,6 +208,8 @@ def _job(phase: PhaseRecord, anchor: str) -> Highlight:
     known = f", known until {phase.known.until}" if phase.known else ""
     new = describe_first(phase.places)
     text = f"{outcome_words(phase.outcome)}{hosts}{known}" + (f"; it {new}" if new else "")
+    isolated = describe_isolation(phase)
+    text += f"; isolated: {isolated}" if isolated else ""
     return Highlight(title, text, phase.phase, target, bool(known))
 
 

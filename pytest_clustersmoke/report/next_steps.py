@@ -60,7 +60,9 @@ def _list_checks(record: RunRecord, phase: PhaseRecord) -> Iterator[str]:
 
 
 def _causes(phase: PhaseRecord) -> list[FindingRecord]:
-    return [finding for finding in phase.findings if finding.primary and finding.fix]
+    """The causes with a fix; what --cluster-isolate found comes first."""
+    causes = [finding for finding in phase.findings if finding.primary and finding.fix]
+    return sorted(causes, key=lambda finding: finding.id != ISOLATION_FINDING)
 
 
 def _complete(record: RunRecord) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.finding import ISOLATION_FINDING
 from pytest_clustersmoke.evidence.job_results import NOT_MEASURED
 from pytest_clustersmoke.evidence.node_naming import NamedNodeRecord, NamingRecord
 from pytest_clustersmoke.report.highlights import HighlightGroup, find_highlights
@@ -41,6 +42,14 @@ def test_unexpected_link_is_named_by_its_ends() -> None:
     (item,) = highlights_of(staged.with_wrong_link(records.phase(), 3))["links"].items
     assert item.title == "NET/Socket/0 from node1 to node2"
     assert item.text == "rank 3 to rank 4: expected NET/IB*"
+
+
+def test_failed_job_says_what_was_isolated() -> None:
+    """After the nodes that its finding names."""
+    found = records.finding(id=ISOLATION_FINDING, detail={"answer": "node node1"})
+    phase = records.phase(outcome="failed", findings=[records.finding(), found])
+    (item,) = highlights_of(phase)["jobs"].items
+    assert item.text == "failed on node1; isolated: node node1"
 
 
 def test_lost_throughput_is_given_in_percent() -> None:
@@ -121,7 +130,7 @@ def test_warning_about_something_else_is_in_a_card_of_its_own() -> None:
         ("warnings", "warn"),
     ]
     assert "also" not in groups["metrics"].items[0].text
-    assert groups["warnings"].items[0].title.startswith("peak_memory_gib +108.4 %")
+    assert groups["warnings"].items[0].title.startswith("peak_memory_gib 108.4 % above the median")
 
 
 def test_one_miss_appears_once() -> None:
