@@ -92,6 +92,15 @@ def test_phase_that_was_not_measured_runs_again(outcome: str) -> None:
     ]
 
 
+def test_advice_to_run_again_is_given_once() -> None:
+    """By the command."""
+    advice = records.finding(fix="run again")
+    phase = records.phase("a", outcome="cancelled", counts=ENDED, findings=[advice])
+    assert steps(phase, missing=[missing("a", reason="cancelled")]) == [
+        "run it again: pytest --cluster gilbreth -k 'a'"
+    ]
+
+
 def test_interrupted_run_of_many_phases_runs_again_as_a_whole() -> None:
     """More than a few names are no help on a command line."""
     phases = [records.phase(f"p{number}") for number in range(9)]

@@ -599,8 +599,9 @@ def test_rank_that_wrote_nothing_is_drawn_on_its_node(browse: Browse) -> None:
     order = [(round(box["y"]), box["x"]) for box in places if box]
     assert [name.text_content() for name in names] == [f"node{rank}" for rank in range(4)]
     assert order == sorted(order)
-    box, rank = places[2], figure.locator("text.ended").bounding_box()
-    assert box and rank and abs(box["x"] + box["width"] / 2 - rank["x"] - rank["width"] / 2) < 2
+    home, drawn = places[2], figure.locator("text.ended").bounding_box()
+    assert home and drawn
+    assert abs(home["x"] + home["width"] / 2 - drawn["x"] - drawn["width"] / 2) < 2
 
 
 @pytest.mark.slow
