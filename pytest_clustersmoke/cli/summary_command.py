@@ -70,7 +70,8 @@ def _find_record(report_dir: Path, word: str, cluster: str | None) -> tuple[Any,
             if record.is_of_cluster and cluster in (None, record.cluster):
                 return record, report_dir / name
         on = "" if cluster is None else f" on {cluster}"
-        arguments.refuse(f"no report of a run{on} in {report_dir}", "--report-dir")
+        expected = "a run of phases; give the id of a screen or a proof"
+        arguments.refuse(f"no report of a run{on} in {report_dir}", "--report-dir", expected)
     found = [name for name in names if word and name.startswith(word)]
     if not found:
         expected = f"a run id, a prefix of one, or `{arguments.LATEST}`"

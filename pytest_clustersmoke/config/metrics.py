@@ -112,6 +112,7 @@ def compare(
     and memory in every step.
     """
     unit = METRICS[name].unit if name in METRICS else ""
+    unit = "" if unit == "1" else unit
     measured = f"{name} is {show(value)} {unit}".rstrip()
     if reference is not None and resized:
         return Comparison(None, f"{measured}; {_describe_resized(resized)}")
@@ -120,8 +121,7 @@ def compare(
     if reference is None:
         return Comparison(None, f"{measured}; no reference")
     low, high = reference.low, reference.high
-    off = f"{(value / reference.value - 1) * 100:+.1f} %" if reference.value else "not comparable"
-    against = f"{off} against the reference {show(reference.value)} {unit}".rstrip()
+    against = f"{describe_distance(value, reference.value, 'the reference')} {unit}".rstrip()
     if low is not None and high is not None:
         bounds = f"{show(low)} to {show(high)}"
     elif low is not None:
@@ -131,6 +131,16 @@ def compare(
     met = is_within(value, low, high)
     tail = f" (allowed: {bounds}; source: {reference.source or 'not given'})"
     return Comparison(met, f"{measured}: {against}{tail}")
+
+
+def describe_distance(value: float, base: float, name: str) -> str:
+    """`30.1 % below the median 9.501`, where `name` is "the median"."""
+    if value == base:
+        return f"{name} {show(base)}"
+    side = "below" if value < base else "above"
+    far = abs(value - base)
+    share = f"{far / abs(base) * 100:.1f} %" if base else show(far)
+    return f"{share} {side} {name} {show(base)}"
 
 
 def _describe_resized(resized: Sequence[str]) -> str:

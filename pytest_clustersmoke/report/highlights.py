@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..config.metrics import show
+from ..config.metrics import describe_distance, show
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.metric import BETWEEN, INSIDE
 from ..evidence.node_naming import NamedNodeRecord
@@ -27,7 +27,7 @@ from ..evidence.run_record import (
 from ..evidence.screen_record import FAILING, NO_ANSWER, ScreenedNode
 from ..text import shorten
 from .named_nodes import describe_first, list_shared, remark_on_node, title_node
-from .phase_table import RATES
+from .phase_table import RATES, describe_isolation
 
 MAX_EACH = 3  # of each kind on the first screen; the rest is counted
 MAX_NAMES = MAX_LINKS = 4
@@ -208,6 +208,8 @@ def _job(phase: PhaseRecord, anchor: str) -> Highlight:
     known = f", known until {phase.known.until}" if phase.known else ""
     new = describe_first(phase.places)
     text = f"{outcome_words(phase.outcome)}{hosts}{known}" + (f"; it {new}" if new else "")
+    isolated = describe_isolation(phase)
+    text += f"; isolated: {isolated}" if isolated else ""
     return Highlight(title, text, phase.phase, target, bool(known))
 
 
@@ -353,7 +355,8 @@ def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:
     if isinstance(value, str):
         return math.inf, f"{value}, which is not a finite number"
     if metric.met is False and reference and reference.value:
-        return _share(value, reference.value, "the reference")
+        words = describe_distance(value, reference.value, "the reference")
+        return abs(value / reference.value - 1), words
     if metric.met is False:
         return math.inf, "outside its reference"
     if past is None or past["status"] not in ("warn", "fail"):
@@ -361,12 +364,8 @@ def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:
     if not past["median"]:
         return math.inf, f"{name} is off its past runs"
     others = " on other versions" if past.get("other_versions") else ""
-    return _share(value, past["median"], f"the median of {past['runs']} runs{others}")
-
-
-def _share(value: float, base: float, words: str) -> tuple[float, str]:
-    share = (value / base - 1) * 100
-    return abs(share), f"{share:+.1f} % against {words} {show(base)}"
+    words = describe_distance(value, past["median"], "the median")
+    return abs(value / past["median"] - 1), f"{words} of {past['runs']} runs{others}"
 
 
 def _criteria(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:

@@ -13,6 +13,7 @@ from ..text import clip, plural, shorten
 from .verdict import INCONCLUSIVE, UNFIT
 
 MAX_NAMES, MAX_REASON = 4, 160
+AGAIN = "run again"  # the advice of a finding that the command to do so replaces
 # The kinds of criteria that compare a phase with a level, and those that one node or link can fail.
 LEVELS = frozenset({"references", "history"})
 BETWEEN_NODES = frozenset({BETWEEN, "stragglers"})
@@ -60,7 +61,9 @@ def _list_checks(record: RunRecord, phase: PhaseRecord) -> Iterator[str]:
 
 
 def _causes(phase: PhaseRecord) -> list[FindingRecord]:
-    return [finding for finding in phase.findings if finding.primary and finding.fix]
+    """The causes with a fix; what --cluster-isolate found comes first."""
+    causes = [finding for finding in phase.findings if finding.primary and finding.fix]
+    return sorted(causes, key=lambda finding: finding.id != ISOLATION_FINDING)
 
 
 def _complete(record: RunRecord) -> Iterator[str]:
@@ -71,7 +74,8 @@ def _complete(record: RunRecord) -> Iterator[str]:
         if phase.known is None and (phase.outcome in NOT_MEASURED or not phase.counts.has_ended)
     ]
     for phase in open_phases:
-        yield from (f"{phase.phase}: {finding.fix}" for finding in _causes(phase)[:1])
+        fixes = [finding.fix for finding in _causes(phase)[:1]]
+        yield from (f"{phase.phase}: {fix}" for fix in fixes if fix != AGAIN)
     if open_phases or record.interrupted:
         yield f"run it again: {_command(record, [phase.phase for phase in open_phases])}"
     yield from _measure_kinds(record)

@@ -82,8 +82,16 @@ def explain_failures(record: RunRecord) -> Iterator[str]:
         verdict = judge_phase(phase, record.missing)
         if phase.known or (phase.outcome == "passed" and verdict.tone != "bad"):
             continue
-        cause = _job_cause(phase) if phase.outcome != "passed" else _first_failure(phase)
+        cause = _job_cause(phase) if phase.outcome != "passed" else _list_failures(phase)[0]
         yield f"{phase.phase}: {verdict.words}: {cause}"
+
+
+def explain_others(record: RunRecord) -> Iterator[str]:
+    """A line for each further failed criterion of a phase whose job passed."""
+    for phase in record.phases:
+        if phase.outcome == "passed":
+            for cause in _list_failures(phase)[1:]:
+                yield f"{phase.phase}: also {cause}"
 
 
 def describe_attempt(attempt: AttemptRecord) -> str:
@@ -137,14 +145,13 @@ def _job_cause(phase: PhaseRecord) -> str:
     return add_place(first.cause, first.hosts, first.ranks)
 
 
-def _first_failure(phase: PhaseRecord) -> str:
-    failed = {
-        name: criterion.text
+def _list_failures(phase: PhaseRecord) -> list[str]:
+    """The failed criteria, each with the first line of its text."""
+    return [
+        f"{name}: {next(iter(criterion.text.strip().splitlines()), 'no message')}"
         for name, criterion in phase.criteria.items()
         if criterion.result == "failed"
-    }
-    name, text = next(iter(failed.items()))
-    return f"{name}: {next(iter(text.strip().splitlines()), 'no message')}"
+    ]
 
 
 def phase_row(phase: PhaseRecord, missing: Iterable[MissingRecord]) -> list[str]:

@@ -12,7 +12,7 @@ from ..text import clip, format_span, format_time, plural, sanitize_line, shorte
 from .named_nodes import describe_node, list_shared
 from .next_steps import list_next_steps
 from .node_records import list_named
-from .phase_table import explain_failures
+from .phase_table import explain_failures, explain_others
 from .summary import inline
 from .terminal import known_words
 
@@ -108,6 +108,7 @@ def _list_causes(record: RunRecord) -> Iterator[str]:
         return
     explained = [*explain_failures(record)]
     yield from explained
+    yield from explain_others(record)
     begins = tuple(f"{phase.phase}: " for phase in record.phases)
     yield from (text for text in record.failed if not text.startswith(begins))
     named = {line.partition(": ")[0] for line in explained}

@@ -45,6 +45,7 @@ from .redaction import Redactor
 RUNS_PAGE = "index.html"
 NIGHTS = 60
 MAX_PHASES = 100
+MAX_PRINTED = 8  # rows of the list of runs, on paper
 MAX_WORDS = 300
 MOST_CHANGES = 4  # named in a line
 # What a cell of the strip shows beside its colour.
@@ -189,6 +190,13 @@ class ClusterSection:
     def clock(self) -> str:
         """What the days and the axes of the charts show."""
         return "local time" if any(row.run.utc_offset_s for row in self.strip) else "UTC"
+
+    @property
+    def printed(self) -> set[str]:
+        """The ids of the newest runs that are not good, which paper lists; the strip has the
+        rest."""
+        poor = [row.run.run_id for row in self.runs if row.tone != "good"]
+        return {*poor[:MAX_PRINTED]}
 
     def list_trend_rows(self) -> Iterator[tuple[RunRow, list[TrendPoint]]]:
         """Each run of the strip with its point of every trend."""

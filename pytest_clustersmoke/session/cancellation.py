@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Protocol
 
 from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.run_journal import FencedJournal
@@ -37,6 +38,22 @@ class Leftover:
 
     def __bool__(self) -> bool:
         return bool(self.jobs or self.phases)
+
+
+class EndableJobs(Protocol):
+    """The jobs of one run as the end of a session needs them: those of phases, or of a screen."""
+
+    journal: FencedJournal
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another process has the run now, and writes its report."""
+
+    def cancel(self) -> None:
+        """End every job. Returns at once."""
+
+    def close(self, why: str = "") -> Leftover:
+        """Cancel what is left, since the run ended: `why`. Returns what may still run."""
 
 
 class Cancellation:

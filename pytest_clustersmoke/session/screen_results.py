@@ -12,7 +12,6 @@ from ..criteria.screen_judge import CheckJudgement, judge_screen
 from ..criteria.screen_peaks import PEAKS, UNASKED, judge_peaks
 from ..evidence.locks import ControllerFence
 from ..evidence.node_measurement import read_measurement
-from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir
 from ..evidence.run_journal import FencedJournal
 from ..evidence.screen_files import NodeAnswer, ScreenFiles
@@ -28,7 +27,6 @@ from ..evidence.screen_record import (
 )
 from ..evidence.telemetry import parse_text
 from ..evidence.transport_rule import TransportRule
-from ..jobs.outcome import Judgement
 from ..jobs.screen_jobs import NodeEnd, ScreenJobs
 from ..jobs.screen_plan import PlannedNode
 from ..text import FAILURE
@@ -40,9 +38,7 @@ UNREADABLE = "its answer cannot be read"
 
 
 class ScreenSession:
-    """The jobs of one screen, from the first to the last; in place of a JobSession."""
-
-    is_detachable = False
+    """The jobs of one screen, from the first to the last: EndableJobs."""
 
     def __init__(self, run: RunDir, jobs: ScreenJobs) -> None:
         """Raises OSError."""
@@ -51,8 +47,6 @@ class ScreenSession:
         self.journal = FencedJournal(run, self.fence)
         self.board = Board(())
         self.ends: dict[str, NodeEnd] = {}
-        self.outcomes: Mapping[str, Judgement] = {}
-        self.results: Mapping[str, PhaseResult] = {}
 
     def run(self, nodes: Sequence[str], report: Callable[[str, NodeEnd], object]) -> None:
         """Screen these nodes; `ends` has what is known at any time."""

@@ -233,7 +233,7 @@ class ScreenSuite(Suite):
             self._announce(start.run, [], screen.journal)
         except OSError as error:
             raise pytest.UsageError(f"nothing is submitted: {error}") from None
-        self.session = screen  # type: ignore[assignment]  # what Suite needs of one
+        self.jobs = screen
         self.view = LiveView(f"cluster {self.profile.name}", screen.board, start.run, self.terminal)
         self._interrupts.catch(screen.cancel, screen.hurry)
         self._recover()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..evidence.run_journal import FencedJournal
     from ..report.record_builder import FinishedRun
     from .attachment import Attachment
+    from .cancellation import EndableJobs
     from .job_session import JobSession
 
 
@@ -65,7 +66,8 @@ class Suite:
         self.tally.counts.require = sorted(profile.require)
         self.remarks: list[str] = []  # on writing the report
         self.run: RunDir | None = None
-        self.session: JobSession | None = None
+        self.jobs: EndableJobs | None = None
+        self.session: JobSession | None = None  # the same, if they are of phases
         self.on_unwritten: Callable[[PhaseResult], object] = lambda result: None  # as JobSession's
         self.view: LiveView | None = None
         self.terminal = PytestTerminal(config)
@@ -188,7 +190,8 @@ class Suite:
             self._announce(start.run, phases, session.journal)
         except OSError as error:
             raise pytest.UsageError(f"nothing is submitted: {error}") from None
-        self.session, session.on_unwritten = session, self.on_unwritten
+        self.jobs = self.session = session
+        session.on_unwritten = self.on_unwritten
         self.view = LiveView(
             f"cluster {self.profile.name}", self.session.board, start.run, self.terminal
         )
@@ -294,13 +297,11 @@ class Suite:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         criterion = self._count(report)
-        if criterion is not None and self.session is not None:
+        if criterion is not None and self.jobs is not None:
             phase, name = criterion
-            self.session.journal.record_criterion(
-                phase, name, self.tally.phases[phase].criteria[name]
-            )
-        elif self.session is not None and report.failed:
-            self.session.journal.record_failed_test(report.nodeid)
+            self.jobs.journal.record_criterion(phase, name, self.tally.phases[phase].criteria[name])
+        elif self.jobs is not None and report.failed:
+            self.jobs.journal.record_failed_test(report.nodeid)
 
     def _count(self, report: pytest.TestReport) -> tuple[str, str] | None:
         return count_report(self.tally, report)
@@ -313,19 +314,19 @@ class Suite:
 
     def pytest_keyboard_interrupt(self) -> None:
         self.tally.interrupted, self.tally.counts.signal = True, self._interrupts.signal
-        if self.session is not None:
-            self.session.cancel()
+        if self.jobs is not None:
+            self.jobs.cancel()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        if self.session is None:
+        if self.jobs is None:
             self._drop_junit()  # nothing ran, so there is no run to report
             self._refuse_other_success(session, int(exitstatus))
             return (yield)
-        if self.session.is_superseded:
+        if self.jobs.is_superseded:
             session.exitstatus = pytest.ExitCode.INTERRUPTED
             return (yield from self._end_unjudged(self.superseded))
-        if self.session.is_detachable:
+        if self.session is not None and self.session.is_detachable:
             return (yield from self._end_detached(session))
         self._interrupts.ending()
         self._judge_run(session, int(exitstatus))
@@ -378,18 +379,18 @@ class Suite:
         """End every job, then give the verdict, which pytest's own files need next."""
         from ..report.junit import complete_junit
 
-        assert self.session is not None and self.view is not None and self.run is not None
+        assert self.jobs is not None and self.view is not None
         ended = session.shouldfail or session.shouldstop or f"exit status {exitstatus}"
         early = "" if self.tally.interrupted else f"pytest ended ({ended})"
-        left = self.session.close(early)
-        self.remarks += self.session.journal.describe_lost()
+        left = self.jobs.close(early)
+        self.remarks += self.jobs.journal.describe_lost()
         with contextlib.suppress(OSError):  # the terminal is gone
             self.view.close()
         if left:
             from .dead_runs import describe_leftover
 
             self.remarks.append(describe_leftover(left, self.profile, self.run_id, self.about))
-        for name, judgement in self.session.outcomes.items():
+        for name, judgement in self.session.outcomes.items() if self.session is not None else ():
             if name in self.tally.phases:  # not a rerun
                 self.tally.phases[name].end(judgement.outcome)
         self.tally.counts.exit_status = exitstatus
@@ -435,8 +436,8 @@ class Suite:
         from ..report.publication import finish
 
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        assert self._finished and self.session and self._controller
-        if self.session.is_superseded:
+        assert self._finished and self.jobs and self._controller
+        if self.jobs.is_superseded:
             self.terminal.say(self.superseded)
             session.exitstatus = pytest.ExitCode.INTERRUPTED
             return

@@ -93,6 +93,8 @@ def test_run_that_is_not_there_is_refused(
     status, out, err = run(capsys, "summary", "--report-dir", reports, *words)
     assert (status, out) == (2, "")
     assert err.startswith(f"clustersmoke: {message}") and len(err.splitlines()) == 1
+    if "--report-dir: " in message:
+        assert err.endswith("; expected a run of phases; give the id of a screen or a proof\n")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 1}', "[" * 100_000])

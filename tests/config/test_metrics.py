@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_clustersmoke.config.expectations import Reference
-from pytest_clustersmoke.config.metrics import compare, show
+from pytest_clustersmoke.config.metrics import compare, describe_distance, show
 
 
 def reference(value: float = 100.0, **bounds: float) -> Reference:
@@ -44,9 +44,30 @@ def test_value_is_compared_with_its_bounds(
 def test_comparison_text_has_all_numbers() -> None:
     """Value, unit, difference, reference, allowed range and source of the reference."""
     assert compare("steps_per_s", 80, reference(lower=-0.1)).text == (
-        "steps_per_s is 80.00 steps/s: -20.0 % against the reference 100.0 steps/s "
+        "steps_per_s is 80.00 steps/s: 20.0 % below the reference 100.0 steps/s "
         "(allowed: at least 90.00; source: a test)"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "words"),
+    [
+        (7.0, 10.0, "30.0 % below the reference 10.00"),
+        (3.0, 1.5, "100.0 % above the reference 1.500"),
+        (-9.0, -10.0, "10.0 % above the reference -10.00"),
+        (0.5, 0.0, "0.5000 above the reference 0"),
+        (2.0, 2.0, "the reference 2.000"),
+    ],
+)
+def test_distance_says_how_far_and_on_which_side(value: float, base: float, words: str) -> None:
+    """In percent, or as a number where the reference is zero."""
+    assert describe_distance(value, base, "the reference") == words
+
+
+def test_metric_without_a_unit_is_compared_without_one() -> None:
+    """A loss is 3.000, not "3.000 1"."""
+    text = compare("first_loss", 3.0, reference(lower=-0.1)).text
+    assert text.startswith("first_loss is 3.000: 97.0 % below the reference 100.0 (allowed: ")
 
 
 def test_value_without_reference_is_not_judged() -> None:

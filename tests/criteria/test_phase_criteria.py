@@ -90,11 +90,11 @@ def test_reference_without_a_criterion_is_not_ignored(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as failure:
         Trained().test_other_references_are_met(result)
     steady, p50, p95 = str(failure.value).splitlines()
-    assert steady.startswith("steady_steps_per_s is 1.000 steps/s: -90.0 % against the reference")
+    assert steady.startswith("steady_steps_per_s is 1.000 steps/s: 90.0 % below the reference")
     assert p50 == "step_time_p50_s has a reference, but was not measured on every rank"
-    assert p95.startswith("step_time_p95_s is 3.000 s: +100.0 % against the reference")
+    assert p95.startswith("step_time_p95_s is 3.000 s: 100.0 % above the reference")
     assert result.judged == {"references"}
-    with pytest.raises(AssertionError, match=r"\nsteps_per_s is 1.000 steps/s: -88.9 % "):
+    with pytest.raises(AssertionError, match=r"\nsteps_per_s is 1.000 steps/s: 88.9 % "):
         Started().test_other_references_are_met(result)
 
 

@@ -7,7 +7,7 @@ import itertools
 import math
 from typing import Any
 
-from pytest_clustersmoke.config.metrics import show
+from pytest_clustersmoke.config.metrics import describe_distance
 from pytest_clustersmoke.report.topology import MAX_LINKS
 from tests.support import records
 
@@ -63,8 +63,7 @@ def against(value: float, reference: float, unit: str = "samples/s") -> records.
     low = reference * 0.9
     made["reference"] = {"value": reference, "low": low, "high": None, "source": "acceptance"}
     made["met"] = value >= low
-    share = (value / reference - 1) * 100
-    made["text"] = f"{share:+.1f} % against the reference {show(reference)} {unit}"
+    made["text"] = f"{describe_distance(value, reference, 'the reference')} {unit}"
     status = "ok" if value >= low else "fail"
     made["past"] = {
         "status": "ok" if status == "ok" else "fail",
@@ -73,7 +72,7 @@ def against(value: float, reference: float, unit: str = "samples/s") -> records.
         "mad": reference * 0.008,
         "warn": reference * 0.96,
         "fail": reference * 0.93,
-        "text": f"{share - 1:+.1f} % against the median of 24 runs",
+        "text": f"{describe_distance(value, reference * 1.01, 'the median')} of 24 runs",
     }
     return made
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.finding import ISOLATION_FINDING
 from pytest_clustersmoke.evidence.job_results import NOT_MEASURED
 from pytest_clustersmoke.evidence.node_naming import NamedNodeRecord, NamingRecord
 from pytest_clustersmoke.report.highlights import HighlightGroup, find_highlights
@@ -43,10 +44,18 @@ def test_unexpected_link_is_named_by_its_ends() -> None:
     assert item.text == "rank 3 to rank 4: expected NET/IB*"
 
 
+def test_failed_job_says_what_was_isolated() -> None:
+    """After the nodes that its finding names."""
+    found = records.finding(id=ISOLATION_FINDING, detail={"answer": "node node1"})
+    phase = records.phase(outcome="failed", findings=[records.finding(), found])
+    (item,) = highlights_of(phase)["jobs"].items
+    assert item.text == "failed on node1; isolated: node node1"
+
+
 def test_lost_throughput_is_given_in_percent() -> None:
     """The text has the metric furthest off, the names of the others, and what changed."""
     (item,) = highlights_of(staged.slow_phase())["metrics"].items
-    assert item.title == "steps_per_s -30.0 % against the reference 9.500"
+    assert item.title == "steps_per_s 30.0 % below the reference 9.500"
     assert item.text == ("steps_per_s is 6.650 steps/s; also samples_per_s" + CHANGED)
 
 
@@ -61,7 +70,7 @@ def test_metric_off_past_runs_is_highlighted(status: Any, count: int) -> None:
     group = highlights_of(phase).get("warnings" if status == "warn" else "metrics")
     assert len(group.items if group else []) == count
     if group:
-        assert "against the median of 24 runs 9.595" in group.items[0].title
+        assert "below the median 9.595 of 24 runs" in group.items[0].title
 
 
 def test_warning_from_past_runs_is_a_warning() -> None:
@@ -74,7 +83,7 @@ def test_warning_from_past_runs_is_a_warning() -> None:
     phase["metrics"]["steps_per_s"] = metric
     group = highlights_of(phase)["warnings"]
     assert group.tone == "warn"
-    assert group.items[0].title.endswith("against the median of 24 runs on other versions 9.595")
+    assert group.items[0].title.endswith("below the median 9.595 of 24 runs on other versions")
     both = highlights_of(phase, staged.slow_phase())
     assert (both["metrics"].tone, both["warnings"].tone) == ("bad", "warn")
 
@@ -100,7 +109,7 @@ def test_throughput_leads_before_what_follows_from_it() -> None:
     (group,) = highlights_of(slower(step_time_p50_s=steps)).values()
     assert (group.id, group.tone) == ("metrics", "bad")
     (item,) = group.items
-    assert item.title.startswith("samples_per_s -30.0 % against the reference")
+    assert item.title.startswith("samples_per_s 30.0 % below the reference")
     assert item.text.endswith("; also step_time_p50_s")
 
 
@@ -109,7 +118,7 @@ def test_reference_leads_before_the_past() -> None:
     of_past = staged.against(3.0, 9.5, "steps/s")
     of_past["reference"], of_past["met"], of_past["text"] = None, None, "no reference"
     (item,) = highlights_of(slower(steps_per_s=of_past))["metrics"].items
-    assert item.title.startswith("samples_per_s -30.0 % against the reference")
+    assert item.title.startswith("samples_per_s 30.0 % below the reference")
 
 
 def test_warning_about_something_else_is_in_a_card_of_its_own() -> None:
@@ -121,7 +130,7 @@ def test_warning_about_something_else_is_in_a_card_of_its_own() -> None:
         ("warnings", "warn"),
     ]
     assert "also" not in groups["metrics"].items[0].text
-    assert groups["warnings"].items[0].title.startswith("peak_memory_gib +108.4 %")
+    assert groups["warnings"].items[0].title.startswith("peak_memory_gib 108.4 % above the median")
 
 
 def test_one_miss_appears_once() -> None:

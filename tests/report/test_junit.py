@@ -84,7 +84,7 @@ def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
     assert job.text.endswith(f"report: {published / 'bad'}") and (published / "bad").is_dir()
     assert "see test_bad.py::TestBad::job" in read.result("test_bad.TestBad::test_all_done").text
     rate = read.result("test_good.TestGood::test_rate")
-    assert "-90.0 % against the reference 100.0 steps/s" in rate.message
+    assert "90.0 % below the reference 100.0 steps/s" in rate.message
     assert rate.text.endswith(f"report: {published / 'good'}")
     unknown = read.result("test_good.TestGood::test_unknown")
     assert unknown.type == "pytest.skip" and "no reference" in unknown.message

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.finding import ISOLATION_FINDING
 from pytest_clustersmoke.report.next_steps import list_next_steps
 from tests.support import records
 
@@ -91,6 +92,15 @@ def test_phase_that_was_not_measured_runs_again(outcome: str) -> None:
     ]
 
 
+def test_advice_to_run_again_is_given_once() -> None:
+    """By the command."""
+    advice = records.finding(fix="run again")
+    phase = records.phase("a", outcome="cancelled", counts=ENDED, findings=[advice])
+    assert steps(phase, missing=[missing("a", reason="cancelled")]) == [
+        "run it again: pytest --cluster gilbreth -k 'a'"
+    ]
+
+
 def test_interrupted_run_of_many_phases_runs_again_as_a_whole() -> None:
     """More than a few names are no help on a command line."""
     phases = [records.phase(f"p{number}") for number in range(9)]
@@ -117,6 +127,16 @@ def test_unfit_run_repeats_the_fixes_of_its_causes() -> None:
     bad = records.phase("a", outcome="failed", findings=[records.finding(fix="replace the GPU")])
     good = records.phase("b", findings=[records.finding(fix="nothing")])
     assert steps(bad, good, verdict="UNFIT") == ["a: replace the GPU"]
+
+
+def test_isolated_node_is_left_out_first() -> None:
+    """Before what the failure alone advises."""
+    causes = [
+        records.finding(fix="read the log"),
+        records.finding(id=ISOLATION_FINDING, fix="leave it out"),
+    ]
+    bad = records.phase("a", outcome="failed", findings=causes)
+    assert steps(bad, verdict="UNFIT") == ["a: leave it out", "a: read the log"]
 
 
 def test_loss_against_the_past_is_compared_with_the_last_good_run() -> None:

@@ -19,7 +19,7 @@ from tests.support import records
 FIRST = {
     "stragglers": "rank 5 on node2",
     "links": "NET/Socket/0 from node1 to node2",
-    "metrics": "-30.0 % against the reference",
+    "metrics": "30.0 % below the reference",
 }
 
 

@@ -582,6 +582,28 @@ def test_failed_job_shows_how_far_it_got(browse: Browse, size: tuple[int, int]) 
     assert opened.ask("document.documentElement.scrollWidth") == size[0]
 
 
+def test_rank_that_wrote_nothing_is_drawn_on_its_node(browse: Browse) -> None:
+    """Without links the nodes stand in reading order, each with its rank."""
+    phase = records.phase("wide", nodes=4, ranks_per_node=1, outcome="failed", metrics={}, loss=[])
+    phase["ranks"][2] |= {"node_rank": None, "node": "unknown", "done": False}
+    lanes = [staged.lane([rank], "failed", "raised Error") for rank in (0, 1, 3)]
+    lanes.insert(2, staged.lane([2], "silent", "wrote nothing"))
+    for rank, lane in enumerate(lanes):
+        lane["nodes"] = [f"node{rank}"]
+    phase["progress"] = staged.progress(lanes, named=1)
+    phase["topology"] = None
+    opened = browse(records.run(phase, verdict="UNFIT", sentence="UNFIT", failed=["wide"]))
+    figure = opened.page.locator('#phase-wide-topology figure[data-chart="topology"]')
+    names = [figure.locator("text.name").nth(at) for at in range(4)]
+    places = [name.bounding_box() for name in names]
+    order = [(round(box["y"]), box["x"]) for box in places if box]
+    assert [name.text_content() for name in names] == [f"node{rank}" for rank in range(4)]
+    assert order == sorted(order)
+    home, drawn = places[2], figure.locator("text.ended").bounding_box()
+    assert home and drawn
+    assert abs(home["x"] + home["width"] / 2 - drawn["x"] - drawn["width"] / 2) < 2
+
+
 @pytest.mark.slow
 def test_512_ranks_of_a_failed_job_have_a_bounded_time_line(browse: Browse) -> None:
     """Ranks that ended alike share a row; the silent ones are marked in the topology."""

@@ -68,6 +68,22 @@ def test_unfit_run_names_cause_and_next_step() -> None:
     ]
 
 
+def test_every_failed_criterion_has_a_line() -> None:
+    """After the first of each phase, so that none hides another phase."""
+    slow = records.phase("a")
+    slow["criteria"] = {
+        f"test_{number}": {"result": "failed", "text": f"it is {number}\nsee there"}
+        for number in range(3)
+    }
+    record = records.run(slow, failed("b"), verdict="UNFIT", sentence="UNFIT", failed=["a", "b"])
+    assert digest(record).causes[:4] == [
+        "a: 3 failed: test_0: it is 0",
+        "b: failed: rank 3 was killed by signal 9 (node1)",
+        "a: also test_1: it is 1",
+        "a: also test_2: it is 2",
+    ]
+
+
 @pytest.mark.parametrize("partial", ["", "the run was interrupted by SIGTERM"])
 def test_large_run_has_ten_lines_and_counts_the_rest(partial: str) -> None:
     """However much is wrong; the JSON has everything."""

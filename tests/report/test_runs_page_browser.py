@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,19 @@ def test_newest_night_that_is_not_good_is_shown_as_such(opened: Opened) -> None:
     assert {name for name in NEWEST if "; not good" in str(words[name])} == {"mlp_1gpu"}
     drawn = {name: charts[name].locator(CROSS).count() for name in NEWEST}
     assert drawn == {"mlp_1gpu": 1, "allreduce": 0}
+
+
+def test_printed_nights_are_one_sheet(opened: Opened) -> None:
+    """With the runs that are not good; every run is printed on demand."""
+    assert len(re.findall(rb"/Type\s*/Page\b", opened.page.pdf(prefer_css_page_size=True))) == 1
+    opened.page.emulate_media(media="print")
+    rows = opened.page.locator("table.list tbody tr")
+    shown = [row.inner_text() for row in rows.all() if row.is_visible()]
+    assert ["UNFIT" in text for text in shown] == [True] and rows.count() == 45
+    opened.page.emulate_media(media="screen")
+    opened.page.locator("#print-all").check()
+    opened.page.emulate_media(media="print")
+    assert rows.last.is_visible() and opened.page.locator(".paper").is_hidden()
 
 
 def test_print_cuts_nothing(opened: Opened) -> None:

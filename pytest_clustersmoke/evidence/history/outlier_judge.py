@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ...config.metrics import show
+from ...config.metrics import describe_distance, show
 from ...text import plural
 
 if TYPE_CHECKING:
@@ -61,12 +61,7 @@ class PastLevel:
 
     def distance(self, value: float, name: str = "median") -> str:
         """`30.1 % below the median 9.501`."""
-        if value == self.median:
-            return f"the {name} {show(self.median)}"
-        side = "below" if value < self.median else "above"
-        far = abs(value - self.median)
-        share = f"{far / abs(self.median) * 100:.1f} %" if self.median else show(far)
-        return f"{share} {side} the {name} {show(self.median)}"
+        return describe_distance(value, self.median, f"the {name}")
 
 
 def measure_level(values: Iterable[float], least_spread: float = LEAST_SPREAD) -> PastLevel | None:

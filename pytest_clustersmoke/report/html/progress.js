@@ -20,6 +20,11 @@ const Progress = (() => {
     return new Map(lanes(inside).filter((one) => loud(one.state)).flatMap((one) => one.numbers.map((rank) => [rank, one.state])));
   }
 
+  // Rank -> its node, of ranks that ended on a node of their own; it may have written nothing.
+  function homes(inside) {
+    return new Map(lanes(inside).filter((one) => one.nodes && !one.nodes.includes(", ")).flatMap((one) => one.numbers.map((rank) => [rank, one.nodes])));
+  }
+
   const FEW = 8;
   const title = (one) => (one.numbers.length > FEW ? `${one.numbers.length} ranks` : `rank${one.numbers.length > 1 ? "s" : ""} ${one.ranks}`);
   const cut = (words, most) => (words.length > most ? words.slice(0, Math.max(1, most - 1)) + "…" : words);
@@ -120,5 +125,5 @@ const Progress = (() => {
     return Charts.told(svg, d3.sort(marks, (one) => one.step).map((one) => ({ x: one.step, y: Charts.known(one[key]) ? one[key] : undefined, words: words(one) })), `${name} by step, up to the end`);
   };
 
-  return { ends, kinds: { lanes: stages, track_loss: track("loss", "", "loss"), track_rate: track("rate", " steps/s", "steps/s") } };
+  return { ends, homes, kinds: { lanes: stages, track_loss: track("loss", "", "loss"), track_rate: track("rate", " steps/s", "steps/s") } };
 })();

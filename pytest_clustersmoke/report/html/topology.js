@@ -16,6 +16,8 @@ const Topology = (() => {
     const ends = Progress.ends(figure);
     for (const one of ranks) one.end = ends.get(one.rank);
     const names = new Map([...figure.querySelectorAll('table[data-table="places"] tbody tr')].map((row) => [Number(row.dataset.place), row.dataset.label]));
+    const homes = Progress.homes(figure), placed = new Map([...names].map(([place, name]) => [name, place]));
+    for (const one of ranks) one.place ??= placed.get(homes.get(one.rank)) ?? null;
     const groups = Charts.rows(figure.querySelector('table[data-table="groups"]'));
     const kinds = [...figure.querySelectorAll('table[data-table="groups"] tbody tr')].map((row) => row.cells[1].textContent);
     groups.forEach((one, at) => { one.kind = kinds[at]; one.one = Number(one.one); one.other = Number(one.other); });
@@ -81,6 +83,11 @@ const Topology = (() => {
     if (count === 2) {
       const wide = Math.min(Math.max(width, 2 * w + gapX), 2 * w + 260);
       return { width: wide, height: h + 16, centres: [[w / 2 + 4, h / 2 + 8], [wide - w / 2 - 4, h / 2 + 8]] };
+    }
+    if (!labelled) { // nothing to draw between them: rows, in reading order
+      const columns = Math.max(1, Math.min(count, Math.floor((width + gapX) / (w + gapX)))), rows = Math.ceil(count / columns);
+      const centres = d3.range(count).map((at) => [4 + w / 2 + (at % columns) * (w + gapX), 8 + h / 2 + Math.floor(at / columns) * (h + gapY)]);
+      return { width: columns * (w + gapX) - gapX + 8, height: rows * (h + gapY) - gapY + 16, centres };
     }
     const raw = d3.range(count).map((at) => {
       const angle = -Math.PI / 2 + (2 * Math.PI * at) / count - (count % 2 ? 0 : Math.PI / count);
