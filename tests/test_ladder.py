@@ -19,6 +19,7 @@ from tests.support.ladder import (
     LAB_LAUNCHERS,
     NODES,
     ON_SLURM,
+    ONE_RANK_A_NODE,
     PHASES,
     check_phases,
     run_ladder,
@@ -67,7 +68,8 @@ def check_phase_on_page(opened: Opened, phase: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def local_ladder(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
     """The whole ladder, once, on this machine."""
-    return run_ladder(tmp_path_factory.mktemp("ladder"), "local")
+    words = [f"--cluster-set={phase}.gpus_per_node=1" for phase in ONE_RANK_A_NODE]
+    return run_ladder(tmp_path_factory.mktemp("ladder"), "local", *words)
 
 
 def test_every_phase_passes_on_this_machine(local_ladder: RunFiles) -> None:

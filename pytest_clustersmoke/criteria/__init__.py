@@ -1,15 +1,18 @@
 """What must hold for a phase: base classes of criteria, and the view of a phase that they get.
 
-phase_criteria.py     the base classes; a criterion is a short method there, and judges elsewhere
-workload.py           data, batches and precision that the ranks trained with
-training_proofs.py    reduction, repetition, replicas, reload; outvoted_ranks.py: three or more
-twin_run.py           the second pass over the training loop; finite_values.py: losses, gradients
-resumption.py         a training that stopped went on as if it had not
-stragglers.py         slow ranks; peer_judge.py: how their peers judge them, gpu_past.py: their past
-transport_sides.py    transports against `expect`; placed_links.py: which there were
-bandwidth.py          what collectives reached; node_pairs.py: which pair of nodes is slow
-past_criterion.py     metrics against past runs; drift_confirmation.py: by reruns,
-                      past_annotation.py: what the record says of them
+phase_criteria.py holds the base classes. A criterion is a short method there; what judges is in
+one of the other modules:
+
+training       workload.py (data, batches, precision), training_proofs.py (reduction, repetition,
+               replicas, reload), outvoted_ranks.py, finite_values.py, twin_run.py, resumption.py
+slow ranks     stragglers.py, peer_judge.py (by their peers), gpu_past.py (by their own past)
+devices        device_peaks.py, hardware_health.py
+communication  transport_sides.py, placed_links.py, bandwidth.py, node_pairs.py
+the past       past_criterion.py, drift_confirmation.py (by reruns), past_annotation.py (what the
+               record says)
+
+A screen of nodes runs no phase. screen_judge.py and screen_peaks.py judge its answers, and
+screen_clearance.py says which earlier evidence against a node it ends.
 """
 
 from ..evidence.metric import Unmeasured, fail

@@ -175,8 +175,8 @@ def test_link_opens_closed_section(browse: Browse) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "sound",
-        # The phone shows the same run, in light colours.
+        # The phone shows the staged run in light colours; its other phases are sound.
+        pytest.param("sound", marks=pytest.mark.slow),
         pytest.param("staged", marks=pytest.mark.slow),
         "without phases",
         "proof",

@@ -235,7 +235,7 @@ def test_queue_bar_is_as_long_as_the_queue_time(browse: Browse) -> None:
         (30 * staged.DAY_S, r"[A-Z][a-z]{2} \d{4}"),
     ],
 )
-@pytest.mark.parametrize("size", [(1280, 800), PHONE])
+@pytest.mark.parametrize("size", [pytest.param((1280, 800), marks=pytest.mark.slow), PHONE])
 def test_trend_ticks_are_24_hour_utc_times(
     browse: Browse, apart_s: float, words: str, size: tuple[int, int]
 ) -> None:
@@ -281,7 +281,7 @@ def paired(nodes: int, ranks_per_node: int, wrong: bool = True) -> records.Recor
     return records.run(phase, verdict="UNFIT")
 
 
-@pytest.mark.parametrize("size", [(1280, 800), PHONE])
+@pytest.mark.parametrize("size", [pytest.param((1280, 800), marks=pytest.mark.slow), PHONE])
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, 8), (6, 1), (6, 8), (8, 2), (12, 8)])
 def test_every_link_has_its_label_or_is_counted(
     browse: Browse, size: tuple[int, int], nodes: int, ranks: int

@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # CPU ranks communicate over gloo, which has no transports.
 NO_TRANSPORTS = {"p2p-off", "network-in-node", "infiniband-off"}
 NOT_HERE = NO_TRANSPORTS | {"submission-refused"}  # virtual nodes need no sbatch
-# One of each kind: a death, criteria that blame a rank or a device, a setting, a limit.
+# One of each kind: criteria that blame a rank or a device, a setting, a limit.
+# test_broken_programs.py stages the death of a rank.
 SOME = {
-    "rank-killed": "test_ddp.py::TestDdpOnTwoGpus",
     "gradient-flipped": "test_ddp.py::TestDdpOnTwoGpus",
     "device-wrong-answer": "test_ddp.py::TestDdpOnTwoGpus",
     "setup-line-fails": "test_mlp.py::TestMlpOnOneGpu",
@@ -51,7 +51,7 @@ def check(report: dict[str, Any], gates: set[str]) -> None:
 
 
 def test_one_gate_of_each_kind_is_proven(tmp_path: Path) -> None:
-    """A death, a gradient, a setup line and a limit: each turns its own criterion red."""
+    """A gradient, a device, a setup line and a limit: each turns its own criterion red."""
     check(prove(tmp_path, *(f"smoke_tests/{c}::prove[{f}]" for f, c in SOME.items())), set(SOME))
 
 

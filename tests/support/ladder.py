@@ -34,16 +34,20 @@ PHASES = {
     "allreduce_1node",
     "allreduce_multinode",
 }
-# What `make test` runs on a real Slurm, under each launcher; `make test-all` runs all phases there.
+# What `make test` runs on a real Slurm, with each launcher once; `make test-all` runs all phases
+# there. lora_sft_2node has the program of lora_sft_ddp.
 ON_SLURM = PHASES - {
     "zero1_4node",
     "zero2_4node",
     "zero3_offload_2node",
+    "lora_sft_ddp",
     "fsdp_1node",
     "fsdp_lora_2node",
-    "allreduce_1node",
     "allreduce_multinode",  # test_wheel.py runs it on a real Slurm
 }
+# `make test` runs these on this machine with one rank on each node: eight ranks that each import
+# DeepSpeed take 45 s of CPU. `make test-all` runs them on the lab with two on each node.
+ONE_RANK_A_NODE = ("zero1_4node", "zero2_4node")
 NODES = {
     "ddp_2node": 2,
     "zero1_4node": 4,

@@ -315,7 +315,7 @@ PROGRAMS = (
     _ends("exits-3", when="init"),
     _ends("exits-3", when="step"),
     _ends("raises", "rank-error", when="model"),
-    _ends("raises", "rank-error", when="step", slow=False),
+    _ends("raises", "rank-error", when="step"),
     _ends("raises", "rank-error", when="collective"),
     _ends("hangs", "hang"),
     Fault(
