@@ -18,6 +18,9 @@ And each figure is compared with those of the same device in past runs, of which
 eight, as each GPU's own step is (`gpu_past.py`); the factors above are then the smallest loss that
 is named.
 
+Copies between host and GPU must also reach the floor of the PCIe link (`link_floor.py`), which
+needs no peer, where the job has the whole node.
+
 All judgements of a phase share the chance of a false name. What all ranks measure together, as
 `overlap_share`, shows no single device, and is not judged.
 """
@@ -40,10 +43,12 @@ from ..evidence.job_results import RankResult
 from ..evidence.measured_peaks import ONCE, RankPeaks, first_attempt, measured_in, read_peaks
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.node_observation import DeviceFigure
+from ..evidence.pcie_link import PcieLink
 from ..evidence.phase_result import PhaseResult
 from ..node.core_speed import owns_all_cores
 from ..text import plural, shorten
 from .gpu_past import judge_gpus
+from .link_floor import FloorMiss, choose_link, describe_floor, find_below_floor
 from .peer_judge import CPU_FACTOR, FEWEST_PEERS, FLOOR, PeerVerdict, judge_by_factor, judge_peers
 
 KIND = "peaks"
@@ -58,8 +63,9 @@ MOST_NAMES = 4
 @dataclass(frozen=True)
 class Place:
     """Where a figure was measured: the model of the device, and its number in its node; the model
-    of the node's CPU (empty: unknown), whether the job has all cores of the node, and whether the
-    host's memory of copies was taken next to the device."""
+    of the node's CPU (empty: unknown), whether the job has all cores of the node, whether the
+    host's memory of copies was taken next to the device, and the PCIe link to it (None: unknown,
+    or another job may use it)."""
 
     model: str
     local_rank: int | None
@@ -67,6 +73,7 @@ class Place:
     cpu: str = ""
     all_cores: bool = False
     near: bool = False
+    link: PcieLink | None = None
 
 
 @dataclass(frozen=True)
@@ -208,11 +215,13 @@ def check_peaks(phase: PhaseResult) -> None:
     figures = [figure for figure, _ in pairs]
     places = [place for peak in peaks for place in [_place(phase, peak)] * len(peak.figures)]
     verdict = judge_figures(figures, places)
+    low = list(find_below_floor(figures, [place.link for place in places]))
     became, known = judge_past(figures, places, _read_past(phase, figures))
     fails = phase.past is None or phase.past.fails
+    named: list[SlowFigure | FloorMiss] = [*low, *verdict.slow, *(became if fails else ())]
     slow = [
         f"{rank} on {rank.host}{_of(found.figure)}: {found}"
-        for found in (*verdict.slow, *(became if fails else ()))
+        for found in named
         for _, rank in [pairs[found.at]]
     ]
     if wrong or slow:
@@ -226,6 +235,8 @@ def check_peaks(phase: PhaseResult) -> None:
     phase.judged.add(KIND)
     if words := verdict.describe():
         phase.sensitivity.append(f"would have named a device that takes longer by: {words}")
+    if words := describe_floor([place.link for place in places]):
+        phase.sensitivity.append(f"would have named a GPU whose copies reach less than {words}")
 
 
 def judge_past(
@@ -375,12 +386,16 @@ def _is_on_gpu(rank: RankResult) -> bool:
 
 def _place(phase: PhaseResult, peak: RankPeaks) -> Place:
     rank = peak.rank
-    all_cores = any(owns_all_cores(node.facts) for node in phase.nodes if node.name == rank.node)
+    facts = next((node.facts for node in phase.nodes if node.name == rank.node), {})
+    gpus, local = facts.get("gpus"), [each for each in phase.ranks if each.node == rank.node]
+    # A job that has a part of the GPUs may share what leads to them with another one.
+    has_all = owns_all_cores(facts) and isinstance(gpus, list) and len(gpus) <= len(local)
     return Place(
         rank.device_name or "",
         rank.local_rank,
         _is_on_gpu(rank),
         peak.cpu,
-        all_cores,
+        owns_all_cores(facts),
         peak.near_device,
+        choose_link(peak.link, rank.device_name or "") if has_all else None,
     )

@@ -12,6 +12,7 @@ from typing import Any
 from ..text import sanitize_line
 from .job_results import RankResult
 from .node_observation import DeviceFigure
+from .pcie_link import PcieLink, parse_link
 from .phase_result import PhaseResult
 from .telemetry import parse_finite, parse_int, parse_rows, parse_text
 
@@ -36,6 +37,7 @@ class RankPeaks:
     not_measured: dict[str, str] = field(default_factory=dict)
     cpu: str = ""  # the model of the node's CPU
     near_device: bool = False  # the host's memory of copies was taken next to the device
+    link: PcieLink | None = None  # between the host and the device
 
     @property
     def device(self) -> str:
@@ -65,6 +67,7 @@ def read_rank_peaks(rank: RankResult) -> RankPeaks | None:
         },
         sanitize_line((parse_text(event.get("cpu")) or "")[:MAX_TEXT]),
         event.get("near_device") is True,
+        parse_link(event.get("pcie_link")),
     )
 
 

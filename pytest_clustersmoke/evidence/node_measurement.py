@@ -9,6 +9,7 @@ from typing import Any
 
 from ..text import sanitize_line
 from .node_observation import DeviceFigure
+from .pcie_link import PcieLink, parse_link
 from .screen_files import MAX_NAME, ScreenFiles, parse_words
 from .telemetry import parse_finite, parse_int, parse_rows, parse_text
 from .whole_files import MAX_NODE_BYTES, read_json
@@ -32,6 +33,7 @@ class MeasuredDevice:
     answer: int | None  # the sum of the bits of most products
     not_measured: Mapping[str, str]
     near: bool = False  # the host's memory of copies was taken next to it
+    link: PcieLink | None = None  # between the host and it
 
 
 @dataclass(frozen=True)
@@ -81,4 +83,5 @@ def _parse_device(row: Mapping[str, Any]) -> MeasuredDevice:
         parse_int(row.get("answer")),
         parse_words(row.get("not_measured")),
         row.get("near_device") is True,
+        parse_link(row.get("pcie_link")),
     )

@@ -34,7 +34,7 @@ MAX_REASON = 300
 STAGE = "peaks"
 # Of a node that is measured outside of any phase: the file of its figures, and the precision.
 FIGURES, PRECISION = "CLUSTERSMOKE_FIGURES", "CLUSTERSMOKE_PRECISION"
-ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured", "near_device")
+ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured", "near_device", "pcie_link")
 DESCRIBED = ("local_rank", "device", "device_name", "torch", "cuda")
 # name -> unit, whether higher is better
 UNITS = {
@@ -67,6 +67,7 @@ class Peaks:
         # A GPU without a UUID may be another one in each phase.
         self._unnamed = f"{environment.node}/cuda:{environment.local_rank}"
         self._near = False  # the host's memory of copies is next to the device
+        self._link: dict[str, Any] | None = None  # PCIe, while it carried the copies
         self._answers: dict[str, Any] = {}
         self._precision = choose_precision(order.precision, device)
 
@@ -140,7 +141,7 @@ class Peaks:
             with self._leaving_out("host_to_device_gb_per_s"):
                 host = HostCopies(self._device)
                 self._near = host.near
-                tools["turn"].append(("host_to_device_gb_per_s", host.time_to_device))
+                tools["turn"].append(("host_to_device_gb_per_s", lambda: self._copy_to(host)))
                 tools["turn"].append(("device_to_host_gb_per_s", host.time_to_host))
         if self._node:
             with self._leaving_out("cpu_copy_gb_per_s"):
@@ -154,6 +155,11 @@ class Peaks:
             figure = known.time()
             known.check(ROUNDS)
         self._answers = known.fields()
+        return figure
+
+    def _copy_to(self, host: HostCopies) -> float:
+        figure = host.time_to_device()
+        self._link = host.describe_link()
         return figure
 
     def _take_turns(self, tools: dict[str, list[tuple[str, Callable[[], float]]]]) -> None:
@@ -225,6 +231,7 @@ class Peaks:
             "precision": self._precision,
             "cpu": name_cpu(),
             "near_device": self._near,
+            "pcie_link": self._link,
             "measured_in": self._elsewhere,
             "not_measured": self._reasons,
         }
