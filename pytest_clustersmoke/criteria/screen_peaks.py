@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..evidence.node_measurement import MeasuredDevice, NodeMeasurement
 from ..evidence.screen_files import NodeAnswer
 from ..text import FAILURE, plural
-from .device_peaks import Place, SlowFigure, find_outvoted, judge_figures, kind_of
+from .device_answers import find_outvoted
+from .device_peaks import Place, SlowFigure, judge_figures, kind_of
 from .link_floor import FloorMiss, choose_link, find_below_floor
+from .pair_speed import PlacedPair, judge_pairs
 from .screen_judge import FEWEST_CPUS, CheckJudgement
 
 PEAKS = "peaks"
@@ -87,10 +89,24 @@ def _compare(whole: Mapping[str, str], measured: Measured) -> tuple[dict[str, st
     figures, places = [figure for figure, _ in pairs], [place for _, place in pairs]
     verdict = judge_figures(figures, places, whole_nodes=True)
     named: list[SlowFigure | FloorMiss] = [*low, *verdict.slow]
-    slow = _group_texts(
+    texts = [
         (found.figure.node, f"{found.figure.device or 'the node'}: {found}") for found in named
-    )
+    ]
+    slow = _group_texts(iter([*texts, *_find_slow_pairs(whole, measured)]))
     return slow, {figures[number].node for number in verdict.compared}
+
+
+def _find_slow_pairs(whole: Mapping[str, str], measured: Measured) -> Iterator[tuple[str, str]]:
+    placed = [
+        (device, PlacedPair(node, device.model, device.local_rank or 0, whole[node], pair))
+        for node, found in measured.items()
+        if node in whole
+        for device in found.devices
+        for pair in device.pairs
+    ]
+    slow, _ = judge_pairs([made for _, made in placed])
+    for found in slow:
+        yield found.made.node, f"{placed[found.at][0].identity}: {found}"
 
 
 def _find_place(device: str, devices: Sequence[MeasuredDevice], cpu: str) -> Place:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..text import sanitize_line
+from .device_pair import DevicePair, parse_pairs
 from .node_observation import DeviceFigure
 from .pcie_link import PcieLink, parse_link
 from .screen_files import MAX_NAME, ScreenFiles, parse_words
@@ -34,6 +35,7 @@ class MeasuredDevice:
     not_measured: Mapping[str, str]
     near: bool = False  # the host's memory of copies was taken next to it
     link: PcieLink | None = None  # between the host and it
+    pairs: tuple[DevicePair, ...] = ()  # copies to the other GPUs of the node
 
 
 @dataclass(frozen=True)
@@ -84,4 +86,5 @@ def _parse_device(row: Mapping[str, Any]) -> MeasuredDevice:
         parse_words(row.get("not_measured")),
         row.get("near_device") is True,
         parse_link(row.get("pcie_link")),
+        parse_pairs(row.get("pairs")),
     )

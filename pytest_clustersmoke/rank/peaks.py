@@ -12,6 +12,7 @@ training has any part of it: it ends before the model is built.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from typing import Any
 
 from ..evidence.run_directory import RunDir, create_once, read_json, write_json
 from ..evidence.telemetry import typical_s
-from . import process_group
+from . import pair_copies, process_group
 from .device import name_cpu, start_facts
 from .known_answer import KnownAnswer, choose_precision, one_thread
 from .memory_speed import DeviceMemory, HostCopies, HostMemory
@@ -32,9 +33,12 @@ from .rank_environment import PeakOrder, RankEnvironment, read_rank_environment
 ROUNDS = 5
 MAX_REASON = 300
 STAGE = "peaks"
+PAIRS = "pairs of GPUs"  # where they could not be measured
+PAIRS_WITHIN_S = 2 * pair_copies.LIMIT_S  # local rank 0 may come later than the others
 # Of a node that is measured outside of any phase: the file of its figures, and the precision.
 FIGURES, PRECISION = "CLUSTERSMOKE_FIGURES", "CLUSTERSMOKE_PRECISION"
-ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured", "near_device", "pcie_link")
+ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured", "near_device")
+LINKED = ("pcie_link", "pairs")
 DESCRIBED = ("local_rank", "device", "device_name", "torch", "cuda")
 # name -> unit, whether higher is better
 UNITS = {
@@ -62,22 +66,29 @@ class Peaks:
         self._identity, self._multiply = identity, multiply
         self._rounds: dict[str, list[float]] = {}
         self._reasons: dict[str, str] = {}
-        self._mine = self._node = False
+        self._mine = self._node = self._of_pairs = False
         self._elsewhere = ""  # the phase that measured the device
         # A GPU without a UUID may be another one in each phase.
         self._unnamed = f"{environment.node}/cuda:{environment.local_rank}"
         self._near = False  # the host's memory of copies is next to the device
         self._link: dict[str, Any] | None = None  # PCIe, while it carried the copies
+        self._pairs: list[dict[str, Any]] = []  # copies to the other GPUs of the node
         self._answers: dict[str, Any] = {}
         self._precision = choose_precision(order.precision, device)
 
     def claim(self) -> bool:
-        """Whether any rank measures: its device, or on local rank 0 also its node."""
+        """Whether any rank measures: its device, or on local rank 0 also its node, and the pairs of
+        its GPUs."""
         self._mine = self._claim(self._identity)
-        self._node = self._environment.local_rank == 0 and self._claim("")
-        return process_group.any_rank(self._mine or self._node, self._device)
+        if self._environment.local_rank == 0:
+            self._node = self._claim("")
+            count = self._environment.local_world_size
+            has_pairs = self._device.type == "cuda" and count > 1
+            self._of_pairs = has_pairs and self._claim(f"pairs of {count}", of_device=False)
+        holds = self._mine or self._node or self._of_pairs
+        return process_group.any_rank(holds, self._device)
 
-    def _claim(self, device: str) -> bool:
+    def _claim(self, device: str, of_device: bool = True) -> bool:
         order, path = self._order, self._order.claim(self._environment.node, device)
         place = self._environment.phase_dir
         if order.always or place is None:
@@ -92,7 +103,7 @@ class Peaks:
         found = read_json(path) or {}
         if found.get("phase") == order.phase:  # by a job of this phase that did not end well
             return found.get("job") != value["job"]
-        if device:
+        if device and of_device:
             self._name_elsewhere(str(found.get("phase", "")), path)
         return False
 
@@ -123,6 +134,7 @@ class Peaks:
         del tools
         self._measure_overlap()
         self._clean_up()
+        self._measure_pairs()
         process_group.barrier(self._device)
         return {**self.fields(), "seconds": time.perf_counter() - began}
 
@@ -188,6 +200,24 @@ class Peaks:
         if self._mine:
             self._rounds["overlap_share"] = shares
 
+    def _measure_pairs(self) -> None:
+        """Between the GPUs of a node, by a process of its own. The ranks of the node wait for what
+        it found, without a collective, which would use their GPUs."""
+        environment = self._environment
+        if not process_group.any_rank(self._of_pairs, self._device):
+            return
+        text = None  # on local rank 0 what it shares
+        if environment.local_rank == 0:
+            text = pair_copies.measure_alone() if self._of_pairs else "{}"
+        key = f"clustersmoke/pairs/{environment.node_rank}"
+        with self._leaving_out(PAIRS):
+            found = json.loads(process_group.share_text(key, text, PAIRS_WITHIN_S))
+            self._pairs = [
+                row for row in found.get("pairs", ()) if row["from"] == environment.local_rank
+            ]
+            if environment.local_rank == 0 and "why" in found:
+                self._reasons[PAIRS] = found["why"]
+
     @contextmanager
     def _leaving_out(self, name: str) -> Iterator[None]:
         """Leave a figure out that cannot be measured; the rank goes on."""
@@ -232,6 +262,7 @@ class Peaks:
             "cpu": name_cpu(),
             "near_device": self._near,
             "pcie_link": self._link,
+            "pairs": self._pairs,
             "measured_in": self._elsewhere,
             "not_measured": self._reasons,
         }
@@ -261,7 +292,7 @@ def measure_alone() -> None:
         found = process_group.gather_objects({**own, **peaks.measure()})
         if rank.is_main:
             figures = [figure for fields in found for figure in fields["figures"]]
-            names = ("identity", *DESCRIBED, *ANSWERED)
+            names = ("identity", *DESCRIBED, *ANSWERED, *LINKED)
             devices = [{key: fields.get(key) for key in names} for fields in found]
             write_json(Path(os.environ[FIGURES]), {"figures": figures, "devices": devices})
 

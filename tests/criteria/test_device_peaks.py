@@ -185,6 +185,37 @@ def test_within_one_node_copies_are_judged_by_a_factor(tmp_path: Path) -> None:
             check_peaks(result)
 
 
+def paired(speed: float, link: str = "NVLink") -> list[dict[str, Any]]:
+    """Four nodes of two GPUs; one way of the third node's pair has this speed."""
+    events = gemms(HEALTHY)
+    for rank, event in enumerate(events):
+        reached = speed if rank == 5 else 370.0
+        event["pairs"] = [{"from": rank % 2, "to": 1 - rank % 2, "link": link, "gb_per_s": reached}]
+    return events
+
+
+def test_slow_pair_of_gpus_is_named(tmp_path: Path) -> None:
+    """With both GPUs, what connects them, and what they reach on other nodes."""
+    check_peaks(ran(tmp_path / "healthy", paired(300.0), per_node=2))
+    check_peaks(ran(tmp_path / "unknown", paired(40.0, link=""), per_node=2))
+    assert failure(ran(tmp_path / "slow", paired(40.0), per_node=2)) == (
+        "rank 5 (n2, GPU 1) on h2: its copies to GPU 0 (NVLink) reach 40.00 GB/s, those of the "
+        "same two GPUs of other nodes 370.0 GB/s"
+    )
+
+
+def test_pair_of_devices_that_were_measured_before_is_judged(tmp_path: Path) -> None:
+    """A phase of one GPU a node measured the devices, and could not measure pairs."""
+    for speed in (300.0, 40.0):
+        events = [{**event, "figures": [], "measured_in": "first"} for event in paired(speed)]
+        result = ran(tmp_path / str(speed), events, per_node=2)
+        if speed == 40.0:
+            assert "its copies to GPU 0 (NVLink) reach 40.00 GB/s" in failure(result)
+        else:
+            with pytest.raises(pytest.skip.Exception, match="in an earlier phase"):
+                check_peaks(result)
+
+
 LINK = {"gt_per_s": 32.0, "lanes": 16, "now_gt_per_s": 2.5, "now_lanes": 16}
 
 

@@ -83,6 +83,17 @@ def test_slow_device_is_named_with_its_figure_and_no_other_node(tmp_path: Path) 
     )
 
 
+def test_slow_pair_of_gpus_fails_its_node(tmp_path: Path) -> None:
+    """Compared with the same two GPUs of the other nodes."""
+    nodes = [written(number) for number in range(4)]
+    for number, node in enumerate(nodes):
+        speed = 40.0 if number == 2 else 370.0
+        node["devices"][0]["pairs"] = [{"to": 1, "link": "NVLink", "gb_per_s": speed}]
+    judged = judge(tmp_path, [*nodes])
+    assert [node for node, check in judged.items() if check.result == "failed"] == ["n2"]
+    assert judged["n2"].text.startswith("GPU-2-0: its copies to GPU 1 (NVLink) reach 40.00 GB/s")
+
+
 def test_copies_below_the_floor_of_the_link_fail_without_peers(tmp_path: Path) -> None:
     """On the first day, and of two nodes alone. Without a known link there is no floor."""
     nodes = [written(number) for number in range(2)]
