@@ -22,7 +22,8 @@ Copies from GPU to GPU are judged by `pair_speed.py`. Those between host and GPU
 floor of the PCIe link (`link_floor.py`), which needs no peer, where the job has the whole node.
 
 All judgements of a phase share the chance of a false name. What all ranks measure together, as
-`overlap_share`, shows no single device, and is not judged.
+`overlap_share`, shows no single device, and is not judged; nor are clock and power under load,
+which differ between healthy GPUs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from .peer_judge import CPU_FACTOR, FEWEST_PEERS, FLOOR, PeerVerdict, judge_by_f
 KIND = "peaks"
 OF_HOST = ("cpu_copy_gb_per_s", "cpu_latency_ns")
 OF_BOTH = ("host_to_device_gb_per_s", "device_to_host_gb_per_s")
-NOT_JUDGED = ("overlap_share",)
+NOT_JUDGED = ("overlap_share", "sm_clock_under_load_mhz", "power_under_load_watts")
 # Half of a link's lanes make copies take twice as long; a GPU of the other socket less than this.
 COPY_FACTOR = 1.8
 MOST_NAMES = 4

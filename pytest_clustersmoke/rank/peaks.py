@@ -22,7 +22,7 @@ from typing import Any
 
 from ..evidence.run_directory import RunDir, create_once, read_json, write_json
 from ..evidence.telemetry import typical_s
-from . import pair_copies, process_group
+from . import gpu_load, pair_copies, process_group
 from .device import name_cpu, start_facts
 from .known_answer import KnownAnswer, choose_precision, one_thread
 from .memory_speed import DeviceMemory, HostCopies, HostMemory
@@ -48,6 +48,8 @@ UNITS = {
     "cpu_copy_gb_per_s": ("GB/s", True),
     "cpu_latency_ns": ("ns", False),
     "overlap_share": ("1", True),
+    gpu_load.CLOCK: ("MHz", True),
+    gpu_load.POWER: ("W", True),
 }
 
 
@@ -73,6 +75,8 @@ class Peaks:
         self._near = False  # the host's memory of copies is next to the device
         self._link: dict[str, Any] | None = None  # PCIe, while it carried the copies
         self._pairs: list[dict[str, Any]] = []  # copies to the other GPUs of the node
+        self._known: KnownAnswer | None = None
+        self._event_reasons: int | None = None  # that hold the clock down under load
         self._answers: dict[str, Any] = {}
         self._precision = choose_precision(order.precision, device)
 
@@ -131,6 +135,7 @@ class Peaks:
             process_group.barrier(self._device)
             self._run(tools, "device")
             self._take_turns(tools)
+        self._measure_load()
         del tools
         self._measure_overlap()
         self._clean_up()
@@ -145,7 +150,7 @@ class Peaks:
         on_cuda = self._device.type == "cuda"
         if self._mine:
             with self._leaving_out(name):
-                known = KnownAnswer(self._device, self._precision, self._multiply)
+                self._known = known = KnownAnswer(self._device, self._precision, self._multiply)
                 tools["device"].append((name, lambda: self._multiply_known(known)))
         if self._mine and on_cuda:
             with self._leaving_out("device_copy_gb_per_s"):
@@ -186,6 +191,18 @@ class Peaks:
             if name not in self._reasons:
                 with self._leaving_out(name):
                     self._rounds.setdefault(name, []).append(measure())
+
+    def _measure_load(self) -> None:
+        """Clock and power of all GPUs at once, as in training; without NVML there are none."""
+        known, self._known = self._known, None
+        read = gpu_load.open_gpu(self._identity) if known is not None else None
+        process_group.barrier(self._device)
+        if known is None or read is None:
+            return
+        with suppress(Exception):  # what the device cannot do, its other figures say
+            reading = known.load(gpu_load.LOAD_S, read)
+            self._event_reasons = reading.event_reasons
+            self._rounds |= {name: [value] for name, value in reading.figures.items()}
 
     def _measure_overlap(self) -> None:
         """All ranks together, on GPUs: they reduce while they multiply."""
@@ -263,6 +280,7 @@ class Peaks:
             "near_device": self._near,
             "pcie_link": self._link,
             "pairs": self._pairs,
+            "clock_event_reasons": self._event_reasons,
             "measured_in": self._elsewhere,
             "not_measured": self._reasons,
         }

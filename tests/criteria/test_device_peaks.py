@@ -276,6 +276,20 @@ def test_hosts_of_shared_nodes_are_not_judged(tmp_path: Path) -> None:
     check_peaks(ran(tmp_path / "other", events, per_node=1))
 
 
+def test_clock_and_power_are_not_judged(tmp_path: Path) -> None:
+    """Half of the clock and of the power; what that costs, the multiplications show."""
+    events = gemms(HEALTHY)
+    for rank, event in enumerate(events):
+        share = 0.5 if rank == 3 else 1.0
+        for name, unit, usual in (
+            ("sm_clock_under_load_mhz", "MHz", 1755.0),
+            ("power_under_load_watts", "W", 690.0),
+        ):
+            kind = {"device": f"GPU-{rank}", "name": name, "unit": unit, "higher_is_better": True}
+            event["figures"] = [*event["figures"], {**kind, "value": share * usual}]
+    check_peaks(ran(tmp_path, events))
+
+
 def test_device_alone_is_not_measured(tmp_path: Path) -> None:
     """Without a peer and a past nothing was compared, also if other devices were."""
     events = gemms(HEALTHY[:4])

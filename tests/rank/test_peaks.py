@@ -17,6 +17,7 @@ from pytest_clustersmoke.evidence.node_measurement import read_measurement
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, write_json
 from pytest_clustersmoke.evidence.screen_files import ScreenFiles
 from pytest_clustersmoke.rank import (
+    gpu_load,
     known_answer,
     memory_speed,
     pair_copies,
@@ -166,6 +167,22 @@ def test_pairs_that_were_not_measured_have_the_reason(
     monkeypatch.setattr(process_group, "share_text", wait)
     rank._measure_pairs()
     assert rank.fields()["not_measured"] == {"pairs of GPUs": "RuntimeError: wait timeout"}
+
+
+def test_clock_and_power_are_figures_of_the_device(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read while it multiplies; a CPU stands for the GPU, and NVML is made up."""
+    reading = gpu_load.LoadReading({gpu_load.CLOCK: 1755.0, gpu_load.POWER: 690.0}, 0x4)
+    monkeypatch.setattr(gpu_load, "open_gpu", lambda uuid: lambda: reading)
+    monkeypatch.setattr(gpu_load, "LOAD_S", 0.0)
+    rank = rank_of(tmp_path, "one", call)
+    rank.claim()
+    fields = rank.measure()
+    found = {figure["name"]: (figure["value"], figure["unit"]) for figure in fields["figures"]}
+    assert found["sm_clock_under_load_mhz"] == (1755.0, "MHz")
+    assert found["power_under_load_watts"] == (690.0, "W")
+    assert fields["clock_event_reasons"] == 4 and fields["not_measured"] == {}
 
 
 def test_cpus_have_no_pairs(tmp_path: Path, quick: None) -> None:
