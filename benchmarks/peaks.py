@@ -30,9 +30,8 @@ from pytest_clustersmoke.cli.sensitivity_command import wilson_interval
 from pytest_clustersmoke.criteria.device_peaks import Place, judge_figures
 from pytest_clustersmoke.criteria.link_floor import COPIES, find_below_floor
 from pytest_clustersmoke.criteria.pair_speed import PlacedPair, judge_pairs
-from pytest_clustersmoke.evidence.device_pair import DevicePair
+from pytest_clustersmoke.evidence.device_links import DevicePair, PcieLink
 from pytest_clustersmoke.evidence.node_observation import DeviceFigure
-from pytest_clustersmoke.evidence.pcie_link import PcieLink
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.rank import Rank, known_answer
 from pytest_clustersmoke.rank.peaks import Peaks

@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ..config.metrics import show
+from ..evidence.device_links import PcieLink
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.figure_history import FigureKey, key_of, read_figure_past
 from ..evidence.history.history_database import HistoryUnusable
@@ -43,7 +44,6 @@ from ..evidence.history.outlier_judge import MIN_RUNS
 from ..evidence.measured_peaks import ONCE, RankPeaks, first_attempt, measured_in, read_peaks
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.node_observation import DeviceFigure
-from ..evidence.pcie_link import PcieLink
 from ..evidence.phase_result import PhaseResult
 from ..node.core_speed import owns_all_cores
 from ..text import plural, shorten

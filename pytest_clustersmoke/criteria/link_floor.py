@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..config.metrics import show
+from ..evidence.device_links import PcieLink, show_ends
 from ..evidence.node_observation import DeviceFigure
-from ..evidence.pcie_link import PcieLink, show_ends
 
 SHARE = 0.25
 COPIES = ("host_to_device_gb_per_s", "device_to_host_gb_per_s")

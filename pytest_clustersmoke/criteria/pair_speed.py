@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from ..config.metrics import show
-from ..evidence.device_pair import DevicePair
+from ..evidence.device_links import DevicePair
 from .peer_judge import judge_by_factor
 
 FEWEST_NODES = 3

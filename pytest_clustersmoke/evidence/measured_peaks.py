@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..text import sanitize_line
-from .device_pair import DevicePair, parse_pairs
+from .device_links import DevicePair, PcieLink, parse_link, parse_pairs
 from .job_results import RankResult
 from .node_observation import DeviceFigure
-from .pcie_link import PcieLink, parse_link
 from .phase_result import PhaseResult
 from .telemetry import parse_finite, parse_int, parse_rows, parse_text
 

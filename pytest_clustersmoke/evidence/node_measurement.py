@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..text import sanitize_line
-from .device_pair import DevicePair, parse_pairs
+from .device_links import DevicePair, PcieLink, parse_link, parse_pairs
 from .node_observation import DeviceFigure
-from .pcie_link import PcieLink, parse_link
 from .screen_files import MAX_NAME, ScreenFiles, parse_words
 from .telemetry import parse_finite, parse_int, parse_rows, parse_text
 from .whole_files import MAX_NODE_BYTES, read_json

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..evidence.pcie_link import describe_link
+from ..evidence.device_links import describe_link
 from .known_answer import fit_count, one_thread, time_call
 
 GB = 1e9

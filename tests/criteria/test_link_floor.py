@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.criteria.link_floor import choose_link, describe_floor, find_below_floor
+from pytest_clustersmoke.evidence.device_links import PcieLink
 from pytest_clustersmoke.evidence.node_observation import DeviceFigure
-from pytest_clustersmoke.evidence.pcie_link import PcieLink
 
 TO_DEVICE = "host_to_device_gb_per_s"
 GEN5, GEN4, GEN3 = PcieLink(32.0, 16), PcieLink(16.0, 16), PcieLink(8.0, 16)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pytest_clustersmoke.criteria.pair_speed import PlacedPair, judge_pairs
-from pytest_clustersmoke.evidence.device_pair import DevicePair, parse_pairs
+from pytest_clustersmoke.evidence.device_links import DevicePair, parse_pairs
 
 H100, NVLINK, SYS = "NVIDIA H100 80GB HBM3", "NVLink", "SYS"
 

@@ -1,4 +1,6 @@
-"""The PCIe link between a GPU and the host: what its ends allow, and how it runs.
+"""How a GPU is linked: to the host by PCIe, and to the other GPUs of its node.
+
+Of the PCIe link: what its ends allow, and how it runs.
 
 The kernel shows both of each device on the way from the GPU to the processor (Linux,
 Documentation/ABI/testing/sysfs-bus-pci). An idle link runs slowly on purpose, so what it should
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .telemetry import parse_finite, parse_int
+from ..text import sanitize_line
+from .telemetry import parse_finite, parse_int, parse_rows, parse_text
 
 CPU_INFO = Path("/proc/cpuinfo")
 HEAD_BYTES = 2**14  # of a file that has a block for each core
@@ -134,3 +137,28 @@ def _read_word(path: Path) -> str:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+# Between the GPUs of a node, as a rank wrote it.
+
+MAX_PAIRS, MAX_LINK = 64, 40  # of a GPU; characters
+
+
+@dataclass(frozen=True)
+class DevicePair:
+    """The local rank of the other GPU, what connects both (empty: unknown), and GB/s one way."""
+
+    to: int
+    link: str
+    gb_per_s: float
+
+
+def parse_pairs(value: Any) -> tuple[DevicePair, ...]:
+    """From an event, which a job wrote: what is no figure counts as missing."""
+    found = []
+    for row in parse_rows(value)[:MAX_PAIRS]:
+        to, speed = parse_int(row.get("to")), parse_finite(row.get("gb_per_s"))
+        link = sanitize_line((parse_text(row.get("link")) or "")[:MAX_LINK])
+        if to is not None and to >= 0 and speed is not None and speed > 0:
+            found.append(DevicePair(to, link, speed))
+    return tuple(found)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.pcie_link import PcieLink, describe_link, parse_link
+from pytest_clustersmoke.evidence.device_links import PcieLink, describe_link, parse_link
 from tests.fakes.sysfs import write_pci_way
 
 FULL = ("32.0 GT/s PCIe", "16", "32.0 GT/s PCIe", "16")
