@@ -5,13 +5,15 @@
 First four ranks, each as a node of its own, measure themselves `--screens` times on this machine,
 as the stage `peaks` does (with fewer known answers, which are no timing); each screen of four is
 judged. Then, in each of `--trials` screens of 64 nodes, every node gets a measurement drawn from
-these. GPUs, eight in a node, differ by 1, 3 and 8 %: that is a simulation. A trial with any name
-counts.
+these. GPUs, eight in a node, differ by 1, 3 and 8 %: that is a simulation. So do the copies between
+every two of them, and those to the host, which come through the far socket here, with the floor of
+their PCIe link. A trial with any name counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -26,6 +28,9 @@ from pathlib import Path
 
 from pytest_clustersmoke.cli.sensitivity_command import wilson_interval
 from pytest_clustersmoke.criteria.device_peaks import Place, judge_figures
+from pytest_clustersmoke.criteria.link_floor import COPIES, find_below_floor
+from pytest_clustersmoke.criteria.pair_speed import PlacedPair, judge_pairs
+from pytest_clustersmoke.evidence.device_links import DevicePair, PcieLink
 from pytest_clustersmoke.evidence.node_observation import DeviceFigure
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.rank import Rank, known_answer
@@ -33,6 +38,8 @@ from pytest_clustersmoke.rank.peaks import Peaks
 from pytest_clustersmoke.rank.rank_environment import PeakOrder, read_rank_environment
 
 NODES, LAB_NODES, GPUS = 64, 4, 8
+# A link, and what copies reach of it through the far socket.
+LINK, FAR_SHARE = PcieLink(32.0, 16), 0.49
 SPREADS = (0.01, 0.03, 0.08)
 ANSWERS = 100  # known answers of a measurement
 OF_GPUS = (
@@ -115,7 +122,31 @@ def name_gpus(spread: float, draw: random.Random) -> bool:
             value = max(0.1, draw.gauss(1, spread))
             figures.append(DeviceFigure(f"n{node}", "", name, value, "1", False))
             places.append(Place("GPU", 0, True, "CPU", True))
-    return bool(judge_figures(figures, places, whole_nodes=True).slow)
+    named = judge_figures(figures, places, whole_nodes=True).slow
+    return bool(named or name_pairs(spread, draw) or name_by_floor(spread, draw))
+
+
+def name_pairs(spread: float, draw: random.Random) -> bool:
+    """Whether any of 56 pairs of GPUs of 64 nodes is named, by NVLink or through the host."""
+    pairs = [
+        PlacedPair(f"n{node}", "GPU", first, "CPU", DevicePair(to, link, draw.gauss(1, spread)))
+        for node in range(NODES)
+        for first, to in itertools.permutations(range(GPUS), 2)
+        for link in ("NVLink" if first // 4 == to // 4 else "SYS through the host",)
+    ]
+    return bool(judge_pairs(pairs)[0])
+
+
+def name_by_floor(spread: float, draw: random.Random) -> bool:
+    """Whether any copy through the far socket is named, whose link nobody else uses."""
+    usual = LINK.gb_per_s * FAR_SHARE
+    figures = [
+        DeviceFigure(f"n{gpu // GPUS}", f"GPU-{gpu}", name, value, "GB/s", True)
+        for gpu in range(NODES * GPUS)
+        for name in COPIES
+        for value in (usual * draw.gauss(1, spread),)
+    ]
+    return any(find_below_floor(figures, [LINK] * len(figures)))
 
 
 def _say(what: str, named: int, trials: int) -> None:

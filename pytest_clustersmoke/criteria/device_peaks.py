@@ -18,38 +18,45 @@ And each figure is compared with those of the same device in past runs, of which
 eight, as each GPU's own step is (`gpu_past.py`); the factors above are then the smallest loss that
 is named.
 
+Copies from GPU to GPU are judged by `pair_speed.py`. Those between host and GPU must also reach the
+floor of the PCIe link (`link_floor.py`), which needs no peer, where the job has the whole node.
+
 All judgements of a phase share the chance of a false name. What all ranks measure together, as
-`overlap_share`, shows no single device, and is not judged.
+`overlap_share`, shows no single device, and is not judged; nor are clock and power under load,
+which differ between healthy GPUs.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
 from ..config.metrics import show
+from ..evidence.device_links import PcieLink
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.figure_history import FigureKey, key_of, read_figure_past
 from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.history.outlier_judge import MIN_RUNS
-from ..evidence.job_results import RankResult
 from ..evidence.measured_peaks import ONCE, RankPeaks, first_attempt, measured_in, read_peaks
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.node_observation import DeviceFigure
 from ..evidence.phase_result import PhaseResult
 from ..node.core_speed import owns_all_cores
 from ..text import plural, shorten
+from .device_answers import find_dissenting, find_unsteady, is_on_gpu
 from .gpu_past import judge_gpus
+from .link_floor import FloorMiss, choose_link, describe_floor, find_below_floor
+from .pair_speed import PlacedPair, judge_pairs
 from .peer_judge import CPU_FACTOR, FEWEST_PEERS, FLOOR, PeerVerdict, judge_by_factor, judge_peers
 
 KIND = "peaks"
 OF_HOST = ("cpu_copy_gb_per_s", "cpu_latency_ns")
 OF_BOTH = ("host_to_device_gb_per_s", "device_to_host_gb_per_s")
-NOT_JUDGED = ("overlap_share",)
+NOT_JUDGED = ("overlap_share", "sm_clock_under_load_mhz", "power_under_load_watts")
 # Half of a link's lanes make copies take twice as long; a GPU of the other socket less than this.
 COPY_FACTOR = 1.8
 MOST_NAMES = 4
@@ -58,8 +65,9 @@ MOST_NAMES = 4
 @dataclass(frozen=True)
 class Place:
     """Where a figure was measured: the model of the device, and its number in its node; the model
-    of the node's CPU (empty: unknown), whether the job has all cores of the node, and whether the
-    host's memory of copies was taken next to the device."""
+    of the node's CPU (empty: unknown), whether the job has all cores of the node, whether the
+    host's memory of copies was taken next to the device, and the PCIe link to it (None: unknown,
+    or another job may use it)."""
 
     model: str
     local_rank: int | None
@@ -67,6 +75,7 @@ class Place:
     cpu: str = ""
     all_cores: bool = False
     near: bool = False
+    link: PcieLink | None = None
 
 
 @dataclass(frozen=True)
@@ -202,22 +211,26 @@ def check_peaks(phase: PhaseResult) -> None:
     if phase.spec.get("peaks") not in ONCE:
         pytest.skip("what its devices can do was not measured (`peaks: never`)")
     peaks = read_peaks(first_attempt(phase).ranks)
-    _require_events(phase, peaks)
-    wrong = [*_wrong_answers(peaks), *_outvoted(peaks)]
+    slow_pairs = _find_slow_pairs(peaks)
+    if not slow_pairs:  # otherwise it fails, whoever measured the devices themselves
+        _require_events(phase, peaks)
+    wrong = [*find_unsteady(peaks), *find_dissenting(peaks)]
     pairs = [(figure, peak.rank) for peak in peaks for figure in peak.figures]
     figures = [figure for figure, _ in pairs]
     places = [place for peak in peaks for place in [_place(phase, peak)] * len(peak.figures)]
     verdict = judge_figures(figures, places)
+    low = list(find_below_floor(figures, [place.link for place in places]))
     became, known = judge_past(figures, places, _read_past(phase, figures))
     fails = phase.past is None or phase.past.fails
+    named: list[SlowFigure | FloorMiss] = [*low, *verdict.slow, *(became if fails else ())]
     slow = [
         f"{rank} on {rank.host}{_of(found.figure)}: {found}"
-        for found in (*verdict.slow, *(became if fails else ()))
+        for found in named
         for _, rank in [pairs[found.at]]
     ]
-    if wrong or slow:
+    if wrong or slow or slow_pairs:
         phase.judged.add(KIND)
-        fail("\n".join([*wrong, *slow]))
+        fail("\n".join([*wrong, *slow, *slow_pairs]))
     _require_figures(peaks)
     for found in became:
         words = f"{pairs[found.at][1]}{_of(found.figure)}: {found} (history_check: warn)"
@@ -226,6 +239,19 @@ def check_peaks(phase: PhaseResult) -> None:
     phase.judged.add(KIND)
     if words := verdict.describe():
         phase.sensitivity.append(f"would have named a device that takes longer by: {words}")
+    if words := describe_floor([place.link for place in places]):
+        phase.sensitivity.append(f"would have named a GPU whose copies reach less than {words}")
+
+
+def _find_slow_pairs(peaks: Sequence[RankPeaks]) -> list[str]:
+    pairs = [(peak.rank, peak.cpu, pair) for peak in peaks for pair in peak.pairs]
+    placed = [
+        PlacedPair(rank.node, rank.device_name or "", rank.local_rank or 0, cpu, pair)
+        for rank, cpu, pair in pairs
+    ]
+    ranks = [rank for rank, *_ in pairs]
+    slow, _ = judge_pairs(placed)
+    return [f"{ranks[found.at]} on {ranks[found.at].host}: {found}" for found in slow]
 
 
 def judge_past(
@@ -319,68 +345,22 @@ def _require_comparison(peaks: Sequence[RankPeaks], compared: frozenset[int]) ->
             )
 
 
-def _wrong_answers(peaks: Iterable[RankPeaks]) -> Iterator[str]:
-    for peak in peaks:
-        if peak.wrong:
-            yield (
-                f"{peak.rank} on {peak.rank.host} computes wrongly: {_name(peak)} gave another "
-                f"answer in {peak.wrong} of {plural(peak.calls, 'equal multiplication')} "
-                f"({peak.precision}); take it out of service"
-            )
-
-
-def _outvoted(peaks: Iterable[RankPeaks]) -> Iterator[str]:
-    """GPUs that always give another answer than all others of their kind. Libraries choose their
-    kernels by model and version, and other kernels add in another order; what they choose by on a
-    CPU, its name does not say."""
-    voters = [peak for peak in peaks if peak.answer is not None and _is_on_gpu(peak.rank)]
-    kinds = [
-        (peak.rank.device_name, peak.precision, *map(peak.rank.version, ("torch", "cuda")))
-        for peak in voters
-    ]
-    for number, votes in find_outvoted(kinds, [peak.answer for peak in voters]):
-        peak = voters[number]
-        if not peak.wrong:
-            yield (
-                f"{peak.rank} on {peak.rank.host} computes another product than the "
-                f"{votes} others of its kind, each time: {_name(peak)} ({peak.precision})"
-            )
-
-
-def find_outvoted(
-    kinds: Sequence[Hashable], answers: Sequence[Hashable]
-) -> Iterator[tuple[int, int]]:
-    """The number of each answer that differs from all others of its kind, with their count. Two
-    witnesses are no majority, nor are two camps."""
-    alike: dict[Hashable, list[int]] = defaultdict(list)
-    for number, kind in enumerate(kinds):
-        alike[kind].append(number)
-    for numbers in alike.values():
-        (usual, votes), *_ = Counter(answers[number] for number in numbers).most_common(1)
-        if len(numbers) >= 3 and votes == len(numbers) - 1:
-            yield from ((number, votes) for number in numbers if answers[number] != usual)
-
-
-def _name(peak: RankPeaks) -> str:
-    return peak.rank.gpu_uuid or peak.device or "its device"
-
-
 def _of(figure: DeviceFigure) -> str:
     return f" ({figure.device})" if figure.device else ""
 
 
-def _is_on_gpu(rank: RankResult) -> bool:
-    return rank.device.startswith("cuda")
-
-
 def _place(phase: PhaseResult, peak: RankPeaks) -> Place:
     rank = peak.rank
-    all_cores = any(owns_all_cores(node.facts) for node in phase.nodes if node.name == rank.node)
+    facts = next((node.facts for node in phase.nodes if node.name == rank.node), {})
+    gpus, local = facts.get("gpus"), [each for each in phase.ranks if each.node == rank.node]
+    # A job that has a part of the GPUs may share what leads to them with another one.
+    has_all = owns_all_cores(facts) and isinstance(gpus, list) and len(gpus) <= len(local)
     return Place(
         rank.device_name or "",
         rank.local_rank,
-        _is_on_gpu(rank),
+        is_on_gpu(rank),
         peak.cpu,
-        all_cores,
+        owns_all_cores(facts),
         peak.near_device,
+        choose_link(peak.link, rank.device_name or "") if has_all else None,
     )

@@ -13,7 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..evidence.node_measurement import MeasuredDevice, NodeMeasurement
 from ..evidence.screen_files import NodeAnswer
 from ..text import FAILURE, plural
-from .device_peaks import Place, find_outvoted, judge_figures, kind_of
+from .device_answers import find_outvoted
+from .device_peaks import Place, SlowFigure, judge_figures, kind_of
+from .link_floor import FloorMiss, choose_link, find_below_floor
+from .pair_speed import PlacedPair, judge_pairs
 from .screen_judge import FEWEST_CPUS, CheckJudgement
 
 PEAKS = "peaks"
@@ -81,14 +84,29 @@ def _compare(whole: Mapping[str, str], measured: Measured) -> tuple[dict[str, st
         for figure in found.figures
     ]
     kinds = Counter(kind_of(figure, place) for figure, place in pairs)
+    low = find_below_floor([figure for figure, _ in pairs], [place.link for _, place in pairs])
     pairs = [(made, at) for made, at in pairs if kinds[kind_of(made, at)] >= FEWEST_CPUS]
     figures, places = [figure for figure, _ in pairs], [place for _, place in pairs]
     verdict = judge_figures(figures, places, whole_nodes=True)
-    slow = _group_texts(
-        (found.figure.node, f"{found.figure.device or 'the node'}: {found}")
-        for found in verdict.slow
-    )
+    named: list[SlowFigure | FloorMiss] = [*low, *verdict.slow]
+    texts = [
+        (found.figure.node, f"{found.figure.device or 'the node'}: {found}") for found in named
+    ]
+    slow = _group_texts(iter([*texts, *_find_slow_pairs(whole, measured)]))
     return slow, {figures[number].node for number in verdict.compared}
+
+
+def _find_slow_pairs(whole: Mapping[str, str], measured: Measured) -> Iterator[tuple[str, str]]:
+    placed = [
+        (device, PlacedPair(node, device.model, device.local_rank or 0, whole[node], pair))
+        for node, found in measured.items()
+        if node in whole
+        for device in found.devices
+        for pair in device.pairs
+    ]
+    slow, _ = judge_pairs([made for _, made in placed])
+    for found in slow:
+        yield found.made.node, f"{placed[found.at][0].identity}: {found}"
 
 
 def _find_place(device: str, devices: Sequence[MeasuredDevice], cpu: str) -> Place:
@@ -96,7 +114,8 @@ def _find_place(device: str, devices: Sequence[MeasuredDevice], cpu: str) -> Pla
     for found in devices:
         if found.identity == device or not device:
             place = (found.model, found.local_rank, found.on_gpu)
-            return Place(*place, cpu, all_cores=True, near=found.near)
+            link = choose_link(found.link, found.model)
+            return Place(*place, cpu, all_cores=True, near=found.near, link=link)
     return Place("", None, False, cpu, all_cores=True)
 
 

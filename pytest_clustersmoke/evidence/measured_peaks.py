@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..text import sanitize_line
+from .device_links import DevicePair, PcieLink, parse_link, parse_pairs
 from .job_results import RankResult
 from .node_observation import DeviceFigure
 from .phase_result import PhaseResult
@@ -36,6 +37,8 @@ class RankPeaks:
     not_measured: dict[str, str] = field(default_factory=dict)
     cpu: str = ""  # the model of the node's CPU
     near_device: bool = False  # the host's memory of copies was taken next to the device
+    link: PcieLink | None = None  # between the host and the device
+    pairs: tuple[DevicePair, ...] = ()  # copies to the other GPUs of the node
 
     @property
     def device(self) -> str:
@@ -65,6 +68,8 @@ def read_rank_peaks(rank: RankResult) -> RankPeaks | None:
         },
         sanitize_line((parse_text(event.get("cpu")) or "")[:MAX_TEXT]),
         event.get("near_device") is True,
+        parse_link(event.get("pcie_link")),
+        parse_pairs(event.get("pairs")),
     )
 
 

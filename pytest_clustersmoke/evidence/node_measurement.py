@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..text import sanitize_line
+from .device_links import DevicePair, PcieLink, parse_link, parse_pairs
 from .node_observation import DeviceFigure
 from .screen_files import MAX_NAME, ScreenFiles, parse_words
 from .telemetry import parse_finite, parse_int, parse_rows, parse_text
@@ -32,6 +33,8 @@ class MeasuredDevice:
     answer: int | None  # the sum of the bits of most products
     not_measured: Mapping[str, str]
     near: bool = False  # the host's memory of copies was taken next to it
+    link: PcieLink | None = None  # between the host and it
+    pairs: tuple[DevicePair, ...] = ()  # copies to the other GPUs of the node
 
 
 @dataclass(frozen=True)
@@ -81,4 +84,6 @@ def _parse_device(row: Mapping[str, Any]) -> MeasuredDevice:
         parse_int(row.get("answer")),
         parse_words(row.get("not_measured")),
         row.get("near_device") is True,
+        parse_link(row.get("pcie_link")),
+        parse_pairs(row.get("pairs")),
     )

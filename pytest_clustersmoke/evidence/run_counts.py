@@ -214,6 +214,16 @@ class FigureRecord(RecordModel):
     )
 
 
+class PairRecord(RecordModel):
+    """How fast a GPU copies to another one of its node."""
+
+    rank: int = Field(description="of the GPU that is read")
+    node: str
+    to: int = Field(description="the local rank of the GPU that is written")
+    link: str = Field(description="what connects both, by NVML; empty: not known")
+    gb_per_s: float
+
+
 class PeaksRecord(RecordModel):
     """What the devices of a phase can do, measured before it trained."""
 
@@ -221,6 +231,9 @@ class PeaksRecord(RecordModel):
     figures: list[FigureRecord]
     calls: int = Field(description="multiplications whose answer was compared, of all ranks")
     wrong: int = Field(description="how many of them gave another answer")
+    pairs: list[PairRecord] = Field(
+        default_factory=list, description="every two GPUs of a node, both ways"
+    )
     not_measured: list[str] = Field(description="figures that are missing, and why")
 
 

@@ -11,18 +11,20 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 SEED = 20_250
 CALLS = 3_000
 LIMIT_S = 4.0  # of all calls whose answer is compared: slow precisions make fewer
 TIMED_S = 0.05  # of a batch that is timed
+MOST_CALLS = 100_000  # that load the device
 # Of the matrices. A large product shows a GPU's peak; the known answers use all of its processors.
 TIMED_SIZE = {"cuda": 8192, "cpu": 256}
 KNOWN_SIZE = {"cuda": 4096, "cpu": 256}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 BITS = {2: "int16", 4: "int32"}  # by the bytes of an element
+Read = TypeVar("Read")
 
 
 def choose_precision(asked: str, device: Any) -> str:
@@ -124,6 +126,29 @@ class KnownAnswer:
         count = fit_count(once_s, TIMED_S, 50)
         seconds = time_call(self._device, lambda: self._product(self._pair), count)
         return self._flops / max(seconds, 1e-12) / 1e12
+
+    def load(self, seconds: float, read: Callable[[], Read]) -> Read:
+        """Multiply for so long, and return what `read` says while the last products run."""
+        once_s = time_call(self._device, lambda: self._product(self._pair), 1)
+        count = fit_count(once_s, seconds, MOST_CALLS)
+        for _ in range(count):
+            self._product(self._pair)
+        reached = self._mark()
+        for _ in range(1 + count // 4):  # a GPU is still at work as its host reads
+            self._product(self._pair)
+        if reached is not None:
+            reached.synchronize()
+        return read()
+
+    def _mark(self) -> Any:
+        """An event of the GPU behind all that it was given; None on a CPU, which has done it."""
+        import torch
+
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     def check(self, rounds: int) -> None:
         """Compare the answers of one of so many rounds."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ..evidence.device_links import describe_link
 from .known_answer import fit_count, one_thread, time_call
 
 GB = 1e9
@@ -58,6 +59,13 @@ class HostCopies:
 
     def time_to_host(self) -> float:
         return self._time(lambda: self._host.copy_(self._there, non_blocking=True))
+
+    def describe_link(self) -> dict[str, Any]:
+        """The PCIe link between both, while it carries copies: an idle one runs slowly."""
+        for _ in range(COPIES):
+            self._there.copy_(self._host, non_blocking=True)
+        place = find_pci_device(self._device)
+        return describe_link(place) if place else {"unknown": "torch does not say where it is"}
 
     def _time(self, call: Callable[[], object]) -> float:
         return DEVICE_BYTES / time_call(self._device, call, COPIES) / GB
@@ -113,16 +121,19 @@ def near_device(device: Any) -> Iterator[bool]:
 
 
 def _cores_near(device: Any) -> set[int]:
+    place = find_pci_device(device)
+    with suppress(OSError, ValueError):
+        return parse_cpulist((place / "local_cpulist").read_text()) if place else set()
+    return set()
+
+
+def find_pci_device(device: Any) -> Path | None:
+    """Where the kernel describes a GPU; None if torch does not say which it is, as before 2.5."""
     import torch
 
     known = torch.cuda.get_device_properties(device)
     places = [getattr(known, name, None) for name in ("pci_domain_id", "pci_bus_id")]
-    if None in places:  # torch says so only of late
-        return set()
-    path = PCI / f"{places[0]:04x}:{places[1]:02x}:00.0" / "local_cpulist"
-    with suppress(OSError, ValueError):
-        return parse_cpulist(path.read_text())
-    return set()
+    return None if None in places else PCI / f"{places[0]:04x}:{places[1]:02x}:00.0"
 
 
 def parse_cpulist(text: str) -> set[int]:

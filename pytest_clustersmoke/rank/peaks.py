@@ -12,6 +12,7 @@ training has any part of it: it ends before the model is built.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from typing import Any
 
 from ..evidence.run_directory import RunDir, create_once, read_json, write_json
 from ..evidence.telemetry import typical_s
-from . import process_group
+from . import gpu_load, pair_copies, process_group
 from .device import name_cpu, start_facts
 from .known_answer import KnownAnswer, choose_precision, one_thread
 from .memory_speed import DeviceMemory, HostCopies, HostMemory
@@ -32,9 +33,12 @@ from .rank_environment import PeakOrder, RankEnvironment, read_rank_environment
 ROUNDS = 5
 MAX_REASON = 300
 STAGE = "peaks"
+PAIRS = "pairs of GPUs"  # where they could not be measured
+PAIRS_WITHIN_S = 2 * pair_copies.LIMIT_S  # local rank 0 may come later than the others
 # Of a node that is measured outside of any phase: the file of its figures, and the precision.
 FIGURES, PRECISION = "CLUSTERSMOKE_FIGURES", "CLUSTERSMOKE_PRECISION"
 ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured", "near_device")
+LINKED = ("pcie_link", "pairs")
 DESCRIBED = ("local_rank", "device", "device_name", "torch", "cuda")
 # name -> unit, whether higher is better
 UNITS = {
@@ -44,6 +48,8 @@ UNITS = {
     "cpu_copy_gb_per_s": ("GB/s", True),
     "cpu_latency_ns": ("ns", False),
     "overlap_share": ("1", True),
+    gpu_load.CLOCK: ("MHz", True),
+    gpu_load.POWER: ("W", True),
 }
 
 
@@ -62,21 +68,31 @@ class Peaks:
         self._identity, self._multiply = identity, multiply
         self._rounds: dict[str, list[float]] = {}
         self._reasons: dict[str, str] = {}
-        self._mine = self._node = False
+        self._mine = self._node = self._of_pairs = False
         self._elsewhere = ""  # the phase that measured the device
         # A GPU without a UUID may be another one in each phase.
         self._unnamed = f"{environment.node}/cuda:{environment.local_rank}"
         self._near = False  # the host's memory of copies is next to the device
+        self._link: dict[str, Any] | None = None  # PCIe, while it carried the copies
+        self._pairs: list[dict[str, Any]] = []  # copies to the other GPUs of the node
+        self._known: KnownAnswer | None = None
+        self._event_reasons: int | None = None  # that hold the clock down under load
         self._answers: dict[str, Any] = {}
         self._precision = choose_precision(order.precision, device)
 
     def claim(self) -> bool:
-        """Whether any rank measures: its device, or on local rank 0 also its node."""
+        """Whether any rank measures: its device, or on local rank 0 also its node, and the pairs of
+        its GPUs."""
         self._mine = self._claim(self._identity)
-        self._node = self._environment.local_rank == 0 and self._claim("")
-        return process_group.any_rank(self._mine or self._node, self._device)
+        if self._environment.local_rank == 0:
+            self._node = self._claim("")
+            count = self._environment.local_world_size
+            has_pairs = self._device.type == "cuda" and count > 1
+            self._of_pairs = has_pairs and self._claim(f"pairs of {count}", of_device=False)
+        holds = self._mine or self._node or self._of_pairs
+        return process_group.any_rank(holds, self._device)
 
-    def _claim(self, device: str) -> bool:
+    def _claim(self, device: str, of_device: bool = True) -> bool:
         order, path = self._order, self._order.claim(self._environment.node, device)
         place = self._environment.phase_dir
         if order.always or place is None:
@@ -91,7 +107,7 @@ class Peaks:
         found = read_json(path) or {}
         if found.get("phase") == order.phase:  # by a job of this phase that did not end well
             return found.get("job") != value["job"]
-        if device:
+        if device and of_device:
             self._name_elsewhere(str(found.get("phase", "")), path)
         return False
 
@@ -119,9 +135,11 @@ class Peaks:
             process_group.barrier(self._device)
             self._run(tools, "device")
             self._take_turns(tools)
+        self._measure_load()
         del tools
         self._measure_overlap()
         self._clean_up()
+        self._measure_pairs()
         process_group.barrier(self._device)
         return {**self.fields(), "seconds": time.perf_counter() - began}
 
@@ -132,7 +150,7 @@ class Peaks:
         on_cuda = self._device.type == "cuda"
         if self._mine:
             with self._leaving_out(name):
-                known = KnownAnswer(self._device, self._precision, self._multiply)
+                self._known = known = KnownAnswer(self._device, self._precision, self._multiply)
                 tools["device"].append((name, lambda: self._multiply_known(known)))
         if self._mine and on_cuda:
             with self._leaving_out("device_copy_gb_per_s"):
@@ -140,7 +158,7 @@ class Peaks:
             with self._leaving_out("host_to_device_gb_per_s"):
                 host = HostCopies(self._device)
                 self._near = host.near
-                tools["turn"].append(("host_to_device_gb_per_s", host.time_to_device))
+                tools["turn"].append(("host_to_device_gb_per_s", lambda: self._copy_to(host)))
                 tools["turn"].append(("device_to_host_gb_per_s", host.time_to_host))
         if self._node:
             with self._leaving_out("cpu_copy_gb_per_s"):
@@ -156,6 +174,11 @@ class Peaks:
         self._answers = known.fields()
         return figure
 
+    def _copy_to(self, host: HostCopies) -> float:
+        figure = host.time_to_device()
+        self._link = host.describe_link()
+        return figure
+
     def _take_turns(self, tools: dict[str, list[tuple[str, Callable[[], float]]]]) -> None:
         """One rank of each node after the other."""
         for turn in range(self._environment.local_world_size):
@@ -169,6 +192,18 @@ class Peaks:
                 with self._leaving_out(name):
                     self._rounds.setdefault(name, []).append(measure())
 
+    def _measure_load(self) -> None:
+        """Clock and power of all GPUs at once, as in training; without NVML there are none."""
+        known, self._known = self._known, None
+        read = gpu_load.open_gpu(self._identity) if known is not None else None
+        process_group.barrier(self._device)
+        if known is None or read is None:
+            return
+        with suppress(Exception):  # what the device cannot do, its other figures say
+            reading = known.load(gpu_load.LOAD_S, read)
+            self._event_reasons = reading.event_reasons
+            self._rounds |= {name: [value] for name, value in reading.figures.items()}
+
     def _measure_overlap(self) -> None:
         """All ranks together, on GPUs: they reduce while they multiply."""
         if self._device.type != "cuda" or self._environment.world_size < 2:
@@ -181,6 +216,24 @@ class Peaks:
         shares = overlap.measure()
         if self._mine:
             self._rounds["overlap_share"] = shares
+
+    def _measure_pairs(self) -> None:
+        """Between the GPUs of a node, by a process of its own. The ranks of the node wait for what
+        it found, without a collective, which would use their GPUs."""
+        environment = self._environment
+        if not process_group.any_rank(self._of_pairs, self._device):
+            return
+        text = None  # on local rank 0 what it shares
+        if environment.local_rank == 0:
+            text = pair_copies.measure_alone() if self._of_pairs else "{}"
+        key = f"clustersmoke/pairs/{environment.node_rank}"
+        with self._leaving_out(PAIRS):
+            found = json.loads(process_group.share_text(key, text, PAIRS_WITHIN_S))
+            self._pairs = [
+                row for row in found.get("pairs", ()) if row["from"] == environment.local_rank
+            ]
+            if environment.local_rank == 0 and "why" in found:
+                self._reasons[PAIRS] = found["why"]
 
     @contextmanager
     def _leaving_out(self, name: str) -> Iterator[None]:
@@ -225,6 +278,9 @@ class Peaks:
             "precision": self._precision,
             "cpu": name_cpu(),
             "near_device": self._near,
+            "pcie_link": self._link,
+            "pairs": self._pairs,
+            "clock_event_reasons": self._event_reasons,
             "measured_in": self._elsewhere,
             "not_measured": self._reasons,
         }
@@ -254,7 +310,7 @@ def measure_alone() -> None:
         found = process_group.gather_objects({**own, **peaks.measure()})
         if rank.is_main:
             figures = [figure for fields in found for figure in fields["figures"]]
-            names = ("identity", *DESCRIBED, *ANSWERED)
+            names = ("identity", *DESCRIBED, *ANSWERED, *LINKED)
             devices = [{key: fields.get(key) for key in names} for fields in found]
             write_json(Path(os.environ[FIGURES]), {"figures": figures, "devices": devices})
 

@@ -217,6 +217,18 @@ def gather_objects(value: Any) -> list[Any]:
     return values
 
 
+def share_text(key: str, text: str | None, within_s: float) -> str:
+    """What the rank that gives a text shares under this key, on all ranks that ask for it. They
+    wait for it without using their devices. Raises an error of torch if it does not come."""
+    from torch.distributed import distributed_c10d
+
+    store: Any = distributed_c10d._get_default_store()
+    if text is not None:
+        store.set(key, text)
+    store.wait([key], datetime.timedelta(seconds=within_s))
+    return str(store.get(key).decode())
+
+
 def close_group() -> None:
     """Close the open group, after a clean run only: this would wait for a peer that is gone."""
     import torch.distributed as dist

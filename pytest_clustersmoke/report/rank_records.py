@@ -17,7 +17,7 @@ from ..evidence.metric import Unmeasured
 from ..evidence.node_observation import DeviceFigure
 from ..evidence.phase_result import PhaseResult
 from ..evidence.progress_record import ProvenStepsRecord, TraceRecord
-from ..evidence.run_counts import FigureRecord, PeaksRecord
+from ..evidence.run_counts import FigureRecord, PairRecord, PeaksRecord
 from ..evidence.run_record import (
     Number,
     RankRecord,
@@ -160,13 +160,19 @@ def peaks_record(result: PhaseResult) -> PeaksRecord | None:
         for peak in peaks
         for name, why in peak.not_measured.items()
     ]
-    if not figures and not missing:
+    pairs = [
+        PairRecord(rank=peak.rank.rank, node=peak.rank.node, **asdict(pair))
+        for peak in peaks
+        for pair in peak.pairs
+    ]
+    if not figures and not missing and not pairs:
         return None
     return PeaksRecord(
         seconds=max(peak.seconds or 0.0 for peak in peaks),
         figures=figures,
         calls=sum(peak.calls for peak in peaks),
         wrong=sum(peak.wrong for peak in peaks),
+        pairs=pairs,
         not_measured=missing,
     )
 

@@ -15,7 +15,7 @@ from ..jobs.job_watch import CYCLE_S
 from ..jobs.node_hold import NodeHold
 from ..jobs.slurm_backend import ALLOCATION
 from ..jobs.slurm_client import SlurmClient
-from ..text import plural
+from ..text import plural, shorten
 from .group_tests import Group
 from .job_session import JobSession
 
@@ -26,6 +26,7 @@ DROPPED = ("nodelist", "exclude", "switches", "contiguous", "dependency", "distr
 WAIT_SHARE = 0.5
 OTHERS = "a suspect is paired with a node of another phase"
 LOST = "the allocation ended"
+MOST_NAMES = 4  # of nodes in a line
 
 
 class IsolationPlace:
@@ -63,6 +64,8 @@ class IsolationPlace:
         if limit_s is not None:
             within_s = min(within_s, limit_s or CYCLE_S)
         session, name = self._session, self._phase.name
+        words = f"{plural(len(nodes), 'node')} ({shorten(nodes, MOST_NAMES)})"
+        self._say(f"isolating {name}: asks for {words} at once; waits {within_s:.0f} s at most")
         hold = self._hold = NodeHold(
             self._client, self._phase, self._profile, nodes, self._directory, session.fence
         )

@@ -40,6 +40,7 @@ def ran(
     cuda: bool = True,
     peaks: str = "once",
     cores_of_job: int = 64,
+    gpus_of_node: int | None = None,
 ) -> PhaseResult:
     """A phase whose ranks wrote these `peaks` events, on nodes of `per_node` GPUs or CPUs."""
     evidence = Evidence(folder, nodes=len(events) // per_node, ranks_per_node=per_node)
@@ -53,7 +54,8 @@ def ran(
             evidence.rank(rank, ("peaks", {**usual, "cpu": "EPYC", **event}))
     for node in range(len(events) // per_node):
         facts = {"node": f"n{node}", "host": f"h{node}"}
-        cores = {"cpus_allowed": cores_of_job, "cpus_online": 64}
+        cores: dict[str, Any] = {"cpus_allowed": cores_of_job, "cpus_online": 64}
+        cores |= {"gpus": [{}] * (gpus_of_node or per_node)} if cuda else {}
         write_json(evidence.dir.node_facts(node), {**facts, **cores})
     spec = {"phase": "small", "nodes": len(events) // per_node, "ranks_per_node": per_node}
     write_json(evidence.dir.spec, {**spec, "peaks": peaks})
@@ -183,6 +185,71 @@ def test_within_one_node_copies_are_judged_by_a_factor(tmp_path: Path) -> None:
             check_peaks(result)
 
 
+def paired(speed: float, link: str = "NVLink") -> list[dict[str, Any]]:
+    """Four nodes of two GPUs; one way of the third node's pair has this speed."""
+    events = gemms(HEALTHY)
+    for rank, event in enumerate(events):
+        reached = speed if rank == 5 else 370.0
+        event["pairs"] = [{"from": rank % 2, "to": 1 - rank % 2, "link": link, "gb_per_s": reached}]
+    return events
+
+
+def test_slow_pair_of_gpus_is_named(tmp_path: Path) -> None:
+    """With both GPUs, what connects them, and what they reach on other nodes."""
+    check_peaks(ran(tmp_path / "healthy", paired(300.0), per_node=2))
+    check_peaks(ran(tmp_path / "unknown", paired(40.0, link=""), per_node=2))
+    assert failure(ran(tmp_path / "slow", paired(40.0), per_node=2)) == (
+        "rank 5 (n2, GPU 1) on h2: its copies to GPU 0 (NVLink) reach 40.00 GB/s, those of the "
+        "same two GPUs of other nodes 370.0 GB/s"
+    )
+
+
+def test_pair_of_devices_that_were_measured_before_is_judged(tmp_path: Path) -> None:
+    """A phase of one GPU a node measured the devices, and could not measure pairs."""
+    for speed in (300.0, 40.0):
+        events = [{**event, "figures": [], "measured_in": "first"} for event in paired(speed)]
+        result = ran(tmp_path / str(speed), events, per_node=2)
+        if speed == 40.0:
+            assert "its copies to GPU 0 (NVLink) reach 40.00 GB/s" in failure(result)
+        else:
+            with pytest.raises(pytest.skip.Exception, match="in an earlier phase"):
+                check_peaks(result)
+
+
+LINK = {"gt_per_s": 32.0, "lanes": 16, "now_gt_per_s": 2.5, "now_lanes": 16}
+
+
+def test_copies_below_the_floor_of_the_link_are_named(tmp_path: Path) -> None:
+    """All are alike, so that no peer shows it; on the first day, also of a GPU alone."""
+    events = [
+        {"figures": [figure(f"GPU-{rank}", COPY, 3.1)], "pcie_link": LINK} for rank in range(4)
+    ]
+    lines = failure(ran(tmp_path / "all", events)).splitlines()
+    assert lines[3] == (
+        "rank 3 (n0, GPU 3) on h0 (GPU-3): its host_to_device_gb_per_s is 3.100 GB/s; its PCIe "
+        "link (32 GT/s x16) carries 63.02 GB/s, of which at least 25% was expected; it ran at "
+        "2.5 GT/s x16"
+    )
+    assert len(lines) == 4
+    assert "GPU-0" in failure(ran(tmp_path / "alone", events[:1], per_node=1))
+
+
+def test_floor_holds_only_where_the_job_has_the_whole_node(tmp_path: Path) -> None:
+    """Another job may use what leads to the GPU; and without a link there is no floor."""
+    copies = [figure(f"GPU-{rank}", COPY, 3.1) for rank in range(4)]
+    events: list[Any] = [{"figures": [each], "pcie_link": LINK} for each in copies]
+    check_peaks(ran(tmp_path / "cores", events, cores_of_job=32))
+    check_peaks(ran(tmp_path / "gpus", events, gpus_of_node=8))
+    unknown = {"unknown": "this is a virtual machine"}
+    check_peaks(result := ran(tmp_path / "vm", [{**each, "pcie_link": unknown} for each in events]))
+    assert not any("copies reach" in words for words in result.sensitivity)
+    healthy = [{"figures": [figure("GPU", COPY, 33.0)], "pcie_link": LINK} for _ in range(4)]
+    check_peaks(result := ran(tmp_path / "healthy", healthy))
+    assert result.sensitivity[-1] == (
+        "would have named a GPU whose copies reach less than 15.75 GB/s"
+    )
+
+
 def test_hosts_are_judged_by_a_factor(tmp_path: Path) -> None:
     """Others may use the node as well; a lower latency is better."""
     latencies = (100.0, 150.0, 110.0, 90.0)
@@ -207,6 +274,20 @@ def test_hosts_of_shared_nodes_are_not_judged(tmp_path: Path) -> None:
         event["figures"] = [*event["figures"], *gemm["figures"]]
         event["cpu"] = "Xeon" if rank == 1 else "EPYC"
     check_peaks(ran(tmp_path / "other", events, per_node=1))
+
+
+def test_clock_and_power_are_not_judged(tmp_path: Path) -> None:
+    """Half of the clock and of the power; what that costs, the multiplications show."""
+    events = gemms(HEALTHY)
+    for rank, event in enumerate(events):
+        share = 0.5 if rank == 3 else 1.0
+        for name, unit, usual in (
+            ("sm_clock_under_load_mhz", "MHz", 1755.0),
+            ("power_under_load_watts", "W", 690.0),
+        ):
+            kind = {"device": f"GPU-{rank}", "name": name, "unit": unit, "higher_is_better": True}
+            event["figures"] = [*event["figures"], {**kind, "value": share * usual}]
+    check_peaks(ran(tmp_path, events))
 
 
 def test_device_alone_is_not_measured(tmp_path: Path) -> None:

@@ -83,6 +83,32 @@ def test_slow_device_is_named_with_its_figure_and_no_other_node(tmp_path: Path) 
     )
 
 
+def test_slow_pair_of_gpus_fails_its_node(tmp_path: Path) -> None:
+    """Compared with the same two GPUs of the other nodes."""
+    nodes = [written(number) for number in range(4)]
+    for number, node in enumerate(nodes):
+        speed = 40.0 if number == 2 else 370.0
+        node["devices"][0]["pairs"] = [{"to": 1, "link": "NVLink", "gb_per_s": speed}]
+    judged = judge(tmp_path, [*nodes])
+    assert [node for node, check in judged.items() if check.result == "failed"] == ["n2"]
+    assert judged["n2"].text.startswith("GPU-2-0: its copies to GPU 1 (NVLink) reach 40.00 GB/s")
+
+
+def test_copies_below_the_floor_of_the_link_fail_without_peers(tmp_path: Path) -> None:
+    """On the first day, and of two nodes alone. Without a known link there is no floor."""
+    nodes = [written(number) for number in range(2)]
+    for node, value in zip(nodes, (40.0, 3.0), strict=True):
+        device = node["devices"][0]
+        device["pcie_link"] = {"gt_per_s": 32.0, "lanes": 16}
+        name = device["identity"]
+        node["figures"].append(figure(name, "device_to_host_gb_per_s", value, "GB/s", True))
+    judged = judge(tmp_path / "known", [*nodes])
+    assert [check.result for check in judged.values()] == ["passed", "failed"]
+    assert "its PCIe link (32 GT/s x16) carries 63.02 GB/s" in judged["n1"].text
+    nodes[1]["devices"][0]["pcie_link"] = {"unknown": "this is a virtual machine"}
+    assert judge(tmp_path / "unknown", [*nodes])["n1"].result == "passed"
+
+
 @pytest.mark.parametrize(
     ("own", "words"),
     [

@@ -87,6 +87,9 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> dict[Any, Any]:  # noqa: N802 - NVML's name
         return self._gpus[index]
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> dict[Any, Any]:  # noqa: N802 - NVML's name
+        return next(each for each in self._gpus if each["nvmlDeviceGetUUID"] == uuid)
+
     def nvmlDeviceGetFieldValues(  # noqa: N802 - NVML's name
         self, handle: dict[Any, Any], fields: list[tuple[int, int]]
     ) -> list[FieldValue]:

@@ -52,3 +52,19 @@ def _write(folder: Path, files: dict[str, int] | dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
         (folder / name).write_text(f"{value}\n")
+
+
+def write_pci_way(root: Path, *ends: tuple[str, str, str, str] | None) -> Path:
+    """A GPU behind PCI bridges, the one at the root first: of each the highest speed and lanes, and
+    those now, in the kernel's words; None for a bridge without a link. Returns the GPU's link in
+    `bus/pci/devices`."""
+    place = root / "devices/pci0000:15"
+    for number, each in enumerate(ends):
+        place = place / f"0000:{0x15 + number:02x}:00.0"
+        place.mkdir(parents=True)
+        names = ("max_link_speed", "max_link_width", "current_link_speed", "current_link_width")
+        _write(place, dict(zip(names, each, strict=True)) if each else {})
+    device = root / "bus/pci/devices" / place.name
+    device.parent.mkdir(parents=True, exist_ok=True)
+    device.symlink_to(place)
+    return device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -15,7 +16,14 @@ import torch
 from pytest_clustersmoke.evidence.node_measurement import read_measurement
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, write_json
 from pytest_clustersmoke.evidence.screen_files import ScreenFiles
-from pytest_clustersmoke.rank import known_answer, memory_speed, peaks, process_group
+from pytest_clustersmoke.rank import (
+    gpu_load,
+    known_answer,
+    memory_speed,
+    pair_copies,
+    peaks,
+    process_group,
+)
 from pytest_clustersmoke.rank.known_answer import KnownAnswer, choose_precision
 from pytest_clustersmoke.rank.memory_speed import parse_cpulist
 from pytest_clustersmoke.rank.overlap import share_hidden
@@ -118,6 +126,70 @@ def test_gpu_without_uuid_is_measured_in_each_phase(tmp_path: Path, quick: None)
         rank = rank_of(tmp_path, phase, call, node="n7", identity="n7/cuda:0")
         assert rank.claim()
         rank.mark_done()
+
+
+def test_pairs_are_those_of_the_rank(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local rank 0 shares what a process of its own found; a CPU stands for the GPU here."""
+    rows = [{"from": at, "to": 1 - at, "link": "NVLink", "gb_per_s": 9.0} for at in range(2)]
+    shared: dict[str, str] = {}
+
+    def share(key: str, text: str | None, within_s: float) -> str:
+        return shared.setdefault(key, text or "")
+
+    monkeypatch.setattr(process_group, "share_text", share)
+    monkeypatch.setattr(process_group, "any_rank", lambda holds, device: True)
+    monkeypatch.setattr(pair_copies, "measure_alone", lambda: json.dumps({"pairs": rows}))
+    for local_rank, row in enumerate(rows):
+        rank = rank_of(tmp_path, "one", call, local_rank=local_rank, local_world_size=2)
+        rank.claim()
+        rank._of_pairs = local_rank == 0
+        rank._measure_pairs()
+        assert rank.fields()["pairs"] == [row] and rank.fields()["not_measured"] == {}
+
+
+def test_pairs_that_were_not_measured_have_the_reason(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On local rank 0; and where nobody shares them."""
+    words = json.dumps({"why": "no answer within 60 s"})
+    monkeypatch.setattr(process_group, "share_text", lambda key, text, within_s: text or words)
+    monkeypatch.setattr(pair_copies, "measure_alone", lambda: words)
+    rank = rank_of(tmp_path, "one", call)
+    rank._of_pairs = True
+    rank._measure_pairs()
+    assert rank.fields()["not_measured"] == {"pairs of GPUs": "no answer within 60 s"}
+
+    def wait(key: str, text: str | None, within_s: float) -> str:
+        raise RuntimeError("wait timeout")
+
+    monkeypatch.setattr(process_group, "share_text", wait)
+    rank._measure_pairs()
+    assert rank.fields()["not_measured"] == {"pairs of GPUs": "RuntimeError: wait timeout"}
+
+
+def test_clock_and_power_are_figures_of_the_device(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read while it multiplies; a CPU stands for the GPU, and NVML is made up."""
+    reading = gpu_load.LoadReading({gpu_load.CLOCK: 1755.0, gpu_load.POWER: 690.0}, 0x4)
+    monkeypatch.setattr(gpu_load, "open_gpu", lambda uuid: lambda: reading)
+    monkeypatch.setattr(gpu_load, "LOAD_S", 0.0)
+    rank = rank_of(tmp_path, "one", call)
+    rank.claim()
+    fields = rank.measure()
+    found = {figure["name"]: (figure["value"], figure["unit"]) for figure in fields["figures"]}
+    assert found["sm_clock_under_load_mhz"] == (1755.0, "MHz")
+    assert found["power_under_load_watts"] == (690.0, "W")
+    assert fields["clock_event_reasons"] == 4 and fields["not_measured"] == {}
+
+
+def test_cpus_have_no_pairs(tmp_path: Path, quick: None) -> None:
+    """Nor has a GPU alone: nothing is claimed for them."""
+    rank = rank_of(tmp_path, "one", call, local_world_size=2)
+    rank.claim()
+    assert [path.name for path in (tmp_path / "peaks").glob("*pairs*")] == []
 
 
 def test_wrong_answer_is_counted(quick: None) -> None:

@@ -183,13 +183,17 @@ def test_peaks_are_recorded_with_their_share_of_the_dense_peak(tmp_path: Path) -
     node = {"device": "", "name": "cpu_latency_ns", "value": 90.0, "unit": "ns"}
     figures = [{**figure, "higher_is_better": True}, {**node, "higher_is_better": False}]
     counted = {"calls": 3000, "wrong": 1, "precision": "bf16", "seconds": 2.5}
-    reasons = {"not_measured": {"overlap_share": "RuntimeError: no"}}
+    reasons: dict[str, Any] = {"not_measured": {"overlap_share": "RuntimeError: no"}}
+    reasons |= {"pairs": [{"from": 0, "to": 3, "link": "NVLink", "gb_per_s": 370.0}]}
     evidence.rank(0, ("start", start), ("peaks", {"figures": figures, **counted, **reasons}))
     gpus = [{"uuid": "GPU-0", "clocks.max.sm": "1830 MHz"}]
     write_json(evidence.dir.node_facts(0), {"node": "n0", "host": "h", "gpus": gpus})
     record = peaks_record(evidence.result())
     assert record is not None
     assert (record.seconds, record.calls, record.wrong) == (2.5, 3000, 1)
+    (pair,) = record.pairs
+    assert (pair.rank, pair.node, pair.to, pair.link) == (0, "n0", 3, "NVLink")
+    assert pair.gb_per_s == 370.0
     assert record.not_measured == ["rank 0 (n0, GPU 0) overlap_share: RuntimeError: no"]
     gemm, latency = record.figures
     assert gemm.dense_share == pytest.approx(500 / 989, rel=0.01)

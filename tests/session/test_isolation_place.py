@@ -18,6 +18,8 @@ from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
 
 NODES = ("n0", "n1")
+# Said before the wait, which may be long.
+ASKS = "isolating small: asks for 2 nodes (n0, n1) at once; waits 30 s at most"
 SHOWN = "JobId=7 UserId=ann(1001) JobState={} Reason=None NodeList=n[0-1] EndTime=Unknown"
 
 
@@ -53,6 +55,8 @@ def test_tests_are_steps_until_one_needs_a_node_of_another_phase(made: Place) ->
     """Its job could not have the nodes that are held. They are asked for once."""
     made.place.prepare(NODES, [("n0",), ("n1",)], 60)
     assert made.option() == "7" and made.place.job_id == "7"
+    steps = "isolating small: tests are steps of job 7, which holds 2 nodes"
+    assert made.said == [ASKS, steps]
     made.place.prepare(NODES, [("n0", "other")], 60)
     assert made.option() is None and made.place.why == OTHERS
     made.place.prepare(NODES, [("n0",)], 60)
@@ -64,7 +68,7 @@ def test_tests_are_jobs_where_slurm_refuses_the_allocation(made: Place) -> None:
     made.slurm.answers("sbatch", err="sbatch: error: Batch job submission failed: no", rc=1)
     made.place.prepare(NODES, [NODES], 60)
     assert made.option() is None and "submission failed: no" in made.place.why
-    assert made.said == [f"isolating small: tests are jobs: {made.place.why}"]
+    assert made.said == [ASKS, f"isolating small: tests are jobs: {made.place.why}"]
 
 
 def test_process_that_lost_its_run_leaves_the_end_to_its_watch(made: Place) -> None:
@@ -74,6 +78,6 @@ def test_process_that_lost_its_run_leaves_the_end_to_its_watch(made: Place) -> N
     successor = made.fence.successor
     made.slurm.folder.joinpath("scontrol.answer").write_text(f"echo '{{}}' > '{successor}'\n")
     made.place.prepare(NODES, [NODES], 60)
-    assert made.fence.is_superseded and made.said == []
+    assert made.fence.is_superseded and made.said == [ASKS]
     made.place.release()
     assert "scancel" not in made.slurm.commands()
