@@ -28,8 +28,12 @@ from pathlib import Path
 
 from pytest_clustersmoke.cli.sensitivity_command import wilson_interval
 from pytest_clustersmoke.criteria.device_peaks import Place, judge_figures
-from pytest_clustersmoke.criteria.link_floor import COPIES, find_below_floor
-from pytest_clustersmoke.criteria.pair_speed import PlacedPair, judge_pairs
+from pytest_clustersmoke.criteria.link_speed import (
+    COPIES,
+    PlacedPair,
+    find_below_floor,
+    judge_pairs,
+)
 from pytest_clustersmoke.evidence.device_links import DevicePair, PcieLink
 from pytest_clustersmoke.evidence.node_observation import DeviceFigure
 from pytest_clustersmoke.evidence.run_directory import RunDir

@@ -18,8 +18,8 @@ And each figure is compared with those of the same device in past runs, of which
 eight, as each GPU's own step is (`gpu_past.py`); the factors above are then the smallest loss that
 is named.
 
-Copies from GPU to GPU are judged by `pair_speed.py`. Those between host and GPU must also reach the
-floor of the PCIe link (`link_floor.py`), which needs no peer, where the job has the whole node.
+Copies from GPU to GPU are judged by `link_speed.py`. Those between host and GPU must also reach the
+floor of the PCIe link, which needs no peer, where the job has the whole node.
 
 All judgements of a phase share the chance of a false name. What all ranks measure together, as
 `overlap_share`, shows no single device, and is not judged; nor are clock and power under load,
@@ -49,8 +49,14 @@ from ..node.core_speed import owns_all_cores
 from ..text import plural, shorten
 from .device_answers import find_dissenting, find_unsteady, is_on_gpu
 from .gpu_past import judge_gpus
-from .link_floor import FloorMiss, choose_link, describe_floor, find_below_floor
-from .pair_speed import PlacedPair, judge_pairs
+from .link_speed import (
+    FloorMiss,
+    PlacedPair,
+    choose_link,
+    describe_floor,
+    find_below_floor,
+    judge_pairs,
+)
 from .peer_judge import CPU_FACTOR, FEWEST_PEERS, FLOOR, PeerVerdict, judge_by_factor, judge_peers
 
 KIND = "peaks"

@@ -15,8 +15,7 @@ from ..evidence.screen_files import NodeAnswer
 from ..text import FAILURE, plural
 from .device_answers import find_outvoted
 from .device_peaks import Place, SlowFigure, judge_figures, kind_of
-from .link_floor import FloorMiss, choose_link, find_below_floor
-from .pair_speed import PlacedPair, judge_pairs
+from .link_speed import FloorMiss, PlacedPair, choose_link, find_below_floor, judge_pairs
 from .screen_judge import FEWEST_CPUS, CheckJudgement
 
 PEAKS = "peaks"

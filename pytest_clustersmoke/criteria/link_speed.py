@@ -1,0 +1,120 @@
+"""Judges what the links of a node's GPUs carry.
+
+A copy between host and GPU must reach a floor, by the PCIe link that the node has. The floor needs
+no peer and no past, so it holds on the first day. It is a floor and no target. One H100 whose link
+carries 63.0 GB/s reached 55.3, a share of 0.88; through the other socket of a node copies take up
+to 1.8 times as long, which leaves 0.49; half of that is the floor. A link that trained to a quarter
+of its lanes, or two generations down, falls below it.
+
+A pair of GPUs that copy to each other is compared with the same pair on other nodes: the same two
+numbers in their node, the same model and CPU, and the same link between them, by what NVML says of
+it. There must be three nodes that have it. A fixed factor decides: other jobs may use the host's
+paths as well, and copies through the host take longer where its memory is far.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..config.metrics import show
+from ..evidence.device_links import DevicePair, PcieLink, show_ends
+from ..evidence.node_observation import DeviceFigure
+from .peer_judge import judge_by_factor
+
+SHARE = 0.25
+COPIES = ("host_to_device_gb_per_s", "device_to_host_gb_per_s")
+FEWEST_NODES = 3
+FACTOR = 1.8  # as of copies between host and GPU
+
+
+@dataclass(frozen=True)
+class FloorMiss:
+    """A copy that is slower than the floor of its link; `at`: its number in the figures."""
+
+    figure: DeviceFigure
+    link: PcieLink
+    at: int
+
+    def __str__(self) -> str:
+        figure, link = self.figure, self.link
+        words = (
+            f"its {figure.name} is {show(figure.value)} {figure.unit}; its PCIe link ({link}) "
+            f"carries {show(link.gb_per_s)} GB/s, of which at least {SHARE:.0%} was expected"
+        )
+        is_less = link.now is not None and link.now != (link.gt_per_s, link.lanes)
+        return f"{words}; it ran at {show_ends(link.now)}" if is_less and link.now else words
+
+
+def choose_link(link: PcieLink | None, model: str) -> PcieLink | None:
+    """The link that a GPU of this model has to itself: a part of a GPU (MIG) has a part of it."""
+    return None if "MIG" in model.upper().split() else link
+
+
+def find_below_floor(
+    figures: Sequence[DeviceFigure], links: Sequence[PcieLink | None]
+) -> Iterator[FloorMiss]:
+    """The copies below the floor, each figure with its link; None where it is unknown, or where
+    another job may use it."""
+    for number, (figure, link) in enumerate(zip(figures, links, strict=True)):
+        if link is not None and figure.name in COPIES and figure.value < SHARE * link.gb_per_s:
+            yield FloorMiss(figure, link, number)
+
+
+def describe_floor(links: Sequence[PcieLink | None]) -> str:
+    """The lowest floor; empty if there is none."""
+    known = [link.gb_per_s for link in links if link is not None]
+    return f"{show(SHARE * min(known))} GB/s" if known else ""
+
+
+@dataclass(frozen=True)
+class PlacedPair:
+    """A pair with the node, the model and the local rank of its first GPU, and the model of the
+    CPU."""
+
+    node: str
+    model: str
+    local_rank: int
+    cpu: str
+    pair: DevicePair
+
+
+@dataclass(frozen=True)
+class SlowPair:
+    """A pair that is slower than the same one elsewhere; `at`: its number."""
+
+    made: PlacedPair
+    usual: float
+    at: int
+
+    def __str__(self) -> str:
+        pair = self.made.pair
+        return (
+            f"its copies to GPU {pair.to} ({pair.link}) reach {show(pair.gb_per_s)} GB/s, those of "
+            f"the same two GPUs of other nodes {show(self.usual)} GB/s"
+        )
+
+
+def judge_pairs(pairs: Sequence[PlacedPair]) -> tuple[list[SlowPair], int]:
+    """The slow ones, the worst first, and how many were compared."""
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for number, made in enumerate(pairs):
+        if made.pair.link:
+            key = (made.model, made.cpu, made.local_rank, made.pair.to, made.pair.link)
+            alike[key].append(number)
+    slow: list[tuple[float, SlowPair]] = []
+    compared = 0
+    for numbers in alike.values():
+        if len({pairs[number].node for number in numbers}) < FEWEST_NODES:
+            continue
+        compared += len(numbers)
+        times = {number: 1 / pairs[number].pair.gb_per_s for number in numbers}
+        verdict = judge_by_factor(times, FACTOR)
+        usual = 1 / verdict.usual_s
+        slow += [
+            (times[number] * usual, SlowPair(pairs[number], usual, number))
+            for number in verdict.slow
+        ]
+    slow.sort(key=lambda each: -each[0])
+    return [found for _, found in slow], compared

@@ -1,0 +1,146 @@
+"""Copies between host and GPU must reach a floor, on the first day and without peers; pairs of GPUs
+are compared with the same pair on other nodes (made figures: no GPU)."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.link_speed import (
+    PlacedPair,
+    choose_link,
+    describe_floor,
+    find_below_floor,
+    judge_pairs,
+)
+from pytest_clustersmoke.evidence.device_links import DevicePair, PcieLink, parse_pairs
+from pytest_clustersmoke.evidence.node_observation import DeviceFigure
+
+TO_DEVICE = "host_to_device_gb_per_s"
+GEN5, GEN4, GEN3 = PcieLink(32.0, 16), PcieLink(16.0, 16), PcieLink(8.0, 16)
+
+
+def copy(value: float, name: str = TO_DEVICE) -> DeviceFigure:
+    return DeviceFigure("n0", "GPU-0", name, value, "GB/s", True)
+
+
+def judge(value: float, link: PcieLink | None, **more: Any) -> list[str]:
+    return [str(miss) for miss in find_below_floor([copy(value, **more)], [link])]
+
+
+@pytest.mark.parametrize(
+    ("value", "link"),
+    [(55.3, GEN5), (33.0, GEN5), (24.0, GEN4), (14.0, GEN4), (12.0, GEN3), (6.5, GEN3)],
+)
+def test_healthy_copies_reach_the_floor(value: float, link: PcieLink) -> None:
+    """One H100 was measured with 55.3 GB/s; the lower one of each pair takes 1.8 times as long, as
+    through the other socket."""
+    assert judge(value, link) == []
+
+
+def test_copy_below_the_floor_is_named_with_the_link() -> None:
+    """And with how it ran while it carried the copies."""
+    assert judge(6.9, PcieLink(32.0, 16, (32.0, 2))) == [
+        "its host_to_device_gb_per_s is 6.900 GB/s; its PCIe link (32 GT/s x16) carries 63.02 "
+        "GB/s, of which at least 25% was expected; it ran at 32 GT/s x2"
+    ]
+    (words,) = judge(14.0, PcieLink(32.0, 16, (32.0, 16)), name="device_to_host_gb_per_s")
+    assert words.endswith("at least 25% was expected")
+
+
+def test_nothing_is_expected_of_an_unknown_link() -> None:
+    """Nor of a part of a GPU, and of figures that do not cross the link."""
+    assert judge(0.1, None) == []
+    assert judge(0.1, GEN5, name="device_copy_gb_per_s") == []
+    assert choose_link(GEN5, "NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
+    assert choose_link(GEN5, "NVIDIA H100 80GB HBM3") == GEN5
+    assert describe_floor([None]) == "" and describe_floor([None, GEN5, GEN4]) == "7.877 GB/s"
+
+
+def test_gpu_with_a_faster_way_is_not_named() -> None:
+    """Grace Hopper copies by NVLink-C2C, whatever its PCIe link is."""
+    assert judge(380.0, GEN5) == judge(380.0, PcieLink(2.5, 1)) == []
+
+
+def test_healthy_nodes_of_all_kinds_name_nobody() -> None:
+    """10,000 GPUs: of each generation, near and far, with a spread of 8 %."""
+    draw = random.Random(14)
+    for _ in range(10_000):
+        link = draw.choice((GEN3, GEN4, GEN5, PcieLink(32.0, 8), PcieLink(16.0, 4)))
+        share = draw.choice((0.88, 0.78, 0.49)) * draw.gauss(1, 0.08)
+        assert judge(share * link.gb_per_s, link) == []
+
+
+H100, NVLINK, SYS = "NVIDIA H100 80GB HBM3", "NVLink", "SYS"
+
+
+def on_nodes(
+    *speeds: float, link: str = NVLINK, first: int = 0, to: int = 1, model: str = H100
+) -> list[PlacedPair]:
+    """One pair of each of so many nodes."""
+    return [
+        PlacedPair(f"n{node}", model, first, "EPYC", DevicePair(to, link, speed))
+        for node, speed in enumerate(speeds)
+    ]
+
+
+def test_slow_pair_is_named_with_what_it_reaches_elsewhere() -> None:
+    """In the one direction in which it is slow."""
+    pairs = [*on_nodes(370, 371, 40, 369), *on_nodes(370, 371, 372, 369, first=1, to=0)]
+    (slow,), compared = judge_pairs(pairs)
+    assert (slow.made.node, slow.made.local_rank, compared) == ("n2", 0, 8)
+    assert str(slow) == (
+        "its copies to GPU 1 (NVLink) reach 40.00 GB/s, those of the same two GPUs of other nodes "
+        "370.0 GB/s"
+    )
+
+
+def test_pairs_of_another_link_are_not_alike() -> None:
+    """Of a node whose GPUs go through the host; a lone one of its kind has no peers."""
+    far = PlacedPair("n9", H100, 0, "EPYC", DevicePair(1, SYS, 12.0))
+    assert judge_pairs([*on_nodes(370, 371, 369), far]) == ([], 3)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        on_nodes(370, 40),
+        on_nodes(370, 371, 40, link=""),
+        [*on_nodes(370, 371), *on_nodes(40, to=2)],
+        [*on_nodes(370, 371), *on_nodes(40, model="NVIDIA A100")],
+    ],
+)
+def test_nobody_is_named_without_two_witnesses(pairs: list[PlacedPair]) -> None:
+    """Two nodes, an unknown link, another pair, another model."""
+    assert judge_pairs(pairs) == ([], 0)
+
+
+def test_healthy_pairs_name_nobody() -> None:
+    """20 screens of 64 nodes whose eight GPUs have each a pair by NVLink and one by the host, with
+    a spread of 8 %."""
+    draw = random.Random(14)
+    for _ in range(20):
+        pairs = []
+        for first in range(8):
+            for to, link, usual in ((first ^ 1, NVLINK, 370.0), ((first + 4) % 8, SYS, 20.0)):
+                speeds = (usual * draw.gauss(1, 0.08) for _ in range(64))
+                pairs += on_nodes(*speeds, link=link, first=first, to=to)
+        slow, compared = judge_pairs(pairs)
+        assert slow == [] and compared == 1024
+
+
+def test_rows_that_a_job_made_up_are_left_out() -> None:
+    """Its text is hostile."""
+    rows = [
+        {"to": 1, "link": "NVLink\x1b[31m", "gb_per_s": 370.0},
+        {"to": -1, "link": "NVLink", "gb_per_s": 370.0},
+        {"to": 2, "link": 7, "gb_per_s": 30.0},
+        {"to": 3, "gb_per_s": "nan"},
+        "row",
+    ]
+    first, second = parse_pairs(rows)
+    assert (first.to, first.gb_per_s) == (1, 370.0) and "\x1b" not in first.link
+    assert second == DevicePair(2, "", 30.0)
+    assert parse_pairs(None) == parse_pairs(3) == ()
