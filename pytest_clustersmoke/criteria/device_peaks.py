@@ -32,6 +32,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,7 @@ from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.figure_history import FigureKey, key_of, read_figure_past
 from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.history.outlier_judge import MIN_RUNS
+from ..evidence.job_results import RankResult
 from ..evidence.measured_peaks import ONCE, RankPeaks, first_attempt, measured_in, read_peaks
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.node_observation import DeviceFigure
@@ -217,7 +219,7 @@ def check_peaks(phase: PhaseResult) -> None:
     if phase.spec.get("peaks") not in ONCE:
         pytest.skip("what its devices can do was not measured (`peaks: never`)")
     peaks = read_peaks(first_attempt(phase).ranks)
-    slow_pairs = _find_slow_pairs(peaks)
+    slow_pairs = _find_slow_pairs(phase, peaks)
     if not slow_pairs:  # otherwise it fails, whoever measured the devices themselves
         _require_events(phase, peaks)
     wrong = [*find_unsteady(peaks), *find_dissenting(peaks)]
@@ -249,8 +251,14 @@ def check_peaks(phase: PhaseResult) -> None:
         phase.sensitivity.append(f"would have named a GPU whose copies reach less than {words}")
 
 
-def _find_slow_pairs(peaks: Sequence[RankPeaks]) -> list[str]:
-    pairs = [(peak.rank, peak.cpu, pair) for peak in peaks for pair in peak.pairs]
+def _find_slow_pairs(phase: PhaseResult, peaks: Sequence[RankPeaks]) -> list[str]:
+    """On nodes all of whose GPUs the job has: elsewhere the same two numbers may be others."""
+    pairs = [
+        (peak.rank, peak.cpu, pair)
+        for peak in peaks
+        if peak.pairs and _has_all_gpus(phase, peak.rank)
+        for pair in peak.pairs
+    ]
     placed = [
         PlacedPair(rank.node, rank.device_name or "", rank.local_rank or 0, cpu, pair)
         for rank, cpu, pair in pairs
@@ -357,16 +365,28 @@ def _of(figure: DeviceFigure) -> str:
 
 def _place(phase: PhaseResult, peak: RankPeaks) -> Place:
     rank = peak.rank
-    facts = next((node.facts for node in phase.nodes if node.name == rank.node), {})
-    gpus, local = facts.get("gpus"), [each for each in phase.ranks if each.node == rank.node]
-    # A job that has a part of the GPUs may share what leads to them with another one.
-    has_all = owns_all_cores(facts) and isinstance(gpus, list) and len(gpus) <= len(local)
+    all_cores = owns_all_cores(_facts_of(phase, rank))
+    # A job that has a part of the node may share what leads to its GPUs with another one.
+    has_all = all_cores and _has_all_gpus(phase, rank)
     return Place(
         rank.device_name or "",
         rank.local_rank,
         is_on_gpu(rank),
         peak.cpu,
-        owns_all_cores(facts),
+        all_cores,
         peak.near_device,
         choose_link(peak.link, rank.device_name or "") if has_all else None,
     )
+
+
+def _facts_of(phase: PhaseResult, rank: RankResult) -> Mapping[str, Any]:
+    return next((node.facts for node in phase.nodes if node.name == rank.node), {})
+
+
+def _has_all_gpus(phase: PhaseResult, rank: RankResult) -> bool:
+    """Whether the ranks of this one's node have all of its GPUs. Virtual nodes of one machine,
+    which measure at the same time, have its GPUs together."""
+    gpus = _facts_of(phase, rank).get("gpus")
+    local = [each for each in phase.ranks if each.node == rank.node]
+    is_virtual = any(each.host == rank.host and each.node != rank.node for each in phase.ranks)
+    return isinstance(gpus, list) and len(gpus) <= len(local) and not is_virtual

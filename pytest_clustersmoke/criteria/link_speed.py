@@ -8,8 +8,9 @@ of its lanes, or two generations down, falls below it.
 
 A pair of GPUs that copy to each other is compared with the same pair on other nodes: the same two
 numbers in their node, the same model and CPU, and the same link between them, by what NVML says of
-it. There must be three nodes that have it. A fixed factor decides: other jobs may use the host's
-paths as well, and copies through the host take longer where its memory is far.
+it. There must be three nodes that have it. Only nodes count all of whose GPUs the job has: the same
+numbers may be other GPUs elsewhere. A fixed factor decides: other jobs may use the host's paths as
+well, and copies through the host take longer where its memory is far.
 """
 
 from __future__ import annotations

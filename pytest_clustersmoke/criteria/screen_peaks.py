@@ -8,7 +8,7 @@ neither for nor against the node.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..evidence.node_measurement import MeasuredDevice, NodeMeasurement
 from ..evidence.screen_files import NodeAnswer
@@ -76,8 +76,9 @@ def _find_wrong(measured: Measured) -> Iterator[tuple[str, str]]:
 def _compare(whole: Mapping[str, str], measured: Measured) -> tuple[dict[str, str], set[str]]:
     """The nodes with slow devices, and how slow they are; and all nodes with a figure that was
     compared. Only nodes that the job had alone are: node -> the model of its CPU."""
+    shared = _find_shared(measured)
     pairs = [
-        (figure, _find_place(figure.device, found.devices, whole[node]))
+        (figure, _find_place(figure.device, found.devices, whole[node], shared))
         for node, found in measured.items()
         if node in whole
         for figure in found.figures
@@ -108,12 +109,21 @@ def _find_slow_pairs(whole: Mapping[str, str], measured: Measured) -> Iterator[t
         yield found.made.node, f"{placed[found.at][0].identity}: {found}"
 
 
-def _find_place(device: str, devices: Sequence[MeasuredDevice], cpu: str) -> Place:
+def _find_shared(measured: Measured) -> set[str]:
+    """The devices of several nodes, which are virtual: they measure at the same time."""
+    owned = [{device.identity for device in found.devices} for found in measured.values()]
+    counts = Counter(identity for identities in owned for identity in identities)
+    return {identity for identity, count in counts.items() if count > 1}
+
+
+def _find_place(
+    device: str, devices: Sequence[MeasuredDevice], cpu: str, shared: Collection[str]
+) -> Place:
     """Where a figure was measured; the first rank measures the node itself."""
     for found in devices:
         if found.identity == device or not device:
             place = (found.model, found.local_rank, found.on_gpu)
-            link = choose_link(found.link, found.model)
+            link = None if device in shared else choose_link(found.link, found.model)
             return Place(*place, cpu, all_cores=True, near=found.near, link=link)
     return Place("", None, False, cpu, all_cores=True)
 

@@ -3,9 +3,9 @@
 Of the PCIe link: what its ends allow, and how it runs.
 
 The kernel shows both of each device on the way from the GPU to the processor (Linux,
-Documentation/ABI/testing/sysfs-bus-pci). An idle link runs slowly on purpose, so what it should
-carry is told by what its ends allow: the lowest speed and the fewest lanes on the way. A virtual
-machine hides the way; there the link is unknown, and so it is where the kernel does not say.
+Documentation/ABI/testing/sysfs-bus-pci). An idle link runs slowly on purpose, so what its ends
+allow says what it should carry: the lowest speed and the fewest lanes on the way. A virtual machine
+hides the way; there the link is unknown, and so it is where the kernel does not say.
 """
 
 from __future__ import annotations

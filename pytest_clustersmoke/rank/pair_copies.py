@@ -91,13 +91,20 @@ def measure_alone() -> str:
         return _explain(f"no answer within {LIMIT_S:g} s")
     except OSError as error:
         return _explain(str(error))
-    if process.returncode == 0:
-        return output.decode(errors="replace")
+    if process.returncode == 0:  # other lines are those of a library or of the site's Python
+        return (output.decode(errors="replace").splitlines() or [""])[-1]
     words = errors.decode(errors="replace")
     if EXCLUSIVE in words:
         return json.dumps({"pairs": []})
-    last = (words.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
-    return _explain(last)
+    return _explain(find_error(words) or f"exit status {process.returncode}")
+
+
+def find_error(words: str) -> str:
+    """The error at the end of what Python wrote: CUDA's are followed by lines of advice."""
+    lines = words.strip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith(" ")]
+    after = lines[frames[-1] + 1 :] if frames else []
+    return (after or lines[-1:] or [""])[0]
 
 
 def _explain(why: str) -> str:

@@ -41,12 +41,14 @@ def ran(
     peaks: str = "once",
     cores_of_job: int = 64,
     gpus_of_node: int | None = None,
+    one_machine: bool = False,
 ) -> PhaseResult:
     """A phase whose ranks wrote these `peaks` events, on nodes of `per_node` GPUs or CPUs."""
     evidence = Evidence(folder, nodes=len(events) // per_node, ranks_per_node=per_node)
     for rank, event in enumerate(events):
         node, local_rank = divmod(rank, per_node)
-        start = {"rank": rank, "local_rank": local_rank, "node": f"n{node}", "host": f"h{node}"}
+        host = "h0" if one_machine else f"h{node}"
+        start = {"rank": rank, "local_rank": local_rank, "node": f"n{node}", "host": host}
         device = {"device": f"cuda:{local_rank}", "device_name": H100, "gpu_uuid": f"GPU-{rank}"}
         evidence.rank(rank, ("start", {**start, **(device if cuda else {"device": "cpu"})}))
         if event is not None:
@@ -204,6 +206,13 @@ def test_slow_pair_of_gpus_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_pairs_are_judged_only_where_the_job_has_all_gpus(tmp_path: Path) -> None:
+    """Elsewhere the numbers 0 and 1 may be two GPUs with fewer NVLinks between them; and virtual
+    nodes of one machine are no other nodes."""
+    check_peaks(ran(tmp_path / "part", paired(40.0), per_node=2, gpus_of_node=8))
+    check_peaks(ran(tmp_path / "virtual", paired(40.0), per_node=2, one_machine=True))
+
+
 def test_pair_of_devices_that_were_measured_before_is_judged(tmp_path: Path) -> None:
     """A phase of one GPU a node measured the devices, and could not measure pairs."""
     for speed in (300.0, 40.0):
@@ -240,6 +249,9 @@ def test_floor_holds_only_where_the_job_has_the_whole_node(tmp_path: Path) -> No
     events: list[Any] = [{"figures": [each], "pcie_link": LINK} for each in copies]
     check_peaks(ran(tmp_path / "cores", events, cores_of_job=32))
     check_peaks(ran(tmp_path / "gpus", events, gpus_of_node=8))
+    # Four virtual nodes of one GPU copy at the same time: each has a quarter of its link.
+    alike = [{"figures": [figure("GPU", COPY, 13.8)], "pcie_link": LINK} for _ in range(4)]
+    check_peaks(ran(tmp_path / "virtual", alike, per_node=1, one_machine=True))
     unknown = {"unknown": "this is a virtual machine"}
     check_peaks(result := ran(tmp_path / "vm", [{**each, "pcie_link": unknown} for each in events]))
     assert not any("copies reach" in words for words in result.sensitivity)

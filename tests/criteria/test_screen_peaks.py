@@ -109,6 +109,16 @@ def test_copies_below_the_floor_of_the_link_fail_without_peers(tmp_path: Path) -
     assert judge(tmp_path / "unknown", [*nodes])["n1"].result == "passed"
 
 
+def test_gpu_of_virtual_nodes_has_no_floor(tmp_path: Path) -> None:
+    """They copy at the same time, and each has a part of its link."""
+    nodes = [written(number) for number in range(4)]
+    for node in nodes:
+        node["devices"][0] |= {"identity": "GPU", "pcie_link": {"gt_per_s": 32.0, "lanes": 16}}
+        node["figures"][0]["device"] = "GPU"
+        node["figures"].append(figure("GPU", "host_to_device_gb_per_s", 13.8, "GB/s", True))
+    assert {check.result for check in judge(tmp_path, [*nodes]).values()} == {"passed"}
+
+
 @pytest.mark.parametrize(
     ("own", "words"),
     [

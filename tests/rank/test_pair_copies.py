@@ -16,7 +16,12 @@ import torch
 from torch.distributed import distributed_c10d
 
 from pytest_clustersmoke.rank import pair_copies, process_group
-from pytest_clustersmoke.rank.pair_copies import measure_alone, measure_pairs, name_link
+from pytest_clustersmoke.rank.pair_copies import (
+    find_error,
+    measure_alone,
+    measure_pairs,
+    name_link,
+)
 
 CPU = torch.device("cpu")
 
@@ -86,6 +91,7 @@ def test_link_is_unknown_where_nvml_does_not_answer(nvml: Any) -> None:
     ("code", "expected"),
     [
         ("print('{\"pairs\": [1]}')", {"pairs": [1]}),
+        ("print('Welcome'); print('{\"pairs\": [1]}', end='')", {"pairs": [1]}),
         ("raise RuntimeError('no NVLink today')", {"why": "RuntimeError: no NVLink today"}),
         ("raise SystemExit(3)", {"why": "exit status 3"}),
         (
@@ -100,6 +106,16 @@ def test_process_says_why_it_has_no_pairs(
     """Where only one process may use a GPU, it is no fault."""
     monkeypatch.setattr(pair_copies, "COMMAND", [sys.executable, "-S", "-c", code])
     assert json.loads(measure_alone()) == expected
+
+
+def test_error_of_cuda_is_told_without_its_advice() -> None:
+    """Its last line says how to compile torch."""
+    error = "torch.AcceleratorError: CUDA error: peer access is not supported"
+    advice = "CUDA kernel errors might be reported later.\nCompile with `TORCH_USE_CUDA_DSA`.\n"
+    frames = 'Traceback (most recent call last):\n  File "x.py", line 1, in main\n    copy()\n'
+    assert find_error(f"a warning\n{frames}{error}\n{advice}") == error
+    assert find_error("a warning\nKilled\n") == "Killed"
+    assert find_error("") == ""
 
 
 def test_process_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
