@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..jobs.local_backend import count_places
-from ..text import Problem, format_bytes
+from ..text import Problem, format_bytes, plural
 from .mounts import resolve_existing
 
 GIB = 2**30
@@ -36,7 +36,8 @@ def estimate_need(profile: Profile, phases: Iterable[Phase], capacity: int | Non
     most = profile.limits.max_jobs
     written = choose_largest([phase for phase in phases if phase.writes_gib], most, capacity)
     amounts = [f"{phase.name} {phase.writes_gib:g} GiB" for phase in written]
-    limit = f"`limits.max_jobs` is {most}" + (f", room for {capacity} ranks" if capacity else "")
+    room = f", room for {plural(capacity, 'rank')}" if capacity else ""
+    limit = f"`limits.max_jobs` is {most}{room}"
     ranks = sum(phase.world_size for phase in phases)
     return SpaceNeed(
         LEAST_BYTES + int(sum(phase.writes_gib for phase in written) * GIB),

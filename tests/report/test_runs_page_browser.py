@@ -99,6 +99,7 @@ def test_printed_nights_are_one_sheet(opened: Opened) -> None:
     opened.page.locator("#print-all").check()
     opened.page.emulate_media(media="print")
     assert rows.last.is_visible() and opened.page.locator(".paper").is_hidden()
+    assert opened.page.locator("#print-all").is_hidden()
 
 
 def test_print_cuts_nothing(opened: Opened) -> None:

@@ -34,8 +34,8 @@ PHASES = {
     "allreduce_1node",
     "allreduce_multinode",
 }
-# What `make test` runs on a real Slurm, with each launcher once; `make test-all` runs all phases
-# there. lora_sft_2node has the program of lora_sft_ddp.
+# What `make test` runs on a real Slurm, with each launcher at least once; `make test-all` runs all
+# phases there. lora_sft_2node has the program of lora_sft_ddp.
 ON_SLURM = PHASES - {
     "zero1_4node",
     "zero2_4node",
