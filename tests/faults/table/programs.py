@@ -292,7 +292,8 @@ PROGRAMS = (
         frozenset({BEHIND}),
         words=("rank 1 (local0) on ", "falls behind: its backward (CPU time) takes "),
         rank=1,
-        args={**SMALL_ZERO, "hidden_size": 256, "micro_batch": 64},
+        # A pass that is slower by less than 3 ms of CPU time is not judged.
+        args={**SMALL_ZERO, "hidden_size": 256, "micro_batch": 256},
         slow=True,
     ),
     Fault(
