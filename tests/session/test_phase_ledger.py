@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.outcome import Judgement, judge_attempts
 from pytest_clustersmoke.session import job_end
+from pytest_clustersmoke.session.job_session import JobSession
 from pytest_clustersmoke.session.live.board import WatchFailed
 from pytest_clustersmoke.session.phase_ledger import PhaseLedger, find_failed_nodes
 from tests.support.job_run import JobRun, ignore, until
@@ -55,6 +57,22 @@ def lose_node(
     run.backend.records[name] = SchedulerRecord(job, (status,))
     run.run.phase(name).last_job.claim.touch()
     run.backend.jobs[name] = JobState("ended", "NODE_FAIL", nodes=completing or nodes)
+
+
+def supersede_at_retry(
+    run: JobRun, session: JobSession, monkeypatch: pytest.MonkeyPatch
+) -> threading.Event:
+    """Let another process take the run over just before the session submits a phase again; return
+    the event of it. The journal's `retry` comes earlier: a test that attached then would be
+    superseded itself."""
+    superseded = threading.Event()
+
+    def supersede(name: str) -> None:
+        ControllerFence(run.run)
+        superseded.set()
+
+    monkeypatch.setattr(session.submitter, "try_again", supersede)
+    return superseded
 
 
 def preempt(run: JobRun, name: str) -> None:
@@ -344,9 +362,9 @@ def test_attached_run_cancels_the_job_that_waited_behind_a_lost_one(
     run.backend.chains = True
     first = run.start("a", "b", after={"b": "a"}, limits=limits(max_jobs=1, retried="pass"))
     until(lambda: run.submitted() == ["a", "b"])
-    monkeypatch.setattr(first.submitter, "try_again", lambda name: ControllerFence(run.run))
+    superseded = supersede_at_retry(run, first, monkeypatch)
     lose_node(run, "a")
-    until(lambda: _events(run, "retry"))
+    until(superseded.is_set)
     assert run.backend.named("cancel") == []
     run.attach()
     until(lambda: run.submitted() == ["a", "b"])
@@ -362,9 +380,9 @@ def test_attached_run_cancels_the_job_behind_a_lost_one_once_the_scheduler_answe
     run.backend.chains = True
     first = run.start("a", "b", after={"b": "a"}, limits=limits(max_jobs=max_jobs, retried="pass"))
     until(lambda: run.submitted() == ["a", "b"])
-    monkeypatch.setattr(first.submitter, "try_again", lambda name: ControllerFence(run.run))
+    superseded = supersede_at_retry(run, first, monkeypatch)
     lose_node(run, "a")
-    until(lambda: _events(run, "retry"))
+    until(superseded.is_set)
     waiting = run.backend.jobs["b"]
     run.backend.jobs.clear()
     run.attach()
