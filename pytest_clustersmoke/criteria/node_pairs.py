@@ -1,23 +1,35 @@
-"""Judges pairs of nodes, each measured alone: which pair is slow, and whether one node is."""
+"""Judges pairs of nodes, each measured alone: which pair is slow, and whether one node is.
+
+A pair must reach a floor, by the InfiniBand or RoCE ports that NCCL chose for its exchange and the
+rates at which they run. The floor needs no other pair and no past, so it holds on the first day. It
+is a floor and no target: a quarter leaves room for copies through the host, without GPUDirect RDMA,
+and for the other traffic of a switch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from typing import Any
 
+from ..config.metrics import show
+from ..evidence.interfaces import is_active, read_rate
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
+from ..evidence.telemetry import parse_rows
 from ..text import format_bytes
 from .bandwidth import LARGE_BYTES, ROUNDING, check_elements, read_time, require_network
 from .peer_judge import judge_pairs
+from .transport_sides import Transports
 
 ELEMENT_BYTES = 4  # float32
+SEND_RECV = 1  # NCCL's number of a connection that is not for collectives
+FLOOR = 0.25  # of what the ports carry
 
 Pair = tuple[int, int]
 
@@ -96,6 +108,54 @@ class Pairs:
         return self.size_bytes / read_time(record, "own_seconds", label) / 1e9
 
 
+@dataclass(frozen=True)
+class Floors:
+    """What each pair of nodes must reach; pairs of which NCCL's log or the nodes do not say which
+    ports carry them, or how fast these run, have no floor."""
+
+    phase: PhaseResult
+    node_of: Mapping[int, int]
+
+    @cached_property
+    def carried(self) -> dict[Pair, float]:
+        """(Node, its peer) -> GB/s each way of the ports that the node's ranks use for it, for
+        each of these ranks."""
+        chosen: dict[Pair, set[str]] = defaultdict(set)
+        transports = Transports(self.phase)
+        for link in transports.inter_node.links():
+            if link.edge.connection != SEND_RECV:
+                continue  # collectives may use more ports
+            ends = transports.nodes[link.source], transports.nodes[link.destination]
+            own = ends if link.edge.role == "send" else (ends[1], ends[0])
+            is_rdma = link.transport.kind.startswith("NET/IB")
+            chosen[own].add((link.edge.nic if is_rdma else None) or "unknown")
+        ranks, rates = Counter(self.node_of.values()), self._rates
+        return {
+            pair: sum(rates[pair[0], hca] for hca in hcas) / ranks[pair[0]]
+            for pair, hcas in chosen.items()
+            if all((pair[0], hca) in rates for hca in hcas)
+        }
+
+    @property
+    def _rates(self) -> dict[tuple[int, str], float]:
+        """(Node, HCA) -> GB/s of its port; HCAs with several active ports are left out, since
+        NCCL's log does not say which it used."""
+        found: dict[tuple[int, str], list[float | None]] = defaultdict(list)
+        for node in self.phase.nodes:
+            for port in filter(is_active, parse_rows(node.facts.get("rdma_ports"))):
+                found[node.node_rank, str(port.get("hca"))].append(read_rate(port))
+        return {
+            key: rates[0] / 8
+            for key, rates in found.items()
+            if len(rates) == 1 and rates[0] is not None
+        }
+
+    def of(self, pair: Pair) -> float:
+        """GB/s each way for each rank; 0 if there is no floor."""
+        both = [self.carried.get(ends, 0.0) for ends in (pair, pair[::-1])]
+        return FLOOR * min(both)
+
+
 def check_all_measured(phase: PhaseResult) -> None:
     """Every rank exchanged data with a rank of every other node and received what was sent, and
     the metric is the bandwidth of the slowest pair."""
@@ -111,24 +171,25 @@ def check_all_measured(phase: PhaseResult) -> None:
 
 
 def check_none_is_slow(phase: PhaseResult) -> None:
-    """No pair of nodes is slow by the spread of the others (`peer_judge.py`). Names the node if one
-    node is at fault: the pairs of up to half of the nodes may be slow."""
+    """No pair of nodes is below its floor, or slow by the spread of the others (`peer_judge.py`).
+    Names the node if one node is at fault: the pairs of up to half of the nodes may be slow."""
     __tracebackhide__ = True
     require_network(phase)
     measured = Pairs(phase)
     speeds, nodes = measured.speeds, len(measured.names)
+    if measured.size_bytes < LARGE_BYTES:
+        raise Unmeasured(
+            "bandwidth",
+            f"the pairs exchanged {format_bytes(measured.size_bytes)}; below "
+            f"{format_bytes(LARGE_BYTES)} latency counts as well as bandwidth",
+        )
+    _check_floors(measured)
     if nodes < 3:
         shown = ", ".join(f"{speed:.2f} GB/s" for speed in speeds.values())
         raise Unmeasured(
             "bandwidth",
             f"two nodes are one pair ({shown} each way), so there is no other pair to compare it "
             "with; to judge it, set a reference for pair_bandwidth_min_gb_per_s",
-        )
-    if measured.size_bytes < LARGE_BYTES:
-        raise Unmeasured(
-            "bandwidth",
-            f"the pairs exchanged {format_bytes(measured.size_bytes)}; below "
-            f"{format_bytes(LARGE_BYTES)} latency counts as well as bandwidth",
         )
     pairs = list(speeds)
     verdict = judge_pairs({n: 1 / speed for n, speed in enumerate(speeds.values())}, nodes)
@@ -143,12 +204,35 @@ def check_none_is_slow(phase: PhaseResult) -> None:
     phase.sensitivity.append(f"would have named {visible}")
 
 
+def _check_floors(measured: Pairs) -> None:
+    """No pair that has a floor is below it."""
+    __tracebackhide__ = True
+    speeds, floors = measured.speeds, Floors(measured.phase, measured.node_of)
+    known = {pair: floor for pair in speeds if (floor := floors.of(pair))}
+    low = {pair for pair, floor in known.items() if speeds[pair] < floor}
+    if low:
+        worst = min(low, key=lambda pair: speeds[pair] / known[pair])
+        first, second = (measured.names[node] for node in worst)
+        fail(
+            f"{_blame(speeds, low, measured.names)}; the ports that NCCL chose between {first} and "
+            f"{second} carry {show(known[worst] / FLOOR)} GB/s each way for each rank, of which at "
+            f"least {FLOOR:.0%} was expected: check the PCIe paths between their GPUs and ports "
+            "(GPUDirect RDMA, access control services, IOMMU)"
+        )
+    if known:
+        words = f"would have named a pair below {show(min(known.values()))} GB/s each way"
+        measured.phase.sensitivity.append(words)
+
+
 def _blame(speeds: Mapping[Pair, float], slow: set[Pair], names: Mapping[int, str]) -> str:
     """The nodes that are slow to all others, then the slow pairs that these do not explain."""
+    if len(slow) == len(speeds) > 1:
+        low, high = min(speeds.values()), max(speeds.values())
+        return f"all {len(slow)} pairs of nodes are slow: {low:.2f} to {high:.2f} GB/s"
     words, explained = [], set()
     for node, name in names.items():
         mine = {pair for pair in speeds if node in pair}
-        if mine <= slow:
+        if mine <= slow and len(speeds) > 1:
             explained |= mine
             low, high = (pick(speeds[pair] for pair in mine) for pick in (min, max))
             words.append(f"node {name} is slow to every other node: {low:.2f} to {high:.2f} GB/s")

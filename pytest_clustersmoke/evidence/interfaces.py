@@ -6,6 +6,7 @@ the criterion, and the remarks after the job.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ OUT_OF_BAND = "NCCL_OOB_NET_IFNAME"  # NCCL reads it only with NCCL_OOB_NET_ENAB
 BY_NAME = "GLOO_SOCKET_IFNAME"
 BY_DEVICE = "NCCL_IB_HCA"
 LOOPBACK = "lo"
+RATE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,12 @@ def is_active(port: Mapping[str, Any]) -> bool:
     """Whether a port is `4: ACTIVE`, as the kernel says; an unknown state counts as active."""
     state = port.get("state")
     return not isinstance(state, str) or "ACTIVE" in state.split()
+
+
+def read_rate(port: Mapping[str, Any]) -> float | None:
+    """The Gbit/s of a port by the kernel's `200 Gb/sec (4X HDR)`; None if it says nothing else."""
+    match = RATE.match(str(port.get("rate")))
+    return float(match.group(1)) if match else None
 
 
 def _describe_port(port: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ import pytest
 
 from pytest_clustersmoke.criteria import node_pairs
 from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.run_directory import write_json
+from tests.support.node_facts import port
 from tests.support.swept import PAIR_GB_PER_S, Change, Record, Swept, slow_pairs
 
 
@@ -236,3 +238,104 @@ def test_one_node_has_no_pair(tmp_path: Path) -> None:
     """A phase that measured nothing does not pass."""
     with pytest.raises(AssertionError, match="no pair"):
         node_pairs.check_all_measured(Swept(tmp_path).metrics().result())
+
+
+PORT = port(0, rate="200 Gb/sec (4X HDR)")  # 25 GB/s
+USING = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB; OOB ib0:10.0.0.1<0>"
+
+
+def with_ports(swept: Swept, via: str = "NET/IB/0/GDRDMA", connection: int = 1) -> Swept:
+    """Ranks whose NCCL logs say that each exchange went `via` this, by a connection for send and
+    receive, on nodes with a port of 200 Gbit/s and a faster one."""
+    evidence = swept.evidence
+    per_node, world = evidence.per_node, evidence.world
+    for rank in range(world):
+        node = rank // per_node
+        head = f"n{node}:{1000 + rank}:{9000 + rank} [0] NCCL INFO "
+        ids = f"comm 0x5a{rank:04x} rank {rank} nranks {world} cudaDev 0 nvmlDev 0 busId 18000 "
+        lines = [USING, f"ncclCommInitRank {ids}commId 0xf1 - Init START"]
+        lines.append(f"ncclCommInitRank {ids}commId 0xf1 - Init COMPLETE")
+        for peer in range(rank % per_node, world, per_node):
+            if peer != rank:
+                channel = f"Channel 00/{connection} :"
+                lines.append(f"{channel} {rank}[0] -> {peer}[0] [send] via {via}")
+                lines.append(f"{channel} {peer}[0] -> {rank}[0] [receive] via {via}")
+        logs = evidence.dir.nccl_logs(node)
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / f"n{node}.{1000 + rank}.log").write_text("".join(f"{head}{x}\n" for x in lines))
+    for node in range(evidence.nodes):
+        evidence.node(node, ok=True)
+        facts = {"node": f"n{node}", "rdma_ports": [PORT, port(1)]}
+        write_json(evidence.dir.node_facts(node), facts)
+    return swept
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "words"),
+    [
+        (2, 1, "n0 and n1 are slow to each other: 3.00 GB/s"),
+        (3, 1, "all 3 pairs of nodes are slow: 3.00 to 3.00 GB/s"),
+        (4, 2, "all 6 pairs of nodes are slow: 3.00 to 3.00 GB/s"),
+    ],
+)
+def test_pair_below_a_quarter_of_its_ports_fails_without_peers(
+    nodes: int, per_node: int, words: str, tmp_path: Path
+) -> None:
+    """Where all pairs are equally slow, as well: a PCIe path that sends copies the wrong way does
+    that to every node. Ranks that share a port share what it carries."""
+    every = slow_pairs(*combinations(range(nodes), 2), per_node=per_node, factor=4)
+    failed = verdict(with_ports(Swept(tmp_path, nodes, per_node, change=every)))
+    assert failed == (
+        f"{words}; the ports that NCCL chose between n0 and n1 carry {25 / per_node:.2f} GB/s each "
+        "way for each rank, of which at least 25% was expected: check the PCIe paths between their "
+        "GPUs and ports (GPUDirect RDMA, access control services, IOMMU)"
+    )
+
+
+def test_node_below_a_quarter_of_its_ports_is_named(tmp_path: Path) -> None:
+    """The others are not, and the floor is judged before the spread."""
+    swept = with_ports(Swept(tmp_path, 4, 1, change=slow_pairs(*of(2, 4), factor=4)))
+    assert verdict(swept).startswith(
+        "node n2 is slow to every other node: 3.00 to 3.00 GB/s; the ports that NCCL chose"
+    )
+
+
+def test_pair_above_its_floor_passes_and_says_what_it_would_have_named(tmp_path: Path) -> None:
+    """6.25 GB/s of 25 are the floor of one rank, half of it that of each of two."""
+    result = with_ports(Swept(tmp_path, 4, 2)).result()
+    node_pairs.check_none_is_slow(result)
+    assert "would have named a pair below 3.125 GB/s each way" in result.sensitivity
+
+
+@pytest.mark.parametrize(
+    ("via", "connection", "ports"),
+    [
+        ("NET/Socket/0", 1, [port(0)]),
+        ("NET/IB/0", 0, [port(0)]),
+        ("NET/IB/2", 1, [port(0)]),
+        ("NET/IB/0", 1, [port(1)]),
+        ("NET/IB/0", 1, [port(0), {**port(0), "port": "2"}]),
+        ("NET/IB/0", 1, [{**port(0), "rate": "unknown"}]),
+        ("NET/IB/0", 1, None),
+    ],
+    ids=(
+        "sockets",
+        "of collectives",
+        "not listed",
+        "no such port",
+        "two ports",
+        "no rate",
+        "no facts",
+    ),
+)
+def test_ports_that_are_not_known_give_no_floor(
+    via: str, connection: int, ports: Any, tmp_path: Path
+) -> None:
+    """A pair is then judged by the others alone."""
+    every = slow_pairs(*combinations(range(3), 2), factor=12)
+    swept = with_ports(Swept(tmp_path, 3, 1, change=every), via, connection)
+    for node in range(3):
+        write_json(swept.evidence.dir.node_facts(node), {"node": f"n{node}", "rdma_ports": ports})
+    result = swept.result()
+    node_pairs.check_none_is_slow(result)
+    assert len(result.sensitivity) == 1

@@ -5,18 +5,22 @@ A port that is down on every node is not cabled, which is not a finding.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...evidence.finding import Finding
-from ...evidence.interfaces import is_active, read_node_variables, selects_port, uses_infiniband
+from ...evidence.interfaces import (
+    is_active,
+    read_node_variables,
+    read_rate,
+    selects_port,
+    uses_infiniband,
+)
 from ...evidence.variable_names import show_value
 from ...text import FAILURE, WARNING
 from .node_values import Node
 
 ACTIVE = "ACTIVE"
-RATE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
 FIX = (
     "check the port on the node (ibstat, ibstatus), its cable and its switch port; take the node "
     "out of service until it is up"
@@ -92,8 +96,10 @@ def _slow(
     node: Node, own: Mapping[Key, Mapping[str, str]], others: list[dict[Key, dict[str, str]]]
 ) -> Iterator[Finding]:
     for key, port in own.items():
-        rate = _rate(port)
-        rates = [_rate(other[key]) for other in others if key in other and is_active(other[key])]
+        rate = read_rate(port)
+        rates = [
+            read_rate(other[key]) for other in others if key in other and is_active(other[key])
+        ]
         best = max((r for r in rates if r is not None), default=None)
         if rate is not None and best is not None and is_active(port) and rate < best:
             yield node.build_finding(
@@ -125,12 +131,6 @@ def _ports(node: Node, spec: Mapping[str, Any]) -> dict[Key, dict[str, str]] | N
         for row in rows
         if not pinned or selects_port(pinned, row)
     }
-
-
-def _rate(port: Mapping[str, str]) -> float | None:
-    """The Gbit/s in the kernel's `200 Gb/sec (4X HDR)`."""
-    match = RATE.match(str(port.get("rate")))
-    return float(match.group(1)) if match else None
 
 
 def _label(key: Key) -> str:
