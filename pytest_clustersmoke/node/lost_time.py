@@ -33,10 +33,7 @@ class SuspensionClock:
     def seconds(self) -> float:
         """Seconds stopped so far, including a stop after which the thread has not run yet."""
         with self._lock:
-            late_s = time.monotonic() - self._beaten - BEAT_S
-            if late_s > PAUSED_S:
-                self._counted_s += late_s
-                self._beaten = time.monotonic()
+            self._count()
             return self._counted_s
 
     def close(self) -> None:
@@ -45,9 +42,17 @@ class SuspensionClock:
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):
-            self.seconds()
             with self._lock:
-                self._beaten = time.monotonic()
+                self._beaten = self._count()
+
+    def _count(self) -> float:
+        """Count a beat that is late; returns when that was, since a stop may come right after."""
+        now = time.monotonic()
+        late_s = now - self._beaten - BEAT_S
+        if late_s > PAUSED_S:
+            self._counted_s += late_s
+            self._beaten = now
+        return now
 
 
 class CpuQueue:

@@ -16,7 +16,7 @@ from pytest_clustersmoke.node.agent import Agent, LauncherProcess, StepTasks, st
 from pytest_clustersmoke.node.node_job import NodeJob
 from pytest_clustersmoke.node.process_tree import started_at
 from tests.support.launched import make_job
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 # As DeepSpeed's: a process that starts another, which starts the ranks; a rank has a child, and
 # another has overwritten its environment.
@@ -34,7 +34,7 @@ def launched(tmp_path: Path) -> Iterator[Agent]:
     yield agent
     for process in [*tree.children(recursive=True), tree]:
         process.kill()
-    agent.wait(10)
+    agent.wait(PATIENCE_S)
 
 
 def count_sleepers(tree: psutil.Process) -> int:
@@ -80,7 +80,7 @@ def test_end_of_a_plain_task_is_that_of_its_rank(tmp_path: Path) -> None:
     env = {**os.environ, "RANK": "0"}
     agent = start_agent(make_job(tmp_path), ["bash", "-c", "kill -9 $$"], env)
     assert isinstance(agent, LauncherProcess)
-    agent.wait(10)
+    agent.wait(PATIENCE_S)
     assert agent.exit_code(0, agent.pid, started_at(agent.pid)) == agent.returncode == -9
 
 

@@ -8,8 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from pytest_clustersmoke.node import node_dumps, process_tree
 from pytest_clustersmoke.node.node_job import NodeJob
 from pytest_clustersmoke.node.rank_progress import RankWatch
 from tests.support.launched import make_job
+from tests.support.waiting import PATIENCE_S, wait_for
 
-WITHIN_S = 60.0
 # In place of torchrun: starts one rank with its stderr redirected, and waits.
 AGENT = """
 import subprocess, sys
@@ -43,13 +42,6 @@ stands_here()
 CATCHES = "import signal; signal.signal(signal.SIGUSR2, lambda *_: None)"
 
 
-def wait_for(look: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @contextmanager
 def hanging(job: NodeJob, before: str = "") -> Iterator[int]:
     """A rank that hangs outside `Rank`, under an agent; yields the agent's pid."""
@@ -60,7 +52,7 @@ def hanging(job: NodeJob, before: str = "") -> Iterator[int]:
     text = HANGS.format(before=before, ready=str(ready))
     agent = subprocess.Popen([sys.executable, "-c", AGENT, str(log), text])
     try:
-        wait_for(ready.exists)
+        wait_for("the rank", ready.exists)
         yield agent.pid
     finally:
         left = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]
@@ -71,7 +63,8 @@ def hanging(job: NodeJob, before: str = "") -> Iterator[int]:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeJob:
     monkeypatch.setattr(node_dumps, "OWN_DUMPS_S", 0.5)
-    monkeypatch.setattr(node_dumps, "ABORT_S", WITHIN_S)  # ends as soon as the stack is there
+    for name in ("ABORT_S", "PY_SPY_S"):  # both end as soon as the stack is there
+        monkeypatch.setattr(node_dumps, name, PATIENCE_S)
     made = make_job(tmp_path)
     write_json(made.dir.abort, {"reason": "stalled", "why": "rank 0 has made no progress"})
     return made

@@ -16,9 +16,10 @@ from pytest_clustersmoke.evidence.screen_files import ScreenFiles, parse_answer
 from pytest_clustersmoke.node import core_speed
 from pytest_clustersmoke.node.node_screen import screen_node
 from tests.support.load import cpu_factor
+from tests.support.waiting import PATIENCE_S
 
 SPEC = {"device": "cpu", "gpu": "none", "ranks_per_node": 2, "nodes": 2}
-REQUEST = {"spec": SPEC, "part_s": 20}
+REQUEST = {"spec": SPEC, "part_s": PATIENCE_S}
 TURNS = 8  # of a measurement in which noise can only add
 LIST_PACKAGES = """
 import sys

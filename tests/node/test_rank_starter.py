@@ -34,10 +34,12 @@ if sys.argv[1] == "waits":
 if sys.argv[1] == "stops its task":
     from pathlib import Path
     from pytest_clustersmoke.evidence.process_start import start_s
-    from pytest_clustersmoke.evidence.run_directory import PhaseDir
+    from pytest_clustersmoke.evidence.run_directory import PhaseDir, read_json
     from pytest_clustersmoke.evidence.telemetry import EventWriter
 
     phase = PhaseDir(Path(__file__).parent / "run" / "phases" / "small")
+    while read_json(phase.rank_process(3)) is None:  # the task has yet to say which process it is
+        time.sleep(0.01)
     events = EventWriter(phase.rank_events(3))
     events.write("start", pid=os.getpid(), pid_started=start_s(os.getpid()))
     os.kill(os.getppid(), signal.SIGSTOP)

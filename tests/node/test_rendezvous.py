@@ -19,17 +19,18 @@ from pytest_clustersmoke.node.checks import PreflightFailed
 from pytest_clustersmoke.node.node_job import NodeJob
 from pytest_clustersmoke.node.rendezvous import Endpoint, NotSeen
 from tests.support.launched import make_job
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 HERE = {"boot_id": "b", "network_namespace": "net:[1]", "interfaces": {}}
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the waits, and do not retry after a refusal."""
+    """Shorten the waits but that for the flag, and do not retry after a refusal."""
     monkeypatch.setattr(rendezvous, "_own_address", lambda *_: "127.0.0.1")
     monkeypatch.setattr(rendezvous, "POLL_S", 0.01)
     monkeypatch.setattr(rendezvous, "OTHERS_S", 0.5)
+    monkeypatch.setattr(rendezvous, "FLAG_S", PATIENCE_S)
     monkeypatch.setattr(reachability, "REFUSED_S", 0.1)
 
 

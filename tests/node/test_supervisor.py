@@ -107,9 +107,9 @@ def test_aborted_phase_keeps_its_reason_and_torchrun_status(
     tmp_path: Path, leftovers: Leftovers
 ) -> None:
     """This torchrun ignores TERM and is killed, and the result has that status."""
-    flag = tmp_path / "abort.json"
-    raised = json.dumps({"node": "n1", "why": "no link"})
-    result = launch(tmp_path, leftovers, f"trap '' TERM; echo '{raised}' > {flag}; exec sleep 600")
+    flag, part = tmp_path / "abort.json", tmp_path / "part"
+    part.write_text(json.dumps({"node": "n1", "why": "no link"}))
+    result = launch(tmp_path, leftovers, f"trap '' TERM; mv {part} {flag}; exec sleep 600")
     assert (result["reason"], result["why"]) == ("aborted", "n1: no link")
     assert result["returncode"] == -9
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from typing import Any, TypeVar
 
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.node import process_tree
-from pytest_clustersmoke.node.lost_time import CpuQueue
+from pytest_clustersmoke.node.lost_time import CpuQueue, read_waited_s
 
 # Generous, for a loaded machine: tests measure times with the timestamps in the evidence.
 PATIENCE_S = 240.0
@@ -55,3 +57,14 @@ def wait_for_end(process: subprocess.Popen[Any], patience_s: float) -> Any:
             return process.communicate(timeout=1.0)[0]
         if time.monotonic() - began - queue.seconds() > patience_s:
             raise subprocess.TimeoutExpired(process.args, patience_s)
+
+
+def time_to_end(process: subprocess.Popen[Any], patience_s: float = PATIENCE_S) -> float:
+    """How long a process still runs. Time in which its main thread waits for a CPU, or ours, which
+    is to see the end, does not count. What it has written can still be read."""
+    pids = (process.pid, os.getpid())
+    began, waited_s = time.monotonic(), sum(map(read_waited_s, pids))
+    with os.fdopen(os.pidfd_open(process.pid)) as descriptor:
+        if not select.select([descriptor], [], [], patience_s)[0]:
+            raise subprocess.TimeoutExpired(process.args, patience_s)
+    return time.monotonic() - began - (sum(map(read_waited_s, pids)) - waited_s)
