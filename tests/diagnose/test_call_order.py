@@ -22,6 +22,7 @@ from pytest_clustersmoke.diagnose.flight_recorder import read_flight_records
 from pytest_clustersmoke.evidence.finding import UNDECIDED, Finding
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from tests.diagnose.recorders import RANKS, call, calls, fake_dump
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -207,7 +208,7 @@ dist.all_reduce(torch.ones(4))
 if rank == 0:
     dist.all_reduce(torch.ones(4), async_op=True)
 dump = getattr(c10d, "_dump_fr_trace", None) or c10d._dump_nccl_trace
-ends = time.monotonic() + 3
+ends = time.monotonic() + 60
 while time.monotonic() < ends:  # a thread records that the first call has ended
     first = pickle.loads(dump())["entries"][0]
     if first["state"] == "completed":
@@ -227,7 +228,7 @@ def test_real_dumps_of_gloo_are_read(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = [sys.executable, "-c", REAL, str(tmp_path)]
     ranks = [subprocess.Popen([*program, str(rank)]) for rank in range(2)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    assert [rank.wait(timeout=PATIENCE_S) for rank in ranks] == [0, 0]
     dumps = TorchDumps()
     assert all(dumps.add(tmp_path / f"nccl_trace_rank_{rank}") for rank in range(2))
     (finding,) = dumps.findings()

@@ -69,7 +69,7 @@ def test_a_controller_lives_until_its_process_ends(tmp_path: Path) -> None:
     with held_elsewhere(run, tmp_path / "report") as process:
         assert lives(run)
         process.kill()
-        process.wait(10)
+        process.wait()
     assert not lives(run)
 
 
@@ -86,7 +86,7 @@ def test_process_that_took_a_run_over_has_its_lock_once_the_one_before_it_ends(
         second.renew()
         assert (read_json(run.run) or {})["locks"] is False
         process.kill()
-        process.wait(10)
+        process.wait()
         assert lives(run)
         second.renew()
     for directory in (run, RunDir(report)):
@@ -107,7 +107,7 @@ def test_lock_that_two_threads_renew_is_taken_once(
     with held_elsewhere(run, report) as process:
         second = ControllerLock(run)
         process.kill()
-        process.wait(10)
+        process.wait()
     second.renew()
     assert not lives(run)
     second.announce({}, report)

@@ -128,10 +128,12 @@ def _check_finding(fault: Fault, outcome: Outcome, record: Recorder, struck: flo
     record("ranks", finding["ranks"])
     record("hosts", finding["hosts"])
     if fault.timed:
-        seconds = seconds_to_finding(fault, outcome, struck)
-        record("seconds", round(seconds, 1))
+        since, ended = find_moments(fault, outcome, struck)
+        record("seconds", round(ended - since, 1))
         record("within", fault.within_s)
-        assert 0 <= seconds < fault.within_s * load_factor(), seconds
+        assert ended >= since, ended - since
+        own_s = outcome.pressure.own_s(since, ended)
+        assert own_s < fault.within_s * load_factor(), (own_s, ended - since)
 
 
 def _check_place(fault: Fault, outcome: Outcome, finding: Mapping[str, Any]) -> None:
@@ -174,10 +176,12 @@ def _criteria_by_result(fault: Fault, outcome: Outcome) -> dict[str, set[str]]:
     return by_result
 
 
-def seconds_to_finding(fault: Fault, outcome: Outcome, struck: float | None = None) -> float:
-    """The seconds until the phase's end in the journal: from `struck`, or from the row's event
-    (`staged` is what a rank writes just before its fault; a rank that cannot know when the fault
-    comes writes it again and again, and the last counts)."""
+def find_moments(
+    fault: Fault, outcome: Outcome, struck: float | None = None
+) -> tuple[float, float]:
+    """When the fault was staged, and the phase's end in the journal. The first is `struck`, or the
+    row's event (`staged` is what a rank writes just before its fault; a rank that cannot know when
+    the fault comes writes it again and again, and the last counts)."""
     evidence = outcome.evidence(fault.name)
     attempts = (*evidence.earlier, evidence)
     files = [rank.events for attempt in attempts for rank in attempt.ranks]
@@ -187,4 +191,4 @@ def seconds_to_finding(fault: Fault, outcome: Outcome, struck: float | None = No
     assert times or struck is not None, f"no event says when {fault.name} was staged"
     since = min(times) + fault.since_s if struck is None else struck
     (ended,) = [event["time"] for event in outcome.events("ended") if event["phase"] == fault.name]
-    return float(ended - since)
+    return since, float(ended)

@@ -65,13 +65,17 @@ def state_of(suite: Suite, job: str) -> str:
 
 
 def test_phases_run_as_steps_on_nodes_of_their_own(here_suite: Suite) -> None:
-    """Inside salloc, two phases run at the same time, a third waits for their nodes, and one that
-    needs more nodes than there are never runs. No job is submitted."""
-    here_suite.phase("a", script=IDLE, args=SHORT, nodes=2)
-    here_suite.phase("b", script=IDLE, args=SHORT, gpus_per_node=2)
+    """Inside salloc, two phases run at the same time, until both do; a third waits for their nodes,
+    and one that needs more nodes than there are never runs. No job is submitted."""
+    go = here_suite.path / "go"
+    here_suite.phase("a", args={"wait_for": str(go)}, nodes=2)
+    here_suite.phase("b", args={"wait_for": str(go)}, gpus_per_node=2)
     here_suite.phase("c", script=IDLE, args=SHORT, nodes=2, launcher="srun")
     here_suite.phase("too_large", script=IDLE, nodes=4)
     with here_suite.started(HERE, inside=["salloc", *options_of(3)]) as running:
+        for name in ("a", "b"):
+            running.wait_for_ranks(name, 2)
+        go.touch()
         outcome = running.wait()
     assert outcome.ret == 6, outcome.output
     a, b, c, too_large = (outcome.phase(name) for name in ("a", "b", "c", "too_large"))

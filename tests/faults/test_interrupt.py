@@ -54,19 +54,20 @@ def interrupt(
 ) -> tuple[Outcome, float]:
     """Run two phases, and interrupt pytest by `send(pid)` while the first runs.
 
-    Returns the outcome and the seconds from the signal to the end of every process of the run.
+    Returns the outcome and the seconds from the signal to the end of every process of the run,
+    without those in which work waited for a core.
     """
     with suite.started(*words) as running:
         WatchedPhase(suite, "first", nodes=2).wait()
         assert processes_of_run(suite, running.pid)
-        sent = time.monotonic()
+        sent = time.time()
         send(running.pid)
         wait_for("the end of the run's processes", lambda: not processes_of_run(suite, running.pid))
-        ended_s = time.monotonic() - sent
+        ended = time.time()
         outcome = end_with_stacks(running, gone_within_s)
-        gone_s = time.monotonic() - sent
-    print(f"all ended after {ended_s:.2f} s, pytest gone after {gone_s:.2f} s")
-    return outcome, ended_s
+        gone_s = time.time() - sent
+    print(f"all ended after {ended - sent:.2f} s, pytest gone after {gone_s:.2f} s")
+    return outcome, suite.pressure.own_s(sent, ended)
 
 
 def check_interrupted(outcome: Outcome, phases: tuple[str, ...] = ("first", "second")) -> None:

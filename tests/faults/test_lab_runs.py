@@ -354,7 +354,7 @@ def test_failure_beside_unmeasured_phases_makes_the_cluster_unfit(struck: Struck
                 continue
         return pids
 
-    wait_for("the end of every process of the run", lambda: not left(), 10)
+    wait_for("the end of every process of the run", lambda: not left())
 
 
 @pytest.mark.slow_lab

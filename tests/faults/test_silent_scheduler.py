@@ -15,13 +15,16 @@ pytestmark = pytest.mark.lab
 def test_job_of_a_controller_that_hangs_is_found_and_runs_once(
     lab_suite: Suite, faults_lab: Lab
 ) -> None:
-    """sbatch gives up; slurmctld serves the request once it goes on."""
+    """sbatch gives up; slurmctld serves the request once it goes on. The first job ends, and makes
+    room for the second, once slurmctld hangs."""
+    go = lab_suite.path / "go"
     lab_suite.profile["limits"] |= {"max_jobs": 1}
-    lab_suite.phase("first", script=IDLE, args={"seconds": 3})
+    lab_suite.phase("first", args={"wait_for": str(go)})
     lab_suite.phase("second", script=IDLE, args={"seconds": 1})
     with lab_suite.started() as running:
         running.wait_for_ranks("first")
         with stopped_controller(faults_lab):
+            go.touch()
             journal = lab_suite.run_dir().journal
             running.wait_for("the lost answer", lambda: read_events(journal).last("unanswered"))
         outcome = running.wait()

@@ -66,8 +66,9 @@ class WatchedPhase:
         return ended
 
     def seen_after_s(self) -> float:
-        """The seconds from the strike until the phase's result was known."""
-        return float(self._event("ended")["time"]) - self.struck
+        """The seconds from the strike until the phase's result was known, without those in which
+        work waited for a core."""
+        return self.suite.pressure.own_s(self.struck, float(self._event("ended")["time"]))
 
     def _event(self, name: str) -> dict[str, Any]:
         """This phase's event in the run's journal, which may still be written to."""

@@ -204,16 +204,22 @@ def test_cancellation_ends_steps_and_never_the_allocation(phases: Phases) -> Non
 
 
 @pytest.mark.parametrize("command", ["squeue", "scancel"])
-def test_cancellation_waits_for_no_silent_slurm(phases: Phases, command: str) -> None:
-    """Whichever command hangs, the sruns are ended within the time that a run takes to end."""
+def test_cancellation_waits_for_no_silent_slurm(
+    phases: Phases, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever command hangs, the sruns are ended within the time that a run takes to end: both
+    commands have a limit, and so have their step's ends, by TERM and by KILL."""
+    ends_s = allocation_backend.CANCEL_GRACE_S + allocation_backend.KILLED_WITHIN_S
+    assert 2 * allocation_backend.SILENT_S + ends_s < 4
+    monkeypatch.setattr(allocation_backend, "KILLED_WITHIN_S", PATIENCE_S)  # of a slow machine
     job = phases.submit()
     phases.state(job)
     wait_for("srun", lambda: phases.calls("srun"))
     phases.show(steps="7.2|n[1-2]|clustersmoke-run1-small\n")
-    phases.slurm.folder.joinpath(f"{command}.answer").write_text("exec sleep 30\n")
+    phases.slurm.folder.joinpath(f"{command}.answer").write_text(f"exec sleep {PATIENCE_S}\n")
     began = time.monotonic()
     assert phases.backend.cancel([job])
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < PATIENCE_S
     assert not phases.backend._steps[job].runs()
 
 

@@ -14,7 +14,7 @@ from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase
 from pytest_clustersmoke.jobs import host_script
 from pytest_clustersmoke.jobs.host_script import HostAnswer, HostProcess, NodeTag
 from pytest_clustersmoke.node.job_entry import MISSING, REFUSAL
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 # A job's processes are found by its tag, so each process that runs these tests has its own.
 TAG = f"run-{os.getpid()}/small/0@host"
@@ -35,7 +35,7 @@ def phase(tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]) -> Pha
 
 def ask(*calls: str) -> list[HostAnswer]:
     script = host_script.make_script(list(calls))
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stderr == ""
     return host_script.parse_answers(done.stdout.splitlines())
 
@@ -116,7 +116,7 @@ def test_reused_pid_is_never_ended(other: dict[str, str]) -> None:
         assert cancel(process) == host_script.ENDED
         assert stranger.poll() is None
         assert cancel(own) == host_script.ENDED  # the same with its own start does end it
-        assert stranger.wait(5) != 0
+        assert stranger.wait(PATIENCE_S) != 0
 
 
 def test_what_a_killed_node_left_is_ended(

@@ -16,13 +16,15 @@ from pytest_clustersmoke.jobs.node_hold import WAIT, NodeHold
 from pytest_clustersmoke.jobs.slurm_client import SlurmClient
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 RUNNING = "JobId=7 UserId=ann(1001) JobState={} Reason={} NodeList=n[0-3] EndTime=Unknown"
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> FakeSlurm:
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """On a slow machine it is slow to answer."""
+    monkeypatch.setattr(node_hold, "CANCEL_S", PATIENCE_S)
     return FakeSlurm(tmp_path)
 
 

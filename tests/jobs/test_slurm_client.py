@@ -13,6 +13,7 @@ from pytest_clustersmoke.jobs import slurm_client, slurm_jobs
 from pytest_clustersmoke.jobs.backend import Unanswered
 from pytest_clustersmoke.jobs.slurm_client import SlurmClient
 from tests.fakes.slurm import FakeSlurm
+from tests.support.waiting import PATIENCE_S
 
 JOB = "7|{}|None|n[1-2]|2026-01-02T03:04:05|2026-01-02T03:05:05|ours|run=r"
 
@@ -322,13 +323,13 @@ def test_commands_run_in_their_own_session(slurm: FakeSlurm) -> None:
 def test_hanging_command_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that never answers is given up after a timeout."""
     squeue = tmp_path / "squeue"
-    squeue.write_text("#!/bin/sh\nexec sleep 60\n")
+    squeue.write_text(f"#!/bin/sh\nexec sleep {PATIENCE_S}\n")
     squeue.chmod(0o755)
     monkeypatch.setattr(slurm_client, "COMMAND_TIMEOUT_S", 0.2)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     begun = time.monotonic()
     assert SlurmClient(dict(os.environ)).job_states(["7"]) == {}
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < PATIENCE_S
 
 
 @pytest.mark.parametrize("reason", sorted(slurm_jobs.HELD))

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from pytest_clustersmoke.evidence.run_directory import read_json
+from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.watched_phase import WatchedPhase
 from tests.support.harness import IDLE, RunningPytest, Suite
 from tests.support.ssh_servers import Servers, ssh_servers
@@ -45,20 +46,33 @@ def masters(running: RunningPytest) -> list[psutil.Process]:
     return [child for child in children if "ControlMaster=yes" in child.cmdline()]
 
 
+def is_submitted(suite: Suite, phase: str) -> bool:
+    events = read_events(suite.run_dir().journal).named("submitted")
+    return phase in {event["phase"] for event in events}
+
+
 def test_phases_have_hosts_of_their_own(ssh_suite: Suite, servers: Servers) -> None:
-    """Two phases run at the same time on different hosts; the third waits for both hosts. Each
-    node's process is recorded, and each host is logged in to once."""
-    ssh_suite.phase("a", script=IDLE, args=SHORT)
-    ssh_suite.phase("b", script=IDLE, args=SHORT)
+    """Two phases run at the same time on different hosts, until both do; the third waits for both
+    hosts. Each node's process is recorded, and each host is logged in to once."""
+    go = ssh_suite.path / "go"
+    ssh_suite.phase("a", args={"wait_for": str(go)})
+    ssh_suite.phase("b", args={"wait_for": str(go)})
     ssh_suite.phase("c", script=IDLE, args=SHORT, nodes=2)
-    outcome = ssh_suite.run_apart()
+    with ssh_suite.started() as running:
+        for name in ("a", "b"):
+            running.wait_for_ranks(name)
+        running.wait_for("the start of c's wait", lambda: is_submitted(ssh_suite, "c"))
+        go.touch()
+        outcome = running.wait()
     assert outcome.ret == 0, outcome.output
     a, b, c = (outcome.phase(name) for name in ("a", "b", "c"))
     assert a["started"] < b["ended"] and b["started"] < a["ended"]
     names = [f"{server.address}:{server.port}" for server in servers.servers]
     nodes = {name: [node.name for node in outcome.evidence(name).nodes] for name in "abc"}
     assert nodes == {"a": names[:1], "b": names[1:], "c": names}
-    assert c["started"] >= max(a["ended"], b["ended"]) and c["queue_s"] > 1
+    both_ended = max(a["ended"], b["ended"])
+    assert c["started"] >= both_ended > c["submitted"]
+    assert c["queue_s"] == pytest.approx(c["started"] - c["submitted"], abs=0.1)
     for node in (0, 1):
         record = ssh_suite.run_dir().phase("c").node(node) / "start" / "process"
         pid, start, boot = record.read_text().split()

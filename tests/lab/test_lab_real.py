@@ -13,6 +13,7 @@ import pytest
 
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.lab import lab_paths, lab_processes, lab_state
+from tests.support.load import Pressure
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.lab
@@ -74,7 +75,8 @@ def test_job_of_two_nodes_sees_its_gpus(start: Start, command: Run, home: Path) 
 
 def test_high_requeues_main_and_cancelling_is_quick(start: Start, command: Run) -> None:
     """A job of `high` preempts one of `main`, which is requeued; scancel ends it quickly.
-    Of up to three cancellations the quickest counts, since others use this machine."""
+    Of up to three cancellations the quickest counts, since others use this machine, without the
+    time in which work waited for a core."""
     slurm = start()
     words = ("--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=exec sleep 600")
     low = submit(command, slurm, *words)
@@ -84,10 +86,11 @@ def test_high_requeues_main_and_cancelling_is_quick(start: Start, command: Run) 
         high = submit(command, slurm, "--partition=high", *words)
         assert wait_for_job(command, slurm, high, "RUNNING") == "RUNNING"
         assert wait_for_job(command, slurm, low, "PENDING") == "PENDING"
-        began = time.monotonic()
-        command("scancel", high, lab=slurm)
-        assert wait_for_job(command, slurm, high, "CANCELLED") == "CANCELLED"
-        taken.append(time.monotonic() - began)
+        with Pressure() as pressure:
+            began = time.time()
+            command("scancel", high, lab=slurm)
+            assert wait_for_job(command, slurm, high, "CANCELLED") == "CANCELLED"
+            taken.append(pressure.own_s(began, time.time()))
     assert min(taken) < 5
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.node.lost_time import LOOK_S, CpuQueue, read_waited_s
+from tests.support import load
 from tests.support.waiting import wait_for
 
 SPIN = "import os\nos.sched_setaffinity(0, {int(os.environ['CORE'])})\nwhile True: pass"
@@ -87,3 +88,26 @@ def test_process_that_has_ended_waits_no_more() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     assert read_waited_s(process.pid) == 0.0
+
+
+def test_bound_of_a_test_is_for_the_time_in_which_nothing_waited() -> None:
+    """What the tests measure between two moments, of which each has a sample just before or after.
+    Without the kernel's count all of it counts."""
+    pressure = load.Pressure()
+    assert pressure.own_s(10.0, 15.0) == 5.0
+    pressure._samples = [(10.0, 3.0), (11.0, 3.0), (12.0, 3.8), (13.0, 3.8)]
+    assert pressure.own_s(10.0, 11.0) == 1.0
+    assert pressure.own_s(10.5, 13.5) == pytest.approx(3.0 - 0.8)
+    assert pressure.own_s(11.5, 11.6) == 0.0
+
+
+def test_wait_of_all_work_is_read_from_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its count is a mean over the cores; where all wait, each second counts at least once."""
+    monkeypatch.setattr(load, "PRESSURE", tmp_path / "cpu")
+    assert load.read_waited_s() == 0.0
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    line = "avg10=50.00 avg60=1.00 avg300=0.00 total="
+    (tmp_path / "cpu").write_text(f"some {line}1500000\nfull {line}0\n")
+    assert load.read_waited_s() == 3.0

@@ -40,9 +40,7 @@ def phase_dir(suite: Suite) -> PhaseDir:
     return PhaseDir(run / "phases" / "small")
 
 
-def start_claim(
-    folder: Path, node: int, token: str = "t1", wait_s: float = PATIENCE_S
-) -> PhaseDir:
+def start_claim(folder: Path, node: int, token: str = "t1", wait_s: float = PATIENCE_S) -> PhaseDir:
     """Claim a phase of two nodes for one of them, as the job of a submission with this token."""
     directory = PhaseDir(folder / "run1" / "phases" / "small")
     create_phase(directory, nodes=2)

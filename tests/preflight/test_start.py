@@ -21,6 +21,7 @@ from pytest_clustersmoke.session.job_session import JobSession, Progress
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import make_phase, make_profile
 from tests.support.harness import Suite, lines_with
+from tests.support.waiting import PATIENCE_S
 
 
 def test_launcher_and_wrong_marker_are_reported_together(suite: Suite) -> None:
@@ -49,7 +50,7 @@ def silent(tmp_path: Path) -> dict[str, str]:
     bin = tmp_path / "bin"
     bin.mkdir()
     for name in ("sbatch", "scontrol", "squeue", "scancel", "sacctmgr"):
-        (bin / name).write_text("#!/bin/sh\nexec sleep 60\n")
+        (bin / name).write_text(f"#!/bin/sh\nexec sleep {PATIENCE_S}\n")
         (bin / name).chmod(0o755)
     return {**os.environ, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
 
@@ -66,7 +67,7 @@ def test_silent_scheduler_does_not_hang_the_start(
     assert start.check is not None
     begun = time.monotonic()
     checked = start.check([make_phase(profile, name) for name in "abc"], start.run)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < PATIENCE_S
     assert not checked.findings and not checked.starts
     assert all(line.startswith("not checked: ") for line in checked.lines)
     text = "\n".join(checked.lines)

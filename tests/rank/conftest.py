@@ -15,11 +15,12 @@ import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import Events, read_events
+from tests.support.waiting import wait_for_end
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 SMOKE_TESTS = REPOSITORY / "smoke_tests"
-# For a loaded machine; on an idle one a run takes about 6 s.
+# Without the time in which its processes wait for a CPU; on an idle machine a run takes about 6 s.
 RUN_WITHIN_S = 180
 
 
@@ -94,7 +95,7 @@ def torchrun(tmp_path: Path) -> Callable[..., Run]:
         write_json(phase.spec, {"proof": proof, "phase": "phase", **spec})
         path = next(p for p in (SMOKE_TESTS / script, PROGRAMS / script) if p.exists())
         with started(torchrun_line(path, ranks, args), rank_environment(phase)) as process:
-            output, _ = process.communicate(timeout=RUN_WITHIN_S)
+            output = wait_for_end(process, RUN_WITHIN_S)
         return Run(phase, process.returncode, output)
 
     return run

@@ -30,6 +30,7 @@ from pytest_clustersmoke.rank.overlap import share_hidden
 from pytest_clustersmoke.rank.peaks import Peaks
 from pytest_clustersmoke.rank.rank_environment import PeakOrder, RankEnvironment
 from tests.rank.conftest import RUN_WITHIN_S, Run, rank_environment, started
+from tests.support.waiting import wait_for_end
 
 CPU = torch.device("cpu")
 Multiply = Callable[[], torch.Tensor]
@@ -365,7 +366,7 @@ def test_node_is_measured_outside_of_any_phase(tmp_path: Path) -> None:
     with started(
         [*line, "-m", "pytest_clustersmoke.rank.peaks"], {**rank_environment(None), **names}, place
     ) as process:
-        output, _ = process.communicate(timeout=RUN_WITHIN_S)
+        output = wait_for_end(process, RUN_WITHIN_S)
     assert process.returncode == 0, output
     assert list(place.iterdir()) == [] and list(path.parent.iterdir()) == [path]
     found = read_measurement(ScreenFiles(tmp_path), "n0")

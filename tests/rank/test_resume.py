@@ -17,6 +17,7 @@ from pytest_clustersmoke.rank.rank_environment import read_rank_environment
 from pytest_clustersmoke.rank.rank_events import RankEventWriter
 from pytest_clustersmoke.rank.resume import Resume
 from tests.rank.conftest import PROGRAMS, RUN_WITHIN_S, rank_environment, started, torchrun_line
+from tests.support.waiting import wait_for_end
 
 RANKS = 2
 
@@ -30,7 +31,7 @@ def train(folder: Path, *words: str, resume: int, attempts: int) -> PhaseView:
         environ = {**rank_environment(place), ATTEMPT_VARIABLE: str(attempt)}
         line = torchrun_line(PROGRAMS / "resumed.py", RANKS, words)
         with started(line, environ) as process:
-            output, _ = process.communicate(timeout=RUN_WITHIN_S)
+            output = wait_for_end(process, RUN_WITHIN_S)
         assert process.returncode == 0, output
     return view_phase(collect_phase(place))
 

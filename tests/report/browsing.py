@@ -142,15 +142,22 @@ def started() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path)
+        browser = driver.chromium.launch(executable_path=path, timeout=PATIENCE_MS)
         yield browser
         browser.close()
+
+
+def new_tab(browser: Browser, **options: Any) -> Page:
+    """A page that waits for each action as long as a busy machine may take."""
+    page = browser.new_page(**options)
+    page.set_default_timeout(PATIENCE_MS)
+    return page
 
 
 @contextmanager
 def first_screen(chromium: Browser, file: Path) -> Iterator[Opened]:
     """A page that a run wrote, at the size of a laptop's screen."""
-    tab = chromium.new_page(viewport={"width": LAPTOP[0], "height": LAPTOP[1]})
+    tab = new_tab(chromium, viewport={"width": LAPTOP[0], "height": LAPTOP[1]})
     opened = Opened(tab, file.resolve())
     opened.open()
     yield opened

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from tests.report.browsing import LAPTOP, Browse, Opened, started, written
+from tests.report.browsing import LAPTOP, Browse, Opened, new_tab, started, written
 from tests.support import records
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def browse(chromium: Browser, tmp_path: Path) -> Iterator[Browse]:
         scripts: bool = True,
     ) -> Opened:
         width, height = size
-        made = chromium.new_page(
+        made = new_tab(
+            chromium,
             viewport={"width": width, "height": height},
             color_scheme=scheme,
             java_script_enabled=scripts,

@@ -22,7 +22,7 @@ def killed(suite: Suite) -> str:
         running.wait_for_ranks("second")
         running.wait_for("the first phase's criterion in the journal", judged)
         running.process.kill()
-        running.wait(10)
+        running.wait()
     (run,) = suite.runs()
     return run.name
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_clustersmoke.report.runs_page import write_runs_page
-from tests.report.browsing import LAPTOP, PHONE, Opened, first_screen
+from tests.report.browsing import LAPTOP, PHONE, Opened, first_screen, new_tab
 from tests.report.nights import add_report, store_nights
 
 if TYPE_CHECKING:
@@ -61,9 +61,8 @@ def test_axe_finds_nothing_and_nothing_is_requested(
 
 def test_newest_night_is_in_view_on_a_phone(chromium: Browser, reports: Path) -> None:
     """The strip starts at its right end, also without scripts."""
-    page = chromium.new_page(
-        viewport={"width": PHONE[0], "height": PHONE[1]}, java_script_enabled=False
-    )
+    size = {"width": PHONE[0], "height": PHONE[1]}
+    page = new_tab(chromium, viewport=size, java_script_enabled=False)
     page.goto((reports / "index.html").as_uri())
     cell = page.locator("table.strip tr.whole td").last.bounding_box()
     name = page.locator("table.strip tr.whole th").bounding_box()

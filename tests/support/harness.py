@@ -31,6 +31,7 @@ import pytest_clustersmoke.report.terminal
 import pytest_clustersmoke.session.job_session
 import pytest_clustersmoke.session.plan
 import pytest_clustersmoke.session.suite  # noqa: F401
+from tests.support.load import Pressure
 from tests.support.outcome import Outcome as Outcome
 from tests.support.outcome import RunFiles
 from tests.support.outcome import lines_with as lines_with
@@ -97,7 +98,7 @@ class RunningPytest:
         took = time.monotonic() - self._started
         print(self.output())
         result = pytest.RunResult(status, _lines(self._stdout), _lines(self._stderr), took)
-        return Outcome(result, self.suite)
+        return Outcome(result, self.suite, self.suite.pressure)
 
 
 class Suite(RunFiles):
@@ -124,6 +125,7 @@ class Suite(RunFiles):
         self._slurm_variables: dict[str, str] = {}
         self._processes = 0
         self._outer = outer_variables()  # a test's later changes of the environment count
+        self.pressure = Pressure()  # while the newest process of `started` ran
         # Otherwise a directory above may become pytest's root directory.
         (path / "pytest.ini").write_text("[pytest]\n")
         self.cluster()
@@ -242,16 +244,17 @@ class Suite(RunFiles):
                 stderr=stderr,
                 start_new_session=True,
             )
-        try:
-            yield RunningPytest(self, process, out, err)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+        with Pressure() as self.pressure:
+            try:
+                yield RunningPytest(self, process, out, err)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    try:
+                        process.wait(20)
+                    except subprocess.TimeoutExpired:
+                        os.killpg(process.pid, signal.SIGKILL)
+                        process.wait()
 
     def refused(self, *words: str | Path, cluster: str = "one") -> list[str]:
         """Run pytest, which must end in a usage error and leave nothing; return its messages."""

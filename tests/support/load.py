@@ -6,7 +6,9 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 from tests.support.waiting import PATIENCE_S
 
@@ -15,6 +17,8 @@ from tests.support.waiting import PATIENCE_S
 START = [sys.executable, "-S", "-c", "import argparse, json, socket, subprocess, tempfile"]
 START_S = START_CPU_S = 0.035
 STARTS = 5
+PRESSURE = Path("/proc/pressure/cpu")
+SAMPLE_S = 0.1
 
 
 def cpu_factor() -> float:
@@ -34,3 +38,46 @@ def _start() -> tuple[float, float]:
     subprocess.run(START, check=True, timeout=PATIENCE_S)
     after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+class Pressure:
+    """For how long work of this machine waited for a core, at each moment of a block."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, float]] = []  # Unix seconds, seconds waited by then
+        self._over = threading.Event()
+
+    def __enter__(self) -> Pressure:
+        self._thread = threading.Thread(target=self._sample, name="pressure", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def own_s(self, began: float, ended: float) -> float:
+        """The seconds between two moments (Unix seconds) of the block in which nothing waited."""
+        samples = [*self._samples]
+        before = [waited_s for when, waited_s in samples if when <= began]
+        after = [waited_s for when, waited_s in samples if when >= ended]
+        if not samples:
+            return ended - began
+        first_s = before[-1] if before else samples[0][1]
+        last_s = after[0] if after else samples[-1][1]
+        return max(0.0, ended - began - (last_s - first_s))
+
+    def _sample(self) -> None:
+        while not self._over.is_set():
+            self._samples.append((time.time(), read_waited_s()))
+            self._over.wait(SAMPLE_S)
+
+
+def read_waited_s() -> float:
+    """How long work has waited for a core since the machine was started, by the kernel's count,
+    which is a mean over the cores; 0 where it does not count."""
+    try:
+        (some,) = [line for line in PRESSURE.read_text().splitlines() if line.startswith("some ")]
+    except (OSError, ValueError):
+        return 0.0
+    return int(some.rpartition("=")[2]) / 1e6 * (os.cpu_count() or 1)

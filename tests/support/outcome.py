@@ -12,6 +12,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 from pytest_clustersmoke.evidence.run_directory import RunDir
+from tests.support.load import Pressure
 from tests.support.waiting import wait_for
 
 
@@ -60,9 +61,12 @@ class RunFiles:
 class Outcome:
     """A pytest that has ended: its output, as in `pytest.RunResult`, and the files of its run."""
 
-    def __init__(self, result: pytest.RunResult, files: RunFiles) -> None:
+    def __init__(
+        self, result: pytest.RunResult, files: RunFiles, pressure: Pressure | None = None
+    ) -> None:
         self.files = files
         self.ret = result.ret
+        self.pressure = pressure or Pressure()
         self.outlines, self.errlines = result.outlines, result.errlines
         self.stdout, self.stderr = result.stdout, result.stderr
         self.assert_outcomes = result.assert_outcomes

@@ -16,6 +16,7 @@ from pytest_clustersmoke.evidence.history.history_database import HistoryUnusabl
 from pytest_clustersmoke.evidence.history.history_query import count_phase_runs, read_runs
 from tests.evidence.history.made import FORK, in_process, night, nights, of_night, pragma, stored
 from tests.support.records import annotate, phase, store_run
+from tests.support.waiting import PATIENCE_S
 
 WRITERS, EACH = 6, 8
 
@@ -54,8 +55,11 @@ def test_run_is_stored_while_another_process_reads_in_wal_mode(tmp_path: Path) -
     assert len(stored(tmp_path)) == 3
 
 
-def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
-    """Six processes that start together without a database store all their runs."""
+def test_concurrent_writers_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six processes that start together without a database store all their runs, however long each
+    waits for the others on a slow machine."""
+    for name in ("PATIENCE_S", "READ_PATIENCE_S"):
+        monkeypatch.setattr(database, name, PATIENCE_S)
     gate = FORK.Barrier(WRITERS)
 
     def writer(number: int) -> None:
@@ -63,7 +67,7 @@ def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
             of_night(night, phase("a"), phase("b"), run_id=f"{number}-{night}")
             for night in range(EACH)
         ]
-        gate.wait(60)
+        gate.wait(PATIENCE_S)
         for record in records:
             annotate(record, tmp_path)  # as every run does before it is stored
             store_run(record, tmp_path)
@@ -72,7 +76,7 @@ def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
     for process in started:
         process.start()
     for process in started:
-        process.join(120)
+        process.join(PATIENCE_S)
     assert [process.exitcode for process in started] == [0] * WRITERS
     wanted = {f"{number}-{night}" for number in range(WRITERS) for night in range(EACH)}
     assert set(stored(tmp_path)) == wanted
