@@ -17,9 +17,17 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.watched_phase import WatchedPhase
 from tests.support.harness import IDLE, RunningPytest, Suite
 from tests.support.ssh_servers import Servers, ssh_servers
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 SHORT = {"seconds": 1}
+# A busy machine may take as long to answer as one that is lost.
+PATIENT = f"""
+from pytest_clustersmoke.jobs import ssh_backend
+from pytest_clustersmoke.preflight import host_check
+
+ssh_backend.LOST_S = ssh_backend.LOST_WITH_FAILURE_S = {PATIENCE_S}
+host_check.ANSWER_S = ssh_backend.ANSWER_S = ssh_backend.SILENT_S = {PATIENCE_S}
+"""
 Leftovers = tuple[str, Callable[[], list[str]]]
 
 
@@ -37,6 +45,8 @@ def ssh_suite(tmp_path: Path, leftovers: Leftovers, servers: Servers) -> Suite:
     suite = Suite(tmp_path, leftovers[0])
     suite.profile["phases"] = {}
     suite.profile |= servers.profile()
+    suite.profile["ssh"] |= {"connect_s": 120, "check_s": PATIENCE_S}
+    (suite.path / "conftest.py").write_text(PATIENT)
     return suite
 
 

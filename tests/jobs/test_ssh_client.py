@@ -28,7 +28,7 @@ from tests.support.evidence import make_profile
 from tests.support.ssh_servers import Server, Servers, make_key, ssh_servers
 from tests.support.waiting import PATIENCE_S
 
-SHORT_S, LONG_S = 3.0, 60.0
+SHORT_S, LONG_S, CONNECT_S = 3.0, 60.0, 120.0
 HANGS = "while kill -0 $PPID; do sleep 0.2; done 2>/dev/null"  # until the connection ends
 Connect = Callable[..., SshHost]
 
@@ -48,7 +48,7 @@ def connect(tmp_path: Path, servers: Servers) -> Iterator[Connect]:
     def make(server: Server | dict[str, Any], **ssh: object) -> SshHost:
         keys = servers.profile()
         keys["hosts"] = [server.entry if isinstance(server, Server) else server]
-        keys["ssh"] = {**keys["ssh"], **ssh}
+        keys["ssh"] = {**keys["ssh"], "connect_s": CONNECT_S, **ssh}
         profile = make_profile(tmp_path, **keys)
         ((name, host),) = name_hosts(profile.hosts).items()
         hosts.append(SshHost(name, host, profile, sockets))
@@ -73,13 +73,13 @@ def refused(
     return str(caught.value)
 
 
-def refused_at_its_limit(host: SshHost, kind: str, script: str = "echo never") -> str:
-    """The same where nothing but the limit ends the wait. On a slow machine a login alone may take
-    as long as a short one."""
+def check_limit(host: SshHost, kind: str, said: str, script: str = "echo never") -> None:
+    """A script that only a limit ends is refused, with these words. On a slow machine a login alone
+    may take as long as a short one."""
     try:
-        return refused(host, kind, SHORT_S, script)
+        assert said in refused(host, kind, SHORT_S, script)
     except AssertionError:
-        return refused(host, kind, LONG_S, script)
+        assert said in refused(host, kind, LONG_S, script)
 
 
 def test_scripts_share_one_connection(servers: Servers, connect: Connect) -> None:
@@ -190,15 +190,14 @@ def test_login_shell_that_runs_no_command_is_named(
 ) -> None:
     """It asks, refuses, prints without end or ends."""
     host = connect(servers.start([f"ForceCommand {command}"]))
-    assert said in refused_at_its_limit(host, NO_SHELL)
+    check_limit(host, NO_SHELL, said)
 
 
 def test_command_that_hangs_is_given_up(servers: Servers, connect: Connect) -> None:
     """It is ended there as well (`leftovers` would find it), and the next one runs."""
     host = connect(servers.start())
     host.run(":", PATIENCE_S)
-    message = refused_at_its_limit(host, UNREACHABLE, "sleep 600")
-    assert "a command there did not end within" in message
+    check_limit(host, UNREACHABLE, "a command there did not end within", "sleep 600")
     assert host.run("echo in", PATIENCE_S) == ["in"]
 
 

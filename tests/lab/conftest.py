@@ -15,6 +15,7 @@ import pytest
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.lab import lab_state, teardown
 from tests.support.needs import need_lab
+from tests.support.waiting import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -76,7 +77,7 @@ def command(home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         if lab is not None:
             environ["SLURM_CONF"] = str(lab.slurm_conf)
         return subprocess.run(
-            arguments, env=environ, cwd=home, capture_output=True, text=True, timeout=60
+            arguments, env=environ, cwd=home, capture_output=True, text=True, timeout=PATIENCE_S
         )
 
     return run
