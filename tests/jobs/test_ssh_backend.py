@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def test_phases_have_hosts_of_their_own(ssh_suite: Suite, servers: Servers) -> N
         for name in ("a", "b"):
             running.wait_for_ranks(name)
         running.wait_for("the start of c's wait", lambda: is_submitted(ssh_suite, "c"))
+        waits = time.time()
         go.touch()
         outcome = running.wait()
     assert outcome.ret == 0, outcome.output
@@ -81,8 +83,7 @@ def test_phases_have_hosts_of_their_own(ssh_suite: Suite, servers: Servers) -> N
     nodes = {name: [node.name for node in outcome.evidence(name).nodes] for name in "abc"}
     assert nodes == {"a": names[:1], "b": names[1:], "c": names}
     both_ended = max(a["ended"], b["ended"])
-    assert c["started"] >= both_ended > c["submitted"]
-    assert c["queue_s"] == pytest.approx(c["started"] - c["submitted"], abs=0.1)
+    assert c["started"] >= both_ended > waits and c["queue_s"] >= both_ended - waits
     for node in (0, 1):
         record = ssh_suite.run_dir().phase("c").node(node) / "start" / "process"
         pid, start, boot = record.read_text().split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -142,7 +143,8 @@ def started() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, timeout=PATIENCE_MS)
+        short = {**os.environ, "TMPDIR": "/tmp"}  # for its sockets, whose paths have a limit
+        browser = driver.chromium.launch(executable_path=path, timeout=PATIENCE_MS, env=short)
         yield browser
         browser.close()
 
