@@ -199,7 +199,7 @@ def struck(
         down = lost.node_name(1)
         state = ("state=down", "reason=staged")
         lost.strike(lambda: suite.slurm("scontrol", "update", f"nodename={down}", *state))
-        outcome = running.wait(180)
+        outcome = running.wait()
         bring_back(suite, down)
     yield outcome, phases
 

@@ -8,11 +8,12 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_clustersmoke.node.lost_time import LOOK_S, CpuQueue, read_waited_s
-from tests.support import load
+from tests.support import load, waiting
 from tests.support.waiting import wait_for
 
 SPIN = "import os\nos.sched_setaffinity(0, {int(os.environ['CORE'])})\nwhile True: pass"
@@ -105,9 +106,24 @@ def test_wait_of_all_work_is_read_from_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its count is a mean over the cores; where all wait, each second counts at least once."""
-    monkeypatch.setattr(load, "PRESSURE", tmp_path / "cpu")
-    assert load.read_waited_s() == 0.0
+    monkeypatch.setattr(waiting, "PRESSURE", tmp_path / "cpu")
+    assert waiting.read_pressure_s() == 0.0
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     line = "avg10=50.00 avg60=1.00 avg300=0.00 total="
     (tmp_path / "cpu").write_text(f"some {line}1500000\nfull {line}0\n")
-    assert load.read_waited_s() == 3.0
+    assert waiting.read_pressure_s() == 3.0
+
+
+@pytest.mark.parametrize(("waited_s", "over_after_s"), [(0.0, 10.0), (8.0, 18.0), (1000.0, 30.0)])
+def test_wait_is_longer_where_work_waits_for_a_core(
+    monkeypatch: pytest.MonkeyPatch, waited_s: float, over_after_s: float
+) -> None:
+    """By that time, and at most three times as long."""
+    now = 100.0
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(waiting, "read_pressure_s", lambda: waited_s * (now > 100.0))
+    patience = waiting.Patience(10.0)
+    now += over_after_s
+    assert not patience.is_over
+    now += 0.1
+    assert patience.is_over

@@ -36,7 +36,7 @@ from tests.support.outcome import Outcome as Outcome
 from tests.support.outcome import RunFiles
 from tests.support.outcome import lines_with as lines_with
 from tests.support.outcome import properties as properties
-from tests.support.waiting import PATIENCE_S, Value, wait_for
+from tests.support.waiting import PATIENCE_S, Patience, Value, wait_for
 
 # Plugins of the tests' own environment that cost an inner run seconds and add nothing to it.
 BARE = ("-p", "no:hypothesispytest", "-p", "no:anyio", "-p", "no:cacheprovider")
@@ -94,7 +94,13 @@ class RunningPytest:
 
     def wait(self, patience_s: float = PATIENCE_S) -> Outcome:
         """Wait for pytest to end."""
-        status = self.process.wait(patience_s)
+        patience, status = Patience(patience_s), None
+        while status is None:
+            try:
+                status = self.process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                if patience.is_over:
+                    raise
         took = time.monotonic() - self._started
         print(self.output())
         result = pytest.RunResult(status, _lines(self._stdout), _lines(self._stderr), took)
@@ -251,7 +257,7 @@ class Suite(RunFiles):
                 if process.poll() is None:
                     process.terminate()
                     try:
-                        process.wait(20)
+                        process.wait(PATIENCE_S)
                     except subprocess.TimeoutExpired:
                         os.killpg(process.pid, signal.SIGKILL)
                         process.wait()
@@ -277,7 +283,7 @@ class Suite(RunFiles):
             env={**os.environ, **self._slurm_variables},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         assert answer.returncode == 0, (command, answer.stderr)
         return answer.stdout

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# So many looks at all processes, until those of the test must have ended. They take 5 s, and longer
-# on a machine on which processes take longer to end, too.
-LOOKS, LOOK_S = 100, 0.05
+from tests.support.waiting import Patience
+
+# So long, and so many looks at all processes, until those of the test must have ended.
+LEFT_S, LOOKS, LOOK_S = 5.0, 100, 0.05
 
 
 @contextmanager
@@ -34,8 +35,8 @@ def none_left() -> Iterator[tuple[str, Callable[[], list[str]]]]:
 
     yield marker, running
     # A job's result is known a moment before its last process has ended.
-    for _ in range(LOOKS):
-        if not (left := running()):
-            break
+    patience, looks = Patience(LEFT_S), 1
+    while (left := running()) and (looks < LOOKS or not patience.is_over):
+        looks += 1
         time.sleep(LOOK_S)
     assert left == [], "the test left processes running"

@@ -8,16 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, read_pressure_s
 
 # A Python that starts and loads some modules: its seconds, and those of its CPU, on such a machine
 # (two cores of an AMD EPYC).
 START = [sys.executable, "-S", "-c", "import argparse, json, socket, subprocess, tempfile"]
 START_S = START_CPU_S = 0.035
 STARTS = 5
-PRESSURE = Path("/proc/pressure/cpu")
 SAMPLE_S = 0.1
 
 
@@ -69,15 +67,5 @@ class Pressure:
 
     def _sample(self) -> None:
         while not self._over.is_set():
-            self._samples.append((time.time(), read_waited_s()))
+            self._samples.append((time.time(), read_pressure_s()))
             self._over.wait(SAMPLE_S)
-
-
-def read_waited_s() -> float:
-    """How long work has waited for a core since the machine was started, by the kernel's count,
-    which is a mean over the cores; 0 where it does not count."""
-    try:
-        (some,) = [line for line in PRESSURE.read_text().splitlines() if line.startswith("some ")]
-    except (OSError, ValueError):
-        return 0.0
-    return int(some.rpartition("=")[2]) / 1e6 * (os.cpu_count() or 1)
