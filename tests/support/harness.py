@@ -288,6 +288,14 @@ class Suite(RunFiles):
         assert answer.returncode == 0, (command, answer.stderr)
         return answer.stdout
 
+    def check_queue(self, outcome: Outcome) -> None:
+        """Slurm has no job but those of the run, which it may end a moment later than their results
+        were there, and then none."""
+        squeue = ("squeue", "-h", "-r", "-t", "PENDING,RUNNING", "-o", "%i")
+        own = {event["job_id"] for event in outcome.events("submitted")}
+        assert {*self.slurm(*squeue).split()} <= own
+        wait_for("the end of the run's jobs", lambda: not self.slurm(*squeue).split())
+
 
 def pytest_command(*words: str | Path, cluster: str = "one") -> list[str]:
     """The command that runs pytest on a cluster, in a process of its own."""

@@ -76,8 +76,9 @@ def test_run_on_slurm_goes_on_after_its_controller_was_killed(lab_suite: Suite, 
     lab_suite.phase("small", script=str(IDLE), args={"seconds": 2})
     lab_suite.phase("second", nodes=2)
     kill_at(lab_suite, event)
-    check_whole(lab_suite, attach(lab_suite), "small", "second")
-    assert jobs_in_queue(lab_suite) == []
+    outcome = attach(lab_suite)
+    check_whole(lab_suite, outcome, "small", "second")
+    lab_suite.check_queue(outcome)
 
 
 def test_jobs_of_a_dead_run_are_named_and_ended(lab_suite: Suite) -> None:

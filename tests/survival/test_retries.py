@@ -134,7 +134,7 @@ def test_preempted_phase_is_tried_again_and_passes(retried: Suite) -> None:
     assert attempts(outcome) == ["preempted", "passed"]
     assert outcome.phase("small")["findings"] == []
     assert "small after a preemption" in outcome.record()["sentence"]
-    assert retried.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split() == []
+    retried.check_queue(outcome)
 
 
 @pytest.mark.slow
@@ -214,4 +214,4 @@ def test_job_that_slurm_expects_to_start_later_is_not_waited_for(lab_suite: Suit
     assert "cannot start within 60 s (BeginTime)" in phase["reason"]
     assert "the scheduler expects it to start at 20" in phase["reason"]
     assert outcome.phase("second")["outcome"] == "passed"
-    assert lab_suite.slurm("squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i").split() == []
+    lab_suite.check_queue(outcome)
