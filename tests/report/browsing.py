@@ -143,7 +143,8 @@ def started() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        short = {**os.environ, "TMPDIR": "/tmp"}  # for its sockets, whose paths have a limit
+        # Its sockets lie there, and their paths have a limit.
+        short: dict[str, str | float | bool] = {**os.environ, "TMPDIR": "/tmp"}
         browser = driver.chromium.launch(executable_path=path, timeout=PATIENCE_MS, env=short)
         yield browser
         browser.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
 from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from tests.rank.conftest import RUN_WITHIN_S, SMOKE_TESTS, rank_environment, started
+from tests.support.ssh_servers import held_port
 from tests.support.waiting import wait_for_end
 
 BROKEN = """
@@ -52,10 +52,7 @@ def run_program(
     spec = {"phase": "small", "nodes": nodes, "ranks_per_node": per_node, "args": dict(args)}
     write_json(phase.spec, spec)
     arguments = [word for key, value in args.items() for word in (_name_option(key), str(value))]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with ExitStack() as stack:
+    with held_port() as port, ExitStack() as stack:
         agents = []
         for node in range(nodes):
             line = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"]

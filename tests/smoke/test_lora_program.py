@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.smoke.agents import break_program, check_fails
 from tests.support.needs import need_packages
+from tests.support.ssh_servers import hold_port
 from tests.support.waiting import wait_for_end
 
 need_packages("peft", "transformers")
@@ -72,9 +72,8 @@ def run(
     for folder in (phase.root, home):
         folder.mkdir(parents=True)
     write_json(phase.spec, spec or {})
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    hold = hold_port()
+    port = int(hold.getsockname()[1])
     agents, logs = [], []
     for node in range(nodes):
         logs.append(directory / f"agent.{node}.log")
@@ -108,6 +107,7 @@ def run(
         for agent in agents:
             wait_for_end(agent, LIMIT_S)
     finally:
+        hold.close()
         for agent in agents:
             if agent.poll() is None:
                 os.killpg(agent.pid, signal.SIGKILL)
