@@ -25,7 +25,8 @@ from tests.rank.conftest import (
     started,
     torchrun_line,
 )
-from tests.support.waiting import time_to_end
+from tests.support.load import Pressure
+from tests.support.waiting import time_to_end, wait_for, wait_for_event
 
 
 def records_gloo() -> bool:
@@ -41,13 +42,6 @@ def recorded(phase: PhaseDir, rank: int) -> dict[str, Any]:
     return record
 
 
-def wait_for(condition: Callable[[], bool], label: str) -> None:
-    deadline = time.monotonic() + RUN_WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{label}: did not appear within {RUN_WITHIN_S} s"
-        time.sleep(0.05)
-
-
 def test_hanging_ranks_dump_stacks_and_flight_recorder(tmp_path: Path) -> None:
     """On SIGUSR2 a rank that hangs in a collective and one that waits elsewhere both write their
     stacks, and their flight recorders if torch has one for gloo; not on Slurm's signal to stop."""
@@ -56,7 +50,7 @@ def test_hanging_ranks_dump_stacks_and_flight_recorder(tmp_path: Path) -> None:
     with started(line, rank_environment(phase)):
         for rank in (0, 1):
             events = phase.rank_events(rank)
-            wait_for(lambda e=events: read_events(e).last("fact") is not None, "the hang")  # type: ignore[misc]
+            wait_for_event(events, "fact")  # it hangs
         for rank in (0, 1):
             start = read_events(phase.rank_events(rank)).last("start")
             assert start is not None
@@ -64,11 +58,11 @@ def test_hanging_ranks_dump_stacks_and_flight_recorder(tmp_path: Path) -> None:
             os.kill(start["pid"], signal.SIGUSR2)
         for rank in (0, 1):
             stack = phase.rank_stack(rank)
-            wait_for(lambda f=stack: "hang.py" in f.read_text(), f"the stacks of rank {rank}")  # type: ignore[misc]
+            wait_for(f"the stacks of rank {rank}", lambda f=stack: "hang.py" in f.read_text())  # type: ignore[misc]
         if records_gloo():
             for rank in (0, 1):
                 dump = phase.rank_flight_recorder(rank)
-                wait_for(dump.exists, f"the flight recorder of rank {rank}")
+                wait_for(f"the flight recorder of rank {rank}", dump.exists)
         stacks = [phase.rank_stack(rank).read_text() for rank in (0, 1)]
     assert "all_reduce" in stacks[0] and "hang.py" in stacks[0]
     assert stacks[1].count("in stay_away") == 1
@@ -86,9 +80,11 @@ def check_records(phase: PhaseDir) -> None:
 
 def test_exception_is_recorded_and_ends_the_rank(torchrun: Callable[..., Run]) -> None:
     """A rank that raises records the error and exits, although its peer waits in a collective."""
-    began = time.monotonic()
-    run = torchrun("fail.py", ranks=2)
-    assert run.status != 0 and time.monotonic() - began < 100  # the group's timeout is 300 s
+    with Pressure() as pressure:
+        began = time.time()
+        run = torchrun("fail.py", ranks=2)
+        own_s = pressure.own_s(began, time.time())
+    assert run.status != 0 and own_s < 100  # the group's timeout is 300 s
     error = run.only("error", 1)
     assert (error["type"], error["message"]) == ("RuntimeError", "this rank has had enough")
     assert "fail.py" in error["traceback"]
