@@ -319,7 +319,7 @@ def test_night_that_reaches_the_limit_says_so(night: Path, suite: Suite) -> None
     assert lines[1].startswith("INCONCLUSIVE: 0 of 1 phases finished")
     assert "(interrupted by SIGTERM; small: cancelled)" in lines[1]
     assert "incomplete: the run was interrupted by SIGTERM" in lines
-    assert "next: run it again: pytest --cluster one -k 'small'" in lines
+    assert "next: run it again: `pytest --cluster one -k 'small'`" in lines
     assert "KeyboardInterrupt" not in done.stdout
 
 

@@ -2,7 +2,8 @@
 
 A finding keeps its id, host and rank. If a primary signature matches what the rank raised, its
 stderr or its node's logs, in this order, the finding gets that signature's cause and fix. If none
-does, it says so, with the first error that no signature knows.
+does, it says so, with the first error that no signature knows. Where nothing of its ranks' stderr
+is quoted by then, the end of the first one that is not empty is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from ..evidence.finding import Evidence, Finding, count_lines_before, find_last_line
+from ..evidence.finding import Evidence, Finding, count_lines_before, find_end, find_last_line
 from ..evidence.job_results import RankResult
 from ..evidence.nccl.log_reader import Unreadable
 from ..evidence.telemetry import open_regular
@@ -54,7 +55,7 @@ WAITED = {"gloo_timeout", "store_timeout", "torch_watchdog_timeout"}
 # A launcher whose ranks have started had met the others; it loses them as they end.
 MET = {"rdzv_timeout"}
 # A phase of a thousand ranks may fail on every rank; the first ones are enough to explain it.
-MAX_EXPLAINED, MAX_FILES = 8, 64
+MAX_EXPLAINED, MAX_FILES, MAX_ENDS = 8, 64, 4
 MAX_LOG_BYTES = 128 * 2**20
 
 
@@ -63,7 +64,21 @@ def explain_findings(findings: list[Finding], evidence: FailureEvidence) -> list
     first = [finding for finding in findings if finding.primary and finding.id in EXPLAINED][
         :MAX_EXPLAINED
     ]
-    return [_explained(finding, evidence) if finding in first else finding for finding in findings]
+    return [
+        _with_end(_explained(finding, evidence), evidence) if finding in first else finding
+        for finding in findings
+    ]
+
+
+def _with_end(finding: Finding, evidence: FailureEvidence) -> Finding:
+    """With the last lines that one of its ranks wrote to stderr. Not of a rank that recorded its
+    exception: that is what it wrote."""
+    logs = [*_stderr_of(finding, evidence)]
+    quoted = {shown.file for shown in finding.evidence}
+    if finding.id == "rank-error" or not quoted.isdisjoint(map(str, logs)):
+        return finding
+    end = next((end for path in logs[:MAX_ENDS] if (end := find_end(path))), ())
+    return replace(finding, evidence=(*finding.evidence, *end))
 
 
 def _explained(finding: Finding, evidence: FailureEvidence) -> Finding:

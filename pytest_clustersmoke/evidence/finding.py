@@ -31,6 +31,7 @@ MAX_TEXT = 600
 MAX_CAUSE = 4 * MAX_TEXT
 HEAD_LINES = 1000
 MAX_ALSO, MAX_NAMES = 16, 4
+END_LINES = 8
 RANK = re.compile(r"\branks? \d")
 JOB_LOGS = (".out", ".err")
 SLURM_LOG = re.compile(r"(\d+(?:_\d+)?)_\d+_log\.")  # submitit's names: the job's id, and a task's
@@ -168,6 +169,19 @@ def find_last_line(path: Path) -> tuple[Evidence, ...]:
         if line.strip():
             last = number, line
     return (Evidence(str(path), last[0], last[1].strip()),) if last else ()
+
+
+def find_end(path: Path) -> tuple[Evidence, ...]:
+    """The last lines of a log, from its last non-blank one: as many as an evidence may have."""
+    kept: list[tuple[int, str]] = []
+    room = MAX_TEXT
+    for number, line in reversed([*read_tail(path)]):
+        room -= len(line) + 1 if kept or line.strip() else 0
+        if len(kept) == END_LINES or (kept and room < 0):
+            break
+        if kept or line.strip():
+            kept.insert(0, (number, line))
+    return (Evidence(str(path), kept[0][0], "\n".join(line for _, line in kept)),) if kept else ()
 
 
 def read_tail(path: Path) -> Iterator[tuple[int, str]]:

@@ -3,12 +3,13 @@ not several failures. What names a node is decided where the ledger of nodes get
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from ..evidence.finding import ISOLATION_FINDING
 from ..evidence.node_naming import NamedNodeRecord, NamingRecord, PlacesRecord
 from ..evidence.node_observation import CHECKS, SLOW, NodeObservation
 from ..evidence.run_record import FindingRecord, PhaseRecord, RunRecord
-from ..text import plural, shorten
+from ..text import FAILURE, plural, shorten
 from .node_evidence import observe_nodes
 
 MAX_NODES, MAX_NAMED, MAX_USUAL = 64, 4, 8
@@ -90,11 +91,54 @@ def title_node(node: NamedNodeRecord) -> str:
 
 def describe_node(node: NamedNodeRecord) -> str:
     """The node, and what named it in which phases, on one line."""
-    by_finding: dict[str, dict[str, None]] = {}
-    for naming in node.named:
-        by_finding.setdefault(naming.finding, {})[naming.phase] = None
-    parts = [f"{name} in {shorten([*phases], MAX_NAMED)}" for name, phases in by_finding.items()]
+    parts = _list_places((naming.finding, naming.phase) for naming in node.named)
     return f"{title_node(node)}: {'; '.join([*parts, *remark_on_node(node)])}"
+
+
+def _list_places(seen: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """`rank-killed in a, b`, for each finding and the phases that have it."""
+    by_finding: dict[str, dict[str, None]] = {}
+    for finding, phase in seen:
+        by_finding.setdefault(finding, {})[phase] = None
+    for finding, phases in by_finding.items():
+        yield f"{finding} in {shorten([*phases], MAX_NAMED)}"
+
+
+def find_bad_nodes(record: RunRecord) -> dict[str, str]:
+    """Each node that the run shows to be bad, with what shows it: tests on fewer nodes isolated it,
+    or a check of the node itself failed. A failed job alone shows nothing: its program may be the
+    cause."""
+    if not record.is_of_cluster:
+        return {}
+    seen: dict[str, list[tuple[str, str]]] = {}
+    phases = {phase.phase: phase for phase in record.phases if not (phase.fault or phase.known)}
+    for phase in phases.values():
+        for finding in phase.findings:
+            if finding.id == ISOLATION_FINDING and finding.primary:
+                for node in finding.hosts:  # of a link or a switch it has none
+                    seen.setdefault(node, []).append((finding.id, phase.phase))
+    for named in record.named_nodes:
+        for naming in named.named:
+            if naming.phase in phases and _has_failed(naming, phases[naming.phase]):
+                seen.setdefault(named.node, []).append((naming.finding, naming.phase))
+    return {node: "; ".join(_list_places(places)) for node, places in seen.items()}
+
+
+def _has_failed(naming: NamingRecord, phase: PhaseRecord) -> bool:
+    """Whether a check that failed the phase names the node: a warning does not."""
+    if naming.finding == SLOW:
+        red = [one for one in phase.criteria.values() if one.result == "failed"]
+        return any("stragglers" in one.judged for one in red)
+    findings = [finding for finding in phase.findings if finding.id == naming.finding]
+    return naming.is_check and any(finding.severity == FAILURE for finding in findings)
+
+
+def title_bad_nodes(nodes: Mapping[str, str]) -> str:
+    """`Bad node: node2 (isolated in wide)`; empty without one."""
+    if not nodes:
+        return ""
+    listed = shorten([f"{node} ({why})" for node, why in nodes.items()], MAX_NAMED, "; ")
+    return f"Bad {'node' if len(nodes) == 1 else 'nodes'}: {listed}"
 
 
 def remark_on_node(node: NamedNodeRecord) -> Iterator[str]:

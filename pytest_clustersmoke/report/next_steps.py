@@ -77,7 +77,7 @@ def _complete(record: RunRecord) -> Iterator[str]:
         fixes = [finding.fix for finding in _causes(phase)[:1]]
         yield from (f"{phase.phase}: {fix}" for fix in fixes if fix != AGAIN)
     if open_phases or record.interrupted:
-        yield f"run it again: {_command(record, [phase.phase for phase in open_phases])}"
+        yield f"run it again: `{_command(record, [phase.phase for phase in open_phases])}`"
     yield from _measure_kinds(record)
     if record.counts.undefined_phases and record.counts.is_whole:
         names = shorten(record.counts.undefined_phases, MAX_NAMES)

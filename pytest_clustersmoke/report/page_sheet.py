@@ -13,6 +13,7 @@ from pathlib import Path
 from ..evidence.run_record import RunRecord
 from ..text import clip, format_span, format_time, plural, shorten, shorten_lines
 from .highlights import NAMED, HighlightGroup
+from .named_nodes import find_bad_nodes, title_bad_nodes
 from .node_records import list_named
 from .page_view import hardware_words
 from .phase_table import judge_phase, phase_row
@@ -25,7 +26,7 @@ HEADER_LINES, TITLE_LINES, ROW_LINES = 1.5, 2.3, 0.35  # a line of the header; a
 # That fit one line: of the header, of a text, of three cells.
 HEADER_CHARS, LINE_CHARS, NAME_CHARS, VERDICT_CHARS, TRANSPORT_CHARS = 78, 115, 26, 22, 18
 LONG_FACTS = ("Command", "Versions")
-MAX_CAUSES, MAX_STEPS, MAX_TEXT, MAX_FACT, MAX_CELL = 10, 3, 230, 110, 60
+MAX_CAUSES, MAX_STEPS, MAX_TEXT, MAX_STEP, MAX_FACT, MAX_CELL = 10, 3, 230, 400, 110, 60
 MAX_LONG_FACT = 4 * MAX_FACT
 MAX_SENTENCE, MAX_PARTIAL, MAX_NAMED = 400, 240, 4  # the first two as in page.html.j2
 # Columns of phase_row, without the last, whose text has no bound.
@@ -140,7 +141,7 @@ def _list_causes(groups: Iterable[HighlightGroup], digest: RunDigest) -> Iterato
 def _list_notes(causes: Iterable[str], digest: RunDigest) -> Iterator[tuple[str, list[str]]]:
     """The texts of the sheet, by title."""
     yield "Causes", shorten_lines([clip(cause, MAX_TEXT) for cause in causes], MAX_CAUSES)
-    yield "What to do next", shorten_lines([clip(s, MAX_TEXT) for s in digest.next], MAX_STEPS)
+    yield "What to do next", shorten_lines([clip(s, MAX_STEP) for s in digest.next], MAX_STEPS)
     for title, texts in (("Known", digest.known), ("Changed", digest.changes)):
         yield title, [clip(shorten(texts, MAX_NAMED, "; "), MAX_TEXT)] if texts else []
 
@@ -152,7 +153,8 @@ def _count_header(record: RunRecord) -> float:
     partial = ""
     if record.partial or record.interrupted:
         partial = f"Partial report. {clip(record.partial, MAX_PARTIAL)}"
-    lines = [math.ceil(len(text) / HEADER_CHARS) for text in (what, sentence, partial)]
+    bad = title_bad_nodes(find_bad_nodes(record))
+    lines = [math.ceil(len(text) / HEADER_CHARS) for text in (what, sentence, bad, partial)]
     return HEADER_LINES * (sum(lines) - 2 + 1.5 * bool(partial))
 
 

@@ -24,7 +24,7 @@ from ..evidence.run_record import (
 )
 from ..text import plural, shorten, shorten_lines
 from .highlights import HighlightGroup, find_highlights
-from .named_nodes import describe_first, describe_usual
+from .named_nodes import describe_first, describe_usual, find_bad_nodes, title_bad_nodes
 from .next_steps import list_next_steps
 from .node_records import UNKNOWN, common_facts
 from .page_curves import CurvesView, curves_view
@@ -81,10 +81,10 @@ class PhaseSection:
     has_losses: bool  # of its marks, if it did not pass
 
     def criteria_of(self, result: str) -> list[tuple[list[str], str]]:
-        """The criteria of this result, each with its text. Those that were skipped for one reason,
-        since the job failed say, are together."""
+        """The criteria of this result, each with its text. Those that passed are together, and so
+        are those that were skipped for one reason, since the job failed say."""
         named = {name: one for name, one in self.record.criteria.items() if one.result == result}
-        if result != "skipped":
+        if result in ("failed", "known"):
             return [([name], criterion.text) for name, criterion in named.items()]
         by_text: dict[str, list[str]] = {}
         for name, criterion in named.items():
@@ -104,6 +104,7 @@ class FactCell:
 class PageContent:
     """Everything that the templates get besides the record."""
 
+    bad_nodes: str  # in one line; empty without any
     stands_out: list[HighlightGroup]
     phases: list[PhaseSection]
     versions: list[tuple[str, list[tuple[str, list[str]]]]]  # name -> value -> phases
@@ -127,6 +128,7 @@ def build_view(record: RunRecord) -> PageContent:
     phases = [_phase(phase, named, places, record.missing) for phase in record.phases]
     columns, rows = _node_table(record)
     return PageContent(
+        bad_nodes=title_bad_nodes(find_bad_nodes(record)),
         stands_out=highlights,
         phases=phases,
         versions=_versions(record.phases),

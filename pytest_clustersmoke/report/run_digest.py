@@ -9,7 +9,7 @@ from typing import Any
 
 from ..evidence.run_record import RunRecord
 from ..text import clip, format_span, format_time, plural, sanitize_line, shorten, shorten_lines
-from .named_nodes import describe_node, list_shared
+from .named_nodes import describe_node, find_bad_nodes, list_shared, title_bad_nodes
 from .next_steps import list_next_steps
 from .node_records import list_named
 from .phase_table import explain_failures, explain_others
@@ -34,6 +34,7 @@ class RunDigest:
     nodes: int
     phases: int
     partial: str  # why the run is incomplete; empty if it is complete
+    bad_nodes: dict[str, str]  # what shows that they are
     named_nodes: list[str]  # those that several phases name
     causes: list[str]  # of each phase that did not pass, and of what else is wrong
     next: list[str]  # what to do
@@ -56,6 +57,7 @@ class RunDigest:
             nodes=len(nodes) if record.screen is None else len(record.screen.nodes),
             phases=len(record.phases_chosen),
             partial=_one_line(record.partial),
+            bad_nodes=find_bad_nodes(record),
             named_nodes=[_one_line(describe_node(node)) for node in list_shared(record)],
             causes=[*map(_one_line, _list_causes(record))],
             next=[*map(_one_line, list_next_steps(record))],
@@ -70,7 +72,8 @@ class RunDigest:
 
     def lines(self) -> list[str]:
         """At most MAX_LINES lines; the first is the verdict."""
-        before = [self.sentence, self._describe_run()]
+        bad = _one_line(title_bad_nodes(self.bad_nodes))
+        before = [self.sentence, *filter(None, [bad]), self._describe_run()]
         before += [f"incomplete: {self.partial}"] if self.partial else []
         after = [f"next: {step}" for step in self.next[:MAX_STEPS]]
         for name, texts in (("known", self.known), ("changed", self.changes)):

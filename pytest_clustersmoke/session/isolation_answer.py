@@ -92,8 +92,7 @@ def explain_answer(answer: IsolationAnswer, tests: int, where: str) -> Finding:
 def _advise(answer: IsolationAnswer) -> str:
     names = ",".join(answer.nodes)
     return {
-        NODES: f"leave {'it' if len(answer.nodes) == 1 else 'them'} out (sbatch --exclude={names}) "
-        "until repaired",
+        NODES: f"leave {' and '.join(answer.nodes)} out until repaired: `sbatch --exclude={names}`",
         LINK: "check the path between the two: ports, cables and the routes of both",
         SWITCH: f"check switch {answer.switch}, its uplinks and its cables; no single node is bad",
         TOGETHER: "look at what these nodes share when they run together: a rail, a route, a ring",

@@ -65,6 +65,32 @@ def test_signal_or_status_is_reported_with_its_next_step(
     assert (finding.evidence[1].line, finding.evidence[1].file[-12:]) == (2, "launcher.log")
 
 
+def end_of_log(tmp_path: Path, text: str) -> tuple[int, str]:
+    """The last evidence of a rank that was killed, and wrote this to stderr: its line, its text."""
+    evidence = Evidence(tmp_path, 1, 1)
+    start = {"rank": 0, "node_rank": 0, "node": "n0", "local_rank": 0}
+    evidence.rank(0, ("start", start))
+    writer = EventWriter(evidence.dir.node_events(0))
+    writer.write("ranks", states=[{"rank": 0, "alive": False, "exit_code": -9}])
+    writer.close()
+    log = evidence.dir.rank_log(0, 0, "err")
+    log.parent.mkdir(parents=True)
+    log.write_text(text)
+    (found,) = diagnose(evidence.result(), Judgement("failed", "the reason"))
+    return found.evidence[-1].line, found.evidence[-1].text
+
+
+def test_end_of_the_stderr_of_a_dead_rank_is_quoted(tmp_path: Path) -> None:
+    """Its last lines, as many as an evidence may have, from the last one that is not blank."""
+    text = "".join(f"line {number}\n" for number in range(1, 21))
+    line, end = end_of_log(tmp_path / "many", f"{text}\n \n")
+    assert (line, end.splitlines()) == (13, [f"line {number}" for number in range(13, 21)])
+    line, end = end_of_log(tmp_path / "long", f"{'x' * 500}\n{'y' * 400}\nz\n")
+    assert (line, end) == (2, f"{'y' * 400}\nz")
+    assert end_of_log(tmp_path / "endless", "e" * 2000) == (1, "e" * finding.MAX_TEXT)
+    assert "exit code" in end_of_log(tmp_path / "empty", " \n")[1]
+
+
 def test_accounting_is_asked_for_the_job_by_its_number() -> None:
     """The command can be pasted; a job that is not Slurm's has no accounting."""
     killed = RankExit(-9, finding.Evidence("log", 1, ""))

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from pytest_clustersmoke.evidence.finding import ISOLATION_FINDING
 from pytest_clustersmoke.evidence.run_record import RunRecord
-from pytest_clustersmoke.report.named_nodes import describe_node, list_shared, name_nodes
+from pytest_clustersmoke.report.named_nodes import (
+    describe_node,
+    find_bad_nodes,
+    list_shared,
+    name_nodes,
+    title_bad_nodes,
+)
 from pytest_clustersmoke.report.redaction import Redactor
 from pytest_clustersmoke.report.run_digest import RunDigest
 from pytest_clustersmoke.report.summary import summary
@@ -14,6 +24,7 @@ from tests.report.browsing import Browse
 from tests.report.page_samples import Elements, page, printed
 from tests.support import records
 
+KNOWN = {"what": "a", "reason": "cable", "until": "2026-12-01", "where": "cluster.yaml:9"}
 GPU = "GPU-00000003-0000-4000-8000-000000000000"  # of rank 3, on node1
 
 
@@ -105,8 +116,8 @@ def test_page_has_one_card_for_the_node(tmp_path: Path) -> None:
     """In place of one for each phase; it leads to each cause, to the file that shows it, and to the
     ledger."""
     made = named(failed("a"), slow("b"), failed("c", hosts=["node2"]))
-    html = page(made)
-    cards = html[html.index('id="stands-out"') : html.index('class="asides"')]
+    text = page(made)
+    cards = text[text.index('id="stands-out"') : text.index('class="asides"')]
     part = cards[cards.index('data-kind="named"') :]
     part = part[: part.index("</li>\n</ul>")]
     links = [str(link["href"]) for link in Elements(part).all("a")]
@@ -117,7 +128,7 @@ def test_page_has_one_card_for_the_node(tmp_path: Path) -> None:
     jobs = cards[cards.index('data-kind="jobs"') :]
     assert "#phase-c-findings" in jobs and "#phase-a-findings" not in jobs
     assert 'data-kind="stragglers"' not in cards
-    sheet = html[html.index('class="sheet"') : html.index('id="stands-out"')]
+    sheet = text[text.index('class="sheet"') : text.index('id="stands-out"')]
     assert (
         sheet.count(f"<li>node1, {GPU}: named by 2 phases: rank-killed in a; slow-rank in b") == 1
     )
@@ -126,8 +137,8 @@ def test_page_has_one_card_for_the_node(tmp_path: Path) -> None:
 def test_node_without_a_card_hides_no_phase() -> None:
     """Three nodes have a card; the phases of a fourth have cards of their own."""
     phases = [failed(f"p{at}", hosts=[f"node{at // 2}"]) for at in range(8)]
-    html = page(named(*phases))
-    jobs = html[html.index('data-kind="jobs"') : html.index('class="asides"')]
+    text = page(named(*phases))
+    jobs = text[text.index('data-kind="jobs"') : text.index('class="asides"')]
     links = [link["href"] for link in Elements(jobs).all("a")]
     assert links == ["#phase-p6-findings", "#phase-p7-findings"]
 
@@ -139,11 +150,11 @@ def test_card_links_only_to_what_the_page_has() -> None:
         records.attempt(1, "preempted", nodes=["node0", "node1"], failed_nodes=["node1"]),
         records.attempt(2),
     ]
-    html = page(named(*(records.phase(name, attempts=tried) for name in ("a", "b"))))
-    part = html[html.index('data-kind="named"') :]
+    text = page(named(*(records.phase(name, attempts=tried) for name in ("a", "b"))))
+    part = text[text.index('data-kind="named"') :]
     links = [str(link["href"]) for link in Elements(part[: part.index("</ul>")]).all("a")]
     assert links == ["#phase-a", "#phase-b"]
-    elements = Elements(html)
+    elements = Elements(text)
     ids = {f"#{attributes.get('id')}" for _, attributes in elements.tags}
     targets = {str(link["href"]) for link in elements.all("a")}
     assert {target for target in targets if target.startswith("#")} <= ids
@@ -162,14 +173,68 @@ def test_card_is_a_warning_if_the_phases_passed() -> None:
     """Their findings are warnings."""
     port: dict[str, Any] = {"id": "rdma-port-errors", "severity": "warning", "primary": False}
     phases = [{**failed(name, **port), "outcome": "passed"} for name in ("a", "b")]
-    html = page(named(*phases))
-    assert '<li class="card warn" data-kind="named">' in html
+    text = page(named(*phases))
+    assert '<li class="card warn" data-kind="named">' in text
 
 
 def read(tmp_path: Path, *phases: records.Record) -> RunRecord:
     made = records.run(*phases)
     records.annotate(made, tmp_path)
     return records.parsed(made)
+
+
+def isolated(name: str, *nodes: str, **changes: object) -> records.Record:
+    """A job that tests on fewer nodes isolated."""
+    found = {"id": ISOLATION_FINDING, "severity": "warning", "hosts": [*nodes], **changes}
+    return records.phase(name, outcome="failed", findings=[records.finding(**found)])
+
+
+def failed_check(name: str, node: str, severity: str = "failure") -> records.Record:
+    return failed(name, id="gpu-ecc-errors", hosts=[node], severity=severity)
+
+
+def slow_and_red(name: str) -> records.Record:
+    phase = slow(name)
+    phase["criteria"]["test_slow"] = {"result": "failed", "text": "t", "judged": ["stragglers"]}
+    return phase
+
+
+def test_bad_node_is_named_beside_the_verdict(tmp_path: Path) -> None:
+    """With what shows that it is bad: tests on fewer nodes, a check that failed, a slow rank that
+    failed its criterion. On the page and in the digest, where the verdict is still first."""
+    made = named(isolated("a", "node2"), isolated("b", "node2"), failed_check("c", "node<3>"))
+    title = "Bad nodes: node2 (isolated in a, b); node<3> (gpu-ecc-errors in c)"
+    made["phases"][2]["scheduler_nodes"] = "node[0-2],node<3>"
+    made["phases"][2]["nodes"][3] |= {"node": "node<3>", "host": "node<3>"}
+    made = named(*made["phases"])
+    head = page(made).partition("</header>")[0]
+    assert html.escape(title) in head and title not in head
+    digest = RunDigest.of(records.parsed(made), tmp_path)
+    assert digest.lines()[:2] == [made["sentence"], title]
+    assert digest.as_dict()["bad_nodes"]["node2"] == "isolated in a, b"
+    one = records.parsed(named(slow_and_red("a"), records.phase("b")))
+    assert title_bad_nodes(find_bad_nodes(one)) == "Bad node: node1 (slow-rank in a)"
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        failed("a"),
+        slow("a"),
+        isolated("a", primary=False),
+        isolated("a"),
+        {**failed_check("a", "node1", severity="warning"), "outcome": "passed"},
+        {**isolated("a", "node1"), "fault": "rank-killed"},
+        {**isolated("a", "node1"), "known": KNOWN},
+    ],
+    ids=["job", "slow but met", "not found", "a link", "warning", "staged", "known"],
+)
+def test_node_is_not_called_bad_without_proof(phase: records.Record) -> None:
+    """A failed job, whose program may be the cause; a warning; an isolation that names no node; a
+    staged or a known failure."""
+    made = named(phase)
+    assert find_bad_nodes(records.parsed(made)) == {}
+    assert "Bad node" not in page(made).partition("</header>")[0]
 
 
 def test_first_run_of_a_phase_on_a_node_is_told_from_the_usual_ones(tmp_path: Path) -> None:
@@ -209,8 +274,8 @@ def test_run_without_known_nodes_may_have_been_anywhere(tmp_path: Path) -> None:
     assert partly is not None and (partly.runs, partly.is_all) == (2, False)
     made = records.run(*map(records.phase, "abc"))
     records.annotate(made, tmp_path)
-    html = page(made)
-    part = html[html.index('id="places"') :]
+    text = page(made)
+    part = text[text.index('id="places"') :]
     assert part.count("<td>not known</td>") == part.count("<td>none</td>") == 1
 
 

@@ -88,7 +88,7 @@ def test_phase_that_was_not_measured_runs_again(outcome: str) -> None:
     other = records.phase("b", counts=ENDED)
     assert steps(phase, other, missing=[missing("a", reason=outcome)]) == [
         "a: look into the kernel's log of node1",
-        "run it again: pytest --cluster gilbreth -k 'a'",
+        "run it again: `pytest --cluster gilbreth -k 'a'`",
     ]
 
 
@@ -97,14 +97,14 @@ def test_advice_to_run_again_is_given_once() -> None:
     advice = records.finding(fix="run again")
     phase = records.phase("a", outcome="cancelled", counts=ENDED, findings=[advice])
     assert steps(phase, missing=[missing("a", reason="cancelled")]) == [
-        "run it again: pytest --cluster gilbreth -k 'a'"
+        "run it again: `pytest --cluster gilbreth -k 'a'`"
     ]
 
 
 def test_interrupted_run_of_many_phases_runs_again_as_a_whole() -> None:
     """More than a few names are no help on a command line."""
     phases = [records.phase(f"p{number}") for number in range(9)]
-    assert steps(*phases, interrupted=True) == ["run it again: pytest --cluster gilbreth"]
+    assert steps(*phases, interrupted=True) == ["run it again: `pytest --cluster gilbreth`"]
 
 
 def test_known_failure_names_its_entry() -> None:

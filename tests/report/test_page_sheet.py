@@ -42,6 +42,16 @@ def killed_run() -> records.Record:
     )
 
 
+def test_step_of_two_commands_is_not_cut() -> None:
+    """It says what to do on several lines."""
+    phase = records.phase("allreduce_multinode", last_good="20261118-1")
+    red = {"result": "failed", "text": "t", "judged": ["references", "stragglers"]}
+    phase["criteria"]["test_rate"] = red
+    text = page(records.run(phase, verdict="UNFIT", backend="slurm")).replace("<wbr>", "")
+    sheet = text.partition('class="sheet"')[2].partition("</section>")[0]
+    assert "<code>references.allreduce_multinode</code> of gilbreth in cluster.yaml</li>" in sheet
+
+
 def count_sheets(opened: Opened, paper: str) -> int:
     return len(re.findall(rb"/Type\s*/Page\b", opened.page.pdf(format=paper)))
 

@@ -133,7 +133,7 @@ def test_inconclusive_run_says_what_to_do_next_above_the_verdict() -> None:
     changes = {"verdict": "INCONCLUSIVE", "sentence": "INCONCLUSIVE: 0 of 1 phases finished"}
     lines = printed(records.run(lost, **changes))
     assert lines[-2:] == [
-        "next: run it again: pytest --cluster gilbreth -k 'a'",
+        "next: run it again: `pytest --cluster gilbreth -k 'a'`",
         "INCONCLUSIVE: 0 of 1 phases finished",
     ]
     assert not any(line.startswith("next") for line in printed(records.run()))
