@@ -33,10 +33,9 @@ class SuspensionClock:
     def seconds(self) -> float:
         """Seconds stopped so far, including a stop after which the thread has not run yet."""
         with self._lock:
-            late_s = time.monotonic() - self._beaten - BEAT_S
-            if late_s > PAUSED_S:
-                self._counted_s += late_s
-                self._beaten = time.monotonic()
+            now = time.monotonic()  # read once: the process may be stopped before the next line
+            if (late_s := now - self._beaten - BEAT_S) > PAUSED_S:
+                self._counted_s, self._beaten = self._counted_s + late_s, now
             return self._counted_s
 
     def close(self) -> None:
@@ -45,9 +44,10 @@ class SuspensionClock:
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):
+            begun = time.monotonic()
             self.seconds()
             with self._lock:
-                self._beaten = time.monotonic()
+                self._beaten = max(self._beaten, begun)
 
 
 class CpuQueue:

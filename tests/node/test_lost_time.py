@@ -12,6 +12,7 @@ import pytest
 
 from pytest_clustersmoke.node import lost_time
 from pytest_clustersmoke.node.lost_time import SuspensionClock
+from tests.support.waiting import wait_for
 
 COUNTS = """
 import sys
@@ -51,6 +52,30 @@ def test_stopped_time_is_measured() -> None:
         assert ask() == ask() == first
         process.stdin.close()
         assert process.wait() == 0
+
+
+@pytest.mark.parametrize("look", [1, 2, 3, 4])
+def test_stop_counts_whatever_the_thread_was_at(look: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it had just looked at the clock."""
+
+    class Clock:
+        """It stands, but for a stop of 100 s right after one of the looks at it."""
+
+        now, looks_left = 1000.0, 1 + look  # the first one is not the thread's
+
+        def monotonic(self) -> float:
+            seen = self.now
+            self.looks_left -= 1
+            self.now += 100.0 if self.looks_left == 0 else 0.0
+            return seen
+
+    clock = Clock()
+    monkeypatch.setattr(lost_time, "BEAT_S", 0.01)
+    monkeypatch.setattr(lost_time, "time", clock)
+    counting = SuspensionClock()
+    wait_for("the stop", lambda: clock.now > 1000.0, poll_s=0.01)
+    counting.close()
+    assert counting.seconds() == pytest.approx(100.0 - lost_time.BEAT_S)
 
 
 def test_waiting_process_was_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
