@@ -662,7 +662,7 @@ def test_rerun_is_cancelled_with_the_run(run: JobRun) -> None:
     run.passes("a")
     session.wait("a", ignore)
     names = [run.run.request_rerun("a", number) for number in (1, 2)]
-    until(lambda: run.submitted() == ["a", "a.confirm1"])
+    until(lambda: run.submitted() == ["a", "a.confirm1"] and names[1] in session.phases)
     session.cancel()
     for name in names:
         session.wait(name, ignore)
