@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.scheduler_record import JobState
-from pytest_clustersmoke.jobs.backend import Submission
+from pytest_clustersmoke.jobs.backend import Submission, prepare_jobs
 from pytest_clustersmoke.session import cancellation, job_session, submitter
 from pytest_clustersmoke.session.cancellation import Leftover
+from pytest_clustersmoke.session.job_end import write_result
 from tests.support.job_run import WITHIN_S, JobRun, until
 from tests.support.waiting import PATIENCE_S
 
@@ -224,7 +225,7 @@ def test_run_ends_with_the_result_that_its_watch_is_writing(
     """The shared directory is slow, and the end does not wait for the watch: the phase would be
     none that is watched any more, and would have no result yet."""
     monkeypatch.setattr(cancellation, "CLOSE_S", 0.1)
-    slow = SlowDirectory(job_session.write_result)
+    slow = SlowDirectory(write_result)
     monkeypatch.setattr(job_session, "write_result", slow)
     session = run.start("a", "b")
     until(lambda: run.submitted() == ["a", "b"])
@@ -256,7 +257,7 @@ def test_run_that_has_ended_submits_nothing_more(
     """The shared directory was slow as the phase was prepared: nobody would watch its job, or
     cancel it."""
     monkeypatch.setattr(cancellation, "CLOSE_S", 0.1)
-    slow = SlowDirectory(submitter.prepare_jobs)
+    slow = SlowDirectory(prepare_jobs)
     monkeypatch.setattr(submitter, "prepare_jobs", slow)
     session = run.start("a")
     assert slow.called.wait(WITHIN_S)
