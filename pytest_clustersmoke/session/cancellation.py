@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
@@ -14,7 +14,7 @@ from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.run_journal import FencedJournal
 from ..jobs.backend import Backend, QueueBackend, Submission
 from ..jobs.job_watch import WatchedJob
-from .live.board import TICK_S
+from .live.board import TICK_S, WatchFailed
 from .lost_answers import withdraw
 
 # How long the end of a run waits for its jobs; about a second more writes the report.
@@ -72,7 +72,8 @@ class Cancellation:
         self.submitting: Sequence[Submission] = ()
         self.ended_ids: set[str] = set()
         self.unconfirmed: dict[str, str] = {}  # by phase, the jobs that may run on
-        self._ending = threading.Lock()
+        self._ending, self._stepping = threading.Lock(), threading.Lock()
+        self._left: threading.Thread | None = None  # the watch that the run has ended without
         # A signal handler may write these: it takes no lock that the main thread may hold.
         self._is_asked = self._is_hurried = False
         self._requests: SimpleQueue[bool] = SimpleQueue()
@@ -118,6 +119,24 @@ class Cancellation:
             if waited_s > CLOSE_S or is_silent or (self._is_hurried and self._has_called()):
                 return
             watch.join(timeout=WAIT_S)
+
+    def leave(self, watch: threading.Thread) -> None:
+        """End the run without this watch, once it has done the step that it is at."""
+        with self._stepping:
+            self._left = watch
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """A step that a watch does whole, or, if the run has ended without it, not at all. Raises
+        WatchFailed."""
+        with self._stepping:
+            self.check_place()
+            yield
+
+    def check_place(self) -> None:
+        """Raise WatchFailed in a watch thread that the run has ended without."""
+        if threading.current_thread() is self._left:
+            raise WatchFailed("the run has ended without its watch, which waited for the scheduler")
 
     def _has_called(self) -> bool:
         """Whether the command that ends the jobs has started, and goes on without this process."""

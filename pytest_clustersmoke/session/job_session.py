@@ -73,7 +73,7 @@ class JobSession:
         # Called with a phase's result that the run's directory did not take.
         self.on_unwritten: Callable[[PhaseResult], object] = lambda result: None
         self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
-        self._left_to_scheduler = self._left_behind = False
+        self._left_to_scheduler = False
         self._is_restored = not attaches  # whether the jobs of controllers before are taken up
         self.fence = ControllerFence(run)
         # After the fence: an earlier controller that still lives writes no further line.
@@ -147,7 +147,7 @@ class JobSession:
         submitting: Sequence[Submission] = ()
         with contextlib.suppress(OSError):  # a full disk must not hide the verdict
             if self._thread.is_alive():
-                self._left_behind = True
+                self._ending.leave(self._thread)
                 submitting = self._ending.withdraw_submission()
                 if self._is_restored:
                     self._settle_rest(submitting)
@@ -213,7 +213,7 @@ class JobSession:
                 self._add_phase(restore_test(self.run, name, self.phases[test[1]]))
         self.ledger.restore(self._earlier, self.phases)
         jobs = sort_jobs(self._earlier, self.phases, self.run, self.ledger)
-        self._check_place()
+        self._ending.check_place()
         for name in jobs.ended:
             result = self.results[name] = collect_phase(self.run.phase(name))
             self.board.finish(name, Judgement(result.outcome, result.reason), result.run_s)
@@ -381,11 +381,6 @@ class JobSession:
         self.board.post(job.phase, f"attempt {ended.number} {ended.outcome}: {ended.reason}")
         return True
 
-    def _check_place(self) -> None:
-        """Raise WatchFailed in a watch thread that the run has ended without."""
-        if self._left_behind and threading.current_thread() is self._thread:
-            raise WatchFailed("the run has ended without its watch, which waited for the scheduler")
-
     def _finish(
         self,
         name: str,
@@ -395,32 +390,32 @@ class JobSession:
         result: PhaseResult | None = None,
     ) -> None:
         """Write the phase's result, by the judgement of its last job and by those before."""
-        self._check_place()
-        self.fence.check()
-        self._watched.pop(name, None)
-        estimate = self.submitter.starts.get(name)
-        marks = {**fault_mark(self.phases[name]), "estimated_start": estimate}
-        left = {"confirmed": False} if name in self._ending.unconfirmed else {}
-        if left:  # before the result, which would say that the job has ended
-            self.journal.write("unconfirmed", phase=name)
-        written = write_result(
-            self.run.phase(name),
-            self.profile,
-            result,
-            last,
-            job,
-            findings,
-            self.submitter.submitted.get(name),
-            marks,
-            self.ledger.ended(name),
-        )
-        self.results[name] = written.result
-        if written.error is not None:
-            self.board.post(name, f"its result cannot be written: {written.error}")
-            self.on_unwritten(written.result)
-        job_id, outcome = job.job_id if job else "", written.judgement.outcome
-        self.journal.write("ended", phase=name, job_id=job_id, outcome=outcome, **left)
-        self.board.finish(name, written.judgement, written.result.run_s)
+        with self._ending.step():
+            self.fence.check()
+            self._watched.pop(name, None)
+            estimate = self.submitter.starts.get(name)
+            marks = {**fault_mark(self.phases[name]), "estimated_start": estimate}
+            left = {"confirmed": False} if name in self._ending.unconfirmed else {}
+            if left:  # before the result, which would say that the job has ended
+                self.journal.write("unconfirmed", phase=name)
+            written = write_result(
+                self.run.phase(name),
+                self.profile,
+                result,
+                last,
+                job,
+                findings,
+                self.submitter.submitted.get(name),
+                marks,
+                self.ledger.ended(name),
+            )
+            self.results[name] = written.result
+            if written.error is not None:
+                self.board.post(name, f"its result cannot be written: {written.error}")
+                self.on_unwritten(written.result)
+            job_id, outcome = job.job_id if job else "", written.judgement.outcome
+            self.journal.write("ended", phase=name, job_id=job_id, outcome=outcome, **left)
+            self.board.finish(name, written.judgement, written.result.run_s)
 
     def _cancel_all(self) -> None:
         """End every job with one call, and wait a while for the scheduler to confirm each."""
@@ -431,7 +426,7 @@ class JobSession:
 
     def _cancel_detached(self) -> None:
         """End what was to be left to the scheduler: the run was interrupted before it was."""
-        with contextlib.suppress(Superseded):
+        with contextlib.suppress(Superseded, WatchFailed):
             self._cancel_all()
 
     def _settle_rest(self, submitting: Sequence[Submission] = ()) -> None:
@@ -440,6 +435,9 @@ class JobSession:
         for job in list(self._watched.values()):
             self._settle_interrupted(job)
         self.submitter.settle_rest(self._ending.why, submitting)
+        for name in self.phases.keys() - self.outcomes.keys():  # the watch had just taken it up
+            reason = f"{self._ending.why} before it was submitted"
+            self._finish(name, Judgement("cancelled", reason), [])
 
     def _settle_interrupted(self, job: WatchedJob) -> None:
         left = job.state.left if job.state else ""

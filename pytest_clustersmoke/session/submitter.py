@@ -128,7 +128,8 @@ class Submitter:
         try:
             jobs = self._prepare(phases)
             if is_due:
-                self._intend(jobs)
+                with self._ending.step():
+                    self._intend(jobs)
         except Superseded:
             raise
         except OSError as error:
@@ -158,12 +159,12 @@ class Submitter:
             mark = {"token": job.token, **number, **fault_mark(job.phase)}
             self._journal.write("intent", phase=job.phase.name, **mark)
             self.submitted[job.phase.name] = time.time()
+        self._ending.submitting = jobs
 
     def _call(
         self, phases: Sequence[Phase], jobs: Sequence[Submission], before: WatchedJob | None
     ) -> None:
         after = before.phase if before else ""
-        self._ending.submitting = jobs
         try:
             job_ids = self._call_backend(jobs, before.job_id if before else "")
         except Unanswered as silence:
@@ -192,6 +193,7 @@ class Submitter:
 
     def _call_backend(self, jobs: Sequence[Submission], after: str) -> list[str]:
         self._fence.check()
+        self._ending.check_place()
         if len(jobs) == 1 or not isinstance(self._backend, ArrayBackend):
             return [self._backend.submit(job, after) for job in jobs]
         room = self._profile.limits.max_jobs

@@ -1,4 +1,8 @@
-"""A fake backend: a test sets the states of jobs; every call is recorded."""
+"""A fake backend: a test sets the states of jobs; every call is recorded.
+
+The watch thread calls it while the test looks on, so a call is recorded once it has done its work:
+a state that a test sets as soon as it sees the call stays.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +36,13 @@ class FakeBackend:
         self.on_cancel = JobState("ended", "CANCELLED")
 
     def submit(self, job: Submission, after: str = "") -> str:
+        try:
+            return self._submit(job, after)
+        finally:
+            self.calls.append(("submit", job.phase.name))
+
+    def _submit(self, job: Submission, after: str) -> str:
         phase = job.phase
-        self.calls.append(("submit", phase.name))
         self.orders[phase.name], self.avoided[phase.name] = after, job.avoid
         self.lanes[phase.name] = job.behind
         if phase.name in self.refusals:
@@ -47,9 +56,10 @@ class FakeBackend:
 
     def find_submitted(self, jobs: Sequence[Submission]) -> list[str]:
         names = [job.phase.name for job in jobs]
-        self.calls.append(("find", *names))
         accepted = all(self.silent.get(name) for name in names)
-        return [self._accept(job) for job in jobs] if accepted else []
+        found = [self._accept(job) for job in jobs] if accepted else []
+        self.calls.append(("find", *names))
+        return found
 
     def _accept(self, job: Submission) -> str:
         self.directories[job.phase.name] = job.directory
@@ -68,11 +78,11 @@ class FakeBackend:
         self.calls.append(("adopt", job_id))
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
-        wanted = list(job_ids)
+        wanted, jobs = list(job_ids), {**self.jobs}
         self.calls.append(("states", *wanted))
         if self.broken:
             raise self.broken
-        return {job: self.jobs[job] for job in wanted if job in self.jobs}
+        return {job: jobs[job] for job in wanted if job in jobs}
 
     def details(self, job_id: str, state: JobState, nodes: str) -> SchedulerRecord | None:
         self.calls.append(("details", job_id, state.raw, nodes))
@@ -86,9 +96,9 @@ class FakeBackend:
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
         wanted = list(job_ids)
-        self.calls.append(("cancel", *wanted))
         for job in wanted:
             self.jobs[job] = self.on_cancel
+        self.calls.append(("cancel", *wanted))
         return True
 
     def close(self) -> None:

@@ -162,7 +162,8 @@ def test_node_that_hangs_is_ended_at_its_limit_and_delays_no_other(
         *("answered", "no answer", "answered")
     ]
     assert ends["n1"].why == f"no answer within {LIMIT_S} s; its job was ended"
-    assert list(ends) == ["n0", "n2", "n1"]
+    *others, last = ends
+    assert sorted(others) == ["n0", "n2"] and last == "n1"
     assert queue.cancelled == ["job-n1"]
 
 

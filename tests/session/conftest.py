@@ -9,11 +9,14 @@ import pytest
 
 from pytest_clustersmoke.jobs import job_watch, poller
 from pytest_clustersmoke.session import cancellation, job_session
-from tests.support.job_run import JobRun, until
+from tests.support.job_run import WITHIN_S, JobRun, until
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobRun]:
+    """A run whose end waits for its watch, however slow this machine is."""
+    for name in ("CLOSE_S", "SILENT_S"):
+        monkeypatch.setattr(cancellation, name, WITHIN_S)
     for each in (job_session, cancellation):
         monkeypatch.setattr(each, "TICK_S", 0.01)
     monkeypatch.setattr(poller, "FIRST_POLL_S", 0.05)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
 from pytest_clustersmoke.evidence.scheduler_record import JobState
-from pytest_clustersmoke.jobs.backend import Submission
-from pytest_clustersmoke.session import cancellation
+from pytest_clustersmoke.jobs.backend import Submission, prepare_jobs
+from pytest_clustersmoke.session import cancellation, job_session, submitter
 from pytest_clustersmoke.session.cancellation import Leftover
+from pytest_clustersmoke.session.job_end import write_result
 from tests.support.job_run import WITHIN_S, JobRun, until
 from tests.support.waiting import PATIENCE_S
 
@@ -103,9 +105,7 @@ def test_job_that_had_not_started_has_its_result_while_another_still_ends(
     """Writing a hundred takes as long as a job may take to end."""
     monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", NEVER_S)
     session = run.start("a", "b")
-    until(lambda: run.submitted() == ["a", "b"])
-    run.backend.jobs["b"] = JobState("running", "RUNNING", nodes="n1")
-    until(lambda: "b" in session._watched and session._watched["b"].running)
+    run.run_job("b", nodes="n1")
     ending = JobState("running", "COMPLETING", nodes="n1")
 
     def cancel(jobs: Iterable[str]) -> bool:
@@ -194,3 +194,75 @@ def test_submission_on_its_way_is_withdrawn_by_an_interruption(
     assert run.result("a")["reason"].endswith("before the scheduler answered the submission")
     until(lambda: run.backend.named("cancel_named") == [("a",)])
     sbatch.answer.set()
+
+
+class SlowDirectory:
+    """A function that writes to the shared directory, and is not through before it is released."""
+
+    def __init__(self, write: Callable[..., Any]) -> None:
+        self._write = write
+        self.called, self.may_go_on = threading.Event(), threading.Event()
+
+    def __call__(self, *args: Any) -> Any:
+        self.called.set()
+        assert self.may_go_on.wait(WITHIN_S)
+        return self._write(*args)
+
+
+def end_meanwhile(run: JobRun, slow: SlowDirectory) -> None:
+    """End the run while its watch waits for the shared directory, which is released once the run
+    has ended, or waits for it, too."""
+    closing = threading.Thread(target=run.sessions[0].close)
+    closing.start()
+    closing.join(0.3)
+    slow.may_go_on.set()
+    closing.join()
+
+
+def test_run_ends_with_the_result_that_its_watch_is_writing(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shared directory is slow, and the end does not wait for the watch: the phase would be
+    none that is watched any more, and would have no result yet."""
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.1)
+    slow = SlowDirectory(write_result)
+    monkeypatch.setattr(job_session, "write_result", slow)
+    session = run.start("a", "b")
+    until(lambda: run.submitted() == ["a", "b"])
+    run.passes("a")
+    assert slow.called.wait(WITHIN_S)
+    end_meanwhile(run, slow)
+    assert [session.results[name].outcome for name in "ab"] == ["passed", "cancelled"]
+    ended = [phase for event, phase in run.events() if event == "ended"]
+    assert sorted(ended) == ["a", "b"]
+
+
+@pytest.mark.parametrize("step", ["prepare_jobs", "create_phase"])
+def test_phase_that_was_being_submitted_as_the_run_ended_has_a_result(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """It had left the queue, and had no job yet."""
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.1)
+    slow = SlowDirectory(getattr(submitter, step))
+    monkeypatch.setattr(submitter, step, slow)
+    session = run.start("a")
+    assert slow.called.wait(WITHIN_S)
+    end_meanwhile(run, slow)
+    assert session.results["a"].outcome == "cancelled" and run.result("a")["outcome"] == "cancelled"
+
+
+def test_run_that_has_ended_submits_nothing_more(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shared directory was slow as the phase was prepared: nobody would watch its job, or
+    cancel it."""
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.1)
+    slow = SlowDirectory(prepare_jobs)
+    monkeypatch.setattr(submitter, "prepare_jobs", slow)
+    session = run.start("a")
+    assert slow.called.wait(WITHIN_S)
+    assert not session.close() and has_closed(run)
+    events = run.events()
+    slow.may_go_on.set()
+    session._thread.join()
+    assert run.submitted() == [] and run.events() == events

@@ -49,9 +49,8 @@ def lose_node(
     run: JobRun, name: str, node: str = "n1", nodes: str = "n[1-2]", completing: str = ""
 ) -> None:
     """Let the job of a phase lose a node, once it was seen on its nodes."""
-    polls = len(run.backend.named("states"))
     run.backend.jobs[name] = JobState("running", "RUNNING", nodes=nodes)
-    until(lambda: len(run.backend.named("states")) > polls + 2)
+    run.show_states()
     status = NodeStatus(node, "down*", down=True, reason="Not responding", text=f"{node} down")
     job = ScheduledJob(state="NODE_FAIL", nodes=nodes, text="JobState=NODE_FAIL")
     run.backend.records[name] = SchedulerRecord(job, (status,))

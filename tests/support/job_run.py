@@ -10,7 +10,9 @@ from typing import Any
 
 from pytest_clustersmoke.config.phase import Phase
 from pytest_clustersmoke.evidence.run_directory import RunDir, job_name, read_json, write_json
+from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter, read_events
+from pytest_clustersmoke.jobs.job_watch import WatchedJob
 from pytest_clustersmoke.preflight.slurm_check import CheckResult
 from pytest_clustersmoke.session.job_session import JobSession, Progress
 from tests.fakes.backend import FakeBackend
@@ -100,6 +102,23 @@ class JobRun:
 
     def submitted(self) -> list[str]:
         return [name for (name,) in self.backend.named("submit")]
+
+    def watched(self, name: str) -> WatchedJob:
+        """What the last session knows of the job of a phase, once it watches it."""
+        jobs = self.sessions[-1]._watched
+        return wait_for(f"a watch over {name}", lambda: jobs.get(name), poll_s=0.005)
+
+    def run_job(self, name: str, nodes: str = "") -> None:
+        """Let the job of a phase run, and wait until the session knows."""
+        job = self.watched(name)
+        self.backend.jobs[name] = JobState("running", "RUNNING", nodes=nodes)
+        until(lambda: job.running)
+
+    def show_states(self) -> None:
+        """Wait until the session knows the states that the jobs have now: it has asked for them,
+        and then asked again. A question that was on its way does not count."""
+        polls = len(self.backend.named("states"))
+        until(lambda: len(self.backend.named("states")) > polls + 2)
 
     def passes(self, name: str, nodes: int = 1) -> None:
         """Write the files of a job that passes."""
