@@ -194,7 +194,7 @@ class Trained(Started):
         count = min(max(LOSS_STEPS, len(losses) // 10), len(losses) // 2)
         assert count, f"only {len(losses)} steps; expected at least 2"
         first, last = fmean(losses[:count]), fmean(losses[-count:])
-        assert last < first * (1 - LOSS_FALL), (
+        assert last < first - LOSS_FALL * abs(first), (
             f"the loss went from {first:.4g} to {last:.4g}; expected a fall of at "
             f"least {LOSS_FALL:.0%}"
         )

@@ -137,8 +137,18 @@ def check_replay(phase: PhaseResult) -> None:
             if not _reason_of(record) and not record.get("replayed"):
                 fail(f"{phase.ranks[rank]} repeated no gradient at step {step}; expected all")
     first, kernels = find_disagreements(proofs, phase.world_size)
+    if elsewhere := [rank for rank in sorted(first) if _drew_anew(rank, first[rank][0], proofs)]:
+        fail(
+            f"{_name_ranks(phase, elsewhere)} repeated step {first[elsewhere[0]][0]} with another "
+            "batch than the step trained on, so nothing shows whether the device computes "
+            "correctly; expected Proof.local_loss(index) to compute the loss of the batch of that "
+            "step: keep the batch, or draw it by the index, and draw no new one"
+        )
     if kernels:
-        raise Unmeasured("replay", f"not deterministic: {kernels}")
+        raise Unmeasured(
+            "replay",
+            f"not deterministic: {kernels}; or Proof.local_loss is not the loss of the step",
+        )
     if _share_statistics(proofs) and len(first) > 1:
         fail(
             f"{_name_ranks(phase, sorted(first))} disagree with themselves: repeated from the same "
@@ -149,6 +159,19 @@ def check_replay(phase: PhaseResult) -> None:
         fail("\n".join(_describe_disagreement(phase, rank, *first[rank]) for rank in sorted(first)))
     if reason := _find_reason(proofs):
         raise Unmeasured("replay", reason)
+
+
+def _drew_anew(rank: int, step: int, proofs: Proofs) -> bool:
+    """Whether the model got other tensors when the rank repeated this step. Not if it also did in a
+    step that gave the same bits: then it ran for something else as well."""
+    agreeing = [of_step[rank] for of_step in proofs.values() if rank in of_step]
+    agreeing = [record for record in agreeing if record.get("differing_count") == 0]
+    return _saw_another_batch(proofs[step][rank]) and not any(map(_saw_another_batch, agreeing))
+
+
+def _saw_another_batch(record: Mapping[str, Any]) -> bool:
+    batches = {parse_int(record.get("batch")), parse_int(record.get("repeated_batch"))}
+    return None not in batches and len(batches) > 1
 
 
 def find_disagreements(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import parse_finite, parse_int, parse_numbers, parse_texts
-from ..text import ranges
+from ..text import plural, ranges
 from .training_proofs import NO_PROOF, list_proofs, require_all_ranks
 
 # Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
@@ -27,8 +28,8 @@ MOST_LAYERS = 3  # that a message names
 
 
 def check_data(phase: PhaseResult) -> None:
-    """Fail if all ranks had the same loss, before any averaging, at every recorded step, or got the
-    same batch at every proven step: under dropout losses differ nevertheless.
+    """Fail if all ranks had the same loss, before any averaging, at every recorded step, or some
+    did, or if all got the same batch at every proven step: under dropout losses differ nevertheless.
 
     Ranks that train on the same data need no reduction to stay in sync, so no gradient shows that
     theirs works; and the job trains on one rank's share.
@@ -48,6 +49,8 @@ def check_data(phase: PhaseResult) -> None:
     own = [losses[ranks[0]] for ranks in models]
     if complete and not all(_alike(step) for step in zip(*own, strict=False)):
         _check_own_batches(phase, models)
+        if steps >= FEWEST_LOCAL_LOSSES:
+            _check_no_two_share(phase, {ranks[0]: losses[ranks[0]] for ranks in models})
         return
     if not complete or steps < FEWEST_LOCAL_LOSSES:
         raise Unmeasured(
@@ -111,6 +114,31 @@ def _check_own_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -> N
             f"proven step ({ranges(proofs)}), although their losses differ (dropout?); expected a "
             "different share of the data on each rank (DistributedSampler, or a seed that depends "
             "on rank.rank)"
+        )
+
+
+def _check_no_two_share(phase: PhaseResult, losses: Mapping[int, Sequence[float]]) -> None:
+    """Fail if some replicas had the same loss at every recorded step, as they have if the data is
+    divided by the local rank. Only of ranks that are known to hold whole models: those of a split
+    model share their batches, and a program that gives no `Groups` does not say which these are."""
+    __tracebackhide__ = True
+    replicas = phase.events("replicas").values()
+    if not replicas or any(event.get("equal") is not True for event in replicas):
+        return
+    pairs = [
+        pair
+        for pair in combinations(sorted(losses), 2)
+        if all(map(_alike, zip(*map(losses.__getitem__, pair), strict=False)))
+    ]
+    if pairs:
+        named = " and ".join(str(phase.ranks[rank]) for rank in pairs[0])
+        steps = min(map(len, losses.values()))
+        fail(
+            f"the data is not sharded: the local losses of {named} are identical in each of {steps} "
+            f"steps, as are those of {plural(len(pairs), 'pair')} of ranks in all; expected a "
+            "different share of the data on each rank, by rank.rank and rank.world_size, not by "
+            "the rank within its node; ranks that hold parts of one model, or of one sequence, are "
+            "those that Proof(groups=...) names"
         )
 
 

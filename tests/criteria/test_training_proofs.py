@@ -159,6 +159,30 @@ def test_rank_that_disagrees_with_itself_is_named(pair: Evidence) -> None:
     pair.result().check_gradients()
 
 
+@pytest.mark.parametrize("kernels", [[], [UNNAMED_KERNELS]])
+def test_step_repeated_with_another_batch_accuses_no_device(
+    pair: Evidence, kernels: list[str]
+) -> None:
+    """The program's `local_loss` drew its batch anew, on one rank or all of them: the device is
+    not at fault, and neither are its kernels."""
+    wrong = {**PROOF, **WRONG, "nondeterministic": kernels, "batch": 7}
+    pair.each("proof", **{**wrong, "repeated_batch": 8})
+    with pytest.raises(AssertionError, match=r"^all ranks repeated step 1 with another batch"):
+        check_replay(pair.result())
+
+
+def test_step_repeated_with_its_own_batch_accuses_the_device(pair: Evidence) -> None:
+    """Also if the model runs for something else as well in every step, so that the tensors that it
+    got show nothing."""
+    pair.rank(0, ("proof", PROOF))
+    other = {"batch": 7, "repeated_batch": 8}
+    for batches in ({"batch": 7, "repeated_batch": 7}, {"batch": 7, "repeated_batch": None}, other):
+        pair.each("proof", **{**PROOF, **other, "step": 4})
+        pair.rank(1, ("proof", {**PROOF, **WRONG, **batches}))
+        with pytest.raises(AssertionError, match=r"^rank 1 .* disagrees with itself"):
+            check_replay(pair.result())
+
+
 def test_kernels_in_any_order_are_unmeasured(pair: Evidence) -> None:
     """If all ranks disagree with themselves and torch says that a kernel adds in any order, nothing
     is shown; without such a kernel, or if only some ranks disagree, they are named."""
