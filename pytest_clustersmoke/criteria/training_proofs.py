@@ -71,6 +71,7 @@ def check_gradients(phase: PhaseResult) -> None:
             "gradients",
             "the local gradients of the ranks are too similar for a missing all-reduce to show",
         )
+    phase.judged.add("gradients")
 
 
 def _compare_steps(phase: PhaseResult, proofs: Proofs) -> Iterator[_Comparison]:
@@ -334,6 +335,7 @@ def check_reload(phase: PhaseResult) -> None:
             f"`reload` returned tensors of the state that was saved ({', '.join(shared)}), so "
             "nothing shows that they were loaded; build the model and the optimizer anew in it",
         )
+    phase.judged.add("checkpoint")
 
 
 def _has_buffers_of_another(

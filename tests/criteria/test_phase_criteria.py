@@ -67,7 +67,13 @@ def test_steps_in_several_loops_are_more_than_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("first", "last", "falls"),
-    [(2.0, 1.8, True), (2.0, 1.95, False), (-1.0, -1.1, True), (-1.0, -0.94, False), (0.0, 0.0, False)],
+    [
+        (2.0, 1.8, True),
+        (2.0, 1.95, False),
+        (-1.0, -1.1, True),
+        (-1.0, -0.94, False),
+        (0.0, 0.0, False),
+    ],
 )
 def test_loss_below_zero_must_fall_as_well(
     tmp_path: Path, first: float, last: float, falls: bool
