@@ -29,8 +29,8 @@ MOST_LAYERS = 3  # that a message names
 
 
 def check_data(phase: PhaseResult) -> None:
-    """Fail if all ranks, or two replicas, had the same loss, before any averaging, at every recorded
-    step, or if all got the same batch at every proven step: under dropout losses differ
+    """Fail if all ranks, or two replicas, had the same loss, before any averaging, at every
+    recorded step, or if all got the same batch at every proven step: under dropout losses differ
     nevertheless.
 
     Ranks that train on the same data need no reduction to stay in sync, so no gradient shows that
@@ -139,8 +139,8 @@ def _check_no_two_share(phase: PhaseResult, losses: Mapping[int, Sequence[float]
         steps = min(map(len, losses.values()))
         fail(
             f"the data is not sharded: the local losses of {named} are identical in each of "
-            f"{steps} steps, as are those of {plural(len(pairs), 'pair')} of ranks in all; expected a "
-            "different share of the data on each rank, by rank.rank and rank.world_size, not by "
+            f"{steps} steps, as are those of {plural(len(pairs), 'pair')} of ranks in all; "
+            "expected a different share on each rank, by rank.rank and rank.world_size, not by "
             "the rank within its node; ranks that hold parts of one model, or of one sequence, are "
             "those that Proof(groups=...) names"
         )
