@@ -128,7 +128,7 @@ def _find_shared(before: Any, reloaded: Any, model: Any) -> list[str]:
     checkpoint was loaded into a state of its own there. Not what a new model may share with the old
     one, its frozen parameters and its buffers; where these are not known, all or none."""
     saved = set(filter(None, (_place(value) for _, value in _walk(before, "", ()))))
-    fixed = set()
+    fixed: set[tuple[str, int] | None] = set()
     if model is not None:
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         fixed = {_place(tensor) for tensor in (*frozen, *model.buffers())}
