@@ -6,7 +6,13 @@ import gc
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# Generated examples are the same in each run, and none fails because the machine is busy: without
+# this, one that takes more than 200 ms does.
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("tests")
 
 pytest.register_assert_rewrite("tests.support")
 

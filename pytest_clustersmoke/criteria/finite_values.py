@@ -35,7 +35,10 @@ def check_finite_values(phase: PhaseResult) -> None:
     losses, watched = phase.events("losses"), phase.events("gradient_watch")
     everyone = list(range(phase.world_size))
     if sorted(losses) != everyone:
-        fail(f"only ranks {sorted(losses)} of {phase.world_size} reported their losses")
+        fail(
+            f"only ranks {sorted(losses)} of {phase.world_size} reported their losses; expected "
+            "step.record(loss=...) with a loss in every step, on every rank"
+        )
     if watched and sorted(watched) != everyone:
         fail(f"only ranks {sorted(watched)} of {phase.world_size} watched their gradients")
     bad = [

@@ -71,6 +71,7 @@ def check_gradients(phase: PhaseResult) -> None:
             "gradients",
             "the local gradients of the ranks are too similar for a missing all-reduce to show",
         )
+    phase.judged.add("gradients")
 
 
 def _compare_steps(phase: PhaseResult, proofs: Proofs) -> Iterator[_Comparison]:
@@ -137,8 +138,19 @@ def check_replay(phase: PhaseResult) -> None:
             if not _reason_of(record) and not record.get("replayed"):
                 fail(f"{phase.ranks[rank]} repeated no gradient at step {step}; expected all")
     first, kernels = find_disagreements(proofs, phase.world_size)
+    elsewhere = [rank for rank in sorted(first) if _drew_anew(rank, first[rank][0], proofs)]
+    if elsewhere and kernels in ("", UNNAMED_KERNELS):
+        fail(
+            f"{_name_ranks(phase, elsewhere)} repeated step {first[elsewhere[0]][0]} with another "
+            "batch than the step trained on, so nothing shows whether the device computes "
+            "correctly; expected Proof.local_loss(index) to compute the loss of the batch of that "
+            "step: keep the batch, or draw it by the index, and draw no new one"
+        )
     if kernels:
-        raise Unmeasured("replay", f"not deterministic: {kernels}")
+        raise Unmeasured(
+            "replay",
+            f"not deterministic: {kernels}; or Proof.local_loss is not the loss of the step",
+        )
     if _share_statistics(proofs) and len(first) > 1:
         fail(
             f"{_name_ranks(phase, sorted(first))} disagree with themselves: repeated from the same "
@@ -149,6 +161,19 @@ def check_replay(phase: PhaseResult) -> None:
         fail("\n".join(_describe_disagreement(phase, rank, *first[rank]) for rank in sorted(first)))
     if reason := _find_reason(proofs):
         raise Unmeasured("replay", reason)
+
+
+def _drew_anew(rank: int, step: int, proofs: Proofs) -> bool:
+    """Whether the model got other tensors when the rank repeated this step. Not if it also did in a
+    step that gave the same bits: then it ran for something else as well."""
+    agreeing = [of_step[rank] for of_step in proofs.values() if rank in of_step]
+    agreeing = [record for record in agreeing if record.get("differing_count") == 0]
+    return _saw_another_batch(proofs[step][rank]) and not any(map(_saw_another_batch, agreeing))
+
+
+def _saw_another_batch(record: Mapping[str, Any]) -> bool:
+    batches = {parse_int(record.get("batch")), parse_int(record.get("repeated_batch"))}
+    return None not in batches and len(batches) > 1
 
 
 def find_disagreements(
@@ -291,6 +316,8 @@ def check_reload(phase: PhaseResult) -> None:
     for rank, record in records.items():
         compared = record.get("tensors") or _reason_of(record)
         if record.get("equal") is not True or not compared:
+            if record.get("tensors") and _has_buffers_of_another(record, records):
+                continue
             if record.get("tensors") and replicas_differ(phase):
                 raise Unmeasured(
                     "checkpoint", "the ranks trained different parameters, and one was saved"
@@ -302,6 +329,23 @@ def check_reload(phase: PhaseResult) -> None:
             )
     if reason := next(filter(None, map(_reason_of, records.values())), ""):
         raise Unmeasured("checkpoint", reason)
+    if shared := next(filter(None, (parse_texts(r.get("shared")) for r in records.values())), []):
+        raise Unmeasured(
+            "checkpoint",
+            f"`reload` returned tensors of the state that was saved ({', '.join(shared)}), so "
+            "nothing shows that they were loaded; build the model and the optimizer anew in it",
+        )
+    phase.judged.add("checkpoint")
+
+
+def _has_buffers_of_another(
+    record: Mapping[str, Any], records: Mapping[int, Mapping[str, Any]]
+) -> bool:
+    """Whether all that differs are buffers, and the checkpoint has those of a rank that found it
+    equal. The batch norms of a replica have statistics of its own, and one replica is saved."""
+    found = record.get("reloaded_buffers")
+    saved = [r.get("buffers") for r in records.values() if r.get("equal") is True]
+    return record.get("only_buffers_differ") is True and type(found) is str and found in saved
 
 
 def require_all_ranks(phase: PhaseResult, records: Mapping[int, Any], subject: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ import pytest
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import parse_finite, parse_int, parse_numbers, parse_texts
-from ..text import ranges
+from ..text import plural, ranges
 from .training_proofs import NO_PROOF, list_proofs, require_all_ranks
 
+KIND = "data"
 # Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
 FEWEST_LOCAL_LOSSES = 5
 SAME_LOSS = 1e-6
@@ -27,8 +29,9 @@ MOST_LAYERS = 3  # that a message names
 
 
 def check_data(phase: PhaseResult) -> None:
-    """Fail if all ranks had the same loss, before any averaging, at every recorded step, or got the
-    same batch at every proven step: under dropout losses differ nevertheless.
+    """Fail if all ranks, or two replicas, had the same loss, before any averaging, at every
+    recorded step, or if all got the same batch at every proven step: under dropout losses differ
+    nevertheless.
 
     Ranks that train on the same data need no reduction to stay in sync, so no gradient shows that
     theirs works; and the job trains on one rank's share.
@@ -44,14 +47,18 @@ def check_data(phase: PhaseResult) -> None:
     if shared := [ranks for ranks in models if len(ranks) > 1]:
         _check_shared_batches(phase, shared)
     if complete and len(models) < 2:
+        phase.judged.add(KIND)  # there is nothing else to judge
         pytest.skip("the model is split over all ranks, which share each batch")
     own = [losses[ranks[0]] for ranks in models]
     if complete and not all(_alike(step) for step in zip(*own, strict=False)):
         _check_own_batches(phase, models)
+        if steps >= FEWEST_LOCAL_LOSSES:
+            _check_no_two_share(phase, {ranks[0]: losses[ranks[0]] for ranks in models})
+        phase.judged.add(KIND)
         return
     if not complete or steps < FEWEST_LOCAL_LOSSES:
         raise Unmeasured(
-            "data",
+            KIND,
             f"not every rank recorded a loss of its own in {FEWEST_LOCAL_LOSSES} steps or more; "
             "step.record(loss=...) needs the rank's own",
         )
@@ -79,13 +86,13 @@ def _check_shared_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -
     __tracebackhide__ = True
     proofs = list_proofs(phase)
     if not proofs:
-        raise Unmeasured("data", NO_PROOF)
+        raise Unmeasured(KIND, NO_PROOF)
     for step, records in proofs.items():
         require_all_ranks(phase, records, f"the proof of step {step}")
         for ranks in models:
             batches = {parse_int(records[rank].get("batch")) for rank in ranks}
             if batches == {None}:
-                raise Unmeasured("data", "no argument of the model is a tensor to compare")
+                raise Unmeasured(KIND, "no argument of the model is a tensor to compare")
             if len(batches) > 1:
                 fail(
                     f"ranks {ranges(ranks)} hold the parts of one model, but saw different batches "
@@ -111,6 +118,31 @@ def _check_own_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -> N
             f"proven step ({ranges(proofs)}), although their losses differ (dropout?); expected a "
             "different share of the data on each rank (DistributedSampler, or a seed that depends "
             "on rank.rank)"
+        )
+
+
+def _check_no_two_share(phase: PhaseResult, losses: Mapping[int, Sequence[float]]) -> None:
+    """Fail if some replicas had the same loss at every recorded step, as they have if the data is
+    divided by the local rank. Only of ranks that are known to hold whole models: those of a split
+    model share their batches, and a program that gives no `Groups` does not say which these are."""
+    __tracebackhide__ = True
+    replicas = phase.events("replicas").values()
+    if not replicas or any(event.get("equal") is not True for event in replicas):
+        return
+    pairs = [
+        pair
+        for pair in combinations(sorted(losses), 2)
+        if all(map(_alike, zip(*map(losses.__getitem__, pair), strict=False)))
+    ]
+    if pairs:
+        named = " and ".join(str(phase.ranks[rank]) for rank in pairs[0])
+        steps = min(map(len, losses.values()))
+        fail(
+            f"the data is not sharded: the local losses of {named} are identical in each of "
+            f"{steps} steps, as are those of {plural(len(pairs), 'pair')} of ranks in all; "
+            "expected a different share on each rank, by rank.rank and rank.world_size, not by "
+            "the rank within its node; ranks that hold parts of one model, or of one sequence, are "
+            "those that Proof(groups=...) names"
         )
 
 

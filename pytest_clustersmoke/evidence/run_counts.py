@@ -110,6 +110,9 @@ class PhaseCounts(RecordModel):
         default=[], description="kinds of criteria that its own settings require"
     )
     judged: list[str] = Field(default=[], description="the kinds that its criteria judged")
+    proofs: list[str] = Field(
+        default=[], description="proofs that a program which trained as it did can be asked for"
+    )
     sides: list[str] = Field(
         default=[], description="where its ranks communicate: inside nodes, between nodes"
     )

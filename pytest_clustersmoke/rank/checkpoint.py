@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .leaves import find_on_disk, gather_whole
+from .leaves import find_on_disk, gather_whole, local_part
 from .process_group import barrier, broadcast_object
 from .rank_environment import RankEnvironment, RankMisuse
 
@@ -89,6 +89,64 @@ def mismatched_paths(expected: Digest, actual: Digest) -> list[str]:
     """The paths whose values differ, or that only one digest has, in order."""
     paths = dict.fromkeys([*expected, *actual])
     return [path for path in paths if expected.get(path) != actual.get(path)]
+
+
+def compare_states(before: Any, expected: Digest, reloaded: Any, model: Any) -> dict[str, Any]:
+    """The fields of the `reload` event: whether a reloaded state has the digest of the one `before`
+    saving, and what its tensors share with that. `model` is that of the proof, or None."""
+    actual = digest(reloaded)
+    buffers = {name for name, _ in model.named_buffers()} if model is not None else set()
+    return {
+        **compare_digests(expected, actual),
+        **_compare_buffers(expected, actual, buffers),
+        "shared": _find_shared(before, reloaded, model)[:10],
+    }
+
+
+def _compare_buffers(expected: Digest, actual: Digest, names: set[str]) -> dict[str, Any]:
+    """Hashes of the buffers with these names in both states, and whether nothing else differs. In
+    data parallel training each rank has its own, such as the statistics of batch norms, of which
+    one rank's are saved."""
+    paths = {path for path in expected.keys() | actual.keys() if _ends_in(path, names)}
+    if not paths:
+        return {}
+    before, after = (
+        Digest({path: state[path] for path in sorted(paths & state.keys())}).hex
+        for state in (expected, actual)
+    )
+    alone = set(mismatched_paths(expected, actual)) <= paths
+    return {"buffers": before, "reloaded_buffers": after, "only_buffers_differ": alone}
+
+
+def _ends_in(path: str, names: set[str]) -> bool:
+    parts = path.split(".")
+    return any(".".join(parts[at:]) in names for at in range(len(parts)))
+
+
+def _find_shared(before: Any, reloaded: Any, model: Any) -> list[str]:
+    """The tensors of the reloaded state that lie in the memory of those that were saved: no
+    checkpoint was loaded into a state of its own there. Not what a new model may share with the old
+    one, its frozen parameters and its buffers; where these are not known, all or none."""
+    saved = set(filter(None, (_place(value) for _, value in _walk(before, "", ()))))
+    fixed: set[tuple[str, int] | None] = set()
+    if model is not None:
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        fixed = {_place(tensor) for tensor in (*frozen, *model.buffers())}
+    places = {path: place for path, value in _walk(reloaded, "", ()) if (place := _place(value))}
+    shared = [path for path, place in places.items() if place in saved - fixed]
+    return shared if model is not None or len(shared) == len(places) else []
+
+
+def _place(value: Any) -> tuple[str, int] | None:
+    """The memory of a tensor, or of this rank's part of it; None of one that has none."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return None
+    part = local_part(value)
+    if part.layout is not torch.strided or not part.numel():
+        return None
+    return str(part.device), int(part.untyped_storage().data_ptr())
 
 
 def compare_digests(expected: Digest, actual: Digest) -> dict[str, Any]:

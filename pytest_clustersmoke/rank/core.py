@@ -56,6 +56,7 @@ class Rank:
         self._resume = Resume(environment, self._events)
         self._peaks: Peaks | None = None
         self._identity = ""
+        self._model: torch.nn.Module | None = None  # that of the proof
         self._hook: RankHook = load_hook(self, environment.fault, self._events.event)
 
     @classmethod
@@ -183,6 +184,7 @@ class Rank:
         self._hook.parameters = [p for p in proof.model.parameters() if p.requires_grad]
         self._hook.has_peer_loss = proof.peer_loss is not None
         self._hook.proof = proof
+        self._model = proof.model
         seed = process_group.broadcast_object(secrets.token_hex(8))
         steps = draw_steps(count, self._environment.proof_steps, seed)
         self._events.event("proof_plan", seed=seed, steps=[step + 1 for step in steps])
@@ -359,8 +361,12 @@ class Rank:
         """
         expected = before if isinstance(before, checkpoint.Digest) else self.digest(before)
         load = checkpoint.load_shards
-        reloaded = self.stage("reload", lambda: self.digest(load(self.output_dir, reload)))
-        compared = checkpoint.compare_digests(expected, reloaded)
+        compared = self.stage(
+            "reload",
+            lambda: checkpoint.compare_states(
+                before, expected, load(self.output_dir, reload), self._model
+            ),
+        )
         self._events.event("reload", **compared, source="model built anew")
         return bool(compared["equal"])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -115,6 +116,19 @@ class ModelInputs:
                 self.batch = _wrap((self.batch or 0) * FACTOR + checksum)
             elif not isinstance(leaf, PLAIN):
                 self.is_whole = False
+
+
+@contextmanager
+def watch_inputs(model: Any, batch_dim: int | None) -> Iterator[ModelInputs]:
+    """What the model gets within the block, in all of its passes."""
+    inputs = ModelInputs(batch_dim)
+    handle = model.register_forward_pre_hook(
+        lambda _module, values, named: inputs.add(values, named), with_kwargs=True
+    )
+    try:
+        yield inputs
+    finally:
+        handle.remove()
 
 
 def _wrap(number: int) -> int:

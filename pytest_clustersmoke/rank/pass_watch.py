@@ -84,13 +84,20 @@ class PassWatch:
                 self.states.step_done(step, self.replicas.is_due(step))
 
     def average_losses(self, recorded: int) -> list[float]:
-        """The mean over all ranks at each step; NaN if any rank had NaN, empty without losses."""
+        """The mean over all ranks at each step; NaN if any rank had NaN, empty if a rank recorded a
+        step without a loss: all ranks must know it, as they add up their losses together."""
+        import torch
         import torch.distributed as dist
 
+        is_alone = not (dist.is_available() and dist.is_initialized())
+        if not is_alone:
+            flag = torch.tensor(int(self.has_loss), device=self._device)
+            dist.all_reduce(flag, dist.ReduceOp.MIN)
+            self.has_loss = bool(flag)
         if not self.has_loss:
             return []
         losses = self.losses[:recorded].to(self._device, copy=True)
-        if dist.is_available() and dist.is_initialized():
+        if not is_alone:
             dist.all_reduce(losses)
             losses /= self._world_size
         means: list[float] = losses.tolist()

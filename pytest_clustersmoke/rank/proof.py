@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .attention import fixed_attention
 from .cross_replay import RANKS, CrossReplay
-from .engine_pass import EnginePass, ModelInputs
+from .engine_pass import EnginePass, ModelInputs, watch_inputs
 from .gradients import Probe
 from .leaves import Groups, gathers_parameters, shares_statistics, waits_in_forward
 from .rank_environment import RankMisuse
@@ -208,10 +208,12 @@ class StepProver:
         model, local_loss = self._proof.model, self._proof.local_loss
         losses = partial(local_loss, index)
         replay = Replay(model, self._parameters, losses, randomness, progress)
-        local, own = replay.gradients()
+        with watch_inputs(model, self._proof.batch_dim) as repeated:
+            local, own = replay.gradients()
         overflowed = self._proof.precision == FP16 and self._any_overflowed(local)
         differing, kernels = replay.find_differences(engine, own)
         fields = {
+            "repeated_batch": repeated.batch,
             "replayed": len(own),
             "differing": [self._names[at] for at in differing[:MOST_NAMES]],
             "differing_count": len(differing),

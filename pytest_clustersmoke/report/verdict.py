@@ -211,11 +211,22 @@ def _describe_unproven(record: RunRecord) -> str:
     """What could not be proven of the programs, by phase, for the end of the sentence."""
     by_kinds: dict[str, list[str]] = {}
     for phase in record.phases:
-        kinds = ", ".join(kind for kind in OF_PROGRAM if kind in phase.not_measured)
+        unjudged = _list_unjudged_proofs(phase)
+        named = [kind for kind in OF_PROGRAM if kind in phase.not_measured or kind in unjudged]
+        kinds = ", ".join([*named, *(kind for kind in unjudged if kind not in OF_PROGRAM)])
         by_kinds.setdefault(kinds, []).append(phase.phase)
     by_kinds.pop("", None)
     listed = [f"{', '.join(phases)}: {kinds}" for kinds, phases in by_kinds.items()]
     return f"; not proven: {'; '.join(listed)}" if listed else ""
+
+
+def _list_unjudged_proofs(phase: PhaseRecord) -> list[str]:
+    """The proofs of training that no criterion judged of a phase that trained: its class has none
+    for them, or overrides or skips them. Not if one of its criteria failed, or was not selected."""
+    if phase.outcome != "passed" or phase.counts.is_cut or _failed_criteria(phase):
+        return []
+    answered = {*phase.counts.judged, *phase.not_measured}
+    return [kind for kind in phase.counts.proofs if kind not in answered]
 
 
 def _count_phases(record: RunRecord, verdict: str) -> str:
@@ -367,7 +378,7 @@ def _find_unreported(phase: PhaseRecord, record: RunRecord) -> Iterator[MissingR
     reported = _reported(phase)
     missing = sorted({*phase.counts.selected} - reported)
     judged = [name for name in reported if phase.criteria[name].result != "skipped"]
-    if not judged and (reported or phase.counts.defined):
+    if not judged and (reported or phase.counts.defined is not None):
         if _required(record).isdisjoint(phase.not_measured):  # otherwise already reported
             yield _missing(phase, "no criterion was judged")
     elif missing and not record.interrupted:

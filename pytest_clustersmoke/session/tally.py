@@ -26,6 +26,7 @@ CRASHED = "???"  # xdist's `when` for a test whose worker died
 # A criterion that does not hold raises one of these; any other exception is an error in its code.
 JUDGED = (AssertionError, JobFailed, pytest.fail.Exception)
 MAX_CHARACTERS = 4000
+TRAINED = "train_loss"  # a metric that only `rank.steps` records, of the losses of its steps
 
 
 # Where a report is made
@@ -77,6 +78,7 @@ def mark_report(
     setattr(report, MARKS, marks)
     if result is not None:
         _mark_judged(report, item, marks, result.judged)
+        marks.update(filter(None, [name_proofs(result)]))
         _mark_sensitivity(report, item, marks, result.sensitivity)
     if "phase" not in dict(report.user_properties):  # the test did not reach its fixture
         report.user_properties.append(("phase", phase))
@@ -105,6 +107,14 @@ def _mark_judged(
         marks["kinds"] = ",".join(kinds)
         for holder in (item, report):
             holder.user_properties.append(("judged", ",".join(kinds)))
+
+
+def name_proofs(result: PhaseResult) -> tuple[str, str] | None:
+    """The mark with the proofs of training that can be asked of the phase's program; None if it
+    trained in no loop of `rank.steps`."""
+    if not any(TRAINED in rank.metrics() for rank in result.ranks):
+        return None
+    return "proofs", "gradients,data,checkpoint" if result.world_size > 1 else "checkpoint"
 
 
 def _mark_sensitivity(
@@ -210,6 +220,8 @@ def count_report(tally: RunTally, report: pytest.TestReport) -> tuple[str, str] 
     unmeasured = marks.get("unmeasured", JOB)  # JOB: skipped, because the job did not pass
     if report.skipped and unmeasured != JOB and not _is_expected(report, marks):
         phase.unmeasured.add(unmeasured)
+    if marks.get("proofs"):
+        phase.counts.proofs = marks["proofs"].split(",")
     if marks.get("judged"):
         kinds = marks["judged"].split(",")
         phase.counts.judged = sorted({*phase.counts.judged, *kinds})

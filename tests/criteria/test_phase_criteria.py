@@ -55,6 +55,39 @@ def test_node_that_reported_no_interfaces_is_unmeasured(tmp_path: Path) -> None:
         Started().test_pinned_interfaces_are_on_every_node(ran(tmp_path, ETH, None))
 
 
+def test_steps_in_several_loops_are_more_than_asked_for(tmp_path: Path) -> None:
+    """Each loop's record replaces that of the loop before, so a bad first epoch would not show."""
+    evidence = Evidence(tmp_path, args={"steps": 3}).started()
+    done = ("stage", {"name": "train", "state": "end"}), ("step_times", {"seconds": [0.1] * 3})
+    evidence.rank(0, ("step", {"step": 3, "steps": 3}), *done)
+    Trained().test_all_steps_are_done(evidence.result())
+    with pytest.raises(AssertionError, match=r"rank 0 \(n0\) trained in 2 loops of rank.steps"):
+        Trained().test_all_steps_are_done(evidence.rank(0, *done).result())
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "falls"),
+    [
+        (2.0, 1.8, True),
+        (2.0, 1.95, False),
+        (-1.0, -1.1, True),
+        (-1.0, -0.94, False),
+        (0.0, 0.0, False),
+    ],
+)
+def test_loss_below_zero_must_fall_as_well(
+    tmp_path: Path, first: float, last: float, falls: bool
+) -> None:
+    """A log-likelihood that rises from -1 to -0.94 has not fallen."""
+    losses = [first] * 5 + [last] * 5
+    phase = Evidence(tmp_path).started().each("losses", mean=losses).result()
+    if falls:
+        Trained().test_loss_over_all_ranks_falls(phase)
+        return
+    with pytest.raises(AssertionError, match="expected a fall of at least 5%"):
+        Trained().test_loss_over_all_ranks_falls(phase)
+
+
 def measured(folder: Path, values: dict[str, float], **references: tuple[str, float]) -> PhaseView:
     """A phase whose two ranks recorded these metrics; a reference is its bound and its value."""
     evidence = Evidence(folder, ranks_per_node=2).started().each("metrics", values=values)

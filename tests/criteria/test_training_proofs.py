@@ -123,6 +123,42 @@ def test_checkpoint_that_could_not_be_read_is_unmeasured(pair: Evidence) -> None
         pair.each("reload", **record | {"equal": False}).result().check_reload()
 
 
+BUFFERS = {"tensors": 9, "mismatched": ["bn.running_mean"], "only_buffers_differ": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "red"),
+    [
+        ({}, False),
+        ({"reloaded_buffers": "of nobody"}, True),
+        ({"reloaded_buffers": None, "buffers": None}, True),
+        ({"only_buffers_differ": False}, True),
+        ({"only_buffers_differ": "yes"}, True),
+        ({"tensors": 0}, True),
+    ],
+)
+def test_statistics_of_the_rank_that_saved_are_no_difference(
+    pair: Evidence, change: dict[str, Any], red: bool
+) -> None:
+    """Each replica's batch norms have statistics of their own, and rank 0's are saved."""
+    pair.rank(0, ("reload", {"equal": True, "tensors": 9, "buffers": "a", "mismatched": []}))
+    other = {"equal": False, "buffers": "b", "reloaded_buffers": "a", **BUFFERS, **change}
+    pair.rank(1, ("reload", other))
+    if red:
+        with pytest.raises(AssertionError, match="the reloaded checkpoint differs on rank 1"):
+            pair.result().check_reload()
+    else:
+        pair.result().check_reload()
+
+
+def test_checkpoint_that_was_not_loaded_is_unmeasured(pair: Evidence) -> None:
+    """The program returned the tensors that it had saved."""
+    record = {"equal": True, "tensors": 4, "mismatched": []}
+    pair.rank(0, ("reload", record)).rank(1, ("reload", {**record, "shared": ["0.weight"]}))
+    with pytest.raises(Unmeasured, match=r"tensors of the state that was saved \(0.weight\)"):
+        pair.result().check_reload()
+
+
 def test_an_equal_checkpoint(pair: Evidence) -> None:
     """Equal on every rank passes."""
     pair.each("reload", equal=True, tensors=4, mismatched=[]).result().check_reload()
@@ -157,6 +193,33 @@ def test_rank_that_disagrees_with_itself_is_named(pair: Evidence) -> None:
     with pytest.raises(AssertionError, match=words):
         check_replay(pair.result())
     pair.result().check_gradients()
+
+
+@pytest.mark.parametrize("kernels", [[], [UNNAMED_KERNELS]])
+def test_step_repeated_with_another_batch_accuses_no_device(
+    pair: Evidence, kernels: list[str]
+) -> None:
+    """The program's `local_loss` drew its batch anew, on one rank or all of them: the device is
+    not at fault, and neither are its kernels."""
+    wrong = {**PROOF, **WRONG, "nondeterministic": kernels, "batch": 7}
+    pair.each("proof", **{**wrong, "repeated_batch": 8})
+    with pytest.raises(AssertionError, match=r"^all ranks repeated step 1 with another batch"):
+        check_replay(pair.result())
+    named = {**wrong, "repeated_batch": 8, "nondeterministic": ["x does not have a ..."]}
+    with pytest.raises(Unmeasured, match="not deterministic: x does not have"):
+        check_replay(pair.each("proof", **named).result())
+
+
+def test_step_repeated_with_its_own_batch_accuses_the_device(pair: Evidence) -> None:
+    """Also if the model runs for something else as well in every step, so that the tensors that it
+    got show nothing."""
+    pair.rank(0, ("proof", PROOF))
+    other = {"batch": 7, "repeated_batch": 8}
+    for batches in ({"batch": 7, "repeated_batch": 7}, {"batch": 7, "repeated_batch": None}, other):
+        pair.each("proof", **{**PROOF, **other, "step": 4})
+        pair.rank(1, ("proof", {**PROOF, **WRONG, **batches}))
+        with pytest.raises(AssertionError, match=r"^rank 1 .* disagrees with itself"):
+            check_replay(pair.result())
 
 
 def test_kernels_in_any_order_are_unmeasured(pair: Evidence) -> None:

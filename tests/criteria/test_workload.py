@@ -42,6 +42,41 @@ def test_same_data_on_every_rank_is_not_sharded(pair: Evidence) -> None:
     check_data(pair.result())
 
 
+@pytest.fixture
+def quad(tmp_path: Path) -> Evidence:
+    """A job of two nodes and four ranks that is done; ranks 0 and 2, and 1 and 3, had one loss."""
+    evidence = Evidence(tmp_path, 2, 2).done()
+    for rank in range(4):
+        own = [0.5 + (rank % 2) / 10 - step / 20 for step in range(5)]
+        evidence.rank(rank, ("losses", {"mean": SHARED, "local_first": own}))
+    return evidence
+
+
+def test_data_divided_by_the_local_rank_is_not_sharded(quad: Evidence) -> None:
+    """Each node then trains on the same data, though ranks of one node have data of their own."""
+    quad.each("replicas", equal=True, compared=3)
+    words = r"the local losses of rank 0 \(n0\) and rank 2 \(n1\) are identical in each of 5 steps"
+    with pytest.raises(AssertionError, match=f"{words}, as are those of 2 pairs of ranks in all"):
+        check_data(quad.result())
+
+
+@pytest.mark.parametrize("replicas", [{}, {"equal": False}, {"sharded": True}])
+def test_ranks_that_may_hold_parts_of_one_model_may_share_data(
+    quad: Evidence, replicas: dict[str, Any]
+) -> None:
+    """Ranks that are not shown to hold the same parameters are not known to be replicas."""
+    if replicas:
+        quad.each("replicas", **replicas)
+    check_data(quad.result())
+
+
+def test_two_replicas_with_one_loss_in_fewer_than_five_steps_pass(quad: Evidence) -> None:
+    quad.each("replicas", equal=True, compared=3)
+    for rank in range(4):
+        quad.rank(rank, ("losses", {"mean": SHARED, "local_first": [0.5, 0.4, rank % 2, 0.2]}))
+    check_data(quad.result())
+
+
 SHARED = [0.5, 0.4, 0.3, 0.2, 0.1]
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from pytest_clustersmoke.rank.checkpoint import BadShard, load_shards
+from pytest_clustersmoke.rank.checkpoint import BadShard, compare_states, digest, load_shards
 
 SHARD = "__0_0.distcp"
 pytestmark = pytest.mark.usefixtures("single_rank")  # torch 2.2 loads nothing without one
@@ -93,3 +93,45 @@ def test_damaged_metadata_leave_the_error_as_it_is(tmp_path: Path) -> None:
 def test_whole_shards_are_loaded(tmp_path: Path) -> None:
     write(tmp_path / "saved", 200)
     assert load_shards(tmp_path, lambda: read(tmp_path / "saved"))["step"] == 5
+
+
+class Normed(torch.nn.Sequential):
+    """A frozen layer, a trained one, and a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+        self[0].requires_grad_(False)
+
+
+def compare(before: Any, after: Any, model: Any = None) -> dict[str, Any]:
+    return compare_states(before, digest(before), after, model)
+
+
+def test_tensors_that_were_saved_are_not_loaded_ones() -> None:
+    """They lie in the same memory; a new model may share frozen parameters and buffers with the old
+    one, and a digest has no memory."""
+    model, new = Normed(), Normed()
+    state = {"model": model.state_dict(), "moment": torch.ones(3)}
+    assert compare(state, state)["shared"] == compare(state, state, Normed())["shared"]
+    shared = compare(state, state, model)["shared"]
+    assert shared == ["model.1.weight", "model.1.bias", "model.2.weight", "model.2.bias", "moment"]
+    new[0], new[2] = model[0], torch.nn.BatchNorm1d(3)
+    assert compare(model.state_dict(), new.state_dict(), model)["shared"] == []
+    assert compare(model.state_dict(), new.state_dict())["shared"] == []
+    loaded = {"model": new.state_dict(), "moment": state["moment"]}
+    assert compare(state, loaded, model)["shared"] == ["moment"]
+    assert compare_states(digest(state), digest(state), state, model)["shared"] == []
+
+
+def test_statistics_of_another_rank_are_told_from_other_differences() -> None:
+    model, new = Normed(), Normed()
+    new.load_state_dict(model.state_dict())
+    layer, norm = cast(Any, new[1]), cast(Any, new[2])
+    norm.running_mean += 1
+    fields = compare({"model": model.state_dict()}, {"model": new.state_dict()}, model)
+    assert fields["only_buffers_differ"] and not fields["equal"]
+    own = compare({"model": new.state_dict()}, {"model": new.state_dict()}, model)
+    assert own["equal"] and own["buffers"] == fields["reloaded_buffers"] != fields["buffers"]
+    layer.weight.data += 1
+    fields = compare({"model": model.state_dict()}, {"model": new.state_dict()}, model)
+    assert not fields["only_buffers_differ"]

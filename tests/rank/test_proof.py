@@ -57,6 +57,25 @@ def test_training_is_the_same_bit_for_bit(single_rank: None) -> None:
     assert all(proof["gradients"]["synced"] and proof["samples"] == 16 for proof in proofs)
 
 
+def test_batch_of_the_repetition_is_noted(single_rank: None) -> None:
+    """It is the step's own, or another that the program drew: the two tell a device that is wrong
+    from a program that is."""
+    model = torch.nn.Linear(WIDTH, 1)
+    batches = [torch.randn(4, WIDTH) for _ in range(3)]
+    drawn = iter([batches[1], *[batches[2]] * 20])
+    proof = Proof(model, lambda index: model(next(drawn)).square().mean())
+    prover = StepProver(proof, {0, 1}, 1, lambda: None)
+    records = []
+    for index in range(2):
+        prover.begin(index)
+        model.zero_grad()
+        model(batches[1]).square().mean().backward()
+        records.append(prover.prove(index))
+    assert records[0]["differing_count"] == 0 and records[1]["differing_count"] == 2
+    assert records[0]["repeated_batch"] == records[0]["batch"] == records[1]["batch"]
+    assert records[1]["repeated_batch"] not in (None, records[1]["batch"])
+
+
 class Recomputed(torch.nn.Module):
     """A model that recomputes its activations in the backward pass."""
 

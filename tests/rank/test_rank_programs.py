@@ -162,3 +162,13 @@ def test_single_rank_under_a_trainer_gets_a_group(torchrun: Callable[..., Run]) 
     assert run.status == 0, run.output
     assert run.only("group")["backend"] == "gloo"
     assert run.only("fact")["values"] == {"shared": [1]}
+
+
+@pytest.mark.slow
+def test_rank_without_a_loss_lets_no_other_wait(torchrun: Callable[..., Run]) -> None:
+    """Losses are added up over all ranks, so all leave them out if one has none."""
+    run = torchrun("lossless.py", ranks=2)
+    assert run.status == 0, run.output
+    for rank in range(2):
+        assert run.events(rank).last("losses") is None
+        assert run.only("replicas", rank)["compared"] == 2  # what follows is compared as ever

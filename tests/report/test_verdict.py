@@ -252,6 +252,29 @@ def test_twin_run_that_no_criterion_judges_is_missing() -> None:
     assert judge(made).name == FIT
 
 
+def test_phase_whose_class_has_no_criterion_is_not_fit() -> None:
+    """Its methods may be misspelt: `check_loss` is no test."""
+    made = tally(a="passed")
+    made.phase("a").counts.defined = []
+    assert judge(made).not_measured == ["a: no criterion was judged"]
+
+
+def test_sentence_names_the_proofs_that_a_class_does_not_ask_for() -> None:
+    """Of a phase that trained, whose class has no criterion for them, or overrides or skips it."""
+    made = tally(report(phase="a", proofs="gradients,data,checkpoint"), a="passed")
+    assert judge(made).sentence == (
+        "FIT: 1 of 1 phases passed; not proven: a: data, gradients, checkpoint"
+    )
+    count_report(made, report("test_b", phase="a", judged="checkpoint,gradients"))
+    assert judge(made).sentence.endswith("; not proven: a: data")
+    counts = made.phase("a").counts
+    counts.defined, counts.selected = ["test_a", "test_b"], ["test_a"]  # -k left one out
+    assert "not proven" not in judge(made).sentence
+    counts.defined = None
+    count_report(made, report("test_c", "failed", phase="a"))
+    assert "not proven" not in judge(made).sentence
+
+
 def expected_to_fail(name: str, **changes: str) -> pytest.TestReport:
     made = report(name, "skipped", phase="a", **changes)
     made.wasxfail = "later"

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pytest_clustersmoke.evidence.run_counts import RunTally
-from pytest_clustersmoke.session.tally import MARKS, count_report, failure_text
+from pytest_clustersmoke.session.tally import MARKS, count_report, failure_text, name_proofs
+from tests.support.evidence import Evidence
 from tests.support.harness import Suite, lines_with
+
+
+@pytest.mark.parametrize(
+    ("ranks", "values", "proofs"),
+    [
+        (2, {"train_loss": 0.5}, ("proofs", "gradients,data,checkpoint")),
+        (1, {"train_loss": 0.5}, ("proofs", "checkpoint")),
+        (2, {"steps_per_s": 3.0}, None),
+    ],
+)
+def test_program_that_trained_can_be_asked_for_proofs(
+    tmp_path: Path, ranks: int, values: dict[str, float], proofs: tuple[str, str] | None
+) -> None:
+    """Whatever the class of its phase asks for; a program that times collectives cannot."""
+    evidence = Evidence(tmp_path, ranks_per_node=ranks).done().each("metrics", values=values)
+    assert name_proofs(evidence.result()) == proofs
+
 
 CLAIMS = """\
 def test_plain(record_property):
