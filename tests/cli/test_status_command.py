@@ -154,7 +154,7 @@ def test_narrow_terminal_still_shows_each_phase(
         f"no process watches it; pytest --cluster one --cluster-attach {run_id} goes on with it"
     )
     assert head == "phases: 0 of 1 phase done, 1 ending"
-    assert row.split() == ["small", "ending", "ended;", "no", "result", "yet"]
+    assert row.split() == ["small", "ending", "awaiting", "its", "result"]
 
 
 def test_missing_cluster_file_is_refused(

@@ -157,7 +157,7 @@ def _show_rate(mark: Mark) -> str:
 
 def _waiting_reason(state: PhaseState, now: float) -> str:
     if state.state == ENDING:
-        return "its job is over; waiting for the result"
+        return "awaiting its result"
     if state.state == WAITING:
         return state.detail or "to be submitted"
     if state.state != PENDING:
