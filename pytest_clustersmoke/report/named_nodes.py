@@ -13,6 +13,10 @@ from ..text import FAILURE, plural, shorten
 from .node_evidence import observe_nodes
 
 MAX_NODES, MAX_NAMED, MAX_USUAL = 64, 4, 8
+# Checks that a wrong profile fails on every node: a job of one node does not tell which is wrong.
+OF_PROFILE = frozenset(
+    {"gpu-model-differs", "gpus-missing", "interface-missing", "tmp-not-writable"}
+)
 UUIDS = ("GPU-", "MIG-")  # how the UUIDs of devices begin
 
 
@@ -55,8 +59,15 @@ def _name_node(seen: NodeObservation, phase: PhaseRecord) -> tuple[NamingRecord,
 
 def _is_of(finding: FindingRecord, seen: NodeObservation, phase: PhaseRecord) -> bool:
     """Whether this finding is what was seen of the node."""
-    names = {seen.node, *(node.host for node in phase.nodes if node.node == seen.node)}
-    return f"{finding.id}: {finding.cause}" == seen.reason and bool(names & {*finding.hosts})
+    return f"{finding.id}: {finding.cause}" == seen.reason and _names_node(
+        finding, seen.node, phase
+    )
+
+
+def _names_node(finding: FindingRecord, node: str, phase: PhaseRecord) -> bool:
+    """Whether a finding of this phase names the node, or its host."""
+    hosts = {node, *(each.host for each in phase.nodes if each.node == node)}
+    return not hosts.isdisjoint(finding.hosts)
 
 
 def _find_gpus(
@@ -119,18 +130,25 @@ def find_bad_nodes(record: RunRecord) -> dict[str, str]:
                     seen.setdefault(node, []).append((finding.id, phase.phase))
     for named in record.named_nodes:
         for naming in named.named:
-            if naming.phase in phases and _has_failed(naming, phases[naming.phase]):
+            if naming.phase in phases and _has_failed(naming, named.node, phases[naming.phase]):
                 seen.setdefault(named.node, []).append((naming.finding, naming.phase))
     return {node: "; ".join(_list_places(places)) for node, places in seen.items()}
 
 
-def _has_failed(naming: NamingRecord, phase: PhaseRecord) -> bool:
-    """Whether a check that failed the phase names the node: a warning does not."""
+def _has_failed(naming: NamingRecord, node: str, phase: PhaseRecord) -> bool:
+    """Whether a check of the node itself failed, and the node, not the profile, is the cause. A
+    warning about one node does not count where another failed the same check."""
     if naming.finding == SLOW:
         red = [one for one in phase.criteria.values() if one.result == "failed"]
         return any("stragglers" in one.judged for one in red)
-    findings = [finding for finding in phase.findings if finding.id == naming.finding]
-    return naming.is_check and any(finding.severity == FAILURE for finding in findings)
+    if not naming.is_check or (naming.finding in OF_PROFILE and len(phase.nodes) < 2):
+        return False
+    return any(
+        finding.id == naming.finding
+        and finding.severity == FAILURE
+        and _names_node(finding, node, phase)
+        for finding in phase.findings
+    )
 
 
 def title_bad_nodes(nodes: Mapping[str, str]) -> str:

@@ -93,13 +93,14 @@ def test_process_that_has_ended_waits_no_more() -> None:
 
 def test_bound_of_a_test_is_for_the_time_in_which_nothing_waited() -> None:
     """What the tests measure between two moments, of which each has a sample just before or after.
-    Without the kernel's count all of it counts."""
+    Without the kernel's count all of it counts; a third does, where work waited all the time."""
     pressure = load.Pressure()
     assert pressure.own_s(10.0, 15.0) == 5.0
     pressure._samples = [(10.0, 3.0), (11.0, 3.0), (12.0, 3.8), (13.0, 3.8)]
     assert pressure.own_s(10.0, 11.0) == 1.0
     assert pressure.own_s(10.5, 13.5) == pytest.approx(3.0 - 0.8)
-    assert pressure.own_s(11.5, 11.6) == 0.0
+    pressure._samples = [(10.0, 3.0), (40.0, 63.0)]
+    assert pressure.own_s(10.0, 40.0) == pytest.approx(10.0)
 
 
 def test_wait_of_all_work_is_read_from_the_kernel(

@@ -193,6 +193,12 @@ def failed_check(name: str, node: str, severity: str = "failure") -> records.Rec
     return failed(name, id="gpu-ecc-errors", hosts=[node], severity=severity)
 
 
+def wrong_model(name: str, nodes: int) -> records.Record:
+    """A phase of which the last node has another GPU than the profile says."""
+    found = records.finding(id="gpu-model-differs", hosts=[f"node{nodes - 1}"], ranks=[])
+    return records.phase(name, nodes=nodes, outcome="failed", findings=[found])
+
+
 def slow_and_red(name: str) -> records.Record:
     phase = slow(name)
     phase["criteria"]["test_slow"] = {"result": "failed", "text": "t", "judged": ["stragglers"]}
@@ -226,15 +232,31 @@ def test_bad_node_is_named_beside_the_verdict(tmp_path: Path) -> None:
         {**failed_check("a", "node1", severity="warning"), "outcome": "passed"},
         {**isolated("a", "node1"), "fault": "rank-killed"},
         {**isolated("a", "node1"), "known": KNOWN},
+        wrong_model("a", nodes=1),
     ],
-    ids=["job", "slow but met", "not found", "a link", "warning", "staged", "known"],
+    ids=["job", "slow but met", "not found", "a link", "warning", "staged", "known", "profile"],
 )
 def test_node_is_not_called_bad_without_proof(phase: records.Record) -> None:
     """A failed job, whose program may be the cause; a warning; an isolation that names no node; a
-    staged or a known failure."""
+    staged or a known failure; a check that a wrong profile fails, on the job's only node."""
     made = named(phase)
     assert find_bad_nodes(records.parsed(made)) == {}
     assert "Bad node" not in page(made).partition("</header>")[0]
+
+
+def test_node_that_fails_a_check_alone_is_bad() -> None:
+    """Another node, of which the same check only warns, is not; and where other nodes of the job
+    agree with the profile, the node is the cause."""
+    phase = failed_check("a", "node1")
+    port = {**phase["findings"][0], "id": "rdma-port-down"}
+    phase["findings"] = [port, {**port, "hosts": ["node2"], "severity": "warning"}]
+    phase["nodes"] = [records.node(number) for number in range(8)]
+    phase["scheduler_nodes"] = "node[0-7]"
+    made = records.parsed(named(phase))
+    assert sorted(node.node for node in made.named_nodes) == ["node1", "node2"]
+    assert find_bad_nodes(made) == {"node1": "rdma-port-down in a"}
+    several = records.parsed(named(wrong_model("b", nodes=4)))
+    assert find_bad_nodes(several) == {"node3": "gpu-model-differs in b"}
 
 
 def test_first_run_of_a_phase_on_a_node_is_told_from_the_usual_ones(tmp_path: Path) -> None:

@@ -344,6 +344,13 @@ def test_page_says_what_to_do_next() -> None:
     assert 'id="next"' not in page(records.run())
 
 
+def test_lone_backtick_of_a_message_stays() -> None:
+    """glibc writes one before what it quotes."""
+    found = records.finding(cause="run `<a>` again: Assertion `n > 0' failed")
+    text = page(records.run(records.phase("a", outcome="failed", findings=[found])))
+    assert "<h4>run <code>&lt;a&gt;</code> again: Assertion `n &gt; 0&#39; failed</h4>" in text
+
+
 def test_phase_that_no_test_defines_is_said_once() -> None:
     """It is required and missing, and does not run: what is missing is said. Other phases that do
     not run, and what is missing of a phase that is defined, stay."""
