@@ -117,8 +117,8 @@ def _list_places(seen: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 def find_bad_nodes(record: RunRecord) -> dict[str, str]:
     """Each node that the run shows to be bad, with what shows it: tests on fewer nodes isolated it,
-    or a check of the node itself failed. A failed job alone shows nothing: its program may be the
-    cause."""
+    a check of the node itself failed, or it was slow in several phases. A failed job alone shows
+    nothing, nor does one slow rank: the program may be the cause."""
     if not record.is_of_cluster:
         return {}
     seen: dict[str, list[tuple[str, str]]] = {}
@@ -132,7 +132,11 @@ def find_bad_nodes(record: RunRecord) -> dict[str, str]:
         for naming in named.named:
             if naming.phase in phases and _has_failed(naming, named.node, phases[naming.phase]):
                 seen.setdefault(named.node, []).append((naming.finding, naming.phase))
-    return {node: "; ".join(_list_places(places)) for node, places in seen.items()}
+    return {
+        node: "; ".join(_list_places(places))
+        for node, places in seen.items()
+        if len({*places}) > 1 or places[0][0] != SLOW
+    }
 
 
 def _has_failed(naming: NamingRecord, node: str, phase: PhaseRecord) -> bool:

@@ -206,8 +206,9 @@ def slow_and_red(name: str) -> records.Record:
 
 
 def test_bad_node_is_named_beside_the_verdict(tmp_path: Path) -> None:
-    """With what shows that it is bad: tests on fewer nodes, a check that failed, a slow rank that
-    failed its criterion. On the page and in the digest, where the verdict is still first."""
+    """With what shows that it is bad: tests on fewer nodes, a check that failed, ranks so slow in
+    two phases that the criterion failed. On the page and in the digest, where the verdict is still
+    first."""
     made = named(isolated("a", "node2"), isolated("b", "node2"), failed_check("c", "node<3>"))
     title = "Bad nodes: node2 (isolated in a, b); node<3> (gpu-ecc-errors in c)"
     made["phases"][2]["scheduler_nodes"] = "node[0-2],node<3>"
@@ -218,8 +219,8 @@ def test_bad_node_is_named_beside_the_verdict(tmp_path: Path) -> None:
     digest = RunDigest.of(records.parsed(made), tmp_path)
     assert digest.lines()[:2] == [made["sentence"], title]
     assert digest.as_dict()["bad_nodes"]["node2"] == "isolated in a, b"
-    one = records.parsed(named(slow_and_red("a"), records.phase("b")))
-    assert title_bad_nodes(find_bad_nodes(one)) == "Bad node: node1 (slow-rank in a)"
+    one = records.parsed(named(slow_and_red("a"), slow_and_red("b")))
+    assert title_bad_nodes(find_bad_nodes(one)) == "Bad node: node1 (slow-rank in a, b)"
 
 
 @pytest.mark.parametrize(
@@ -227,6 +228,7 @@ def test_bad_node_is_named_beside_the_verdict(tmp_path: Path) -> None:
     [
         failed("a"),
         slow("a"),
+        slow_and_red("a"),
         isolated("a", primary=False),
         isolated("a"),
         {**failed_check("a", "node1", severity="warning"), "outcome": "passed"},
@@ -234,11 +236,22 @@ def test_bad_node_is_named_beside_the_verdict(tmp_path: Path) -> None:
         {**isolated("a", "node1"), "known": KNOWN},
         wrong_model("a", nodes=1),
     ],
-    ids=["job", "slow but met", "not found", "a link", "warning", "staged", "known", "profile"],
+    ids=[
+        "job",
+        "slow but met",
+        "slow in one phase",
+        "not found",
+        "a link",
+        "warning",
+        "staged",
+        "known",
+        "profile",
+    ],
 )
 def test_node_is_not_called_bad_without_proof(phase: records.Record) -> None:
-    """A failed job, whose program may be the cause; a warning; an isolation that names no node; a
-    staged or a known failure; a check that a wrong profile fails, on the job's only node."""
+    """A failed job or one slow rank, whose program may be the cause; a warning; an isolation that
+    names no node; a staged or a known failure; a check that a wrong profile fails, on the job's
+    only node."""
     made = named(phase)
     assert find_bad_nodes(records.parsed(made)) == {}
     assert "Bad node" not in page(made).partition("</header>")[0]
