@@ -119,8 +119,9 @@ class Floors:
     @cached_property
     def carried(self) -> dict[Pair, float]:
         """(Node, its peer) -> GB/s each way of the ports that the node's ranks use for it, for
-        each of these ranks."""
-        chosen: dict[Pair, set[str]] = defaultdict(set)
+        each of these ranks; 0 if that is not known. They may receive by other ports than they send
+        by: the way of fewer counts."""
+        chosen: dict[tuple[Pair, str | None], set[str]] = defaultdict(set)
         transports = Transports(self.phase)
         for link in transports.inter_node.links():
             if link.edge.connection != SEND_RECV:
@@ -128,13 +129,14 @@ class Floors:
             ends = transports.nodes[link.source], transports.nodes[link.destination]
             own = ends if link.edge.role == "send" else (ends[1], ends[0])
             is_rdma = link.transport.kind.startswith("NET/IB")
-            chosen[own].add((link.edge.nic if is_rdma else None) or "unknown")
+            chosen[own, link.edge.role].add((link.edge.nic if is_rdma else None) or "unknown")
         ranks, rates = Counter(self.node_of.values()), self._rates
-        return {
-            pair: sum(rates[pair[0], hca] for hca in hcas) / ranks[pair[0]]
-            for pair, hcas in chosen.items()
-            if all((pair[0], hca) in rates for hca in hcas)
-        }
+        carried: dict[Pair, float] = {}
+        for (pair, _), hcas in chosen.items():
+            known = [rates.get((pair[0], hca), 0.0) for hca in hcas]
+            way = sum(known) / ranks[pair[0]] if all(known) else 0.0
+            carried[pair] = min(way, carried.get(pair, way))
+        return carried
 
     @property
     def _rates(self) -> dict[tuple[int, str], float]:

@@ -24,6 +24,7 @@ KIND = "data"
 # Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
 FEWEST_LOCAL_LOSSES = 5
 SAME_LOSS = 1e-6
+COARSE = 2**11  # the significand of fp16 has 11 bits, that of bf16 has 8
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MOST_LAYERS = 3  # that a message names
 
@@ -124,15 +125,18 @@ def _check_own_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -> N
 def _check_no_two_share(phase: PhaseResult, losses: Mapping[int, Sequence[float]]) -> None:
     """Fail if some replicas had the same loss at every recorded step, as they have if the data is
     divided by the local rank. Only of ranks that are known to hold whole models: those of a split
-    model share their batches, and a program that gives no `Groups` does not say which these are."""
+    model share their batches, and a program that gives no `Groups` does not say which these are.
+    Losses of 16 bits may be equal by chance, so the batches must be as well."""
     __tracebackhide__ = True
     replicas = phase.events("replicas").values()
     if not replicas or any(event.get("equal") is not True for event in replicas):
         return
+    proofs = list_proofs(phase)
     pairs = [
         pair
         for pair in combinations(sorted(losses), 2)
         if all(map(_alike, zip(*map(losses.__getitem__, pair), strict=False)))
+        and (not _are_coarse(losses[pair[0]]) or _got_same_batches(pair, proofs))
     ]
     if pairs:
         named = " and ".join(str(phase.ranks[rank]) for rank in pairs[0])
@@ -151,6 +155,23 @@ def _alike(losses: Sequence[float]) -> bool:
     if not all(map(math.isfinite, losses)):
         return False
     return max(losses) - min(losses) <= SAME_LOSS * max(map(abs, losses))
+
+
+def _are_coarse(losses: Sequence[float]) -> bool:
+    """Whether numbers of 16 bits can hold all of them."""
+    return all((math.frexp(loss)[0] * COARSE).is_integer() for loss in losses)
+
+
+def _got_same_batches(
+    ranks: Sequence[int], proofs: Mapping[int, Mapping[int, Mapping[str, Any]]]
+) -> bool:
+    """Whether the models of these ranks are known to have got the same batch at every proven
+    step."""
+    batches = [
+        {parse_int(records.get(rank, {}).get("batch")) for rank in ranks}
+        for records in proofs.values()
+    ]
+    return bool(batches) and all(len(seen) == 1 and None not in seen for seen in batches)
 
 
 def check_precision(phase: PhaseResult) -> None:

@@ -73,9 +73,11 @@ def explain_findings(findings: list[Finding], evidence: FailureEvidence) -> list
 def _with_end(finding: Finding, evidence: FailureEvidence) -> Finding:
     """With the last lines that one of its ranks wrote to stderr. Not of a rank that recorded its
     exception: that is what it wrote."""
+    if finding.id == "rank-error":
+        return finding
     logs = [*_stderr_of(finding, evidence)]
     quoted = {shown.file for shown in finding.evidence}
-    if finding.id == "rank-error" or not quoted.isdisjoint(map(str, logs)):
+    if not quoted.isdisjoint(map(str, logs)):
         return finding
     end = next((end for path in logs[:MAX_ENDS] if (end := find_end(path))), ())
     return replace(finding, evidence=(*finding.evidence, *end))

@@ -172,7 +172,8 @@ def find_last_line(path: Path) -> tuple[Evidence, ...]:
 
 
 def find_end(path: Path) -> tuple[Evidence, ...]:
-    """The last lines of a log, from its last non-blank one: as many as an evidence may have."""
+    """The last lines of a log, from its last non-blank one: as many as an evidence may have. Of a
+    longer line, which a progress bar writes, its end."""
     kept: list[tuple[int, str]] = []
     room = MAX_TEXT
     for number, line in reversed([*read_tail(path)]):
@@ -180,7 +181,7 @@ def find_end(path: Path) -> tuple[Evidence, ...]:
         if len(kept) == END_LINES or (kept and room < 0):
             break
         if kept or line.strip():
-            kept.insert(0, (number, line))
+            kept.insert(0, (number, line[-MAX_TEXT:]))
     return (Evidence(str(path), kept[0][0], "\n".join(line for _, line in kept)),) if kept else ()
 
 

@@ -244,9 +244,12 @@ PORT = port(0, rate="200 Gb/sec (4X HDR)")  # 25 GB/s
 USING = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB; OOB ib0:10.0.0.1<0>"
 
 
-def with_ports(swept: Swept, via: str = "NET/IB/0/GDRDMA", connection: int = 1) -> Swept:
-    """Ranks whose NCCL logs say that each exchange went `via` this, by a connection for send and
-    receive, on nodes with a port of 200 Gbit/s and a faster one."""
+def with_ports(
+    swept: Swept, via: str = "NET/IB/0/GDRDMA", connection: int = 1, back: str = ""
+) -> Swept:
+    """Ranks whose NCCL logs say that each exchange went `via` this, and came `back` by the same or
+    by this, by a connection for send and receive, on nodes with a port of 200 Gbit/s and a faster
+    one."""
     evidence = swept.evidence
     per_node, world = evidence.per_node, evidence.world
     for rank in range(world):
@@ -259,7 +262,7 @@ def with_ports(swept: Swept, via: str = "NET/IB/0/GDRDMA", connection: int = 1) 
             if peer != rank:
                 channel = f"Channel 00/{connection} :"
                 lines.append(f"{channel} {rank}[0] -> {peer}[0] [send] via {via}")
-                lines.append(f"{channel} {peer}[0] -> {rank}[0] [receive] via {via}")
+                lines.append(f"{channel} {peer}[0] -> {rank}[0] [receive] via {back or via}")
         logs = evidence.dir.nccl_logs(node)
         logs.mkdir(parents=True, exist_ok=True)
         (logs / f"n{node}.{1000 + rank}.log").write_text("".join(f"{head}{x}\n" for x in lines))
@@ -305,6 +308,14 @@ def test_pair_above_its_floor_passes_and_says_what_it_would_have_named(tmp_path:
     result = with_ports(Swept(tmp_path, 4, 2)).result()
     node_pairs.check_none_is_slow(result)
     assert "would have named a pair below 3.125 GB/s each way" in result.sensitivity
+
+
+def test_ports_to_send_by_and_to_receive_by_do_not_add_up(tmp_path: Path) -> None:
+    """Where a GPU has two ports, NCCL may take one of them for each way: 12 GB/s each way are
+    nearly half of the slower one, and not a sixth of both."""
+    result = with_ports(Swept(tmp_path, 4, 1), back="NET/IB/1/GDRDMA").result()
+    node_pairs.check_none_is_slow(result)
+    assert any("below 6.25" in words for words in result.sensitivity)
 
 
 @pytest.mark.parametrize(

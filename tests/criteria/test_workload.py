@@ -70,6 +70,23 @@ def test_ranks_that_may_hold_parts_of_one_model_may_share_data(
     check_data(quad.result())
 
 
+def test_losses_of_16_bits_that_are_equal_by_chance_pass(quad: Evidence) -> None:
+    """With hundreds of ranks, some two have the same loss in bf16 for a while. Where their models
+    got the same batches, it is no chance."""
+    quad.each("replicas", equal=True, compared=3)
+    for rank in range(4):
+        own = [10.375, 10.4375, 10.375 + rank % 2 / 16, 10.3125, 0.0]
+        quad.rank(rank, ("losses", {"mean": SHARED, "local_first": own}))
+    check_data(quad.result())
+    for rank in range(4):
+        quad.rank(rank, ("proof", {**PROOF, "batch": rank, "batch_is_whole": True}))
+    check_data(quad.result())
+    for rank in range(4):
+        quad.rank(rank, ("proof", {**PROOF, "batch": rank % 2, "batch_is_whole": True}))
+    with pytest.raises(AssertionError, match="as are those of 2 pairs of ranks"):
+        check_data(quad.result())
+
+
 def test_two_replicas_with_one_loss_in_fewer_than_five_steps_pass(quad: Evidence) -> None:
     quad.each("replicas", equal=True, compared=3)
     for rank in range(4):
