@@ -2,8 +2,9 @@
 
 A pair must reach a floor, by the InfiniBand or RoCE ports that NCCL chose for its exchange and the
 rates at which they run. The floor needs no other pair and no past, so it holds on the first day. It
-is a floor and no target: a quarter leaves room for copies through the host, without GPUDirect RDMA,
-and for the other traffic of a switch.
+is a floor and no target. All pairs of a round exchange at the same time, so a tree whose uplinks carry
+a quarter of its leaves' leaves a quarter; ports may be faster than the PCIe links of their GPUs, or be
+functions of one card. A tenth leaves room for each of these.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .transport_sides import Transports
 
 ELEMENT_BYTES = 4  # float32
 SEND_RECV = 1  # NCCL's number of a connection that is not for collectives
-FLOOR = 0.25  # of what the ports carry
+FLOOR = 0.1  # of what the ports carry
 
 Pair = tuple[int, int]
 

@@ -95,18 +95,26 @@ def compare_states(before: Any, expected: Digest, reloaded: Any, model: Any) -> 
     """The fields of the `reload` event: whether a reloaded state has the digest of the one `before`
     saving, and what its tensors share with that. `model` is that of the proof, or None."""
     actual = digest(reloaded)
-    buffers = {name for name, _ in model.named_buffers()} if model is not None else set()
     return {
         **compare_digests(expected, actual),
-        **_compare_buffers(expected, actual, buffers),
+        **_compare_buffers(expected, actual, _name_statistics(model)),
         "shared": _find_shared(before, reloaded, model)[:10],
     }
 
 
+def _name_statistics(model: Any) -> set[str]:
+    """The buffers of the model's batch norms: in data parallel training each rank has statistics of
+    its own, and one rank's are saved."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in (model.named_modules() if model is not None else ())
+        if hasattr(module, "running_mean")
+        for name, _ in module.named_buffers(recurse=False)
+    }
+
+
 def _compare_buffers(expected: Digest, actual: Digest, names: set[str]) -> dict[str, Any]:
-    """Hashes of the buffers with these names in both states, and whether nothing else differs. In
-    data parallel training each rank has its own, such as the statistics of batch norms, of which
-    one rank's are saved."""
+    """Hashes of the buffers with these names in both states, and whether nothing else differs."""
     paths = {path for path in expected.keys() | actual.keys() if _ends_in(path, names)}
     if not paths:
         return {}

@@ -135,3 +135,14 @@ def test_statistics_of_another_rank_are_told_from_other_differences() -> None:
     layer.weight.data += 1
     fields = compare({"model": model.state_dict()}, {"model": new.state_dict()}, model)
     assert not fields["only_buffers_differ"]
+
+
+def test_other_buffers_of_another_rank_differ() -> None:
+    """Such as a codebook, which is to be the same on all ranks."""
+    model, new = Normed(), Normed()
+    for each in (model, new):
+        each.register_buffer("codebook", torch.ones(2))
+    new.load_state_dict(model.state_dict())
+    cast(Any, new).codebook += 1
+    fields = compare({"model": model.state_dict()}, {"model": new.state_dict()}, model)
+    assert fields["mismatched"] == ["model.codebook"] and not fields["only_buffers_differ"]
