@@ -2,9 +2,9 @@
 
 A pair must reach a floor, by the InfiniBand or RoCE ports that NCCL chose for its exchange and the
 rates at which they run. The floor needs no other pair and no past, so it holds on the first day. It
-is a floor and no target. All pairs of a round exchange at the same time, so a tree whose uplinks carry
-a quarter of its leaves' leaves a quarter; ports may be faster than the PCIe links of their GPUs, or be
-functions of one card. A tenth leaves room for each of these.
+is a floor and no target. All pairs of a round exchange at the same time, so a tree whose uplinks
+carry a quarter of what its leaves do leaves them a quarter; ports may be faster than the PCIe links
+of their GPUs, or be functions of one card. A tenth leaves room for each of these.
 """
 
 from __future__ import annotations
