@@ -156,8 +156,7 @@ def _connections(
         return chosen, sockets
     transports = Transports(phase)
     for link in transports.inter_node.links():
-        rank = link.destination if link.edge.role == "receive" else link.source
-        number = transports.nodes.get(rank, -1)
+        number = transports.nodes[link.ends[0]]
         if number in chosen and link.transport.kind.startswith(SOCKET):
             sockets.add(number)
         elif number in chosen and link.edge.nic:

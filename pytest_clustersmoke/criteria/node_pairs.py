@@ -127,10 +127,11 @@ class Floors:
         for link in transports.inter_node.links():
             if link.edge.connection != SEND_RECV:
                 continue  # collectives may use more ports
-            ends = transports.nodes[link.source], transports.nodes[link.destination]
-            own = ends if link.edge.role == "send" else (ends[1], ends[0])
+            own, other = (transports.nodes[rank] for rank in link.ends)
             is_rdma = link.transport.kind.startswith("NET/IB")
-            chosen[own, link.edge.role].add((link.edge.nic if is_rdma else None) or "unknown")
+            chosen[(own, other), link.edge.role].add(
+                (link.edge.nic if is_rdma else None) or "unknown"
+            )
         ranks, rates = Counter(self.node_of.values()), self._rates
         carried: dict[Pair, float] = {}
         for (pair, _), hcas in chosen.items():

@@ -35,6 +35,12 @@ class PhaseLink:
     def where(self) -> Where:
         return self.edge.where
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The rank that logged it, and the other one."""
+        ranks = self.source, self.destination
+        return ranks[::-1] if self.edge.role == "receive" else ranks
+
 
 @dataclass
 class PlacedEdges:
