@@ -63,6 +63,11 @@ class PhaseView(PhaseResult):
         __tracebackhide__ = True
         training_proofs.check_gradients(self)
 
+    def check_data(self) -> None:
+        """Each data-parallel replica trained on data of its own."""
+        __tracebackhide__ = True
+        workload.check_data(self)
+
     def check_reload(self) -> None:
         """Every rank read the checkpoint back into a new model, bit for bit."""
         __tracebackhide__ = True
@@ -225,7 +230,7 @@ class Trained(Started):
         training_proofs.check_replicas(phase)
 
     def test_ranks_train_on_their_own_data(self, phase: PhaseView) -> None:
-        workload.check_data(phase)
+        phase.check_data()
 
     def test_precision_is_the_one_declared(self, phase: PhaseView) -> None:
         workload.check_precision(phase)

@@ -71,6 +71,14 @@ def check_data(phase: PhaseResult) -> None:
     )
 
 
+def has_replicas(phase: PhaseResult) -> bool:
+    """Whether several data-parallel replicas trained; ranks that say nothing of it are replicas."""
+    records = phase.events("losses")
+    return phase.world_size > 1 and (
+        len(records) < phase.world_size or len(_group_models(records)) > 1
+    )
+
+
 def _group_models(records: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
     """The ranks that hold the parts of one model, and share its batches: each rank alone, unless
     the model is split over ranks."""

@@ -6,6 +6,8 @@ The tallies are kept while the run goes on; their counts are parts of its record
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,6 +25,13 @@ PROVEN_GATE, GREEN_GATE = "proven", "stayed green"
 WRONG_GATE, UNSTAGED_GATE = "not as it must be", "not staged"
 # It was staged, and nothing in this place could show it.
 UNPROVABLE_GATE = "not proven here"
+# Proofs of training; each has a check of this name in the view of a phase that criteria get.
+TRAINING_PROOFS = {
+    "gradients": "check_gradients",
+    "data": "check_data",
+    "checkpoint": "check_reload",
+}
+UNJUDGED = "no criterion judged"  # how the reason of a missing kind begins
 
 
 class RecordModel(BaseModel):
@@ -97,6 +106,26 @@ class MissingRecord(RecordModel):
     def __str__(self) -> str:
         return f"{self.phase}: {self.reason}" if self.phase else self.reason
 
+    @property
+    def is_unjudged_proof(self) -> bool:
+        """Whether it is a proof of training that no criterion of the phase judged."""
+        return self.kind in TRAINING_PROOFS and self.reason.startswith(UNJUDGED)
+
+
+def describe_missing(missing: Iterable[MissingRecord]) -> list[str]:
+    """Everything that is missing, in words; proofs that no criterion judged are named together."""
+    words, by_phase = [], defaultdict[str, list[str]](list)
+    for each in missing:
+        if each.is_unjudged_proof:
+            by_phase[each.phase].append(each.kind)
+        else:
+            words.append(str(each))
+    by_kinds = defaultdict[str, list[str]](list)
+    for phase, kinds in by_phase.items():
+        by_kinds[", ".join(kinds)].append(phase)
+    proofs = [f"{', '.join(phases)}: {UNJUDGED} {kinds}" for kinds, phases in by_kinds.items()]
+    return [*words, *proofs[:-1], *(f"{each}, as `Trained` does" for each in proofs[-1:])]
+
 
 class PhaseCounts(RecordModel):
     """What was counted of one phase, beside the results of its criteria."""
@@ -111,7 +140,7 @@ class PhaseCounts(RecordModel):
     )
     judged: list[str] = Field(default=[], description="the kinds that its criteria judged")
     proofs: list[str] = Field(
-        default=[], description="proofs that a program which trained as it did can be asked for"
+        default=[], description="proofs of training that it must have, since it trained as it did"
     )
     sides: list[str] = Field(
         default=[], description="where its ranks communicate: inside nodes, between nodes"

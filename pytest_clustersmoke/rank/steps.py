@@ -179,7 +179,7 @@ class StepLog:
         )
 
     def start(self) -> None:
-        self._events.event("stage", name="train", state="begin")
+        self._events.event("stage", name="train", state="begin", steps=self.count)
         self._memory.begin()
         self._watch = self._make_watch(0)
         self._began = self._marks.began = time.perf_counter()

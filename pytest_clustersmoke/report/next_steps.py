@@ -8,6 +8,7 @@ from ..evidence.finding import ISOLATION_FINDING
 from ..evidence.history.outlier_judge import MIN_RUNS
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.metric import BETWEEN
+from ..evidence.run_counts import TRAINING_PROOFS
 from ..evidence.run_record import FindingRecord, PhaseRecord, RunRecord
 from ..text import clip, plural, shorten
 from .verdict import INCONCLUSIVE, UNFIT
@@ -97,8 +98,9 @@ def _measure_kinds(record: RunRecord) -> Iterator[str]:
     """How to measure each kind of criteria that is required and missing."""
     by_name = {phase.phase: phase for phase in record.phases}
     by_kind: dict[str, list[PhaseRecord]] = {}
+    yield from _prove(record)
     for missing in record.missing:
-        if missing.kind and missing.phase in by_name:
+        if missing.kind and missing.phase in by_name and not missing.is_unjudged_proof:
             by_kind.setdefault(missing.kind, []).append(by_name[missing.phase])
     for kind, phases in by_kind.items():
         if kind == "references":
@@ -107,6 +109,19 @@ def _measure_kinds(record: RunRecord) -> Iterator[str]:
             yield f"run it on more nights: {_count_nights(phases)}"
         else:
             yield f"measure {kind}: {phases[0].phase}: {_find_reason(phases[0], kind)}"
+
+
+def _prove(record: RunRecord) -> Iterator[str]:
+    """How to have the proofs of training judged that no criterion judged."""
+    unjudged = [missing for missing in record.missing if missing.is_unjudged_proof]
+    if unjudged:
+        names = shorten([*dict.fromkeys(each.phase for each in unjudged)], MAX_NAMES)
+        kinds = {each.kind for each in unjudged}
+        calls = [f"phase.{call}()" for kind, call in TRAINING_PROOFS.items() if kind in kinds]
+        yield (
+            f"{names}: let the class inherit `Trained` and neither override nor skip its criteria, "
+            f"or add criteria that call {', '.join(calls)}"
+        )
 
 
 def _propose(record: RunRecord, phases: Sequence[PhaseRecord]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..evidence.run_counts import describe_missing
 from ..evidence.run_record import RunRecord
 from ..text import clip, format_span, format_time, plural, sanitize_line, shorten, shorten_lines
 from .named_nodes import describe_node, find_bad_nodes, list_shared, title_bad_nodes
@@ -115,6 +116,4 @@ def _list_causes(record: RunRecord) -> Iterator[str]:
     begins = tuple(f"{phase.phase}: " for phase in record.phases)
     yield from (text for text in record.failed if not text.startswith(begins))
     named = {line.partition(": ")[0] for line in explained}
-    for missing in record.missing:
-        if missing.kind or missing.phase not in named:
-            yield str(missing)
+    yield from describe_missing(m for m in record.missing if m.kind or m.phase not in named)

@@ -17,12 +17,15 @@ from ..evidence.measured_peaks import MEASURED_IN, measured_in
 from ..evidence.metric import RESULT
 from ..evidence.run_counts import (
     JOB,
+    TRAINING_PROOFS,
+    UNJUDGED,
     UNPROVABLE_GATE,
     UNSTAGED_GATE,
     WRONG_GATE,
     KnownRecord,
     MissingRecord,
     ProofRecord,
+    describe_missing,
 )
 from ..evidence.run_record import PhaseRecord, RunRecord
 from ..evidence.screen_record import FAILING, NO_ANSWER, PASSING, ScreenRecord
@@ -30,8 +33,9 @@ from ..text import clip, plural, shorten
 
 # A phase that checks one of these and cannot judge it is never FIT, whatever its cluster requires:
 # the proofs that training is correct, and the result itself (`twin` only where the phase asks for
-# it). The verdict's line names those of OF_PROGRAM that could not be judged.
-ALWAYS_REQUIRED = frozenset({"gradients", "twin", "data", "checkpoint", RESULT})
+# it). A phase that trains must check the first three, where they apply (`counts.proofs`). The
+# verdict's line ends with those of OF_PROGRAM that could not be judged.
+ALWAYS_REQUIRED = frozenset({*TRAINING_PROOFS, "twin", RESULT})
 OF_PROGRAM = (
     "replay",
     "cross_replay",
@@ -41,6 +45,7 @@ OF_PROGRAM = (
     "precision",
     "data",
     "gradients",
+    "checkpoint",
 )
 MAX_NAMES = 3
 MAX_PART = 160  # characters of a part of the sentence; the lists have everything
@@ -83,7 +88,7 @@ def judge_record(record: RunRecord) -> RunVerdict:
     else:
         name = INCONCLUSIVE if missing or known or record.interrupted or not fit else FIT
         reasons = [
-            *map(str, missing),
+            *describe_missing(missing),
             *(f"{failure.what} is known to fail until {failure.until}" for failure in known),
         ]
     unjudged = [phase.phase for phase in record.phases if not phase.criteria]
@@ -161,7 +166,7 @@ def _make_verdict(
         reasons = [_describe_interrupt(record), *reasons]
     named = [*filter(None, reasons)]
     why = f" ({clip(shorten(named, MAX_NAMES, '; '), MAX_PART)})" if named else ""
-    ends = (_describe_retried(record), _describe_unproven(record))
+    ends = (_describe_retried(record), _describe_unproven(record, name))
     scope = f"; selected: {clip(selection, MAX_PART)}" if selection else ""
     reported, every = _count_criteria(record)
     return RunVerdict(
@@ -207,13 +212,14 @@ def _describe_retried(record: RunRecord) -> str:
     return f"; passed on a later attempt: {', '.join(words)}" if words else ""
 
 
-def _describe_unproven(record: RunRecord) -> str:
-    """What could not be proven of the programs, by phase, for the end of the sentence."""
+def _describe_unproven(record: RunRecord, verdict: str) -> str:
+    """What could not be proven of the programs, by phase, for the end of the sentence; not what is
+    required, since the reasons name it, unless they are failures."""
+    named = frozenset() if verdict == UNFIT else _required(record)
     by_kinds: dict[str, list[str]] = {}
     for phase in record.phases:
-        unjudged = _list_unjudged_proofs(phase)
-        named = [kind for kind in OF_PROGRAM if kind in phase.not_measured or kind in unjudged]
-        kinds = ", ".join([*named, *(kind for kind in unjudged if kind not in OF_PROGRAM)])
+        found = {*phase.not_measured, *_list_unjudged_proofs(phase)} - named
+        kinds = ", ".join(kind for kind in OF_PROGRAM if kind in found)
         by_kinds.setdefault(kinds, []).append(phase.phase)
     by_kinds.pop("", None)
     listed = [f"{', '.join(phases)}: {kinds}" for kinds, phases in by_kinds.items()]
@@ -221,9 +227,13 @@ def _describe_unproven(record: RunRecord) -> str:
 
 
 def _list_unjudged_proofs(phase: PhaseRecord) -> list[str]:
-    """The proofs of training that no criterion judged of a phase that trained: its class has none
-    for them, or overrides or skips them. Not if one of its criteria failed, or was not selected."""
-    if phase.outcome != "passed" or phase.counts.is_cut or _failed_criteria(phase):
+    """The proofs of training that it must have and no criterion judged: its class has none for
+    them, or overrides or skips them. Not if a criterion failed, which may be the one (as a known
+    failure or one marked xfail; the run is not FIT then), or if one was not selected or has no
+    result."""
+    held = {"failed", "known"}.isdisjoint(each.result for each in phase.criteria.values())
+    reported = {*phase.counts.selected} <= _reported(phase)
+    if phase.outcome != "passed" or phase.counts.is_cut or not (held and reported):
         return []
     answered = {*phase.counts.judged, *phase.not_measured}
     return [kind for kind in phase.counts.proofs if kind not in answered]
@@ -312,7 +322,12 @@ def _find_missing(record: RunRecord) -> list[MissingRecord]:
     ]
     found += _find_undefined(record)
     passed = [phase for phase in record.phases if phase.outcome == "passed"]
-    for find_missing in (_find_uncovered_xfails, _find_unreported, _find_unjudged_kinds):
+    for find_missing in (
+        _find_uncovered_xfails,
+        _find_unreported,
+        _find_unjudged_kinds,
+        _find_unjudged_proofs,
+    ):
         found += [missing for phase in passed for missing in find_missing(phase, record)]
     known = any(_known_failures(phase) for phase in record.phases)
     if record.counts.exit_status == 1 and not found and not known and not _list_failed(record):
@@ -404,4 +419,10 @@ def _find_unjudged_kinds(phase: PhaseRecord, record: RunRecord) -> Iterator[Miss
     for kind in sorted({*record.counts.require, *phase.counts.require} - {*phase.not_measured}):
         for part in phase.counts.sides if kind == "transports" else [kind]:
             if not _is_judged(part, phase, record):
-                yield _missing(phase, f"no criterion judged {part}", kind)
+                yield _missing(phase, f"{UNJUDGED} {part}", kind)
+
+
+def _find_unjudged_proofs(phase: PhaseRecord, record: RunRecord) -> Iterator[MissingRecord]:
+    """Proofs of training that no criterion judged."""
+    for kind in _list_unjudged_proofs(phase):
+        yield _missing(phase, f"{UNJUDGED} {kind}", kind)

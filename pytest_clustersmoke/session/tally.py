@@ -14,7 +14,7 @@ from ..config.phase import Phase
 from ..evidence.finding import add_place, describe_findings
 from ..evidence.metric import BETWEEN, INSIDE
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_counts import JOB, CriterionRecord, KnownRecord, RunTally
+from ..evidence.run_counts import JOB, TRAINING_PROOFS, CriterionRecord, KnownRecord, RunTally
 from ..evidence.run_directory import RunDir
 from ..report.acknowledgements import Acknowledgements
 from ..text import sanitize_line, sanitize_lines
@@ -26,7 +26,7 @@ CRASHED = "???"  # xdist's `when` for a test whose worker died
 # A criterion that does not hold raises one of these; any other exception is an error in its code.
 JUDGED = (AssertionError, JobFailed, pytest.fail.Exception)
 MAX_CHARACTERS = 4000
-TRAINED = "train_loss"  # a metric that only `rank.steps` records, of the losses of its steps
+TRAIN_LOSS = "train_loss"  # a metric that only `rank.steps` records, of the losses of its steps
 
 
 # Where a report is made
@@ -78,7 +78,8 @@ def mark_report(
     setattr(report, MARKS, marks)
     if result is not None:
         _mark_judged(report, item, marks, result.judged)
-        marks.update(filter(None, [name_proofs(result)]))
+        if report.when == "call":
+            marks.update(filter(None, [name_proofs(result)]))
         _mark_sensitivity(report, item, marks, result.sensitivity)
     if "phase" not in dict(report.user_properties):  # the test did not reach its fixture
         report.user_properties.append(("phase", phase))
@@ -110,11 +111,13 @@ def _mark_judged(
 
 
 def name_proofs(result: PhaseResult) -> tuple[str, str] | None:
-    """The mark with the proofs of training that can be asked of the phase's program; None if it
-    trained in no loop of `rank.steps`."""
-    if not any(TRAINED in rank.metrics() for rank in result.ranks):
+    """The mark with the proofs of training that the phase must have; None if its program trained in
+    no loop of `rank.steps`."""
+    from ..criteria.workload import has_replicas  # loads all criteria: collection must be fast
+
+    if not any(rank.trained or TRAIN_LOSS in rank.metrics() for rank in result.ranks):
         return None
-    return "proofs", "gradients,data,checkpoint" if result.world_size > 1 else "checkpoint"
+    return "proofs", ",".join(TRAINING_PROOFS if has_replicas(result) else ["checkpoint"])
 
 
 def _mark_sensitivity(

@@ -25,6 +25,7 @@ else:  # torchrun puts this file's folder on the path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=3)
+parser.add_argument("--trains", action="store_true", help="say that it loops over its steps")
 parser.add_argument("--fail", action="store_true", help="raise in training")
 parser.add_argument("--kill", type=int, help="the rank that is killed in training")
 parser.add_argument("--leave", action="store_true", help="exit 0 without `done`")
@@ -78,7 +79,8 @@ if given.nccl:
     Path(path).write_text("".join(f"{line}\n" for line in lines))
 events.write("barrier", seconds=0.01)
 events.write("fact", values={"argv": sys.argv[1:], "said": given.say})
-events.write("stage", name="train", state="begin")
+looped = {"steps": given.steps} if given.trains else {}
+events.write("stage", name="train", state="begin", **looped)
 if place.attempt:
     events.write("resume", step=3, saved_by=world, equal=True, tensors=4, mismatched=[])
 if (given.fail or (given.fail_again and place.attempt)) and rank == 0:

@@ -134,6 +134,7 @@ def test_steady_figures_leave_the_warm_up_out(environment: RankEnvironment) -> N
     assert [record["step"] for record in events.named("step")] == [1, 20]
     stages = [(record["name"], record["state"]) for record in events.named("stage")]
     assert stages == [("train", "begin"), ("train", "end")]
+    assert next(events.named("stage"))["steps"] == 20  # shows that it trains
 
 
 class Clock:

@@ -184,3 +184,15 @@ def test_phase_that_a_node_may_have_slowed_is_isolated(kind: str) -> None:
     assert steps({**slow, "nodes": slow["nodes"][:1]}, verdict="UNFIT", backend="slurm") == []
     isolated = [records.finding(id="isolated")]
     assert steps({**slow, "findings": isolated}, verdict="UNFIT", backend="slurm") == []
+
+
+def test_proofs_that_no_criterion_judged_need_a_class_that_judges_them() -> None:
+    """`Trained` does; and so do criteria that call the checks, each named once for all phases."""
+    lacking = [
+        missing(phase, kind, f"no criterion judged {kind}")
+        for phase, kind in (("a", "gradients"), ("a", "checkpoint"), ("b", "checkpoint"))
+    ]
+    assert steps(with_past(0), with_past(0, "b"), missing=lacking) == [
+        "a, b: let the class inherit `Trained` and neither override nor skip its criteria, or add "
+        "criteria that call phase.check_gradients(), phase.check_reload()"
+    ]

@@ -259,20 +259,62 @@ def test_phase_whose_class_has_no_criterion_is_not_fit() -> None:
     assert judge(made).not_measured == ["a: no criterion was judged"]
 
 
-def test_sentence_names_the_proofs_that_a_class_does_not_ask_for() -> None:
-    """Of a phase that trained, whose class has no criterion for them, or overrides or skips it."""
-    made = tally(report(phase="a", proofs="gradients,data,checkpoint"), a="passed")
-    assert judge(made).sentence == (
-        "FIT: 1 of 1 phases passed; not proven: a: data, gradients, checkpoint"
+PROOFS = "gradients,data,checkpoint"
+
+
+def test_training_whose_proofs_no_criterion_judges_is_never_fit() -> None:
+    """Its class has no criterion for them, or overrides or skips it. Each proof is named once."""
+    made = tally(report(phase="a", proofs=PROOFS), a="passed")
+    verdict = judge(made)
+    assert (verdict.name, verdict.exit_status) == (INCONCLUSIVE, EXIT_INCONCLUSIVE)
+    assert verdict.sentence == (
+        "INCONCLUSIVE: 1 of 1 phases finished (a: no criterion judged gradients, data, checkpoint, "
+        "as `Trained` does)"
     )
+    assert [missing.kind for missing in verdict.missing] == PROOFS.split(",")
     count_report(made, report("test_b", phase="a", judged="checkpoint,gradients"))
-    assert judge(made).sentence.endswith("; not proven: a: data")
-    counts = made.phase("a").counts
-    counts.defined, counts.selected = ["test_a", "test_b"], ["test_a"]  # -k left one out
-    assert "not proven" not in judge(made).sentence
-    counts.defined = None
-    count_report(made, report("test_c", "failed", phase="a"))
-    assert "not proven" not in judge(made).sentence
+    assert judge(made).not_measured == ["a: no criterion judged data"]
+    count_report(made, report("test_c", "skipped", phase="a", unmeasured="data"))
+    assert judge(made).sentence == "INCONCLUSIVE: 1 of 1 phases finished (a: data not measured)"
+    count_report(made, report("test_d", phase="b", judged=PROOFS, proofs=PROOFS))
+    made.phase("b").end("passed")
+    assert {missing.phase for missing in judge(made).missing} == {"a"}
+
+
+def test_phases_without_the_same_proofs_are_named_together() -> None:
+    """What is only left unmeasured is named at the end, and no proof is named twice."""
+    made = tally(*(report(phase=name, proofs=PROOFS) for name in "ab"), a="passed", b="passed")
+    count_report(made, report("test_b", "skipped", phase="c", unmeasured="gradients"))
+    count_report(made, report("test_c", "skipped", phase="c", unmeasured="replay"))
+    count_report(made, report("test_d", phase="c"))
+    made.phase("c").end("passed")
+    assert judge(made).sentence == (
+        "INCONCLUSIVE: 3 of 1 phases finished (c: gradients not measured; a, b: no criterion "
+        "judged gradients, data, checkpoint, as `Trained` does); not proven: c: replay"
+    )
+    count_report(made, report("test_e", "failed", phase="c"))
+    assert judge(made).sentence == (
+        "UNFIT: 1 of 1 phases failed (c: test_e); not proven: a, b: data, gradients, checkpoint; "
+        "c: replay, gradients"
+    )
+
+
+def test_proofs_of_a_phase_that_is_not_judged_as_a_whole_are_not_missed() -> None:
+    """With -k the verdict names its scope; another failure, or a result that never came, says
+    enough; and what failed may be the proof, also if that is known."""
+    part = tally(report(phase="a", proofs=PROOFS), a="passed")
+    counts = part.phase("a").counts
+    counts.defined, counts.selected = ["test_a", "test_b"], ["test_a"]
+    assert judge(part).sentence == "FIT: 1 of 1 phases passed, 1 of 2 criteria reported"
+    counts.selected = ["test_a", "test_b"]
+    assert judge(part).not_measured == ["a: no result from test_b"]
+    owned = expected_to_fail("test_b", known="fan", known_until="d", known_where="c:1")
+    for worse in (report("test_b", "failed", phase="a"), owned):
+        made = tally(report(phase="a", proofs=PROOFS), worse, a="passed")
+        assert judge(made).name != FIT and judge(made).missing == []
+    for outcome in OUTCOMES:
+        missing = judge(tally(report(phase="a", proofs=PROOFS), a=outcome)).not_measured
+        assert any("judged" in words for words in missing) is (outcome == "passed")
 
 
 def expected_to_fail(name: str, **changes: str) -> pytest.TestReport:
