@@ -5,10 +5,11 @@
         def test_something_of_its_own(self, phase): ...
 
 A phase that does not verify something (for example, it saves no checkpoint) fails that criterion
-instead of skipping it: override the test if it does not apply. A class with its own criteria on
-metrics lists these metrics in `judged_metrics`; every other metric with a reference must meet it as
-well. If you override `test_throughput_…` or `test_memory_…`, set `throughput` or `memory` to the
-metrics that your test checks.
+instead of skipping it: override the test if it does not apply. Without a proof of training that a
+phase must have, the run is INCONCLUSIVE, not FIT. A class with its own criteria on metrics lists
+these metrics in `judged_metrics`; every other metric with a reference must meet it as well. If you
+override `test_throughput_…` or `test_memory_…`, set `throughput` or `memory` to the metrics that
+your test checks.
 """
 
 from __future__ import annotations

@@ -318,13 +318,6 @@ class RankResult:
         )
 
     @property
-    def trained(self) -> bool:
-        """Whether it began a loop of `rank.steps`, the only one that says how many steps it has.
-        It need not have ended: a program may leave it, and it may record no loss."""
-        begun = (r for r in self.events.named("stage") if r.get("state") == "begin")
-        return any(parse_int(record.get("steps")) is not None for record in begun)
-
-    @property
     def steps_done(self) -> int | None:
         """The number of steps that it had finished at its last mark; None if it marked none. A
         rank that was killed may have done more: marks are MARK_EVERY_S apart."""

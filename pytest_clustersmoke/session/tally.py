@@ -12,6 +12,7 @@ import pytest
 
 from ..config.phase import Phase
 from ..evidence.finding import add_place, describe_findings
+from ..evidence.job_results import RankResult
 from ..evidence.metric import BETWEEN, INSIDE
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_counts import JOB, TRAINING_PROOFS, CriterionRecord, KnownRecord, RunTally
@@ -115,9 +116,16 @@ def name_proofs(result: PhaseResult) -> tuple[str, str] | None:
     no loop of `rank.steps`."""
     from ..criteria.workload import has_replicas  # loads all criteria: collection must be fast
 
-    if not any(rank.trained or TRAIN_LOSS in rank.metrics() for rank in result.ranks):
+    if not any(map(_has_trained, result.ranks)):
         return None
     return "proofs", ",".join(TRAINING_PROOFS if has_replicas(result) else ["checkpoint"])
+
+
+def _has_trained(rank: RankResult) -> bool:
+    """Whether the rank began a loop of `rank.steps`, whose stage alone says how many steps it has.
+    The program may have left it before its end, and may have recorded no loss."""
+    begun = (record for record in rank.events.named("stage") if record.get("state") == "begin")
+    return TRAIN_LOSS in rank.metrics() or any("steps" in record for record in begun)
 
 
 def _mark_sensitivity(

@@ -16,7 +16,7 @@ from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.watched_phase import WatchedPhase
 from tests.rank.conftest import PROGRAMS
-from tests.support.harness import IDLE, Outcome, RunningPytest, Suite
+from tests.support.harness import IDLE, TRAINED, Outcome, RunningPytest, Suite
 from tests.support.leftovers import none_left
 
 pytestmark = pytest.mark.lab
@@ -31,7 +31,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence[float]]
     with none_left() as (marker, _):
         suite = Suite(tmp_path_factory.mktemp("whole"), marker, real_torchrun=True)
         args = {"steps": MOST_STEPS, "precision": "fp32"}
-        suite.phase("whole", script=str(PROGRAMS / "resumed.py"), args=args, nodes=2)
+        script = str(PROGRAMS / "resumed.py")
+        suite.phase("whole", TRAINED, script=script, args=args, nodes=2)
         outcome = suite.run_apart()
         assert outcome.ret == 0, outcome.output
         phase = outcome.evidence("whole")
@@ -43,7 +44,7 @@ def add_phase(suite: Suite, steps: int, pause_s: float, **marker: Any) -> None:
     args = {"steps": steps, "pause_s": pause_s, "precision": "fp32"}
     script = str(PROGRAMS / "resumed.py")
     values = {"nodes": 2, "resume": True, **marker}
-    suite.phase("long", script=script, args=args, base="Resumed", **values)
+    suite.phase("long", TRAINED, script=script, args=args, base="Resumed", **values)
 
 
 def wait_for_step(

@@ -20,7 +20,7 @@ import pytest
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.watched_phase import WatchedPhase
 from tests.rank.conftest import PROGRAMS as RANK_PROGRAMS
-from tests.support.harness import IDLE, Suite, lines_with
+from tests.support.harness import IDLE, TRAINED, Suite, lines_with
 from tests.support.labs import visible_folder
 from tests.support.leftovers import none_left
 from tests.support.ssh_servers import IsolatedHosts, isolated_hosts
@@ -232,7 +232,7 @@ def test_phase_runs_under_another_launcher(
     suite.profile |= hosts.servers.profile()
     sizes: dict[str, Any] = {"nodes": 2, "gpus_per_node": 2, "launcher": "accelerate"}
     args = {"steps": 6, "precision": "fp32"}
-    suite.phase("small", script=RANK_PROGRAMS / "resumed.py", args=args, **sizes)
+    suite.phase("small", TRAINED, script=RANK_PROGRAMS / "resumed.py", args=args, **sizes)
     outcome = suite.run_apart()
     assert outcome.ret == 0, outcome.output
     phase = outcome.evidence("small")

@@ -283,18 +283,18 @@ def test_training_whose_proofs_no_criterion_judges_is_never_fit() -> None:
 
 def test_phases_without_the_same_proofs_are_named_together() -> None:
     """What is only left unmeasured is named at the end, and no proof is named twice."""
-    made = tally(*(report(phase=name, proofs=PROOFS) for name in "ab"), a="passed", b="passed")
+    reports = [report(phase=name, proofs=PROOFS) for name in "ab"]
+    made = tally(*reports, a="passed", b="passed", c="passed")
     count_report(made, report("test_b", "skipped", phase="c", unmeasured="gradients"))
     count_report(made, report("test_c", "skipped", phase="c", unmeasured="replay"))
     count_report(made, report("test_d", phase="c"))
-    made.phase("c").end("passed")
     assert judge(made).sentence == (
-        "INCONCLUSIVE: 3 of 1 phases finished (c: gradients not measured; a, b: no criterion "
+        "INCONCLUSIVE: 3 of 3 phases finished (c: gradients not measured; a, b: no criterion "
         "judged gradients, data, checkpoint, as `Trained` does); not proven: c: replay"
     )
     count_report(made, report("test_e", "failed", phase="c"))
     assert judge(made).sentence == (
-        "UNFIT: 1 of 1 phases failed (c: test_e); not proven: a, b: data, gradients, checkpoint; "
+        "UNFIT: 1 of 3 phases failed (c: test_e); not proven: a, b: data, gradients, checkpoint; "
         "c: replay, gradients"
     )
 

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.harness import Suite, properties
+from tests.support.harness import TRAINED, Suite, properties
 
 VERDICT = "phase_verdict"
 ALL = ["gradients", "data", "checkpoint"]
 RATE = "def test_throughput(self, phase): assert phase.metric('steps_per_s').value > 0"
-CALLS = """\
-def test_training(self, phase):
-    phase.check_gradients()
-    phase.check_data()
-    phase.check_reload()
-"""
 OVERRIDDEN = "def test_ranks_train_on_their_own_data(self, phase): pass"
 SKIPPED = "def test_reloaded_checkpoint_equals_the_saved(self, phase): pytest.skip('saves none')"
 # Phase -> base, its own criteria, ranks, whether it trains, and the proofs that nothing judges.
@@ -25,7 +19,7 @@ CLASSES = {
     "skipped": ("Trained", SKIPPED, 2, True, ["checkpoint"]),
     "alone": ("Started", RATE, 1, True, ["checkpoint"]),
     "timed": ("Started", RATE, 2, False, []),  # it times collectives
-    "calls": ("", CALLS, 2, True, []),
+    "calls": ("", TRAINED, 2, True, []),
     "proven": ("Trained", "pass", 2, True, []),
 }
 

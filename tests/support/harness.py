@@ -52,6 +52,11 @@ PROGRAMS = ROOT / "tests" / "faults" / "programs"
 IDLE = PROGRAMS / "idle.py"
 # The criterion of a phase that defines none.
 DONE = "def test_all_done(self, phase):\n    assert phase.ranks_done == phase.world_size"
+# Criteria of a class that inherits none, for a program that trains: they judge the proofs.
+TRAINED = "\n".join(
+    f"def test_{name}(self, phase): phase.check_{name}()"
+    for name in ("gradients", "data", "reload")
+)
 
 
 class RunningPytest:

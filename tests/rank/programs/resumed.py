@@ -69,3 +69,5 @@ with Rank.start() as rank:
         )
     else:
         rank.fact(final=rank.digest(bare.state_dict()).hex)
+        rank.save_checkpoint(lambda: torch.save(state(), path) if rank.is_main else None)
+        rank.verify_reload(state(), lambda: torch.load(path, weights_only=True))
