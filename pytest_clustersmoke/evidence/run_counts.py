@@ -114,7 +114,8 @@ class MissingRecord(RecordModel):
 
 def describe_missing(missing: Iterable[MissingRecord]) -> list[str]:
     """Everything that is missing, in words; proofs that no criterion judged are named together."""
-    words, by_phase = [], defaultdict[str, list[str]](list)
+    words: list[str] = []
+    by_phase = defaultdict[str, list[str]](list)
     for each in missing:
         if each.is_unjudged_proof:
             by_phase[each.phase].append(each.kind)

@@ -215,7 +215,7 @@ def _describe_retried(record: RunRecord) -> str:
 def _describe_unproven(record: RunRecord, verdict: str) -> str:
     """What could not be proven of the programs, by phase, for the end of the sentence; not what is
     required, since the reasons name it, unless they are failures."""
-    named = frozenset() if verdict == UNFIT else _required(record)
+    named: frozenset[str] = frozenset() if verdict == UNFIT else _required(record)
     by_kinds: dict[str, list[str]] = {}
     for phase in record.phases:
         found = {*phase.not_measured, *_list_unjudged_proofs(phase)} - named
