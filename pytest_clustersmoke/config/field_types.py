@@ -219,6 +219,11 @@ def _day(value: Any) -> date:
     raise misfit("a calendar date such as `2026-12-31`")
 
 
+def _write_day(day: date) -> str:
+    """Not `date.isoformat` itself: pydantic 2.6 cannot read the annotations of a method in C."""
+    return day.isoformat()
+
+
 def _none_to_empty(value: Any) -> Any:
     """`mlp_1gpu:` without a value lists the phase and sets nothing."""
     return {} if value is None else value
@@ -253,7 +258,7 @@ Upper = Annotated[float, PlainValidator(_upper), _PERCENT_SCHEMA]
 Day = Annotated[
     date,
     PlainValidator(_day),
-    PlainSerializer(date.isoformat, when_used="json"),  # PlainValidator's own warns of the text
+    PlainSerializer(_write_day, when_used="json"),  # PlainValidator's own warns of the text
     WithJsonSchema({"type": "string", "format": "date", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}),
 ]
 Count = Annotated[int, Field(gt=0)]

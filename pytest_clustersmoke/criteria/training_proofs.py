@@ -109,6 +109,7 @@ def _check_comparison(phase: PhaseResult, comparison: _Comparison) -> None:
             f"{_describe_factor(record, phase.world_size)}relative error "
             f"{record.get('max_relative_error')} at {record.get('worst')}, tolerance "
             f"{record.get('tolerance')} for {record.get('precision')}"
+            f"{_guess_cause(record, comparison.sound_until, len(unsynced) == phase.world_size)}"
         )
 
 
@@ -123,6 +124,25 @@ def _describe_factor(record: Mapping[str, Any], world_size: int) -> str:
         number = "world size" if ranks == world_size else "number of replicas"
         return f"scaled by {factor:.4g} (the {number}): summed, not averaged; "
     return f"scaled by {factor:.4g}; "
+
+
+def _guess_cause(record: Mapping[str, Any], sound_until: int, on_all: bool) -> str:
+    """What a program may have wrong, where the gradients look like that; empty if they do not."""
+    off, parameters = parse_int(record.get("off_count")), parse_int(record.get("parameters"))
+    if not on_all or not off or not parameters:
+        return ""
+    if sound_until and off == parameters:
+        return (
+            "; gradients of earlier steps may still be there: call optimizer.zero_grad() in each "
+            "step, and build the optimizer with all trained parameters"
+        )
+    if sound_until or off > parameters / 2:
+        return ""
+    return (
+        f"; the gradients of {off} of {parameters} parameters are wrong "
+        f"({', '.join(parse_texts(record.get('off')))}), the others are not: if their module is "
+        "outside the wrapper (DDP, DeepSpeed), nothing reduces them"
+    )
 
 
 def check_replay(phase: PhaseResult) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import parse_finite, parse_int, parse_numbers, parse_texts
 from ..text import plural, ranges
-from .training_proofs import NO_PROOF, list_proofs, require_all_ranks
+from .training_proofs import NO_PROOF, Proofs, list_proofs, require_all_ranks
 
 KIND = "data"
 # Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
@@ -50,11 +50,11 @@ def check_data(phase: PhaseResult) -> None:
     if complete and len(models) < 2:
         phase.judged.add(KIND)  # there is nothing else to judge
         pytest.skip("the model is split over all ranks, which share each batch")
-    own = [losses[ranks[0]] for ranks in models]
-    if complete and not all(_alike(step) for step in zip(*own, strict=False)):
+    own = {ranks[0]: losses[ranks[0]] for ranks in models if ranks[0] in losses}
+    if complete and not _are_equal(own, list_proofs(phase)):
         _check_own_batches(phase, models)
         if steps >= FEWEST_LOCAL_LOSSES:
-            _check_no_two_share(phase, {ranks[0]: losses[ranks[0]] for ranks in models})
+            _check_no_two_share(phase, own)
         phase.judged.add(KIND)
         return
     if not complete or steps < FEWEST_LOCAL_LOSSES:
@@ -62,6 +62,22 @@ def check_data(phase: PhaseResult) -> None:
             KIND,
             f"not every rank recorded a loss of its own in {FEWEST_LOCAL_LOSSES} steps or more; "
             "step.record(loss=...) needs the rank's own",
+        )
+    _refuse_equal_losses(phase, own, steps)
+
+
+def _refuse_equal_losses(
+    phase: PhaseResult, losses: Mapping[int, Sequence[float]], steps: int
+) -> None:
+    """The data is not sharded; or not measured, if losses may be equal by chance."""
+    __tracebackhide__ = True
+    coarse = all(map(_are_coarse, losses.values()))
+    if coarse and not _got_same_batches(losses, list_proofs(phase)):
+        raise Unmeasured(
+            KIND,
+            f"the local losses of all {phase.world_size} ranks are identical in each of {steps} "
+            "steps, but have 16 bits and may be equal by chance, and what the models got is not "
+            "known as a whole; give rank.steps a `proof`, or step.record a loss in fp32",
         )
     fail(
         f"the data is not sharded: the local losses of all {phase.world_size} ranks are "
@@ -158,6 +174,14 @@ def _check_no_two_share(phase: PhaseResult, losses: Mapping[int, Sequence[float]
         )
 
 
+def _are_equal(losses: Mapping[int, Sequence[float]], proofs: Proofs) -> bool:
+    """Whether all these ranks had the same loss at every recorded step. Not if losses of 16 bits
+    were equal by chance, as models that got batches of their own show."""
+    if not all(map(_alike, zip(*losses.values(), strict=False))):
+        return False
+    return not all(map(_are_coarse, losses.values())) or not _got_own_batches(losses, proofs)
+
+
 def _alike(losses: Sequence[float]) -> bool:
     """Whether the ranks' losses of a step differ by no more than the rounding of their devices."""
     if not all(map(math.isfinite, losses)):
@@ -170,16 +194,29 @@ def _are_coarse(losses: Sequence[float]) -> bool:
     return all((math.frexp(loss)[0] * COARSE).is_integer() for loss in losses)
 
 
-def _got_same_batches(
-    ranks: Sequence[int], proofs: Mapping[int, Mapping[int, Mapping[str, Any]]]
-) -> bool:
-    """Whether the models of these ranks are known to have got the same batch at every proven
-    step."""
-    batches = [
+def _got_same_batches(ranks: Collection[int], proofs: Proofs) -> bool:
+    """Whether the models of these ranks are known to have got the same batch at every proven step,
+    all that they got compared."""
+    whole = all(
+        records.get(rank, {}).get("batch_is_whole") is True
+        for records in proofs.values()
+        for rank in ranks
+    )
+    batches = _list_batches(ranks, proofs)
+    return whole and bool(batches) and all(len(b) == 1 and None not in b for b in batches)
+
+
+def _got_own_batches(ranks: Collection[int], proofs: Proofs) -> bool:
+    """Whether they are known to have got different batches at a proven step."""
+    return any(len(batches - {None}) > 1 for batches in _list_batches(ranks, proofs))
+
+
+def _list_batches(ranks: Collection[int], proofs: Proofs) -> list[set[int | None]]:
+    """The fingerprints of what the models of these ranks got, at each proven step."""
+    return [
         {parse_int(records.get(rank, {}).get("batch")) for rank in ranks}
         for records in proofs.values()
     ]
-    return bool(batches) and all(len(seen) == 1 and None not in seen for seen in batches)
 
 
 def check_precision(phase: PhaseResult) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from ..text import Problem, format_bytes, plural
 from .mounts import resolve_existing
 
 GIB = 2**30
+# Phases that can run at the same time, by their number and that of their ranks.
+Choices = dict[tuple[int, int], list[Phase]]
 # A run's own files (events, logs, dumps) take a few megabytes and dozens of files per rank.
 LEAST_BYTES, FILES_PER_RANK, LEAST_FILES = 64 * 2**20, 50, 500
 
@@ -30,11 +33,11 @@ def estimate_need(profile: Profile, phases: Iterable[Phase], capacity: int | Non
     """Bytes and files of the phases that may run at the same time, from their `writes_gib`: at most
     `limits.max_jobs`, with `capacity` ranks (None: the scheduler's affair).
 
-    Later phases need no space of their own: checkpoints of a phase that passed are deleted.
+    Later phases need no space of their own: what a phase wrote is deleted once its job has passed.
     """
     phases = list(phases)
     most = profile.limits.max_jobs
-    written = choose_largest([phase for phase in phases if phase.writes_gib], most, capacity)
+    written = choose_largest(phases, most, capacity)
     amounts = [f"{phase.name} {phase.writes_gib:g} GiB" for phase in written]
     room = f", room for {plural(capacity, 'rank')}" if capacity else ""
     limit = f"`limits.max_jobs` is {most}{room}"
@@ -50,17 +53,35 @@ def estimate_need(profile: Profile, phases: Iterable[Phase], capacity: int | Non
 
 def choose_largest(phases: Sequence[Phase], most: int, capacity: int | None) -> list[Phase]:
     """Those that write the most of what can run at the same time. One that is too wide for the
-    ranks that fit runs alone."""
-    if capacity is None:
-        return sorted(phases, key=lambda phase: -phase.writes_gib)[:most]
-    best: dict[tuple[int, int], list[Phase]] = {(0, 0): []}  # by number of phases and of ranks
+    ranks that fit runs alone, and none runs while one waits `after` it."""
+    names = {phase.name for phase in phases}
+    followers: dict[str, list[Phase]] = defaultdict(list)
     for phase in phases:
-        for (jobs, ranks), chosen in list(best.items()):
-            size = jobs + 1, ranks + min(phase.world_size, capacity)
-            if size[0] <= most and size[1] <= capacity:
-                wider = [*chosen, phase]
-                best[size] = max(best.get(size, []), wider, key=_sum_written)
-    return sorted(max(best.values(), key=_sum_written), key=lambda phase: -phase.writes_gib)
+        followers[phase.after.value if phase.after.value in names else ""].append(phase)
+    best = max(_choose_after("", followers, most, capacity).values(), key=_sum_written)
+    written = [phase for phase in best if phase.writes_gib]
+    return sorted(written, key=lambda phase: -phase.writes_gib)
+
+
+def _choose_after(
+    name: str, followers: Mapping[str, Sequence[Phase]], most: int, capacity: int | None
+) -> Choices:
+    """What can run at the same time once the phase of this name is over: of each number of phases
+    and of ranks, those that write the most."""
+    best: Choices = {(0, 0): []}
+    for phase in followers.get(name, ()):
+        others = _choose_after(phase.name, followers, most, capacity)
+        alone = 1, 0 if capacity is None else min(phase.world_size, capacity)
+        others[alone] = max(others.get(alone, []), [phase], key=_sum_written)
+        combined: Choices = {}
+        for (jobs, ranks), chosen in best.items():
+            for (more, wider), added in others.items():
+                size = jobs + more, ranks + wider
+                if size[0] <= most and (capacity is None or size[1] <= capacity):
+                    both = [*chosen, *added]
+                    combined[size] = max(combined.get(size, []), both, key=_sum_written)
+        best = combined
+    return best
 
 
 def _sum_written(phases: Iterable[Phase]) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .leaves import find_on_disk, gather_whole, local_part
+from .leaves import find_on_disk, gather_whole, local_part, whole_shape
 from .process_group import barrier, broadcast_object
 from .rank_environment import RankEnvironment, RankMisuse
 
@@ -91,14 +91,17 @@ def mismatched_paths(expected: Digest, actual: Digest) -> list[str]:
     return [path for path in paths if expected.get(path) != actual.get(path)]
 
 
-def compare_states(before: Any, expected: Digest, reloaded: Any, model: Any) -> dict[str, Any]:
+def compare_states(
+    before: Any, expected: Digest, reloaded: Any, model: Any, optimizer: Any = None
+) -> dict[str, Any]:
     """The fields of the `reload` event: whether a reloaded state has the digest of the one `before`
-    saving, and what its tensors share with that. `model` is that of the proof, or None."""
+    saving, and what its tensors share with that. `model` and `optimizer` are those of the proof, or
+    None."""
     actual = digest(reloaded)
     return {
         **compare_digests(expected, actual),
         **_compare_buffers(expected, actual, _name_statistics(model)),
-        "shared": _find_shared(before, reloaded, model)[:10],
+        "shared": _find_shared(before, reloaded, model, optimizer)[:10],
     }
 
 
@@ -131,18 +134,39 @@ def _ends_in(path: str, names: set[str]) -> bool:
     return any(".".join(parts[at:]) in names for at in range(len(parts)))
 
 
-def _find_shared(before: Any, reloaded: Any, model: Any) -> list[str]:
+def _find_shared(before: Any, reloaded: Any, model: Any, optimizer: Any) -> list[str]:
     """The tensors of the reloaded state that lie in the memory of those that were saved: no
-    checkpoint was loaded into a state of its own there. Not what a new model may share with the old
-    one, its frozen parameters and its buffers; where these are not known, all or none."""
+    checkpoint was loaded into a state of its own there.
+
+    Not what a new model may share with the old one, its frozen parameters and its buffers; nor
+    constants of the program, which have the shape of nothing that training changes, beside at least
+    as many loaded elements as are trained. Without a model, or an optimizer, nothing is known.
+    """
     saved = set(filter(None, (_place(value) for _, value in _walk(before, "", ()))))
-    fixed: set[tuple[str, int] | None] = set()
-    if model is not None:
-        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        fixed = {_place(tensor) for tensor in (*frozen, *model.buffers())}
-    places = {path: place for path, value in _walk(reloaded, "", ()) if (place := _place(value))}
-    shared = [path for path, place in places.items() if place in saved - fixed]
-    return shared if model is not None or len(shared) == len(places) else []
+    tensors = {path: value for path, value in _walk(reloaded, "", ()) if _place(value)}
+    shared = {path: value for path, value in tensors.items() if _place(value) in saved}
+    if model is None:
+        return list(shared)
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    fixed = {_place(tensor) for tensor in (*frozen, *model.buffers())}
+    shared = {path: value for path, value in shared.items() if _place(value) not in fixed}
+    loaded = [value for value in tensors.values() if _place(value) not in saved]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if optimizer is None or _count_elements(loaded) < _count_elements(trained):
+        return list(shared)  # what training changes may be in any of them
+    state = [optimizer.param_groups, list(optimizer.state.values())]
+    kept = [value for _, value in _walk(state, "", ()) if _place(value) and value.numel() > 1]
+    shapes = set().union(*map(_shapes, (*trained, *kept)))
+    return [path for path, value in shared.items() if _shapes(value) & shapes]
+
+
+def _count_elements(tensors: Iterable[Any]) -> int:
+    return sum(local_part(tensor).numel() for tensor in tensors)
+
+
+def _shapes(tensor: Any) -> set[tuple[int, ...]]:
+    """Of the tensor, and of this rank's part of it."""
+    return {tuple(whole_shape(tensor)), tuple(local_part(tensor).shape)}
 
 
 def _place(value: Any) -> tuple[str, int] | None:

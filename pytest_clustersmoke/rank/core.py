@@ -17,7 +17,7 @@ from .hook import RankHook, load_hook
 from .leaves import free_whole
 from .own_step import OwnStep
 from .peaks import STAGE, Peaks
-from .proof import Proof, StepProver, draw_steps
+from .proof import Proof, StepProver, draw_steps, find_kept_optimizer
 from .rank_dumps import RankDumps, record_failure
 from .rank_environment import TWIN, RankEnvironment, RankMisuse, read_rank_environment
 from .rank_events import RankEventWriter
@@ -56,7 +56,7 @@ class Rank:
         self._resume = Resume(environment, self._events)
         self._peaks: Peaks | None = None
         self._identity = ""
-        self._model: torch.nn.Module | None = None  # that of the proof
+        self._proof: Proof | None = None
         self._hook: RankHook = load_hook(self, environment.fault, self._events.event)
 
     @classmethod
@@ -184,7 +184,7 @@ class Rank:
         self._hook.parameters = [p for p in proof.model.parameters() if p.requires_grad]
         self._hook.has_peer_loss = proof.peer_loss is not None
         self._hook.proof = proof
-        self._model = proof.model
+        self._proof = proof
         seed = process_group.broadcast_object(secrets.token_hex(8))
         steps = draw_steps(count, self._environment.proof_steps, seed)
         self._events.event("proof_plan", seed=seed, steps=[step + 1 for step in steps])
@@ -360,13 +360,14 @@ class Rank:
         builds the model, loads the checkpoint and returns the same nested state.
         """
         expected = before if isinstance(before, checkpoint.Digest) else self.digest(before)
-        load = checkpoint.load_shards
-        compared = self.stage(
-            "reload",
-            lambda: checkpoint.compare_states(
-                before, expected, load(self.output_dir, reload), self._model
-            ),
-        )
+        model = self._proof.model if self._proof is not None else None
+        optimizer = find_kept_optimizer(self._proof) if self._proof is not None else None
+
+        def load_and_compare() -> dict[str, Any]:
+            loaded = checkpoint.load_shards(self.output_dir, reload)
+            return checkpoint.compare_states(before, expected, loaded, model, optimizer)
+
+        compared = self.stage("reload", load_and_compare)
         self._events.event("reload", **compared, source="model built anew")
         return bool(compared["equal"])
 

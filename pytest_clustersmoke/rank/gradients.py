@@ -30,6 +30,7 @@ TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 5e-3}
 # A gradient smaller than this share of what is typical for its size is judged against that share:
 # the rounding error of a gradient close to zero says nothing.
 FLOOR = 1e-3
+MOST_NAMES = 5  # of parameters out of sync, in the event
 # Whether all gradients are off by the same factor shows in this many elements of each.
 SAMPLED = 2**16
 # Gradients are averaged together, up to so many elements (64 MiB): each collective has a latency.
@@ -109,6 +110,9 @@ class Probe:
         spreads = _relative(spread, scale)
         worst = max(range(len(errors)), key=lambda i: _badness(errors[i]))
         tolerance = TOLERANCES[self.precision]
+        off = [
+            name for (name, _), e in zip(self.parameters, errors, strict=True) if not e <= tolerance
+        ]
         # Where the model is split over all ranks, nothing is to be reduced.
         reduced = self.ranks > 1 or any(is_partial(p) for _, p in self.parameters)
         return {
@@ -117,6 +121,8 @@ class Probe:
             "max_relative_error": errors[worst],
             "tolerance": tolerance,
             "worst": self.parameters[worst][0],
+            "off": off[:MOST_NAMES],
+            "off_count": len(off),
             "precision": self.precision,
             "local_spread": max(spreads),
             "least_local_spread": min(spreads),

@@ -75,6 +75,16 @@ def find_optimizer(proof: Proof) -> Any:
     return optimizer
 
 
+def find_kept_optimizer(proof: Proof) -> Any:
+    """The optimizer after the loop; None if the program has deleted it, or it is not one of
+    torch's."""
+    try:
+        optimizer = find_optimizer(proof)
+    except Exception:  # a function of the program's, whose variables are gone
+        return None
+    return optimizer if hasattr(optimizer, "param_groups") else None
+
+
 def draw_steps(count: int, drawn: int, seed: str) -> list[int]:
     """The steps (from 0) to be proven: the first, the last, and up to `drawn` others."""
     between = range(1, count - 1)

@@ -14,7 +14,6 @@ Each file is written whole or not at all. Whatever fails here, the run keeps its
 from __future__ import annotations
 
 import os
-import shutil
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -150,9 +149,7 @@ def publish(
     remarks += write_metrics(shown, [target / METRICS, *metrics_path(shown, report_dir)], redactor)
     for phase in record.phases:
         if phase.outcome == "passed":
-            directory = run.phase(phase.phase)
-            for job in (directory, *directory.jobs()):
-                shutil.rmtree(job.output, ignore_errors=True)
+            run.phase(phase.phase).delete_output()
     copier.copy_journal()  # last: a report with a journal is complete
     if latest:
         try:

@@ -91,6 +91,37 @@ def test_gradients_out_of_sync(pair: Evidence, change: dict[str, Any], words: st
         pair.result().check_gradients()
 
 
+ALL_OFF = {"off_count": 4, "off": ["a", "b", "c", "d"]}
+
+
+@pytest.mark.parametrize(
+    ("later", "off", "cause"),
+    [
+        (True, ALL_OFF, "gradients of earlier steps may still be there: call optimizer.zero_grad"),
+        (True, {"off_count": 2, "off": ["a", "b"]}, ""),  # not of all, so they were cleared
+        (
+            False,
+            {"off_count": 1, "off": ["head.w"]},
+            "of 1 of 4 parameters are wrong (head.w), the others are not: if their",
+        ),
+        (False, ALL_OFF, ""),
+        (False, {"off_count": "1", "off": 7}, ""),
+    ],
+)
+def test_likely_cause_of_wrong_gradients_is_given(
+    pair: Evidence, later: bool, off: dict[str, Any], cause: str
+) -> None:
+    """Gradients that nobody clears are right in the first step alone; those of a module that stands
+    outside the wrapper are wrong in every step, and no others are."""
+    if later:
+        pair.each("proof", **PROOF)
+    wrong = {**GRADIENTS, "synced": False, "max_relative_error": 1.2, **off}
+    pair.each("proof", **{**PROOF, "step": 2 if later else 1, "gradients": wrong})
+    with pytest.raises(AssertionError, match="gradients are not in sync on all ranks") as failed:
+        pair.result().check_gradients()
+    assert cause in str(failed.value) and (cause != "") == ("; " in str(failed.value))
+
+
 def test_insensitive_gradient_probe_is_unmeasured(pair: Evidence) -> None:
     """Local gradients that are similar on all ranks prove nothing about a reduction."""
     pair.each("gradients", **{**GRADIENTS, "sensitive": False})

@@ -42,6 +42,36 @@ def test_same_data_on_every_rank_is_not_sharded(pair: Evidence) -> None:
     check_data(pair.result())
 
 
+COARSE = [10.375, 10.4375, 10.375, 10.3125, 10.25]  # bf16 holds sixteenths there
+
+
+@pytest.mark.parametrize(
+    ("batches", "whole", "answer"),
+    [
+        ((7, 8), True, ""),  # equal by chance
+        ((7, 7), True, "the data is not sharded: the local losses of all 2 ranks"),
+        ((7, 7), False, "may be equal by chance"),  # the data may be in what was not compared
+        ((7, None), True, "may be equal by chance"),
+        ((), True, "may be equal by chance"),  # nothing was proven
+    ],
+)
+def test_equal_losses_of_16_bits_need_equal_batches(
+    pair: Evidence, batches: tuple[int | None, ...], whole: bool, answer: str
+) -> None:
+    """Two ranks with data of their own may have one loss in bf16 in each step. The fingerprints of
+    what their models got tell it; without them nothing is known, which is not a pass."""
+    pair.each("losses", mean=COARSE, local_first=COARSE)
+    for rank, batch in enumerate(batches):
+        pair.rank(rank, ("proof", {**PROOF, "batch": batch, "batch_is_whole": whole}))
+    result = pair.result()
+    if answer:
+        with pytest.raises(AssertionError if "shard" in answer else Unmeasured, match=answer):
+            check_data(result)
+    else:
+        check_data(result)
+    assert ("data" in result.judged) == (not answer)
+
+
 @pytest.fixture
 def quad(tmp_path: Path) -> Evidence:
     """A job of two nodes and four ranks that is done; ranks 0 and 2, and 1 and 3, had one loss."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,35 @@ def test_phases_that_cannot_run_at_once_need_no_room_at_once(
     room = f"room for {plural(capacity, 'rank')})" if capacity else f"is {jobs})"
     assert room in need.words
     assert all(f"{name} {sizes[name][1]} GiB" in need.words for name in together)
+
+
+@pytest.mark.parametrize(
+    ("after", "together"),
+    [
+        ({}, "abcd"),
+        ({"b": "a"}, "acd"),
+        ({"b": "a", "c": "b"}, "ad"),  # a, then b, then c
+        ({"b": "d", "c": "d", "a": "d"}, "abc"),
+        ({"d": "a", "c": "a"}, "ab"),  # a writes more than both that wait for it
+        ({"a": "c", "b": "c"}, "abd"),
+        ({"b": "x"}, "abcd"),  # not selected, so it is not waited for
+    ],
+)
+@pytest.mark.parametrize("capacity", [None, 12])
+def test_phase_and_what_runs_after_it_need_no_room_at_once(
+    tmp_path: Path, after: dict[str, str], together: str, capacity: int | None
+) -> None:
+    """a to d write 14, 10, 3 and 1 GiB; what a phase wrote is deleted once its job has passed."""
+    sizes = {"a": 14, "b": 10, "c": 3, "d": 1}
+    keys: dict[str, Any] = {name: {"writes_gib": gib} for name, gib in sizes.items()}
+    for name, before in after.items():
+        keys[name] |= {"after": before}
+    profile = make_profile(tmp_path, phases={"x": {}, **keys})
+    phases = [make_phase(profile, name) for name in sizes]
+    need = disk_space.estimate_need(profile, phases, capacity)
+    total = sum(sizes[name] for name in together)
+    assert need.bytes == disk_space.LEAST_BYTES + total * 2**30
+    assert all((f"{name} {sizes[name]} GiB" in need.words) == (name in together) for name in sizes)
 
 
 def test_gpus_of_this_machine_limit_what_runs_at_once(tmp_path: Path) -> None:

@@ -103,8 +103,8 @@ class Normed(torch.nn.Sequential):
         self[0].requires_grad_(False)
 
 
-def compare(before: Any, after: Any, model: Any = None) -> dict[str, Any]:
-    return compare_states(before, digest(before), after, model)
+def compare(before: Any, after: Any, model: Any = None, optimizer: Any = None) -> dict[str, Any]:
+    return compare_states(before, digest(before), after, model, optimizer)
 
 
 def test_tensors_that_were_saved_are_not_loaded_ones() -> None:
@@ -117,10 +117,29 @@ def test_tensors_that_were_saved_are_not_loaded_ones() -> None:
     assert shared == ["model.1.weight", "model.1.bias", "model.2.weight", "model.2.bias", "moment"]
     new[0], new[2] = model[0], torch.nn.BatchNorm1d(3)
     assert compare(model.state_dict(), new.state_dict(), model)["shared"] == []
-    assert compare(model.state_dict(), new.state_dict())["shared"] == []
+    unknown = compare(model.state_dict(), new.state_dict())["shared"]
+    assert unknown == ["0.weight", "0.bias"]  # without a proof nobody knows that they are frozen
     loaded = {"model": new.state_dict(), "moment": state["moment"]}
     assert compare(state, loaded, model)["shared"] == ["moment"]
     assert compare_states(digest(state), digest(state), state, model)["shared"] == []
+
+
+def test_constants_of_the_program_need_not_be_loaded() -> None:
+    """Beside loaded parameters; not what has the shape of a parameter or of a moment, such as an
+    average of the weights, nor where too little else was loaded."""
+    model, new = Normed(), Normed()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    fixed = {"classes": torch.rand(5), "limit": torch.tensor(0.5), "average": torch.ones(3, 3)}
+    before = {"model": model.state_dict(), **fixed}
+    loaded = {"model": new.state_dict(), **fixed}
+    assert compare(before, loaded, model, optimizer)["shared"] == ["average"]
+    assert compare(before, loaded, model)["shared"] == list(fixed)  # moments of any shape
+    flat = {"flat": torch.nn.utils.parameters_to_vector(model.parameters()), "epoch": torch.ones(2)}
+    assert compare(flat, flat, model, optimizer)["shared"] == list(flat)
+    again = {**flat, "epoch": torch.ones(2)}
+    assert compare(flat, again, model, optimizer)["shared"] == ["flat"]
 
 
 def test_statistics_of_another_rank_are_told_from_other_differences() -> None:

@@ -42,6 +42,9 @@ def test_probe_detects_every_missing_reduction_under_ddp(
     assert (factors["none"], factors["summed"]) == (pytest.approx(1), pytest.approx(2))
     assert factors["no_sync"] is factors["one_left_out"] is None
     assert whole[-1]["worst"] == "3.bias"  # the one parameter that was not reduced is named
+    off = {fault: probe["off_count"] for fault, probe in zip(("none", *BROKEN), whole, strict=True)}
+    assert (off["none"], off["no_sync"], off["one_left_out"]) == (0, 4, 1)
+    assert whole[0]["off"] == [] and whole[-1]["off"] == ["3.bias"]
     assert [probe["worst"] for probe in bucketed[1:]] == [probe["worst"] for probe in whole[1:]]
     for figure in ("max_relative_error", "local_spread", "least_local_spread"):
         assert [probe[figure] for probe in bucketed] == pytest.approx(

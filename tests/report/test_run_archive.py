@@ -63,6 +63,23 @@ def test_checkpoints_of_passed_phases_are_deleted(suite: Suite) -> None:
     assert (run / "phases" / "bad" / "output").exists()
 
 
+def test_checkpoint_is_deleted_before_a_later_phase_needs_its_space(suite: Suite) -> None:
+    """Not only at the end of the run: the space that preflight asks for is that of phases which can
+    run at the same time."""
+    suite.cluster(phases={"first": None, "second": {"after": "first"}})
+    suite.phase("first")
+    body = f"""
+        def test_space_is_free(self, phase):
+            from pathlib import Path
+            run = next(Path({str(suite.shared)!r}).glob("*/phases"))
+            assert (run / "first" / "result.json").exists()
+            assert phase.ranks_done and not (run / "first" / "output").exists()
+    """
+    suite.phase("second", body=body)
+    outcome = suite.run()
+    outcome.assert_outcomes(passed=4)
+
+
 @pytest.mark.parametrize(
     ("metric", "shown"),
     [
