@@ -10,7 +10,6 @@ from ..evidence.finding import Finding
 from ..evidence.job_results import STEP_DAEMON
 from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult
-from ..evidence.scheduler_record import NODE_FAILED as NODE_MESSAGE
 from ..evidence.scheduler_record import (
     CONTROLLER_SILENT,
     PREEMPTED,
@@ -19,6 +18,7 @@ from ..evidence.scheduler_record import (
     JobState,
     NodeStatus,
 )
+from ..evidence.scheduler_record import NODE_FAILED as NODE_MESSAGE
 from ..evidence.staged_marks import find_unrequested_fault
 from ..text import WARNING
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from ..config.hostlist import expand_hostlist
 from ..evidence.scheduler_record import (
-    CONTROLLER_SILENT,
     CANCELLED,
+    CONTROLLER_SILENT,
     NODE_FAILED,
     OUT_OF_MEMORY,
     PREEMPTED,
@@ -94,7 +94,7 @@ MESSAGES = (
         CONTROLLER_SILENT,
         re.compile(
             r"srun: error: Unable to (?:confirm allocation|create step) for job \S{1,60}: "
-            r"(?:Unable to contact slurm controller|Socket timed out|Zero Bytes)"
+            r"(?:Unable to contact slurm controller|Socket timed out|Zero Bytes|Connection re)"
         ),
     ),
 )

@@ -330,6 +330,7 @@ def test_suspension_before_a_resume_names_its_node_and_line(tmp_path: Path) -> N
         "Zero Bytes were transmitted or received",
         "Unable to contact slurm controller (connect failure)",
         "Socket timed out on send/recv operation",
+        "Connection reset by peer",
     ],
 )
 @pytest.mark.parametrize("state", [JobState("ended", "FAILED", "NonZeroExitCode"), None])
