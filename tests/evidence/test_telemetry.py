@@ -115,7 +115,7 @@ def test_a_writer_waits_for_no_reader(tmp_path: Path) -> None:
     """A FIFO lies in the place of the journal of an old run, which the next run closes: nobody
     reads it, and a writer that opens it would wait for ever."""
     os.mkfifo(tmp_path / "journal.jsonl")
-    with pytest.raises(OSError, match="journal.jsonl"):
+    with pytest.raises(OSError, match=r"journal\.jsonl"):
         EventWriter(tmp_path / "journal.jsonl")
     with pytest.raises(OSError, match="not a regular file"):
         reader = os.open(tmp_path / "journal.jsonl", os.O_RDONLY | os.O_NONBLOCK)
