@@ -266,7 +266,7 @@ def measure_node(struck: StruckLab, trials: int, nodes: int = 1) -> list[float]:
 def kill_part(struck: StruckLab, number: int, phase: str, node: str) -> None:
     killed = (
         lambda: struck.kill_slurmd(node),
-        lambda: struck.kill_step_of(phase),
+        lambda: struck.kill_step_of(phase, node),
         lambda: struck.kill_node(node),
     )[number % 3]()
     if not killed:
