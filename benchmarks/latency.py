@@ -7,6 +7,7 @@ end     a program's last line to its criterion's result                     bar 
 death   the kill of a rank or of its torchrun to the failed criterion       bar 5 s (p95 of 40)
 node    slurmd, slurmstepd or all that runs on a node is killed: from the moment when Slurm itself
         says that the job does not run any more to the failed criterion     bar 2 s (p95 of 10)
+wide    the same under jobs of two nodes, of which one is struck            bar 2 s (p95 of 10)
 start   pytest's start to the first submission, without the calls of Slurm's commands, less
         `pytest --collect-only -p no:clustersmoke` of the same file         bar 0.7 s
 exit    the end of the last job, as pytest saw it, to pytest's exit, without writing the report
@@ -34,6 +35,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,8 +48,8 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.strikes import StruckLab
 from tests.support.waiting import wait_for, wait_for_event
 
-BARS_S = {"end": 2.0, "death": 5.0, "node": 2.0, "start": 0.7, "exit": 0.5}
-TRIALS = {"end": 40, "death": 40, "node": 10, "start": 5, "exit": 5}
+BARS_S = {"end": 2.0, "death": 5.0, "node": 2.0, "wide": 2.0, "start": 0.7, "exit": 0.5}
+TRIALS = {"end": 40, "death": 40, "node": 10, "wide": 10, "start": 5, "exit": 5}
 SMALL_RUN = 8  # phases of a run whose start and exit are measured
 LOOK_S = 0.1
 # Plugins of other tests may be installed; hypothesis loads all of itself as pytest ends.
@@ -66,10 +68,11 @@ status=$?
 exit $status
 """
 PHASE = """
-@pytest.mark.phase("{name}", script="{script}", launcher="{how}", args={{"seconds": {seconds}}})
+@pytest.mark.phase("{name}", script="{script}", launcher="{how}", nodes={nodes},
+                   args={{"seconds": {seconds}}})
 class Test{title}:
     def test_all_done(self, phase):
-        assert phase.ranks_done == 1
+        assert phase.ranks_done == {nodes}
 """
 
 
@@ -83,7 +86,9 @@ class Bench:
     began: float = 0.0
     environ: dict[str, str] = field(default_factory=dict)
 
-    def write(self, seconds: Sequence[float], launcher: str = "none", cap: int = 1) -> list[str]:
+    def write(
+        self, seconds: Sequence[float], launcher: str = "none", cap: int = 1, nodes: int = 1
+    ) -> list[str]:
         """Write phases that sleep for so long, at most `cap` at a time; return their names."""
         names = [f"p{number}" for number in range(len(seconds))]
         profile = {
@@ -95,7 +100,14 @@ class Bench:
             "phases": dict.fromkeys(names),
         }
         classes = [
-            PHASE.format(name=name, title=name.title(), script=PROGRAM, how=launcher, seconds=long)
+            PHASE.format(
+                name=name,
+                title=name.title(),
+                script=PROGRAM,
+                how=launcher,
+                nodes=nodes,
+                seconds=long,
+            )
             for name, long in zip(names, seconds, strict=True)
         ]
         (self.folder / "cluster.yaml").write_text(json.dumps({"clusters": {"bench": profile}}))
@@ -231,10 +243,10 @@ def measure_death(struck: StruckLab, trials: int) -> list[float]:
         return seen
 
 
-def measure_node(struck: StruckLab, trials: int) -> list[float]:
+def measure_node(struck: StruckLab, trials: int, nodes: int = 1) -> list[float]:
     """slurmd, slurmstepd and a whole node in turns, each under a job of its own."""
     with make_bench(struck.lab) as bench:
-        names, seen = bench.write([600.0] * trials), []
+        names, seen = bench.write([600.0] * trials, nodes=nodes), []
         bench.start()
         for number, name in enumerate(names):
             wait_for_event(bench.phase(name).rank_events(0), "step")
@@ -254,7 +266,7 @@ def measure_node(struck: StruckLab, trials: int) -> list[float]:
 def kill_part(struck: StruckLab, number: int, phase: str, node: str) -> None:
     killed = (
         lambda: struck.kill_slurmd(node),
-        lambda: struck.kill_step_of(phase),
+        lambda: struck.kill_step_of(phase, node),
         lambda: struck.kill_node(node),
     )[number % 3]()
     if not killed:
@@ -344,6 +356,7 @@ MEASURES: dict[str, Callable[[StruckLab, int], list[float]]] = {
     "end": measure_end,
     "death": measure_death,
     "node": measure_node,
+    "wide": partial(measure_node, nodes=2),
 }
 
 

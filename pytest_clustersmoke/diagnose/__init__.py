@@ -25,7 +25,7 @@ from pathlib import Path
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.phase_result import PhaseResult
-from ..evidence.scheduler_record import TASK_KILLED
+from ..evidence.scheduler_record import CONTROLLER_SILENT, TASK_KILLED
 from ..jobs.backend import Refused
 from ..jobs.outcome import NOT_STARTED, OUT_OF_TIME, Judgement, find_killed_launchers
 from ..text import FAILURE, WARNING
@@ -164,14 +164,15 @@ def _outcome_finding(evidence: FailureEvidence, judgement: Judgement) -> Finding
         "cancelled": "run again",
         NOT_STARTED: "ask for a larger or longer allocation, and run again",
         OUT_OF_TIME: "ask for a longer allocation, and run again",
+        CONTROLLER_SILENT: "see whether slurmctld answers (`sinfo`), and run again once it does",
         "never_ran": "look at the queue (squeue), or raise limits.queue_wait_s",
         "lost": "look at the scheduler's log; the job's own files are in the run directory",
     }
     name = judgement.outcome.replace("_", "-")
     cause = judgement.ended_by if judgement.ended_by in fixes else judgement.outcome
     fix = fixes.get(cause, "read the job's logs in the run directory")
-    killed = evidence.result.scheduler.logged(TASK_KILLED)
-    quoted = tuple(message.evidence for message in killed)
+    logged = evidence.result.scheduler.logged(TASK_KILLED, CONTROLLER_SILENT)
+    quoted = tuple(message.evidence for message in logged)
     return Finding(
         f"job-{name}",
         judgement.reason,

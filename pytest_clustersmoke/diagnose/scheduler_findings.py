@@ -14,6 +14,7 @@ from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.job_results import STEP_DAEMON
 from ..evidence.scheduler_record import (
     CANCELLED,
+    CONTROLLER_SILENT,
     NODE_FAILED,
     PREEMPTED,
     PROLOG_FAILED,
@@ -44,7 +45,7 @@ ENDINGS = (CANCELLED, PREEMPTED)
 
 def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> list[Finding]:
     """The finding for a job that the scheduler ended or never started; empty for any other job."""
-    if judgement.outcome == "never_ran":
+    if judgement.outcome == "never_ran" and judgement.ended_by != CONTROLLER_SILENT:
         return _unavailable(evidence.result.scheduler, judgement)
     looks: dict[str, Callable[[FailureEvidence, Judgement], Finding]] = {
         **dict.fromkeys(CLUSTER_STATES, _node_down),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,15 +38,19 @@ class FencedJournal(EventWriter):
         self._run, self._fence = run, fence
         self._judged: dict[tuple[str, str], str] = {}
         self._beaten = time.monotonic()
+        self._writing, self._is_closed = threading.Lock(), False
         self.controller: ControllerLock | None = None  # of this process, to be renewed
         self.lost = 0  # lines for which the disk had no room
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write a line. On a full disk it is lost; but for those that others act on, `KEPT`, that
-        raises OSError."""
+        """Write a line; after `closed`, none. On a full disk it is lost; but for those that others
+        act on, `KEPT`, that raises OSError."""
         self._fence.check()
         try:
-            super().write(event, **fields)
+            with self._writing:  # by any thread; none that is late says more of a closed run
+                if not self._is_closed:
+                    super().write(event, **fields)
+                    self._is_closed = event == "closed"
         except OSError as error:
             if event in KEPT or not is_full(error):
                 raise

@@ -24,6 +24,7 @@ MAX_BYTES = 8 * 2**20
 NODE_FAILED, PROLOG_FAILED = "node_failed", "prolog_failed"
 PREEMPTED, CANCELLED, OUT_OF_MEMORY = "preempted", "cancelled", "out_of_memory"
 TASK_KILLED = "task_killed"  # by SIGKILL
+CONTROLLER_SILENT = "controller_silent"  # slurmctld did not answer srun, which started no task
 # slurmctld's own words for a node that it drained because that could not launch a job: the first
 # after it lost its last seconds, and gave the id of a job that still ran there again.
 LAUNCH_REFUSED = ("Duplicate jobid", "batch job complete failure")

@@ -43,7 +43,11 @@ class EventWriter:
 
     def __init__(self, path: Path, **common: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(path, flags | os.O_NONBLOCK, 0o600)  # a FIFO blocks nobody
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            os.close(self._fd)
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         self._common = common
         self._is_torn = False
 

@@ -10,8 +10,15 @@ from ..evidence.finding import Finding
 from ..evidence.job_results import STEP_DAEMON
 from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult
+from ..evidence.scheduler_record import (
+    CONTROLLER_SILENT,
+    PREEMPTED,
+    PROLOG_FAILED,
+    TASK_KILLED,
+    JobState,
+    NodeStatus,
+)
 from ..evidence.scheduler_record import NODE_FAILED as NODE_MESSAGE
-from ..evidence.scheduler_record import PREEMPTED, PROLOG_FAILED, TASK_KILLED, JobState, NodeStatus
 from ..evidence.staged_marks import find_unrequested_fault
 from ..text import WARNING
 
@@ -110,6 +117,9 @@ def judge_job(
         return Judgement("failed", failure)
     if result.directory.setup_failed.exists():
         return Judgement("failed", "a setup line failed")
+    if not started and result.scheduler.logged(CONTROLLER_SILENT):
+        why = "srun could not start the job on its nodes: slurmctld did not answer"
+        return Judgement("never_ran", why, CONTROLLER_SILENT)
     if state is None or state.kind in ("unknown", "running"):
         return Judgement("lost", _describe_loss(result, state))
     ending = _describe(state)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from ..config.hostlist import expand_hostlist
 from ..evidence.scheduler_record import (
     CANCELLED,
+    CONTROLLER_SILENT,
     NODE_FAILED,
     OUT_OF_MEMORY,
     PREEMPTED,
@@ -88,6 +89,13 @@ MESSAGES = (
     (
         TASK_KILLED,
         re.compile(r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,99}: Killed"),
+    ),
+    (
+        CONTROLLER_SILENT,
+        re.compile(
+            r"srun: error: Unable to (?:confirm allocation|create step) for job \S{1,60}: "
+            r"(?:Unable to contact slurm controller|Socket timed out|Zero Bytes|Connection re)"
+        ),
     ),
 )
 # How srun's own log shows the end of a step, in the order of its lines: Slurm ended the step, or a

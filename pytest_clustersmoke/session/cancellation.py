@@ -23,6 +23,8 @@ CLOSE_S = 2.7
 SILENT_S = 1.6
 # After a second signal: in this time scancel has started, and it goes on without us.
 HURRY_S = 1.0
+# For a step of the watch, which writes a few small files; after a second signal, HURRY_S.
+STEP_S = 20.0
 CANCEL_CONFIRM_S = 2.0
 LAST_CALL_S = 0.3
 WAIT_S = 0.05
@@ -74,6 +76,8 @@ class Cancellation:
         self.unconfirmed: dict[str, str] = {}  # by phase, the jobs that may run on
         self._ending, self._stepping = threading.Lock(), threading.Lock()
         self._left: threading.Thread | None = None  # the watch that the run has ended without
+        self._stepping_on: Sequence[str] = ()  # the phases of the step that it is at, or was last
+        self.hung: Sequence[str] = ()  # the same, if that step did not end in time
         # A signal handler may write these: it takes no lock that the main thread may hold.
         self._is_asked = self._is_hurried = False
         self._requests: SimpleQueue[bool] = SimpleQueue()
@@ -121,16 +125,25 @@ class Cancellation:
             watch.join(timeout=WAIT_S)
 
     def leave(self, watch: threading.Thread) -> None:
-        """End the run without this watch, once it has done the step that it is at."""
-        with self._stepping:
-            self._left = watch
+        """End the run without this watch, once it has done the step that it is at, unless a file of
+        that hangs."""
+        begun = time.monotonic()
+        while not self._stepping.acquire(timeout=WAIT_S):
+            if time.monotonic() - begun > (HURRY_S if self._is_hurried else STEP_S):
+                self._left, self.hung = watch, self._stepping_on
+                return
+        self._left = watch
+        self._stepping.release()
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self, *phases: str) -> Iterator[None]:
         """A step that a watch does whole, or, if the run has ended without it, not at all. Raises
-        WatchFailed."""
-        with self._stepping:
+        WatchFailed or Superseded."""
+        # A watch that the run has ended without may never end the step that it is at.
+        with contextlib.nullcontext() if self._left is not None else self._stepping:
             self.check_place()
+            self._fence.check()
+            self._stepping_on = phases
             yield
 
     def check_place(self) -> None:
@@ -218,9 +231,11 @@ class Cancellation:
 
     def list_left(self, submitting: Sequence[Submission]) -> Leftover:
         """What may still run; `submitting`: the jobs whose submission was given up."""
-        still = [job.job_id for job in list(self._watched.values()) if self.may_run(job)]
+        watched = [job for job in list(self._watched.values()) if job.phase not in self.hung]
+        still = [job.job_id for job in watched if self.may_run(job)]
         jobs = dict.fromkeys([*self.unconfirmed.values(), *still])
-        return Leftover(tuple(jobs), tuple(job.phase.name for job in submitting))
+        phases = dict.fromkeys([*(job.phase.name for job in submitting), *self.hung])
+        return Leftover(tuple(jobs), tuple(phases))
 
     def withdraw_submission(self) -> Sequence[Submission]:
         """Give up the submission that the scheduler does not answer: its jobs end before they claim

@@ -368,16 +368,17 @@ class JobSession:
     def _retry(self, job: WatchedJob, ended: PhaseAttempt) -> bool:
         """Submit another job for a phase whose job the cluster took away; return whether that is
         possible: what is known of this one must outlive this process."""
-        self.fence.check()
-        try:
-            withdraw(job.directory, job.token, "the phase is tried again")
-            self.ledger.add(job.phase, ended)
-        except OSError as error:
-            self.board.post(job.phase, f"cannot be tried again: {error}")
-            return False
-        mark = {"attempt": ended.number, "outcome": ended.outcome}
-        self.journal.write("retry", phase=job.phase, job_id=job.job_id, **mark)
-        self.submitter.try_again(job.phase)
+        with self._ending.step(job.phase):
+            try:
+                withdraw(job.directory, job.token, "the phase is tried again")
+                self.ledger.add(job.phase, ended)
+            except OSError as error:
+                self.board.post(job.phase, f"cannot be tried again: {error}")
+                return False
+            mark = {"attempt": ended.number, "outcome": ended.outcome}
+            self.journal.write("retry", phase=job.phase, job_id=job.job_id, **mark)
+            self.submitter.try_again(job.phase)
+        self.submitter.hold_followers(job.phase)
         self.board.post(job.phase, f"attempt {ended.number} {ended.outcome}: {ended.reason}")
         return True
 
@@ -390,8 +391,7 @@ class JobSession:
         result: PhaseResult | None = None,
     ) -> None:
         """Write the phase's result, by the judgement of its last job and by those before."""
-        with self._ending.step():
-            self.fence.check()
+        with self._ending.step(name):
             self._watched.pop(name, None)
             estimate = self.submitter.starts.get(name)
             marks = {**fault_mark(self.phases[name]), "estimated_start": estimate}
@@ -432,12 +432,14 @@ class JobSession:
             self._cancel_all()
 
     def _settle_rest(self, submitting: Sequence[Submission] = ()) -> None:
-        """Write the result of each phase that has none, without the scheduler; `submitting`: the
-        jobs of a submission that it does not answer."""
+        """Write the result of each phase that has none, without the scheduler, unless a file of it
+        hangs; `submitting`: the jobs of a submission that the scheduler does not answer."""
         for job in list(self._watched.values()):
-            self._settle_interrupted(job)
+            if job.phase not in self._ending.hung:
+                self._settle_interrupted(job)
         self.submitter.settle_rest(self._ending.why, submitting)
-        for name in self.phases.keys() - self.outcomes.keys():  # the watch had just taken it up
+        done = {*self.outcomes, *self._ending.hung}
+        for name in [name for name in list(self.phases) if name not in done]:  # the watch was at it
             reason = f"{self._ending.why} before it was submitted"
             self._finish(name, Judgement("cancelled", reason), [])
 
@@ -446,5 +448,4 @@ class JobSession:
         if self._ending.may_run(job):
             left = f"not confirmed that job {job.job_id} has ended"
         reason = f"{self._ending.why}{f'; {left}' if left else ''}"
-        interrupted = Judgement("cancelled", reason)
-        self._settle(job, None if job.failed_first else interrupted)
+        self._settle(job, None if job.failed_first else Judgement("cancelled", reason))

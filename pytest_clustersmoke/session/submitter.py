@@ -93,7 +93,7 @@ class Submitter:
         if again:
             self._look_at_jobs()  # one that it has not shown may be another's, and is not cancelled
         for name in again:
-            self._hold_followers(name)
+            self.hold_followers(name)
 
     def _look_at_jobs(self) -> None:
         """Ask the scheduler once how the watched jobs are."""
@@ -128,7 +128,7 @@ class Submitter:
         try:
             jobs = self._prepare(phases)
             if is_due:
-                with self._ending.step():
+                with self._ending.step(*(phase.name for phase in phases)):
                     self._intend(jobs)
         except Superseded:
             raise
@@ -168,7 +168,6 @@ class Submitter:
         try:
             job_ids = self._call_backend(jobs, before.job_id if before else "")
         except Unanswered as silence:
-            self._ending.submitting = ()
             self._expect_answer(LostAnswer(jobs, after, str(silence)))
         except Refused as refusal:
             self._ending.submitting = ()
@@ -232,7 +231,9 @@ class Submitter:
 
     def _expect_answer(self, lost: LostAnswer) -> None:
         names = [job.phase.name for job in lost.jobs]
-        self._lost.add(lost)
+        with self._ending.step(*names):
+            self._ending.submitting = ()
+            self._lost.add(lost)
         self._journal.write("unanswered", phases=names, words=lost.why)
         words = f"no clear answer for {', '.join(names)}; looking for the job: {lost.why}"
         self._board.post("scheduler", words)
@@ -268,9 +269,8 @@ class Submitter:
         self._watched.pop(name, None)
         self._board.add(name)
         self.queue.put_first([self._phases[name]])
-        self._hold_followers(name)
 
-    def _hold_followers(self, name: str) -> None:
+    def hold_followers(self, name: str) -> None:
         """Let the phases wait again that wait in the queue for the job of this one, which did not
         pass: theirs could never start. One that has started runs on."""
         for job in [job for job in self._watched.values() if job.after == name]:
@@ -312,12 +312,13 @@ class Submitter:
         return claim is not None and claim.token == job.token
 
     def _wait_again(self, name: str, before: str) -> None:
-        self._journal.write("held", phase=name)
-        self._watched.pop(name, None)
-        self._board.add(name)
-        self._board.post(name, f"waits for {before}, which is tried again")
-        self.queue.waiting.append(self._phases[name])
-        self._hold_followers(name)
+        with self._ending.step(name):
+            self._journal.write("held", phase=name)
+            self._watched.pop(name, None)
+            self._board.add(name)
+            self._board.post(name, f"waits for {before}, which is tried again")
+            self.queue.waiting.append(self._phases[name])
+        self.hold_followers(name)
 
     def _give_up(self, lost: LostAnswer) -> list[str]:
         """Give jobs up; return their ids if they have started meanwhile."""

@@ -322,3 +322,43 @@ def test_suspension_before_a_resume_names_its_node_and_line(tmp_path: Path) -> N
     assert [(item.file, item.line, item.text) for item in finding.evidence] == [
         (str(place), 2, "paused for 7.0 s")
     ]
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "Zero Bytes were transmitted or received",
+        "Unable to contact slurm controller (connect failure)",
+        "Socket timed out on send/recv operation",
+        "Connection reset by peer",
+    ],
+)
+@pytest.mark.parametrize("state", [JobState("ended", "FAILED", "NonZeroExitCode"), None])
+def test_job_whose_srun_had_no_answer_from_slurmctld_never_ran(
+    tmp_path: Path, why: str, state: JobState | None
+) -> None:
+    """slurmctld was killed just then: neither the job nor a node of it failed, and its variables
+    are its own, whatever srun says next."""
+    job = ScheduledJob(tmp_path)
+    job.evidence = Evidence(tmp_path / "job", 2)
+    drained = slurm_jobs.parse_sinfo("n0|drained|2026-01-02T03:04:00|root|disk\n")
+    job.record = SchedulerRecord(nodes=drained)
+    job.log(
+        f"srun: error: Unable to confirm allocation for job 168: {why}\n"
+        "srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 168\n"
+    )
+    outcome, finding = job.finding(state)
+    assert (outcome, finding.id, finding.hosts) == ("never_ran", "job-never-ran", ())
+    assert finding.cause == "srun could not start the job on its nodes: slurmctld did not answer"
+    assert "sinfo" in finding.fix and why in finding.evidence[0].text
+
+
+def test_srun_that_slurmctld_refuses_is_a_failure(tmp_path: Path) -> None:
+    """slurmctld answered."""
+    job = ScheduledJob(tmp_path)
+    job.evidence = Evidence(tmp_path / "job", 2)
+    job.log(
+        "srun: error: Unable to create step for job 7: Memory required by task is not available\n"
+    )
+    outcome, finding = job.finding(JobState("ended", "FAILED"))
+    assert outcome == "failed" and "more memory" in finding.cause

@@ -111,6 +111,20 @@ def test_any_bytes_can_be_read(tmp_path: Path, content: bytes) -> None:
     assert len(events.records) + events.unreadable_lines == lines
 
 
+def test_a_writer_waits_for_no_reader(tmp_path: Path) -> None:
+    """A FIFO lies in the place of the journal of an old run, which the next run closes: nobody
+    reads it, and a writer that opens it would wait for ever."""
+    os.mkfifo(tmp_path / "journal.jsonl")
+    with pytest.raises(OSError, match=r"journal\.jsonl"):
+        EventWriter(tmp_path / "journal.jsonl")
+    with pytest.raises(OSError, match="not a regular file"):
+        reader = os.open(tmp_path / "journal.jsonl", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            EventWriter(tmp_path / "journal.jsonl")
+        finally:
+            os.close(reader)
+
+
 def test_a_missing_file_has_no_events(tmp_path: Path) -> None:
     """A missing file, or a directory instead of a file, has no events."""
     assert read_events(tmp_path / "none").records == []

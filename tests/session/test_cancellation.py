@@ -14,7 +14,8 @@ from pytest_clustersmoke.jobs.backend import Submission, prepare_jobs
 from pytest_clustersmoke.session import cancellation, job_session, submitter
 from pytest_clustersmoke.session.cancellation import Leftover
 from pytest_clustersmoke.session.job_end import write_result
-from tests.support.job_run import WITHIN_S, JobRun, until
+from pytest_clustersmoke.session.lost_answers import withdraw
+from tests.support.job_run import WITHIN_S, JobRun, ignore, until
 from tests.support.waiting import PATIENCE_S
 
 NEVER_S = 2 * PATIENCE_S  # longer than `until` waits
@@ -266,3 +267,101 @@ def test_run_that_has_ended_submits_nothing_more(
     slow.may_go_on.set()
     session._thread.join()
     assert run.submitted() == [] and run.events() == events
+
+
+def test_lines_that_come_after_the_end_of_the_run_are_not_written(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch was waiting for squeue: a hundred lines on when jobs were queued would hide that
+    the run is closed."""
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.1)
+    squeue = SilentCommand()
+    session = run.start("a")
+    until(lambda: ("submitted", "a") in run.events())
+    session._watched["a"].submitted = 1.0
+    monkeypatch.setattr(run.backend, "states", lambda job_ids: squeue() and {})
+    assert squeue.called.wait(WITHIN_S)
+    assert not session.close() and has_closed(run)
+    events = run.events()
+    squeue.answer.set()
+    session._thread.join()
+    session.journal.write("queued", phase="a")
+    assert run.events() == events
+
+
+def test_phase_that_was_being_tried_again_as_the_run_ended_has_a_result(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run waits until it is written down which job ended; the next one is never submitted."""
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.1)
+    slow = SlowDirectory(withdraw)
+    monkeypatch.setattr(job_session, "withdraw", slow)
+    session = run.start("a", limits={"poll_s": 0.05, "retries": 1})
+    until(lambda: run.submitted() == ["a"])
+    run.backend.jobs["a"] = JobState("ended", "PREEMPTED", nodes="n1")
+    assert slow.called.wait(WITHIN_S)
+    end_meanwhile(run, slow)
+    assert session.results["a"].outcome == "cancelled" and has_closed(run)
+    attempts = [(each["outcome"], each["job_id"]) for each in run.result("a")["attempts"]]
+    assert attempts == [("preempted", "a"), ("cancelled", "")]
+    session._thread.join()
+    assert run.submitted() == ["a"] and run.events()[-1] == ("closed", None)
+
+
+def test_run_ends_while_a_file_of_its_watch_hangs(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server of a file system is down: the phase whose result it would hold has none, the run
+    is not closed, and another command can judge the phase."""
+    for name in ("CLOSE_S", "STEP_S"):
+        monkeypatch.setattr(cancellation, name, 0.1)
+    hung = SlowDirectory(write_result)
+    session = run.start("a", "b")
+    until(lambda: run.submitted() == ["a", "b"])
+    monkeypatch.setattr(job_session, "write_result", hung)
+    run.passes("a")
+    assert hung.called.wait(WITHIN_S)
+    monkeypatch.setattr(job_session, "write_result", write_result)
+    assert session.close() == Leftover(phases=("a",)) and not has_closed(run)
+    assert session.results.keys() == {"b"} and session.results["b"].outcome == "cancelled"
+    hung.may_go_on.set()
+    session._thread.join()
+    attached = run.attach()
+    attached.wait("a", ignore)
+    assert attached.outcomes["a"].outcome == "passed" and not attached.close()
+
+
+def test_second_signal_waits_less_for_a_file_that_hangs(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.1)
+    monkeypatch.setattr(cancellation, "STEP_S", NEVER_S)
+    monkeypatch.setattr(cancellation, "HURRY_S", 0.1)
+    hung = SlowDirectory(write_result)
+    session = run.start("a", "b")
+    until(lambda: run.submitted() == ["a", "b"])
+    monkeypatch.setattr(job_session, "write_result", hung)
+    run.passes("a")
+    assert hung.called.wait(WITHIN_S)
+    monkeypatch.setattr(job_session, "write_result", write_result)
+    session.cancel()
+    session.hurry()
+    assert session.close() == Leftover(phases=("a",))
+    hung.may_go_on.set()
+    session._thread.join()
+
+
+def test_phases_that_were_left_over_end_in_the_order_of_the_run(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They had left the queue together, and had no jobs yet."""
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.1)
+    names = [f"x-{number}" for number in range(8)]
+    slow = SlowDirectory(prepare_jobs)
+    monkeypatch.setattr(submitter, "prepare_jobs", slow)
+    session = run.start(*names, sweep="x")
+    assert slow.called.wait(WITHIN_S)
+    assert not session.close()
+    slow.may_go_on.set()
+    session._thread.join()
+    assert [phase for event, phase in run.events() if event == "ended"] == names

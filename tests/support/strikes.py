@@ -8,7 +8,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -126,13 +126,12 @@ class StruckLab:
         process, phase = choose(steps, strike.pick)
         return self._kill(process, Hit(STEPD, time.time(), time.time(), phase))
 
-    def kill_step_of(self, phase: str) -> bool:
-        """Kill the slurmstepd of a phase's step; return whether there is one."""
+    def kill_step_of(self, phase: str, node: str) -> bool:
+        """Kill the slurmstepd of a phase's step on a node; return whether there is one."""
         found = self.list_job_processes()
         ranks = [variables for _, variables in self._list_ranks(found)]
         jobs = [v["SLURM_JOB_ID"] for v in ranks if phase_of(v) == phase]
-        titles = {f"slurmstepd: [{job}.0]" for job in jobs}
-        mine = [process for process in found if read_command_line(process.pid).strip() in titles]
+        mine = self._list_steps(node, found, [f"slurmstepd: [{job}.0]" for job in jobs])
         send(mine, signal.SIGKILL)
         return bool(mine)
 
@@ -147,11 +146,19 @@ class StruckLab:
         found = self.list_job_processes()
         there = [p for p in found if read_environ(p.pid).get("SLURMD_NODENAME") == node]
         jobs = {read_environ(process.pid).get("SLURM_JOB_ID") for process in there}
-        titles = tuple(f"slurmstepd: [{job}." for job in jobs)
-        steps = [p for p in found if read_command_line(p.pid).startswith(titles)] if jobs else []
+        steps = self._list_steps(node, found, [f"slurmstepd: [{job}." for job in jobs])
         killed = self.kill_slurmd(node)
         send([*steps, *there], signal.SIGKILL)
         return killed
+
+    @staticmethod
+    def _list_steps(node: str, found: list[Process], titles: Sequence[str]) -> list[Process]:
+        """The slurmstepd of a node whose command lines begin so: nothing but what they started
+        says on which node they are."""
+        there = [p for p in found if read_environ(p.pid).get("SLURMD_NODENAME") == node]
+        parents = {read_parent(process.pid) for process in there}
+        mine = [process for process in found if process.pid in parents]
+        return [p for p in mine if read_command_line(p.pid).startswith(tuple(titles))]
 
     def _list_ranks(
         self, found: list[Process] | None = None
@@ -211,6 +218,13 @@ def read_name(pid: int) -> str:
         return (PROC / str(pid) / "comm").read_text().strip()
     except OSError:
         return ""
+
+
+def read_parent(pid: int) -> int:
+    try:
+        return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def read_command_line(pid: int) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import IDLE, Suite
 from tests.support.killed import attach, check_whole, kill_at
+from tests.support.strikes import StruckLab
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.lab
@@ -79,6 +83,46 @@ def test_run_on_slurm_goes_on_after_its_controller_was_killed(lab_suite: Suite, 
     outcome = attach(lab_suite)
     check_whole(lab_suite, outcome, "small", "second")
     lab_suite.check_queue(outcome)
+
+
+@contextmanager
+def quick_purge(suite: Suite, running: lab.Lab) -> Iterator[None]:
+    """Let slurmctld forget a job 2 s after its end. It looks once a minute."""
+    files = StruckLab(running).record.files
+    confs = [path for path in (files.slurm_conf, files.daemons_conf) if path.exists()]
+    before = {path: path.read_text() for path in confs}
+    try:
+        for path, text in before.items():
+            path.write_text(f"{text}MinJobAge=2\n")
+        suite.slurm("scontrol", "reconfigure")
+        yield
+    finally:
+        for path, text in before.items():
+            path.write_text(text)
+        suite.slurm("scontrol", "reconfigure")
+
+
+@pytest.mark.slow
+def test_job_that_slurm_has_forgotten_is_judged_by_its_own_result(
+    lab_suite: Suite, own_lab: lab.Lab
+) -> None:
+    """It had ended and was purged while no process of the run lived."""
+    lab_suite.phase("small", script=str(IDLE), args={"seconds": 1})
+    with quick_purge(lab_suite, own_lab):
+        kill_at(lab_suite, "submitted:1")
+        (job,) = read_events(lab_suite.run_dir().journal).named("submitted")
+
+        def is_forgotten() -> bool:
+            try:
+                lab_suite.slurm("scontrol", "show", "job", job["job_id"])
+            except AssertionError as refusal:
+                return "Invalid job id specified" in str(refusal)
+            return False
+
+        wait_for("slurmctld to forget the job", is_forgotten, poll_s=1.0)
+        outcome = attach(lab_suite)
+    check_whole(lab_suite, outcome, "small")
+    assert [event["phase"] for event in outcome.events("submitted")] == ["small"]
 
 
 def test_jobs_of_a_dead_run_are_named_and_ended(lab_suite: Suite) -> None:
