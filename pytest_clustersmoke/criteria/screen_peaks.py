@@ -15,7 +15,15 @@ from ..evidence.screen_files import NodeAnswer
 from ..text import FAILURE, plural
 from .device_answers import find_outvoted
 from .device_peaks import Place, SlowFigure, judge_figures, kind_of
-from .link_speed import FloorMiss, PlacedPair, choose_link, find_below_floor, judge_pairs
+from .link_speed import (
+    FloorMiss,
+    PlacedCard,
+    PlacedPair,
+    choose_link,
+    find_below_floor,
+    judge_cards,
+    judge_pairs,
+)
 from .screen_judge import FEWEST_CPUS, CheckJudgement
 
 PEAKS = "peaks"
@@ -92,7 +100,8 @@ def _compare(whole: Mapping[str, str], measured: Measured) -> tuple[dict[str, st
     texts = [
         (found.figure.node, f"{found.figure.device or 'the node'}: {found}") for found in named
     ]
-    slow = _group_texts(iter([*texts, *_find_slow_pairs(whole, measured)]))
+    links = [*_find_slow_pairs(whole, measured), *_find_slow_cards(whole, measured)]
+    slow = _group_texts(iter([*texts, *links]))
     return slow, {figures[number].node for number in verdict.compared}
 
 
@@ -107,6 +116,17 @@ def _find_slow_pairs(whole: Mapping[str, str], measured: Measured) -> Iterator[t
     slow, _ = judge_pairs([made for _, made in placed])
     for found in slow:
         yield found.made.node, f"{placed[found.at][0].identity}: {found}"
+
+
+def _find_slow_cards(whole: Mapping[str, str], measured: Measured) -> Iterator[tuple[str, str]]:
+    placed = [
+        PlacedCard(node, whole[node], card)
+        for node, found in measured.items()
+        if node in whole
+        for card in found.cards
+    ]
+    for found in judge_cards(placed)[0]:
+        yield found.made.node, str(found)
 
 
 def _find_shared(measured: Measured) -> set[str]:

@@ -155,10 +155,10 @@ def _find_accused(phase: PhaseRecord, nodes: Mapping[str, str]) -> dict[str, Fin
     accusations: list[tuple[str, FindingRecord]] = []
     for found in by_id.values():
         named: dict[str, FindingRecord] = {}
-        for finding in sorted(reversed(found), key=_weigh):
+        for finding in sorted(found, key=_weigh, reverse=True):
             for host in finding.hosts:
                 if host in nodes or finding.id in BY_SCHEDULER:
-                    named[nodes.get(host, host)] = finding
+                    named.setdefault(nodes.get(host, host), finding)
         count = len(named)
         accusations += [
             (node, finding)
