@@ -47,6 +47,7 @@ from ..evidence.measured_peaks import ONCE, RankPeaks, first_attempt, measured_i
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.node_observation import DeviceFigure
 from ..evidence.phase_result import PhaseResult
+from ..evidence.telemetry import parse_int
 from ..node.core_speed import owns_all_cores
 from ..text import plural, shorten
 from .device_answers import find_dissenting, find_unsteady, is_on_gpu
@@ -407,9 +408,12 @@ def _facts_of(phase: PhaseResult, rank: RankResult) -> Mapping[str, Any]:
 
 
 def _has_all_gpus(phase: PhaseResult, rank: RankResult) -> bool:
-    """Whether the ranks of this one's node have all of its GPUs. Virtual nodes of one machine,
-    which measure at the same time, have its GPUs together."""
-    gpus = _facts_of(phase, rank).get("gpus")
+    """Whether the ranks of this one's node have all of its GPUs. Those that a cgroup hides from
+    the job are still on the bus. Virtual nodes of one machine, which measure at the same time, have
+    its GPUs together."""
+    facts = _facts_of(phase, rank)
+    gpus, on_bus = facts.get("gpus"), parse_int(facts.get("gpus_on_bus")) or 0
     local = [each for each in phase.ranks if each.node == rank.node]
     is_virtual = any(each.host == rank.host and each.node != rank.node for each in phase.ranks)
-    return isinstance(gpus, list) and len(gpus) <= len(local) and not is_virtual
+    has_all = isinstance(gpus, list) and max(len(gpus), on_bus) <= len(local)
+    return has_all and not is_virtual

@@ -42,6 +42,7 @@ def ran(
     peaks: str = "once",
     cores_of_job: int = 64,
     gpus_of_node: int | None = None,
+    on_bus: int | None = None,
     one_machine: bool = False,
 ) -> PhaseResult:
     """A phase whose ranks wrote these `peaks` events, on nodes of `per_node` GPUs or CPUs."""
@@ -59,6 +60,7 @@ def ran(
         facts = {"node": f"n{node}", "host": f"h{node}"}
         cores: dict[str, Any] = {"cpus_allowed": cores_of_job, "cpus_online": 64}
         cores |= {"gpus": [{}] * (gpus_of_node or per_node)} if cuda else {}
+        cores |= {"gpus_on_bus": on_bus}
         write_json(evidence.dir.node_facts(node), {**facts, **cores})
     spec = {"phase": "small", "nodes": len(events) // per_node, "ranks_per_node": per_node}
     write_json(evidence.dir.spec, {**spec, "peaks": peaks})
@@ -209,8 +211,10 @@ def test_slow_pair_of_gpus_is_named(tmp_path: Path) -> None:
 
 def test_pairs_are_judged_only_where_the_job_has_all_gpus(tmp_path: Path) -> None:
     """Elsewhere the numbers 0 and 1 may be two GPUs with fewer NVLinks between them; and virtual
-    nodes of one machine are no other nodes."""
+    nodes of one machine are no other nodes. nvidia-smi does not list what a cgroup hides."""
     check_peaks(ran(tmp_path / "part", paired(40.0), per_node=2, gpus_of_node=8))
+    check_peaks(ran(tmp_path / "hidden", paired(40.0), per_node=2, on_bus=8))
+    assert failure(ran(tmp_path / "whole", paired(40.0), per_node=2, on_bus=2))
     check_peaks(ran(tmp_path / "virtual", paired(40.0), per_node=2, one_machine=True))
 
 
@@ -244,6 +248,7 @@ def test_slow_network_card_is_named(tmp_path: Path) -> None:
     check_peaks(ran(tmp_path / "healthy", carded(20.0), per_node=2))
     check_peaks(ran(tmp_path / "cores", carded(6.0), per_node=2, cores_of_job=32))
     check_peaks(ran(tmp_path / "gpus", carded(6.0), per_node=2, gpus_of_node=8))
+    check_peaks(ran(tmp_path / "hidden", carded(6.0), per_node=2, on_bus=8))
     check_peaks(ran(tmp_path / "virtual", carded(6.0), per_node=2, one_machine=True))
     assert failure(ran(tmp_path / "slow", carded(6.0), per_node=2)).startswith(
         "h2: its network card mlx5_0:1 (400 Gb/sec (4X NDR), GUID b8cef60300a10002) carries 6.000 "
