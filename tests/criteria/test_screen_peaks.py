@@ -113,8 +113,10 @@ def test_slow_network_card_fails_its_node(tmp_path: Path) -> None:
     nodes = [written(number) for number in range(5)]
     for number, node in enumerate(nodes):
         card = {"name": "mlx5_0:1", "guid": f"b8cef60300a1{number:04x}", "rate": "400 Gb/sec"}
-        found = {"gb_per_s": 6.0 if number == 2 else 24.0}
-        node["devices"][0]["cards"] = [card | (found if number else {"why": "no answer"})]
+        found: dict[str, Any] = {"gb_per_s": 6.0 if number == 2 else 24.0}
+        if not number:
+            found = {"why": "no answer"}
+        node["devices"][0]["cards"] = [{**card, **found}]
     judged = judge(tmp_path, [*nodes])
     assert [node for node, check in judged.items() if check.result == "failed"] == ["n2"]
     assert judged["n2"].text.startswith(
