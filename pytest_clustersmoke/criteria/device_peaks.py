@@ -37,7 +37,7 @@ from typing import Any
 import pytest
 
 from ..config.metrics import show
-from ..evidence.device_links import PcieLink
+from ..evidence.device_links import CARD_FIGURE, PcieLink, list_card_figures
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.figure_history import FigureKey, key_of, read_figure_past
 from ..evidence.history.history_database import HistoryUnusable
@@ -47,16 +47,19 @@ from ..evidence.measured_peaks import ONCE, RankPeaks, first_attempt, measured_i
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.node_observation import DeviceFigure
 from ..evidence.phase_result import PhaseResult
+from ..evidence.telemetry import parse_int
 from ..node.core_speed import owns_all_cores
 from ..text import plural, shorten
 from .device_answers import find_dissenting, find_unsteady, is_on_gpu
 from .gpu_past import judge_gpus
 from .link_speed import (
     FloorMiss,
+    PlacedCard,
     PlacedPair,
     choose_link,
     describe_floor,
     find_below_floor,
+    judge_cards,
     judge_pairs,
 )
 from .peer_judge import CPU_FACTOR, FEWEST_PEERS, FLOOR, PeerVerdict, judge_by_factor, judge_peers
@@ -219,8 +222,8 @@ def check_peaks(phase: PhaseResult) -> None:
     if phase.spec.get("peaks") not in ONCE:
         pytest.skip("what its devices can do was not measured (`peaks: never`)")
     peaks = read_peaks(first_attempt(phase).ranks)
-    slow_pairs = _find_slow_pairs(phase, peaks)
-    if not slow_pairs:  # otherwise it fails, whoever measured the devices themselves
+    slow_links = [*_find_slow_pairs(phase, peaks), *_find_slow_cards(phase, peaks)]
+    if not slow_links:  # otherwise it fails, whoever measured the devices themselves
         _require_events(phase, peaks)
     wrong = [*find_unsteady(peaks), *find_dissenting(peaks)]
     pairs = [(figure, peak.rank) for peak in peaks for figure in peak.figures]
@@ -236,9 +239,9 @@ def check_peaks(phase: PhaseResult) -> None:
         for found in named
         for _, rank in [pairs[found.at]]
     ]
-    if wrong or slow or slow_pairs:
+    if wrong or slow or slow_links:
         phase.judged.add(KIND)
-        fail("\n".join([*wrong, *slow, *slow_pairs]))
+        fail("\n".join([*wrong, *slow, *slow_links]))
     _require_figures(peaks)
     for found in became:
         words = f"{pairs[found.at][1]}{_of(found.figure)}: {found} (history_check: warn)"
@@ -266,6 +269,27 @@ def _find_slow_pairs(phase: PhaseResult, peaks: Sequence[RankPeaks]) -> list[str
     ranks = [rank for rank, *_ in pairs]
     slow, _ = judge_pairs(placed)
     return [f"{ranks[found.at]} on {ranks[found.at].host}: {found}" for found in slow]
+
+
+def _find_slow_cards(phase: PhaseResult, peaks: Sequence[RankPeaks]) -> list[str]:
+    """On nodes that the job has alone: elsewhere other jobs may use the same card."""
+    cards = [
+        (peak.rank.host, PlacedCard(peak.rank.node, peak.cpu, card))
+        for peak in peaks
+        if peak.cards and _place(phase, peak).all_cores and _has_all_gpus(phase, peak.rank)
+        for card in peak.cards
+    ]
+    slow, _ = judge_cards([made for _, made in cards])
+    texts = [f"{cards[found.at][0]}: {found}" for found in slow]
+    if phase.past is not None and not phase.past.fails:
+        return texts
+    figures = [
+        (host, fig) for host, made in cards for fig in list_card_figures(made.node, [made.card])
+    ]
+    past = _read_past(phase, [figure for _, figure in figures])
+    places = [Place("", None, on_gpu=True)] * len(figures)
+    became, _ = judge_past([figure for _, figure in figures], places, past)
+    return texts + [f"{figures[found.at][0]}{_of(found.figure)}: {found}" for found in became]
 
 
 def judge_past(
@@ -302,7 +326,7 @@ def judge_past(
 def _least_loss(name: str, on_gpu: bool) -> float:
     if not on_gpu or name in OF_HOST:
         return CPU_FACTOR - 1
-    return COPY_FACTOR - 1 if name in OF_BOTH else FLOOR
+    return COPY_FACTOR - 1 if name in (*OF_BOTH, CARD_FIGURE) else FLOOR
 
 
 def _read_past(
@@ -384,9 +408,12 @@ def _facts_of(phase: PhaseResult, rank: RankResult) -> Mapping[str, Any]:
 
 
 def _has_all_gpus(phase: PhaseResult, rank: RankResult) -> bool:
-    """Whether the ranks of this one's node have all of its GPUs. Virtual nodes of one machine,
-    which measure at the same time, have its GPUs together."""
-    gpus = _facts_of(phase, rank).get("gpus")
+    """Whether the ranks of this one's node have all of its GPUs. Those that a cgroup hides from
+    the job are still on the bus. Virtual nodes of one machine, which measure at the same time, have
+    its GPUs together."""
+    facts = _facts_of(phase, rank)
+    gpus, on_bus = facts.get("gpus"), parse_int(facts.get("gpus_on_bus")) or 0
     local = [each for each in phase.ranks if each.node == rank.node]
     is_virtual = any(each.host == rank.host and each.node != rank.node for each in phase.ranks)
-    return isinstance(gpus, list) and len(gpus) <= len(local) and not is_virtual
+    has_all = isinstance(gpus, list) and max(len(gpus), on_bus) <= len(local)
+    return has_all and not is_virtual

@@ -1,4 +1,4 @@
-"""Judges what the links of a node's GPUs carry.
+"""Judges what the links of a node's GPUs and its network cards carry.
 
 A copy between host and GPU must reach a floor, by the PCIe link that the node has. The floor needs
 no peer and no past, so it holds on the first day. It is a floor and no target. One H100 whose link
@@ -11,16 +11,19 @@ numbers in their node, the same model and CPU, and the same link between them, b
 it. There must be three nodes that have it. Only nodes count all of whose GPUs the job has: the same
 numbers may be other GPUs elsewhere. A fixed factor decides: other jobs may use the host's paths as
 well, and copies through the host take longer where its memory is far.
+
+A port of a network card is compared in the same way with that of the same name and rate on other
+nodes with the same CPU.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..config.metrics import show
-from ..evidence.device_links import DevicePair, PcieLink, show_ends
+from ..evidence.device_links import CardSpeed, DevicePair, PcieLink, show_ends
 from ..evidence.node_observation import DeviceFigure
 from .peer_judge import judge_by_factor
 
@@ -104,18 +107,68 @@ def judge_pairs(pairs: Sequence[PlacedPair]) -> tuple[list[SlowPair], int]:
         if made.pair.link:
             key = (made.model, made.cpu, made.local_rank, made.pair.to, made.pair.link)
             alike[key].append(number)
-    slow: list[tuple[float, SlowPair]] = []
+    speeds = [(made.node, made.pair.gb_per_s) for made in pairs]
+    slow, compared = _judge_speeds(speeds, alike)
+    return [SlowPair(pairs[number], usual, number) for number, usual in slow], compared
+
+
+@dataclass(frozen=True)
+class PlacedCard:
+    """A port of a network card with its node, and the model of the node's CPU."""
+
+    node: str
+    cpu: str
+    card: CardSpeed
+
+
+@dataclass(frozen=True)
+class SlowCard:
+    """A port that carries less than the same one elsewhere; `at`: its number."""
+
+    made: PlacedCard
+    usual: float
+    at: int
+
+    def __str__(self) -> str:
+        card = self.made.card
+        guid = f", GUID {card.guid}" if card.guid else ""
+        return (
+            f"its network card {card.name} ({card.rate}{guid}) carries {show(card.gb_per_s or 0)} "
+            f"GB/s of an all-reduce, that of other nodes {show(self.usual)} GB/s; this is the card "
+            "or its PCIe path, and need not be cable or switch"
+        )
+
+
+def judge_cards(cards: Sequence[PlacedCard]) -> tuple[list[SlowCard], int]:
+    """The slow ones, the worst first, and how many were compared. One card of several nodes is
+    that of a machine whose virtual nodes measure at the same time."""
+    owners: dict[str, set[str]] = defaultdict(set)
+    for made in cards:
+        owners[made.card.guid].add(made.node)
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for number, made in enumerate(cards):
+        is_shared = bool(made.card.guid) and len(owners[made.card.guid]) > 1
+        if made.card.gb_per_s is not None and not is_shared:
+            alike[made.cpu, made.card.name, made.card.rate].append(number)
+    speeds = [(made.node, made.card.gb_per_s or 0.0) for made in cards]
+    slow, compared = _judge_speeds(speeds, alike)
+    return [SlowCard(cards[number], usual, number) for number, usual in slow], compared
+
+
+def _judge_speeds(
+    speeds: Sequence[tuple[str, float]], alike: Mapping[Hashable, Sequence[int]]
+) -> tuple[list[tuple[int, float]], int]:
+    """The numbers of the slow ones, the worst first, each with the usual speed of those alike; and
+    how many were compared. Each speed has its node."""
+    slow: list[tuple[float, int, float]] = []
     compared = 0
     for numbers in alike.values():
-        if len({pairs[number].node for number in numbers}) < FEWEST_NODES:
+        if len({speeds[number][0] for number in numbers}) < FEWEST_NODES:
             continue
         compared += len(numbers)
-        times = {number: 1 / pairs[number].pair.gb_per_s for number in numbers}
+        times = {number: 1 / speeds[number][1] for number in numbers}
         verdict = judge_by_factor(times, FACTOR)
         usual = 1 / verdict.usual_s
-        slow += [
-            (times[number] * usual, SlowPair(pairs[number], usual, number))
-            for number in verdict.slow
-        ]
+        slow += [(times[number] * usual, number, usual) for number in verdict.slow]
     slow.sort(key=lambda each: -each[0])
-    return [found for _, found in slow], compared
+    return [(number, usual) for _, number, usual in slow], compared

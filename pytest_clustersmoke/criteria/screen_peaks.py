@@ -12,10 +12,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..evidence.node_measurement import MeasuredDevice, NodeMeasurement
 from ..evidence.screen_files import NodeAnswer
+from ..evidence.telemetry import parse_int
 from ..text import FAILURE, plural
 from .device_answers import find_outvoted
 from .device_peaks import Place, SlowFigure, judge_figures, kind_of
-from .link_speed import FloorMiss, PlacedPair, choose_link, find_below_floor, judge_pairs
+from .link_speed import (
+    FloorMiss,
+    PlacedCard,
+    PlacedPair,
+    choose_link,
+    find_below_floor,
+    judge_cards,
+    judge_pairs,
+)
 from .screen_judge import FEWEST_CPUS, CheckJudgement
 
 PEAKS = "peaks"
@@ -33,7 +42,14 @@ def judge_peaks(
     """By node, what its devices' figures show; `limit_s` is the time that it had for them."""
     wrong = _group_texts(_find_wrong(measured))
     whole = {answer.node: answer.cpu for answer in answers if answer.work_s}
-    slow, compared = _compare(whole, measured)
+    texts, compared = _compare(whole, measured)
+    linked = {
+        answer.node: whole[answer.node]
+        for answer in answers
+        if answer.node in whole and not _hides_gpus(answer, measured[answer.node])
+    }
+    links = [*_find_slow_pairs(linked, measured), *_find_slow_cards(linked, measured)]
+    slow = _group_texts(iter([*texts, *links]))
     judged: dict[str, CheckJudgement] = {}
     for answer in answers:
         node, found = answer.node, measured[answer.node]
@@ -73,7 +89,15 @@ def _find_wrong(measured: Measured) -> Iterator[tuple[str, str]]:
             )
 
 
-def _compare(whole: Mapping[str, str], measured: Measured) -> tuple[dict[str, str], set[str]]:
+def _hides_gpus(answer: NodeAnswer, found: NodeMeasurement) -> bool:
+    """Whether the node has GPUs that its job cannot see: the same numbers may be other GPUs on
+    other nodes."""
+    return (parse_int(answer.facts.get("gpus_on_bus")) or 0) > len(found.devices)
+
+
+def _compare(
+    whole: Mapping[str, str], measured: Measured
+) -> tuple[list[tuple[str, str]], set[str]]:
     """The nodes with slow devices, and how slow they are; and all nodes with a figure that was
     compared. Only nodes that the job had alone are: node -> the model of its CPU."""
     shared = _find_shared(measured)
@@ -92,21 +116,31 @@ def _compare(whole: Mapping[str, str], measured: Measured) -> tuple[dict[str, st
     texts = [
         (found.figure.node, f"{found.figure.device or 'the node'}: {found}") for found in named
     ]
-    slow = _group_texts(iter([*texts, *_find_slow_pairs(whole, measured)]))
-    return slow, {figures[number].node for number in verdict.compared}
+    return texts, {figures[number].node for number in verdict.compared}
 
 
-def _find_slow_pairs(whole: Mapping[str, str], measured: Measured) -> Iterator[tuple[str, str]]:
+def _find_slow_pairs(linked: Mapping[str, str], measured: Measured) -> Iterator[tuple[str, str]]:
     placed = [
-        (device, PlacedPair(node, device.model, device.local_rank or 0, whole[node], pair))
+        (device, PlacedPair(node, device.model, device.local_rank or 0, linked[node], pair))
         for node, found in measured.items()
-        if node in whole
+        if node in linked
         for device in found.devices
         for pair in device.pairs
     ]
     slow, _ = judge_pairs([made for _, made in placed])
     for found in slow:
         yield found.made.node, f"{placed[found.at][0].identity}: {found}"
+
+
+def _find_slow_cards(linked: Mapping[str, str], measured: Measured) -> Iterator[tuple[str, str]]:
+    placed = [
+        PlacedCard(node, linked[node], card)
+        for node, found in measured.items()
+        if node in linked
+        for card in found.cards
+    ]
+    for found in judge_cards(placed)[0]:
+        yield found.made.node, str(found)
 
 
 def _find_shared(measured: Measured) -> set[str]:

@@ -1,4 +1,5 @@
-"""How a GPU is linked: to the host by PCIe, and to the other GPUs of its node.
+"""How a GPU is linked: to the host by PCIe, and to the other GPUs of its node; and what network
+cards of the node carry between two of its GPUs.
 
 Of the PCIe link: what its ends allow, and how it runs.
 
@@ -10,12 +11,14 @@ hides the way; there the link is unknown, and so it is where the kernel does not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..text import sanitize_line
+from .node_observation import DeviceFigure
 from .telemetry import parse_finite, parse_int, parse_rows, parse_text
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -162,3 +165,54 @@ def parse_pairs(value: Any) -> tuple[DevicePair, ...]:
         if to is not None and to >= 0 and speed is not None and speed > 0:
             found.append(DevicePair(to, link, speed))
     return tuple(found)
+
+
+# Through a network card, between two GPUs of the node, as a rank wrote it.
+
+CARD_FIGURE = "nic_busbw_gb_per_s"
+MAX_CARDS, MAX_CARD, MAX_WHY = 64, 60, 300  # of a node; characters
+GUID = re.compile("[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class CardSpeed:
+    """A port of a network card, as NCCL_IB_HCA names it; the GUID of the card (empty: unknown), its
+    rate in the kernel's words, and GB/s of an all-reduce; None with the reason why."""
+
+    name: str
+    guid: str
+    rate: str
+    gb_per_s: float | None
+    why: str = ""
+
+    def figure(self, node: str) -> DeviceFigure | None:
+        """What the card reached, under its GUID, which it keeps in another slot or node; without
+        one, under the name that its node gives it."""
+        if self.gb_per_s is None:
+            return None
+        port = self.name.rpartition(":")[2]
+        device = f"NIC-{self.guid}:{port}" if self.guid else f"{node}/{self.name}"
+        return DeviceFigure(node, device, CARD_FIGURE, self.gb_per_s, "GB/s", True)
+
+
+def parse_cards(value: Any) -> tuple[CardSpeed, ...]:
+    """From an event, which a job wrote: what is no figure counts as missing."""
+    found = []
+    for row in parse_rows(value)[:MAX_CARDS]:
+        name, rate = (_cut(row.get(key), MAX_CARD) for key in ("name", "rate"))
+        guid, speed = _cut(row.get("guid"), MAX_CARD), parse_finite(row.get("gb_per_s"))
+        speed = speed if name and speed is not None and speed > 0 else None
+        why = "" if speed is not None else _cut(row.get("why"), MAX_WHY) or "no figure"
+        guid = guid if GUID.fullmatch(guid) and set(guid) != {"0"} else ""
+        found.append(CardSpeed(name, guid, rate, speed, why))
+    return tuple(found)
+
+
+def list_card_figures(node: str, cards: Iterable[CardSpeed]) -> list[DeviceFigure]:
+    """The figures of a node's cards; those without one are left out."""
+    made = (card.figure(node) for card in cards)
+    return [figure for figure in made if figure is not None]
+
+
+def _cut(value: Any, most: int) -> str:
+    return sanitize_line((parse_text(value) or "")[:most])

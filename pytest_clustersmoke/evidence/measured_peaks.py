@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..text import sanitize_line
-from .device_links import DevicePair, PcieLink, parse_link, parse_pairs
+from .device_links import CardSpeed, DevicePair, PcieLink, parse_cards, parse_link, parse_pairs
 from .job_results import RankResult
 from .node_observation import DeviceFigure
 from .phase_result import PhaseResult
@@ -39,6 +39,7 @@ class RankPeaks:
     near_device: bool = False  # the host's memory of copies was taken next to the device
     link: PcieLink | None = None  # between the host and the device
     pairs: tuple[DevicePair, ...] = ()  # copies to the other GPUs of the node
+    cards: tuple[CardSpeed, ...] = ()  # of the node, each alone between two of its GPUs
 
     @property
     def device(self) -> str:
@@ -70,6 +71,7 @@ def read_rank_peaks(rank: RankResult) -> RankPeaks | None:
         event.get("near_device") is True,
         parse_link(event.get("pcie_link")),
         parse_pairs(event.get("pairs")),
+        parse_cards(event.get("cards")),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..text import sanitize_line
-from .device_links import DevicePair, PcieLink, parse_link, parse_pairs
+from .device_links import CardSpeed, DevicePair, PcieLink, parse_cards, parse_link, parse_pairs
 from .node_observation import DeviceFigure
 from .screen_files import MAX_NAME, ScreenFiles, parse_words
 from .telemetry import parse_finite, parse_int, parse_rows, parse_text
@@ -35,6 +35,7 @@ class MeasuredDevice:
     near: bool = False  # the host's memory of copies was taken next to it
     link: PcieLink | None = None  # between the host and it
     pairs: tuple[DevicePair, ...] = ()  # copies to the other GPUs of the node
+    cards: tuple[CardSpeed, ...] = ()  # of the node, each alone between two of its GPUs
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class NodeMeasurement:
     figures: tuple[DeviceFigure, ...] = ()
     devices: tuple[MeasuredDevice, ...] = ()
     status: int | None = None
+
+    @property
+    def cards(self) -> tuple[CardSpeed, ...]:
+        """What its network cards carried."""
+        return tuple(card for device in self.devices for card in device.cards)
 
 
 def read_measurement(files: ScreenFiles, node: str) -> NodeMeasurement:
@@ -86,4 +92,5 @@ def _parse_device(row: Mapping[str, Any]) -> MeasuredDevice:
         row.get("near_device") is True,
         parse_link(row.get("pcie_link")),
         parse_pairs(row.get("pairs")),
+        parse_cards(row.get("cards")),
     )

@@ -235,7 +235,8 @@ class FigureRecord(RecordModel):
     rank: int = Field(description="that measured it")
     node: str
     device: str = Field(
-        description="the GPU's UUID; of a CPU its node and local rank; empty: the node"
+        description="the GPU's UUID; of a CPU its node and local rank; of a network card its GUID "
+        "and port; empty: the node"
     )
     name: str
     value: float

@@ -61,12 +61,14 @@ def query_gpus(health: bool, environ: Mapping[str, str] = os.environ) -> dict[st
 
     With `health`, also query errors, modes and processes; otherwise only list the GPUs.
     """
+    on_bus = count_gpus_on_bus()
     facts: dict[str, Any] = {
         "gpus": None,
         "gpu_processes": None,
         "gpu_tool_failed": None,
         "gpu_driver": has_driver(),
-        "gpu_on_bus": has_gpu_on_bus(),
+        "gpu_on_bus": None if on_bus is None else on_bus > 0,
+        "gpus_on_bus": on_bus,
         "cuda_visible_devices": environ.get("CUDA_VISIBLE_DEVICES"),
         "cuda_device_order": environ.get("CUDA_DEVICE_ORDER"),
     }
@@ -174,13 +176,14 @@ def has_driver() -> bool:
     return any(Path(path).exists() for path in DRIVERS) or any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def has_gpu_on_bus() -> bool | None:
-    """Whether an NVIDIA GPU is on the PCI bus, with or without a driver; None if the bus is not
-    visible, or if GPUs are attached in another way (WSL)."""
+def count_gpus_on_bus() -> int | None:
+    """How many NVIDIA GPUs are on the PCI bus, with or without a driver, also those that a cgroup
+    hides from the job; None if the bus is not visible, or if GPUs are attached in another way
+    (WSL)."""
     devices = list(PCI.glob("*"))
     if not devices or Path("/dev/dxg").exists():
         return None
-    return any(
+    return sum(
         _read_word(device / "vendor") == NVIDIA and _read_word(device / "class").startswith(DISPLAY)
         for device in devices
     )

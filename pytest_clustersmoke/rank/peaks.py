@@ -22,7 +22,7 @@ from typing import Any
 
 from ..evidence.run_directory import RunDir, create_once, read_json, write_json
 from ..evidence.telemetry import typical_s
-from . import gpu_load, pair_copies, process_group
+from . import gpu_load, network_cards, pair_copies, process_group
 from .device import name_cpu, start_facts
 from .known_answer import KnownAnswer, choose_precision, one_thread
 from .memory_speed import DeviceMemory, HostCopies, HostMemory
@@ -34,11 +34,12 @@ ROUNDS = 5
 MAX_REASON = 300
 STAGE = "peaks"
 PAIRS = "pairs of GPUs"  # where they could not be measured
-PAIRS_WITHIN_S = 2 * pair_copies.LIMIT_S  # local rank 0 may come later than the others
+# Local rank 0 may come later than the others.
+PAIRS_WITHIN_S = 2 * pair_copies.LIMIT_S + network_cards.LIMIT_S
 # Of a node that is measured outside of any phase: the file of its figures, and the precision.
 FIGURES, PRECISION = "CLUSTERSMOKE_FIGURES", "CLUSTERSMOKE_PRECISION"
 ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured", "near_device")
-LINKED = ("pcie_link", "pairs")
+LINKED = ("pcie_link", "pairs", "cards")
 DESCRIBED = ("local_rank", "device", "device_name", "torch", "cuda")
 # name -> unit, whether higher is better
 UNITS = {
@@ -75,6 +76,7 @@ class Peaks:
         self._near = False  # the host's memory of copies is next to the device
         self._link: dict[str, Any] | None = None  # PCIe, while it carried the copies
         self._pairs: list[dict[str, Any]] = []  # copies to the other GPUs of the node
+        self._cards: list[dict[str, Any]] = []  # network cards, each alone between two GPUs
         self._known: KnownAnswer | None = None
         self._event_reasons: int | None = None  # that hold the clock down under load
         self._answers: dict[str, Any] = {}
@@ -139,7 +141,7 @@ class Peaks:
         del tools
         self._measure_overlap()
         self._clean_up()
-        self._measure_pairs()
+        self._measure_links()
         process_group.barrier(self._device)
         return {**self.fields(), "seconds": time.perf_counter() - began}
 
@@ -217,15 +219,17 @@ class Peaks:
         if self._mine:
             self._rounds["overlap_share"] = shares
 
-    def _measure_pairs(self) -> None:
-        """Between the GPUs of a node, by a process of its own. The ranks of the node wait for what
-        it found, without a collective, which would use their GPUs."""
+    def _measure_links(self) -> None:
+        """Between the GPUs of a node, and by its network cards, by processes of their own. The
+        ranks of the node wait for what was found, without a collective, which would use their
+        GPUs."""
         environment = self._environment
         if not process_group.any_rank(self._of_pairs, self._device):
             return
         text = None  # on local rank 0 what it shares
         if environment.local_rank == 0:
             text = pair_copies.measure_alone() if self._of_pairs else "{}"
+            self._cards = network_cards.measure_cards() if self._of_pairs else []
         key = f"clustersmoke/pairs/{environment.node_rank}"
         with self._leaving_out(PAIRS):
             found = json.loads(process_group.share_text(key, text, PAIRS_WITHIN_S))
@@ -280,6 +284,7 @@ class Peaks:
             "near_device": self._near,
             "pcie_link": self._link,
             "pairs": self._pairs,
+            "cards": self._cards,
             "clock_event_reasons": self._event_reasons,
             "measured_in": self._elsewhere,
             "not_measured": self._reasons,

@@ -142,23 +142,30 @@ def _name_nodes(phase: PhaseRecord) -> dict[str, str]:
 
 
 def _find_accused(phase: PhaseRecord, nodes: Mapping[str, str]) -> dict[str, FindingRecord]:
-    """Node -> the finding that accuses it, the gravest one."""
+    """Node -> the finding that accuses it, the gravest one. A check may fail on one node and only
+    warn on another, so each node counts by its own finding."""
     by_id: dict[str, list[FindingRecord]] = {}
     for finding in phase.findings:
         if finding.severity in (FAILURE, WARNING) and finding.id not in HARMLESS:
             by_id.setdefault(finding.id, []).append(finding)
-    graver = any(id in CHECKS and found[0].severity == FAILURE for id, found in by_id.items())
-    accused: dict[str, FindingRecord] = {}
-    for found in sorted(by_id.values(), key=lambda found: _weigh(found[0])):
-        named = {
-            nodes.get(host, host): finding
-            for finding in reversed(found)
-            for host in finding.hosts
-            if host in nodes or finding.id in BY_SCHEDULER
-        }
-        if _accuses(found[0], len(named), len({*nodes.values()}), graver):
-            accused |= named
-    return accused
+    graver = any(
+        id in CHECKS and any(each.severity == FAILURE for each in found)
+        for id, found in by_id.items()
+    )
+    accusations: list[tuple[str, FindingRecord]] = []
+    for found in by_id.values():
+        named: dict[str, FindingRecord] = {}
+        for finding in sorted(found, key=_weigh, reverse=True):
+            for host in finding.hosts:
+                if host in nodes or finding.id in BY_SCHEDULER:
+                    named.setdefault(nodes.get(host, host), finding)
+        count = len(named)
+        accusations += [
+            (node, finding)
+            for node, finding in named.items()
+            if _accuses(finding, count, len({*nodes.values()}), graver)
+        ]
+    return dict(sorted(accusations, key=lambda made: _weigh(made[1])))
 
 
 def _weigh(finding: FindingRecord) -> tuple[bool, bool, bool]:
@@ -166,7 +173,7 @@ def _weigh(finding: FindingRecord) -> tuple[bool, bool, bool]:
 
 
 def _accuses(finding: FindingRecord, named: int, nodes: int, graver: bool) -> bool:
-    """Whether a finding of this id is evidence against the nodes that it names."""
+    """Whether a finding is evidence against a node, of so many that findings of its id name."""
     if _is_definite(finding) or (named == 1 and finding.id in CHECKS):
         return True
     if finding.id in CHECKS:  # on half of the nodes it is their setting, or nobody knows whose

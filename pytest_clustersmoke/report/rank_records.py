@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from ..criteria import gpu_past, stragglers
 from ..criteria.training_proofs import list_proofs
+from ..evidence.device_links import list_card_figures
 from ..evidence.gpu_model import dense_tflops
 from ..evidence.history.gpu_history import describe_gpu
 from ..evidence.job_results import RankResult
@@ -153,12 +154,12 @@ def peaks_record(result: PhaseResult) -> PeaksRecord | None:
             dense_share=_dense_share(peak, figure, clocks.get(peak.rank.gpu_uuid or "")),
         )
         for peak in peaks
-        for figure in peak.figures
+        for figure in (*peak.figures, *list_card_figures(peak.rank.node, peak.cards))
     ]
     missing = [
         sanitize_line(f"{peak.rank} {name}: {why}")
         for peak in peaks
-        for name, why in peak.not_measured.items()
+        for name, why in (*peak.not_measured.items(), *_list_silent_cards(peak))
     ]
     pairs = [
         PairRecord(rank=peak.rank.rank, node=peak.rank.node, **asdict(pair))
@@ -175,6 +176,13 @@ def peaks_record(result: PhaseResult) -> PeaksRecord | None:
         pairs=pairs,
         not_measured=missing,
     )
+
+
+def _list_silent_cards(peak: RankPeaks) -> Iterator[tuple[str, str]]:
+    """The network cards without a figure, and why."""
+    for card in peak.cards:
+        if card.gb_per_s is None:
+            yield f"network card {card.name}".strip(), card.why
 
 
 def measure_peak_shares(results: Mapping[str, PhaseResult]) -> dict[str, float]:

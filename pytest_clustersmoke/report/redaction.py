@@ -28,6 +28,7 @@ _PATH = re.compile(
     r"(?<![\w./<>])~?/(?!(?:dev|proc|sys)/)[^\s/\"'`<>|:;,()\[\]{}*?=]+/[^\s\"'`<>|:;,()\[\]{}]*"
 )
 _SERIAL = re.compile(r"(\bserial(?:[ _-]?(?:number|no))?[ :=#]{1,3})(?=[\w-]*\d)[\w-]{4,}", re.I)
+_GUID = re.compile(r"\b(GUID |NIC-)[0-9a-f]{16}\b")  # of a network card
 # Keys of facts and figures whose values are UUIDs or serial numbers, in whatever form.
 _HIDDEN_KEYS = re.compile(r"(?:^|_)(?:uuid|serial(?:_number)?)$", re.I)
 _OF_FIGURES = {"node", "device", "name", "value", "unit", "higher_is_better"}
@@ -53,6 +54,7 @@ class Redactor:
     def hide(self, text: str) -> str:
         """The text without it."""
         text = _SERIAL.sub(rf"\1{SERIAL}", _UUID.sub(UUID, _PATH.sub(PATH, text)))
+        text = _GUID.sub(rf"\1{SERIAL}", text)
         return self._user.sub(USER, text) if self._user else text
 
     def hide_json(self, value: Any) -> Any:

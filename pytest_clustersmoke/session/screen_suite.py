@@ -21,6 +21,7 @@ from .. import preflight
 from ..config.profile import Profile
 from ..criteria.screen_judge import CHECKS as JUDGED
 from ..criteria.screen_peaks import PEAKS
+from ..evidence.device_links import list_card_figures
 from ..evidence.node_measurement import read_measurement
 from ..evidence.screen_files import ScreenFiles
 from ..evidence.screen_record import (
@@ -301,10 +302,13 @@ class ScreenSuite(Suite):
             return finished
         files = ScreenFiles(finished.directory.root)
         names = (node.node for node in self.screen.nodes)
-        figures = tuple(
-            figure for name in names for figure in read_measurement(files, name).figures
-        )
-        return replace(finished, figures=figures)
+        measured = {name: read_measurement(files, name) for name in names}
+        figures = [
+            figure
+            for name, found in measured.items()
+            for figure in (*found.figures, *list_card_figures(name, found.cards))
+        ]
+        return replace(finished, figures=tuple(figures))
 
     def results(self) -> dict[str, Any]:
         return {}

@@ -18,6 +18,7 @@ from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.node_observation import DeviceFigure
 from pytest_clustersmoke.evidence.phase_result import PastRuns, PhaseResult
 from pytest_clustersmoke.evidence.run_directory import write_json
+from pytest_clustersmoke.report.rank_records import peaks_record
 from tests.evidence.history.made import night
 from tests.support import records
 from tests.support.evidence import Evidence
@@ -41,6 +42,7 @@ def ran(
     peaks: str = "once",
     cores_of_job: int = 64,
     gpus_of_node: int | None = None,
+    on_bus: int | None = None,
     one_machine: bool = False,
 ) -> PhaseResult:
     """A phase whose ranks wrote these `peaks` events, on nodes of `per_node` GPUs or CPUs."""
@@ -58,6 +60,7 @@ def ran(
         facts = {"node": f"n{node}", "host": f"h{node}"}
         cores: dict[str, Any] = {"cpus_allowed": cores_of_job, "cpus_online": 64}
         cores |= {"gpus": [{}] * (gpus_of_node or per_node)} if cuda else {}
+        cores |= {"gpus_on_bus": on_bus}
         write_json(evidence.dir.node_facts(node), {**facts, **cores})
     spec = {"phase": "small", "nodes": len(events) // per_node, "ranks_per_node": per_node}
     write_json(evidence.dir.spec, {**spec, "peaks": peaks})
@@ -208,8 +211,10 @@ def test_slow_pair_of_gpus_is_named(tmp_path: Path) -> None:
 
 def test_pairs_are_judged_only_where_the_job_has_all_gpus(tmp_path: Path) -> None:
     """Elsewhere the numbers 0 and 1 may be two GPUs with fewer NVLinks between them; and virtual
-    nodes of one machine are no other nodes."""
+    nodes of one machine are no other nodes. nvidia-smi does not list what a cgroup hides."""
     check_peaks(ran(tmp_path / "part", paired(40.0), per_node=2, gpus_of_node=8))
+    check_peaks(ran(tmp_path / "hidden", paired(40.0), per_node=2, on_bus=8))
+    assert failure(ran(tmp_path / "whole", paired(40.0), per_node=2, on_bus=2))
     check_peaks(ran(tmp_path / "virtual", paired(40.0), per_node=2, one_machine=True))
 
 
@@ -223,6 +228,73 @@ def test_pair_of_devices_that_were_measured_before_is_judged(tmp_path: Path) -> 
         else:
             with pytest.raises(pytest.skip.Exception, match="in an earlier phase"):
                 check_peaks(result)
+
+
+def carded(speed: float) -> list[dict[str, Any]]:
+    """Four nodes of two GPUs; the first card of the third one carries this much."""
+    events = gemms(HEALTHY)
+    for node, event in enumerate(events[::2]):
+        reached = speed if node == 2 else 24.0
+        card = {"guid": f"b8cef60300a1{node:04x}", "rate": "400 Gb/sec (4X NDR)", "gb_per_s": 24.0}
+        event["cards"] = [
+            {**card, "name": "mlx5_0:1", "gb_per_s": reached},
+            {**card, "name": "mlx5_1:1", "guid": f"b8cef60300a2{node:04x}"},
+        ]
+    return events
+
+
+def test_slow_network_card_is_named(tmp_path: Path) -> None:
+    """Where the job has the whole node: elsewhere other jobs may use the card."""
+    check_peaks(ran(tmp_path / "healthy", carded(20.0), per_node=2))
+    check_peaks(ran(tmp_path / "cores", carded(6.0), per_node=2, cores_of_job=32))
+    check_peaks(ran(tmp_path / "gpus", carded(6.0), per_node=2, gpus_of_node=8))
+    check_peaks(ran(tmp_path / "hidden", carded(6.0), per_node=2, on_bus=8))
+    check_peaks(ran(tmp_path / "virtual", carded(6.0), per_node=2, one_machine=True))
+    assert failure(ran(tmp_path / "slow", carded(6.0), per_node=2)).startswith(
+        "h2: its network card mlx5_0:1 (400 Gb/sec (4X NDR), GUID b8cef60300a10002) carries 6.000 "
+        "GB/s of an all-reduce, that of other nodes 24.00 GB/s"
+    )
+
+
+def test_network_card_that_was_not_measured_keeps_the_others_judged(tmp_path: Path) -> None:
+    """It has its reason in the report, and figures of the others are in the history."""
+    events = carded(24.0)
+    events[0]["cards"][1] = {"name": "mlx5_1:1", "why": "NCCL used NET/Socket in its place"}
+    check_peaks(result := ran(tmp_path, events, per_node=2))
+    record = peaks_record(result)
+    assert record is not None
+    assert record.not_measured == [
+        "rank 0 (n0, GPU 0) network card mlx5_1:1: NCCL used NET/Socket in its place"
+    ]
+    cards = [each for each in record.figures if each.name == "nic_busbw_gb_per_s"]
+    assert [(each.node, each.device) for each in cards[:2]] == [
+        ("n0", "NIC-b8cef60300a10000:1"),
+        ("n1", "NIC-b8cef60300a10001:1"),
+    ]
+
+
+def test_network_card_slower_than_it_was_is_named(tmp_path: Path) -> None:
+    """By its GUID, with the factor of copies; on one node nothing else shows it. Under
+    `history_check: warn` it is not named."""
+    for value, nights, fails in ((6.0, 8, True), (20.0, 8, True), (6.0, 7, True), (6.0, 8, False)):
+        events = gemms([700.0] * 2)
+        card = {"name": "mlx5_0:1", "guid": "b8cef60300a12c3e", "rate": "400 Gb/sec"}
+        events[0]["cards"] = [{**card, "gb_per_s": value}]
+        folder = tmp_path / f"{value}-{nights}-{fails}"
+        result = ran(folder / "run", events, per_node=2)
+        device = "NIC-b8cef60300a12c3e:1"
+        for number in range(nights):
+            made = DeviceFigure("n0", device, "nic_busbw_gb_per_s", 24.0, "GB/s", True, result.name)
+            record = night(number, name=result.name, **vars(fingerprint_of(result)))
+            history_store.store_run(records.parsed(record), folder, figures=[made])
+        result = replace(result, past=PastRuns("gilbreth", folder, fails, 1e12))
+        if (value, nights, fails) == (6.0, 8, True):
+            assert failure(result) == (
+                f"h0 ({device}): its nic_busbw_gb_per_s is 6.000 GB/s, that of its good runs of "
+                "the past 24.00 GB/s"
+            )
+        else:
+            check_peaks(result)
 
 
 LINK = {"gt_per_s": 32.0, "lanes": 16, "now_gt_per_s": 2.5, "now_lanes": 16}

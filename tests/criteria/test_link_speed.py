@@ -1,5 +1,5 @@
 """Copies between host and GPU must reach a floor, on the first day and without peers; pairs of GPUs
-are compared with the same pair on other nodes (made figures: no GPU)."""
+and network cards are compared with the same ones of other nodes (made figures: no GPU)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.criteria.link_speed import (
+    PlacedCard,
     PlacedPair,
     choose_link,
     describe_floor,
     find_below_floor,
+    judge_cards,
     judge_pairs,
 )
-from pytest_clustersmoke.evidence.device_links import DevicePair, PcieLink, parse_pairs
+from pytest_clustersmoke.evidence.device_links import (
+    CardSpeed,
+    DevicePair,
+    PcieLink,
+    list_card_figures,
+    parse_cards,
+    parse_pairs,
+)
 from pytest_clustersmoke.evidence.node_observation import DeviceFigure
 
 TO_DEVICE = "host_to_device_gb_per_s"
@@ -144,3 +153,80 @@ def test_rows_that_a_job_made_up_are_left_out() -> None:
     assert (first.to, first.gb_per_s) == (1, 370.0) and "\x1b" not in first.link
     assert second == DevicePair(2, "", 30.0)
     assert parse_pairs(None) == parse_pairs(3) == ()
+
+
+NDR, GUID = "400 Gb/sec (4X NDR)", "b8cef60300a12c3e"
+
+
+def cards_of(
+    *speeds: float | None, name: str = "mlx5_0:1", rate: str = NDR, cpu: str = "EPYC"
+) -> list[PlacedCard]:
+    """One port of each of so many nodes."""
+    return [
+        PlacedCard(f"n{node}", cpu, CardSpeed(name, f"{GUID[:-4]}{node:04x}", rate, speed))
+        for node, speed in enumerate(speeds)
+    ]
+
+
+def test_slow_card_is_named_with_what_it_shows() -> None:
+    """By its name and GUID; the finding says that it need not be cable or switch."""
+    cards = [*cards_of(23.9, 24.1, 6.1, 24.0), *cards_of(12.0, 12.1, 12.0, name="mlx5_4:1")]
+    (slow,), compared = judge_cards(cards)
+    assert (slow.made.node, slow.at, compared) == ("n2", 2, 7)
+    assert str(slow) == (
+        f"its network card mlx5_0:1 ({NDR}, GUID b8cef60300a10002) carries 6.100 GB/s of an "
+        "all-reduce, that of other nodes 24.00 GB/s; this is the card or its PCIe path, and need "
+        "not be cable or switch"
+    )
+
+
+@pytest.mark.parametrize(
+    "cards",
+    [
+        cards_of(24.0, 6.0),
+        cards_of(24.0, None, 6.0),
+        [*cards_of(24.0, 24.0), *cards_of(6.0, cpu="Xeon")],
+        [*cards_of(24.0, 24.0), *cards_of(6.0, name="mlx5_1:1")],
+        [*cards_of(24.0, 24.0), *cards_of(12.0, rate="200 Gb/sec (4X HDR)")],
+        [
+            PlacedCard(f"n{n}", "EPYC", CardSpeed("mlx5_0:1", GUID, NDR, 24 / (1 + n)))
+            for n in range(4)
+        ],
+    ],
+)
+def test_no_card_is_named_without_two_witnesses(cards: list[PlacedCard]) -> None:
+    """Two nodes, one without a figure, another CPU, another card, another rate, and the one
+    card of a machine with virtual nodes."""
+    assert judge_cards(cards) == ([], 0)
+
+
+def test_healthy_cards_name_nobody() -> None:
+    """200 screens of 64 nodes with eight cards each, with a spread of 8 %."""
+    draw = random.Random(14)
+    for _ in range(200):
+        cards = []
+        for card in range(8):
+            speeds = (24.0 * draw.gauss(1, 0.08) for _ in range(64))
+            cards += cards_of(*speeds, name=f"mlx5_{card}:1")
+        assert judge_cards(cards) == ([], 512)
+
+
+def test_card_of_an_event_without_a_figure_has_its_reason() -> None:
+    """A job wrote it: what is no number or no GUID counts as missing. Each figure has the GUID of
+    its card, which it keeps in another node."""
+    row = {"name": "mlx5_0:1", "guid": GUID, "rate": NDR, "gb_per_s": 23.5}
+    rows = [
+        row,
+        {**row, "guid": "0000000000000000", "gb_per_s": 12.0},
+        {**row, "gb_per_s": -1, "why": "NCCL used NET/Socket in its place"},
+        {**row, "gb_per_s": "fast"},
+        {"name": 7, "gb_per_s": 3.0},
+    ]
+    cards = parse_cards([*rows, "nothing"])
+    assert [card.why for card in cards] == [
+        *("", "", "NCCL used NET/Socket in its place", "no figure", "no figure")
+    ]
+    figures = list_card_figures("n1", cards)
+    named = [(figure.device, figure.value) for figure in figures]
+    assert named == [(f"NIC-{GUID}:1", 23.5), ("n1/mlx5_0:1", 12.0)]
+    assert {figure.name for figure in figures} == {"nic_busbw_gb_per_s"}

@@ -94,6 +94,36 @@ def test_slow_pair_of_gpus_fails_its_node(tmp_path: Path) -> None:
     assert judged["n2"].text.startswith("GPU-2-0: its copies to GPU 1 (NVLink) reach 40.00 GB/s")
 
 
+def test_pairs_of_nodes_with_hidden_gpus_are_not_compared(tmp_path: Path) -> None:
+    """A cgroup may give the job another two GPUs on each node; the bus shows all of them."""
+    nodes = [written(number) for number in range(4)]
+    for number, node in enumerate(nodes):
+        speed = 40.0 if number == 1 else 370.0
+        node["devices"][0]["pairs"] = [{"to": 1, "link": "NVLink", "gb_per_s": speed}]
+    count = len(nodes[1]["devices"])
+    hidden = judge(tmp_path / "hidden", [*nodes], facts={"packages": {}, "gpus_on_bus": count + 6})
+    assert {check.result for check in hidden.values()} == {"passed"}
+    whole = judge(tmp_path / "whole", [*nodes], facts={"packages": {}, "gpus_on_bus": count})
+    assert [node for node, check in whole.items() if check.result == "failed"] == ["n1"]
+
+
+def test_slow_network_card_fails_its_node(tmp_path: Path) -> None:
+    """Compared with the card of the same name in other nodes; a card that could not be measured
+    says nothing."""
+    nodes = [written(number) for number in range(5)]
+    for number, node in enumerate(nodes):
+        card = {"name": "mlx5_0:1", "guid": f"b8cef60300a1{number:04x}", "rate": "400 Gb/sec"}
+        found: dict[str, Any] = {"gb_per_s": 6.0 if number == 2 else 24.0}
+        if not number:
+            found = {"why": "no answer"}
+        node["devices"][0]["cards"] = [{**card, **found}]
+    judged = judge(tmp_path, [*nodes])
+    assert [node for node, check in judged.items() if check.result == "failed"] == ["n2"]
+    assert judged["n2"].text.startswith(
+        "its network card mlx5_0:1 (400 Gb/sec, GUID b8cef60300a10002)"
+    )
+
+
 def test_copies_below_the_floor_of_the_link_fail_without_peers(tmp_path: Path) -> None:
     """On the first day, and of two nodes alone. Without a known link there is no floor."""
     nodes = [written(number) for number in range(2)]

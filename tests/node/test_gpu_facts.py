@@ -84,16 +84,16 @@ def test_error_of_nvidia_smi_is_recorded(tool: Path, words: str, status: int) ->
 
 
 @pytest.mark.parametrize(
-    ("devices", "there"),
+    ("devices", "count"),
     [
-        ([("0x10de", "0x030200"), ("0x8086", "0x060000")], True),
-        ([("0x10de", "0x040300"), ("0x1002", "0x030000")], False),
+        ([("0x10de", "0x030200"), ("0x8086", "0x060000")], 1),
+        ([("0x10de", "0x040300"), ("0x1002", "0x030000")], 0),
         ([], None),
     ],
 )
 def test_gpus_on_the_bus(
     devices: list[tuple[str, str]],
-    there: bool | None,
+    count: int | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -105,7 +105,10 @@ def test_gpus_on_the_bus(
         (device / "vendor").write_text(f"{vendor}\n")
         (device / "class").write_text(f"{kind}\n")
     monkeypatch.setattr(gpu_facts, "PCI", tmp_path)
-    assert gpu_facts.has_gpu_on_bus() is there
+    assert gpu_facts.count_gpus_on_bus() == count
+    monkeypatch.setattr(gpu_facts, "_find_tool", lambda name: None)
+    facts = gpu_facts.query_gpus(health=False)
+    assert (facts["gpu_on_bus"], facts["gpus_on_bus"]) == (count and count > 0, count)
 
 
 def test_long_error_is_cut(tool: Path) -> None:

@@ -20,6 +20,7 @@ from pytest_clustersmoke.rank import (
     gpu_load,
     known_answer,
     memory_speed,
+    network_cards,
     pair_copies,
     peaks,
     process_group,
@@ -142,12 +143,41 @@ def test_pairs_are_those_of_the_rank(
     monkeypatch.setattr(process_group, "share_text", share)
     monkeypatch.setattr(process_group, "any_rank", lambda holds, device: True)
     monkeypatch.setattr(pair_copies, "measure_alone", lambda: json.dumps({"pairs": rows}))
+    monkeypatch.setattr(network_cards, "measure_cards", list)
     for local_rank, row in enumerate(rows):
         rank = rank_of(tmp_path, "one", call, local_rank=local_rank, local_world_size=2)
         rank.claim()
         rank._of_pairs = local_rank == 0
-        rank._measure_pairs()
+        rank._measure_links()
         assert rank.fields()["pairs"] == [row] and rank.fields()["not_measured"] == {}
+
+
+def test_cards_are_measured_before_other_ranks_go_on(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By local rank 0, once; the others wait for the text that it shares when all is measured."""
+    order: list[str] = []
+    rows = [{"name": "mlx5_0:1", "gb_per_s": 24.0}]
+
+    def share(key: str, text: str | None, within_s: float) -> str:
+        order.append("shared")
+        return text or "{}"
+
+    def measure_cards() -> list[dict[str, Any]]:
+        order.append("cards")
+        return rows
+
+    monkeypatch.setattr(process_group, "share_text", share)
+    monkeypatch.setattr(process_group, "any_rank", lambda holds, device: True)
+    monkeypatch.setattr(pair_copies, "measure_alone", lambda: "{}")
+    monkeypatch.setattr(network_cards, "measure_cards", measure_cards)
+    for local_rank in range(2):
+        rank = rank_of(tmp_path, "one", call, local_rank=local_rank, local_world_size=2)
+        rank.claim()
+        rank._of_pairs = local_rank == 0
+        rank._measure_links()
+        assert rank.fields()["cards"] == ([] if local_rank else rows)
+    assert order == ["cards", "shared", "shared"]
 
 
 def test_pairs_that_were_not_measured_have_the_reason(
@@ -157,16 +187,17 @@ def test_pairs_that_were_not_measured_have_the_reason(
     words = json.dumps({"why": "no answer within 60 s"})
     monkeypatch.setattr(process_group, "share_text", lambda key, text, within_s: text or words)
     monkeypatch.setattr(pair_copies, "measure_alone", lambda: words)
+    monkeypatch.setattr(network_cards, "measure_cards", list)
     rank = rank_of(tmp_path, "one", call)
     rank._of_pairs = True
-    rank._measure_pairs()
+    rank._measure_links()
     assert rank.fields()["not_measured"] == {"pairs of GPUs": "no answer within 60 s"}
 
     def wait(key: str, text: str | None, within_s: float) -> str:
         raise RuntimeError("wait timeout")
 
     monkeypatch.setattr(process_group, "share_text", wait)
-    rank._measure_pairs()
+    rank._measure_links()
     assert rank.fields()["not_measured"] == {"pairs of GPUs": "RuntimeError: wait timeout"}
 
 

@@ -197,3 +197,24 @@ def test_each_finding_of_a_node_check_says_what_it_means_for_the_node() -> None:
     found = finding_ids(checks, {"Finding", "build_finding"})
     assert "gpu-ecc-errors" in found
     assert found <= CHECKS | HARMLESS
+
+
+def test_each_node_counts_by_the_severity_of_its_own_finding() -> None:
+    """A port that is down as a failure on one node says nothing definite of the node where the same
+    check only warns, in whatever order the findings come."""
+    warned = finding(id="rdma-port-down", hosts=["node1"], severity="warning")
+    failed = finding(id="rdma-port-down", hosts=["node2"])
+    for found in ([warned, failed], [failed, warned]):
+        seen = observe(phase(nodes=8, findings=found, **{**FAILED, "scheduler_nodes": "node[0-7]"}))
+        assert seen["node2"].definite and seen["node2"].state == "bad"
+        assert not seen["node1"].definite
+
+
+def test_definite_evidence_counts_beside_warnings_of_many_nodes() -> None:
+    """On all other nodes the check only warns, which is their setting; on one it failed."""
+    warned = [
+        finding(id="interface-down", hosts=[f"node{n}"], severity="warning") for n in (0, 1, 3)
+    ]
+    failed = finding(id="interface-down", hosts=["node2"])
+    assert accused(*warned, failed) == {"node2"}
+    assert accused(failed, *warned) == {"node2"}

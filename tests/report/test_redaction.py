@@ -61,6 +61,14 @@ def test_values_of_such_keys_are_hidden_in_any_form() -> None:
     assert REDACTOR.hide_json({"/a/b": 1, "/a/c": 2}) == {"<path>": 1, "<path>'": 2}
 
 
+def test_guids_of_network_cards_are_hidden_in_texts() -> None:
+    """As a slow card is named; other words of 16 digits stay."""
+    card, device = "b8cef60300a12c3e", "NIC-b8cef60300a12c3e:1"
+    assert REDACTOR.hide(f"mlx5_0:1 (GUID {card}) is slow") == "mlx5_0:1 (GUID <serial>) is slow"
+    assert REDACTOR.hide(f"n0 ({device}): slow") == "n0 (NIC-<serial>:1): slow"
+    assert REDACTOR.hide(f"commit {card}") == f"commit {card}"
+
+
 def test_everybody_is_root_in_a_container() -> None:
     """Which says nothing, and would hide words such as `root directory`."""
     assert Redactor("root").hide("root directory") == "root directory"

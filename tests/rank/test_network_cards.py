@@ -1,0 +1,245 @@
+"""Each network card by itself, between two ranks. There is no GPU and no card here: the two ranks
+of a port are fakes that write what NCCL would, sysfs is a fake, and the program runs over gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.rank import network_cards
+from pytest_clustersmoke.rank.network_cards import (
+    CardPort,
+    CardRanks,
+    choose_gpus,
+    find_ports,
+    measure_cards,
+)
+from tests.fakes.nccl import FakeNccl
+from tests.fakes.sysfs import FakePort, write_tree
+
+CARD = CardPort("mlx5_0:1", "b8cef60300a12c3e", "400 Gb/sec (4X NDR)", Path("/nowhere"))
+USING = "NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>"
+PATIENCE_S = 600.0
+# A fake of both ranks: in its turn it copies the log that the test wrote for it.
+FAKE_RANK = """
+import json, os, shutil, sys
+folder, rank, device = sys.argv[1:]
+if not sys.stdin.readline():
+    sys.exit(9)
+log = os.path.join(os.environ["FAKE_LOGS"], rank)
+shutil.copy(log, os.path.join(folder, f"nccl.fake.{rank}.log"))
+asked = {name: os.environ.get(name) for name in ("NCCL_IB_HCA", "NCCL_P2P_DISABLE")}
+asked |= {"device": device, "shm": os.environ.get("NCCL_SHM_DISABLE")}
+asked |= {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")}
+with open(os.path.join(os.environ["FAKE_LOGS"], f"asked.{rank}"), "w") as stream:
+    json.dump(asked, stream)
+with open(os.path.join(folder, f"{rank}.json"), "w") as stream:
+    json.dump({"gb_per_s": 23.0 + int(rank)}, stream)
+"""
+
+
+@pytest.fixture
+def fake_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the logs that both fake ranks will write."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    monkeypatch.setenv("FAKE_LOGS", str(folder))
+    use_program(monkeypatch, FAKE_RANK)
+    for name in ("TURN_S", "LIMIT_S"):
+        monkeypatch.setattr(network_cards, name, PATIENCE_S)
+    return folder
+
+
+def use_program(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setattr(network_cards, "COMMAND", [sys.executable, "-S", "-c", code])
+
+
+def write_logs(folder: Path, wording: str | None, using: str = USING) -> None:
+    """What NCCL writes if it connects both ranks in this way."""
+    job = FakeNccl(1, 2, lambda source, destination, role: wording, using={0: using})
+    for rank in range(2):
+        (folder / str(rank)).write_text("\n".join(job.lines(rank, "n0", 4000 + rank)) + "\n")
+
+
+def measure(folder: Path, devices: Sequence[str] = ("cuda:0", "cuda:1")) -> dict[str, Any]:
+    ranks = CardRanks(folder / "card", CARD, devices)
+    try:
+        return ranks.measure(time.monotonic() + PATIENCE_S)
+    finally:
+        ranks.end()
+
+
+def test_port_has_two_processes_that_may_use_nothing_else(
+    tmp_path: Path, fake_logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without P2P and shared memory; the slower one of both ranks counts. Where the job's own ranks
+    write their dumps, these do not."""
+    monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/phase/dump")
+    write_logs(fake_logs, "NET/IB/0/GDRDMA")
+    assert measure(tmp_path) == {"gb_per_s": 23.0}
+    for rank in range(2):
+        assert json.loads((fake_logs / f"asked.{rank}").read_text()) == {
+            "NCCL_IB_HCA": "=mlx5_0:1",
+            "NCCL_P2P_DISABLE": "1",
+            "shm": "1",
+            "device": f"cuda:{rank}",
+        }
+
+
+@pytest.mark.parametrize(
+    ("wording", "using", "why"),
+    [
+        ("NET/Socket/0", USING, "NCCL used NET/Socket in its place"),
+        (
+            "NET/IB/0",
+            USING.replace("mlx5_0", "mlx5_7"),
+            "NCCL used NET/IB mlx5_7 in its place",
+        ),
+        (
+            "NET/AWS Libfabric/0/GDRDMA",
+            USING,
+            "NCCL used NET/AWS Libfabric/GDRDMA in its place",
+        ),
+        (None, USING, "NCCL's log does not name both connections between its two ranks"),
+    ],
+)
+def test_port_that_nccl_did_not_use_has_no_figure(
+    tmp_path: Path, fake_logs: Path, wording: str | None, using: str, why: str
+) -> None:
+    """The ranks wrote one, but it is that of another way."""
+    write_logs(fake_logs, wording, using)
+    assert measure(tmp_path) == {"why": why}
+
+
+def test_failure_of_one_rank_ends_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one waits for it for ever."""
+    code = """
+import signal, sys
+if sys.argv[2] == "1":
+    raise RuntimeError("NCCL error: unhandled system error")
+signal.pause()
+"""
+    use_program(monkeypatch, code)
+    monkeypatch.setattr(network_cards, "TURN_S", PATIENCE_S)
+    ranks = CardRanks(tmp_path / "card", CARD, ("cuda:0", "cuda:1"))
+    found = ranks.measure(time.monotonic() + PATIENCE_S)
+    assert found == {"why": "RuntimeError: NCCL error: unhandled system error"}
+    assert [process.returncode for process in ranks._processes] == [-signal.SIGKILL, 1]
+
+
+def test_ranks_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a driver; what is left of the time of all ports may be none."""
+    use_program(monkeypatch, "import signal; signal.pause()")
+    monkeypatch.setattr(network_cards, "TURN_S", 0.2)
+    assert measure(tmp_path) == {"why": "no answer within 0.2 s"}
+    ranks = CardRanks(tmp_path / "late", CARD, ("cuda:0", "cuda:1"))
+    late = ranks.measure(time.monotonic() - 1)
+    ranks.end()
+    assert late == {"why": "no time was left: all ports have 60 s"}
+
+
+def write_cards(root: Path) -> Path:
+    """A fake sysfs with two cards in use, one port that is down, and GUIDs; returns the cards."""
+    ports = [FakePort("mlx5_0"), FakePort("mlx5_1"), FakePort("mlx5_2", state="1: DOWN")]
+    write_tree(root, ports, {})
+    cards = root / "class/infiniband"
+    for number in range(3):
+        (cards / f"mlx5_{number}/node_guid").write_text(f"b8ce:f603:00a1:2c3{number}\n")
+        (cards / f"mlx5_{number}/ports/1/rate").write_text("400 Gb/sec (4X NDR)\n")
+    return cards
+
+
+@pytest.mark.parametrize(
+    ("variables", "names"),
+    [
+        ({}, ["mlx5_0:1", "mlx5_1:1"]),
+        ({"NCCL_IB_HCA": "^=mlx5_0"}, ["mlx5_1:1"]),
+        ({"NCCL_IB_HCA": "mlx5_2"}, []),
+        ({"NCCL_IB_DISABLE": "1"}, []),
+        ({"NCCL_NET": "Socket"}, []),
+    ],
+)
+def test_only_ports_that_the_job_may_use_are_measured(
+    tmp_path: Path, variables: dict[str, str], names: list[str]
+) -> None:
+    """Those that are up, and that NCCL's variables select."""
+    found = list(find_ports(variables, write_cards(tmp_path)))
+    assert [port.name for port in found] == names
+    assert all(port.guid == f"b8cef60300a12c3{port.name[5]}" for port in found)
+
+
+def test_nothing_runs_without_a_card_or_with_one_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one GPU each port has its reason."""
+    monkeypatch.setattr(network_cards, "COMMAND", ["/nowhere/at/all"])
+    monkeypatch.delenv("NCCL_IB_HCA", raising=False)
+    assert measure_cards([None, None], tmp_path / "missing") == []
+    rows = measure_cards([None], write_cards(tmp_path))
+    assert [(row["name"], row["why"]) for row in rows] == [
+        ("mlx5_0:1", "this needs two GPUs, and the rank sees 1"),
+        ("mlx5_1:1", "this needs two GPUs, and the rank sees 1"),
+    ]
+    (row,) = measure_cards([None, None], write_cards(tmp_path))
+    assert row["name"] == "" and "/nowhere/at/all" in row["why"]
+
+
+def test_ports_take_turns(tmp_path: Path, fake_logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its row, also if another one has no figure. Here NCCL names mlx5_0 each time."""
+    monkeypatch.delenv("NCCL_IB_HCA", raising=False)
+    write_logs(fake_logs, "NET/IB/0")
+    rows = measure_cards([None, None, None], write_cards(tmp_path / "sys"))
+    first = {"name": "mlx5_0:1", "guid": "b8cef60300a12c30", "rate": "400 Gb/sec (4X NDR)"}
+    assert rows[0] == {**first, "gpus": [0, 1], "gb_per_s": 23.0}
+    assert rows[1]["why"] == "NCCL used NET/IB mlx5_0 in its place" and len(rows) == 2
+
+
+def test_gpus_are_those_next_to_the_card(tmp_path: Path) -> None:
+    """By the bridges that they share with it, then by memory, then by number; where the kernel does
+    not say, the first ones."""
+    places = {
+        "card": ("pci0000:40/bridge", "1"),
+        "far": ("pci0000:00/other", "0"),
+        "socket": ("pci0000:60/third", "1"),
+        "near": ("pci0000:40/bridge", "1"),
+    }
+    made = {}
+    for name, (way, memory) in places.items():
+        made[name] = tmp_path / "devices" / way / name
+        made[name].mkdir(parents=True)
+        (made[name] / "numa_node").write_text(f"{memory}\n")
+    gpus = [made["far"], made["socket"], made["near"]]
+    assert choose_gpus(made["card"], gpus) == [2, 1]
+    assert choose_gpus(made["card"], [None, None, None]) == [0, 1]
+
+
+@pytest.mark.slow
+def test_program_reduces_over_gloo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two real processes, on CPUs: both have a figure, and NCCL wrote no log."""
+    monkeypatch.setattr(network_cards, "TURN_S", 200.0)
+    monkeypatch.setattr(
+        network_cards,
+        "COMMAND",
+        [
+            sys.executable,
+            "-c",
+            "import sys; from pytest_clustersmoke.rank import network_cards as n; n.BYTES = 4096; "
+            "n.TURN_S = 200.0; n.main(sys.argv[1:])",
+        ],
+    )
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    ranks = CardRanks(tmp_path / "card", CARD, ("cpu", "cpu"))
+    found = ranks.measure(time.monotonic() + 200)
+    assert found == {"why": "NCCL's log does not name both connections between its two ranks"}
+    values = [json.loads((tmp_path / f"card/{n}.json").read_text()) for n in range(2)]
+    assert all(value["gb_per_s"] > 0 for value in values)
