@@ -34,7 +34,7 @@ from ..evidence.run_record import (
     TrendRecord,
 )
 from ..evidence.telemetry import to_json_value
-from ..text import shorten_lines
+from ..text import outcome_words, shorten_lines
 
 MAX_TREND, MAX_CHANGES = 60, 12
 
@@ -280,10 +280,10 @@ def _changes(connection: Connection, record: RunRecord, phases: list[PhaseRecord
 
 
 def _phase_changes(old: PhaseRun, phase: PhaseRecord) -> list[str]:
-    name, outcome = phase.phase, phase.outcome
+    name, outcome, before = phase.phase, phase.outcome, outcome_words(old.outcome)
     if outcome != old.outcome and outcome != "passed":
-        return [f"{name} is {outcome}, was {old.outcome}"]
-    again = [f"{name} passes again, was {old.outcome}"] if outcome != old.outcome else []
+        return [f"{name} is {outcome_words(outcome)}, was {before}"]
+    again = [f"{name} passes again, was {before}"] if outcome != old.outcome else []
     results = {criterion: entry.result for criterion, entry in phase.criteria.items()}
     failed = sorted(
         criterion

@@ -46,10 +46,10 @@ def test_unexpected_link_is_named_by_its_ends() -> None:
 
 def test_failed_job_says_what_was_isolated() -> None:
     """After the nodes that its finding names."""
-    found = records.finding(id=ISOLATION_FINDING, detail={"answer": "node node1"})
+    found = records.finding(id=ISOLATION_FINDING, detail={"answer": "node1"})
     phase = records.phase(outcome="failed", findings=[records.finding(), found])
     (item,) = highlights_of(phase)["jobs"].items
-    assert item.text == "failed on node1; isolated: node node1"
+    assert item.text == "failed on node1; isolated: node1"
 
 
 def test_lost_throughput_is_given_in_percent() -> None:
