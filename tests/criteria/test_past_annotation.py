@@ -304,7 +304,7 @@ def test_phase_that_never_ran_has_no_changes(tmp_path: Path) -> None:
     never["nodes"] = []
     nights(tmp_path, 1)
     for number, (held, change) in enumerate(
-        [(never, "is never ran, was passed"), (phase(), "passes again, was never ran")], 1
+        [(never, "never ran, was passed"), (phase(), "passes again, never ran")], 1
     ):
         record = of_night(number, held)
         annotate(record, tmp_path)
