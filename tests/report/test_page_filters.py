@@ -46,7 +46,7 @@ def shown_criteria(opened: Opened) -> list[tuple[str, str]]:
 
 
 def test_criteria_of_all_phases_are_found_by_any_word(browse: Browse) -> None:
-    """By name, result and message; phases without any are hidden, and come back as they were."""
+    """By name, result and message; what has none is hidden, and comes back as it was."""
     passed = {f"test_{number}": {"result": "passed", "text": ""} for number in range(9)}
     slow = {"test_rate": {"result": "failed", "text": "30 % below the reference"}, **passed}
     phases = [records.phase("ddp", criteria=slow), records.phase("lora", criteria=passed)]
@@ -58,6 +58,8 @@ def test_criteria_of_all_phases_are_found_by_any_word(browse: Browse) -> None:
     assert shown_criteria(opened) == [("ddp", "test_rate")]
     assert said.inner_text() == "1 of 19 criteria, in 1 of 2 phases"
     assert opened.page.locator("#phase-lora").is_hidden()
+    metrics = opened.page.locator("#phase-ddp-metrics")
+    assert metrics.is_hidden()  # so that the criteria of several phases are on one screen
     field.fill("test_7")  # among those that passed, which share a row
     assert said.inner_text() == "2 of 19 criteria, in 2 of 2 phases"
     assert all("test_7" in name for _, name in shown_criteria(opened))
@@ -67,6 +69,7 @@ def test_criteria_of_all_phases_are_found_by_any_word(browse: Browse) -> None:
     field.fill("")
     assert parts.evaluate_all("all => all.map(e => e.open)") == before and said.inner_text() == ""
     assert opened.page.locator(".phase[hidden], .criteria tr[hidden]").count() == 0
+    assert metrics.is_visible()
     opened.check_quiet()
 
 

@@ -72,6 +72,8 @@
         parts[at].open = words.length ? found.has(phase) : opened[at];
       });
       before = words.length ? opened : null;
+      document.body.classList.toggle("finding-criteria", words.length > 0); // the rest of their phases is hidden
+      if (!words.length) window.dispatchEvent(new Event("resize")); // charts that were hidden are drawn
       said.textContent = words.length ? `${count} of ${total} criteria, in ${found.size} of ${phases.length} phases` : "";
     });
   }
