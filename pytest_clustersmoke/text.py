@@ -8,6 +8,7 @@ surrogates become U+FFFD. All printable text stays.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -184,6 +185,21 @@ def format_time(seconds: float | None, offset_s: int | None = None, clock: str =
     day = "" if local.date() == universal.date() else "%Y-%m-%d "
     beside = universal.strftime(f" ({day}{clock} UTC)") if offset_s else ""
     return f"{local.strftime(f'%Y-%m-%d {clock}')} {local.tzname()}{beside}"
+
+
+def format_here(seconds: float) -> str:
+    """A Unix time by this machine's clock, to the minute and with its zone; empty if it is no
+    date."""
+    try:
+        offset_s = time.localtime(seconds).tm_gmtoff
+    except (OverflowError, ValueError, OSError):
+        return ""
+    return format_time(seconds, offset_s, "%H:%M")
+
+
+def outcome_words(outcome: str) -> str:
+    """An outcome as people read it: `never ran`."""
+    return outcome.replace("_", " ")
 
 
 def span_list(spans: Iterable[Iterable[int]]) -> str:

@@ -184,10 +184,12 @@ def night(suite: Suite, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_fit_night_is_silent(night: Path, suite: Suite) -> None:
-    """cron has nothing to mail; the output is kept next to the report."""
+    """cron has nothing to mail; the output is kept next to the report, for this user alone: it has
+    what `limits.publish: names` keeps out of a report."""
     done = run_as_cron(night)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     (log,) = suite.reports.glob("nightly-*.log")
+    assert log.stat().st_mode & 0o777 == 0o600
     assert log.read_text().splitlines()[-1] == "FIT: 1 of 1 phases passed"
     assert (suite.report / "junit.xml").is_file()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+
 import pytest
 
 from pytest_clustersmoke.text import (
@@ -10,8 +13,10 @@ from pytest_clustersmoke.text import (
     abridge_values,
     clip,
     format_bytes,
+    format_here,
     format_seconds,
     near,
+    outcome_words,
     plural,
     ranges,
     sanitize_line,
@@ -135,3 +140,25 @@ def test_bytes_are_shown_in_the_largest_unit(count: float, text: str) -> None:
 def test_unknown_seconds_are_a_dash() -> None:
     """Known seconds have one decimal."""
     assert (format_seconds(None), format_seconds(0.25), format_seconds(12)) == ("-", "0.2", "12.0")
+
+
+@pytest.fixture
+def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process in a zone that is ahead of UTC."""
+    with monkeypatch.context() as zone:
+        zone.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_berlin")
+def test_time_of_this_machine_has_its_zone() -> None:
+    """Slurm's estimates have none, and people read them elsewhere; in winter and in summer."""
+    assert format_here(1_767_322_800) == "2026-01-02 04:00 UTC+01:00 (03:00 UTC)"
+    assert format_here(1_782_961_200) == "2026-07-02 05:00 UTC+02:00 (03:00 UTC)"
+    assert format_here(1e300) == ""
+
+
+def test_outcomes_in_sentences_are_words() -> None:
+    assert [outcome_words(name) for name in ("never_ran", "lost")] == ["never ran", "lost"]

@@ -25,7 +25,7 @@ LIMIT=${LIMIT:-8h}
 cd "$SUITE" || exit 4
 mkdir -p "$REPORTS" || exit 3
 log=$REPORTS/nightly-$(date +%Y%m%d-%H%M%S)-$$.log
-: >"$log" || exit 3
+(umask 077 && : >"$log") || exit 3  # it has paths and names of users, whatever `publish` says
 status=0
 # At the limit, SIGTERM makes pytest cancel its jobs and report what is known (status 2); then
 # timeout's own status is 124.

@@ -111,9 +111,8 @@ def compare(
     which --cluster-set changed the `resized` ones, or the proof: watching for a twin run takes time
     and memory in every step.
     """
-    unit = METRICS[name].unit if name in METRICS else ""
-    unit = "" if unit == "1" else unit
-    measured = f"{name} is {show(value)} {unit}".rstrip()
+    unit = METRICS[name].unit if name in METRICS else "1"
+    measured = f"{name} is {show(value)}" + ("" if unit == "1" else f" {unit}")
     if reference is not None and resized:
         return Comparison(None, f"{measured}; {_describe_resized(resized)}")
     if not math.isfinite(value):
@@ -121,7 +120,7 @@ def compare(
     if reference is None:
         return Comparison(None, f"{measured}; no reference")
     low, high = reference.low, reference.high
-    against = f"{describe_distance(value, reference.value, 'the reference')} {unit}".rstrip()
+    against = describe_distance(value, reference.value, "the reference", unit)
     if low is not None and high is not None:
         bounds = f"{show(low)} to {show(high)}"
     elif low is not None:
@@ -133,14 +132,15 @@ def compare(
     return Comparison(met, f"{measured}: {against}{tail}")
 
 
-def describe_distance(value: float, base: float, name: str) -> str:
-    """`30.1 % below the median 9.501`, where `name` is "the median"."""
+def describe_distance(value: float, base: float, name: str, unit: str = "1") -> str:
+    """`30.1 % below the median 9.501 steps/s`, where `name` is "the median"."""
+    known = f"{name} {show(base)}" + ("" if unit == "1" else f" {unit}")
     if value == base:
-        return f"{name} {show(base)}"
+        return known
     side = "below" if value < base else "above"
     far = abs(value - base)
     share = f"{far / abs(base) * 100:.1f} %" if base else show(far)
-    return f"{share} {side} {name} {show(base)}"
+    return f"{share} {side} {known}"
 
 
 def _describe_resized(resized: Sequence[str]) -> str:

@@ -34,7 +34,7 @@ from ..evidence.run_record import (
     TrendRecord,
 )
 from ..evidence.telemetry import to_json_value
-from ..text import shorten_lines
+from ..text import outcome_words, shorten_lines
 
 MAX_TREND, MAX_CHANGES = 60, 12
 
@@ -279,11 +279,16 @@ def _changes(connection: Connection, record: RunRecord, phases: list[PhaseRecord
     return words + setup_changes.describe_node_changes(old_nodes, new_nodes)
 
 
+def _say_ending(verb: str, outcome: str) -> str:
+    """`is lost`, or `never ran`."""
+    return outcome_words(outcome) if outcome == "never_ran" else f"{verb} {outcome_words(outcome)}"
+
+
 def _phase_changes(old: PhaseRun, phase: PhaseRecord) -> list[str]:
-    name, outcome = phase.phase, phase.outcome
+    name, outcome, before = phase.phase, phase.outcome, _say_ending("was", old.outcome)
     if outcome != old.outcome and outcome != "passed":
-        return [f"{name} is {outcome}, was {old.outcome}"]
-    again = [f"{name} passes again, was {old.outcome}"] if outcome != old.outcome else []
+        return [f"{name} {_say_ending('is', outcome)}, {before}"]
+    again = [f"{name} passes again, {before}"] if outcome != old.outcome else []
     results = {criterion: entry.result for criterion, entry in phase.criteria.items()}
     failed = sorted(
         criterion

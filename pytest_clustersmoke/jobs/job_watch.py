@@ -23,11 +23,11 @@ from ..evidence.scheduler_record import (
     JobState,
     SchedulerRecord,
     SlurmMessage,
-    show_time,
 )
 from ..evidence.telemetry import Events, parse_text, read_events
 from ..evidence.whole_files import is_full
 from ..node.abort_flag import visible
+from ..text import format_here
 from .backend import ANY_JOB, STRANGER, Backend, JobEnder, Words, names_job
 from .slurm_jobs import parse_message
 
@@ -242,7 +242,7 @@ class WatchedJob:
         is_pending = state is not None and state.kind == "pending" and not self.waits_for_turn
         start = (state.expected_start if state else None) or estimate
         why = f" ({state.reason})" if state and state.reason else ""
-        expects = f"; the scheduler expects it to start at {show_time(start)}" if start else ""
+        expects = f"; the scheduler expects it to start at {format_here(start)}" if start else ""
         if waited_s > (limit_s or CYCLE_S):
             return f"the job did not start within {limit_s or CYCLE_S:g} s{why}{expects}"
         left_s = CYCLE_S - waited_s

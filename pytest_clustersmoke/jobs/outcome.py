@@ -20,7 +20,7 @@ from ..evidence.scheduler_record import (
 )
 from ..evidence.scheduler_record import NODE_FAILED as NODE_MESSAGE
 from ..evidence.staged_marks import find_unrequested_fault
-from ..text import WARNING
+from ..text import WARNING, outcome_words
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
 LAUNCH_FAILED = "LAUNCH_FAILED"
@@ -301,9 +301,9 @@ def judge_attempts(
         reason = f"attempt {number} passed; attempt {first.number}: {first.reason}"
         warned = (replace(each, severity=WARNING, primary=False) for each in found)
         return replace(last, reason=reason), [*findings, *warned]
-    then = "passed" if last.outcome == "passed" else f"{last.outcome}: {last.reason}"
+    then = "passed" if last.outcome == "passed" else f"{outcome_words(last.outcome)}: {last.reason}"
     reason = f"attempt {first.number}: {first.reason}; attempt {number} {then}"
-    return Judgement(first.outcome, reason.replace("never_ran", "never ran")), [*found, *findings]
+    return Judgement(first.outcome, reason), [*found, *findings]
 
 
 # How long a job waited and ran, from its nodes' results and the scheduler's state.

@@ -23,7 +23,7 @@ from ..jobs.backend import Backend, Submission
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, group_names
 from ..jobs.slurm_jobs import TrialSubmission
 from ..jobs.slurm_records import SlurmNode, SlurmPartition
-from ..text import shorten
+from ..text import format_here, shorten
 from . import account_limits, partition_fit
 from .partition_fit import RequestedResources, Slurm
 from .shared_paths import find_doubtful
@@ -280,8 +280,7 @@ def _report_starts(
     """Report when phases might start, if that is not at once."""
     now = time.time()
     return [
-        f"Slurm estimates that {name} may start at "
-        f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(when))} on {trials[name].nodes}"
+        f"Slurm estimates that {name} may start at {format_here(when)} on {trials[name].nodes}"
         for name, when in starts.items()
         if name not in refused and when - now > 60
     ]

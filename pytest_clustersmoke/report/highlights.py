@@ -25,7 +25,7 @@ from ..evidence.run_record import (
     RunRecord,
 )
 from ..evidence.screen_record import FAILING, NO_ANSWER, ScreenedNode
-from ..text import shorten
+from ..text import outcome_words, shorten
 from .named_nodes import describe_first, list_shared, remark_on_node, title_node
 from .phase_table import RATES, describe_isolation
 
@@ -355,7 +355,7 @@ def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:
     if isinstance(value, str):
         return math.inf, f"{value}, which is not a finite number"
     if metric.met is False and reference and reference.value:
-        words = describe_distance(value, reference.value, "the reference")
+        words = describe_distance(value, reference.value, "the reference", metric.unit)
         return abs(value / reference.value - 1), words
     if metric.met is False:
         return math.inf, "outside its reference"
@@ -364,7 +364,7 @@ def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:
     if not past["median"]:
         return math.inf, f"{name} is off its past runs"
     others = " on other versions" if past.get("other_versions") else ""
-    words = describe_distance(value, past["median"], "the median")
+    words = describe_distance(value, past["median"], "the median", metric.unit)
     return abs(value / past["median"] - 1), f"{words} of {past['runs']} runs{others}"
 
 
@@ -422,11 +422,6 @@ def _gates(proof: ProofRecord) -> Iterator[Highlight]:
 def name_list(names: Iterable[str]) -> str:
     """Names on one line; of many, the first ones and how many more there are."""
     return shorten(list(names), MAX_NAMES)
-
-
-def outcome_words(outcome: str) -> str:
-    """An outcome as people read it: `never ran`."""
-    return outcome.replace("_", " ")
 
 
 def unit_words(unit: str) -> str:

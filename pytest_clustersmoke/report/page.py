@@ -24,8 +24,8 @@ from jinja2.bccache import Bucket
 
 from .. import __version__
 from ..evidence.run_record import RunRecord
-from ..text import format_bytes, format_seconds, ranges, sanitize_lines
-from .highlights import outcome_words, show_number, unit_words
+from ..text import format_bytes, format_seconds, outcome_words, ranges, sanitize_lines
+from .highlights import show_number, unit_words
 from .page_sheet import find_clock, make_sheet
 from .page_view import (
     LANE_STATES,
@@ -39,6 +39,7 @@ from .page_view import (
     hardware_words,
     soft,
     spread_cells,
+    text_fragment,
     tone,
 )
 from .phase_table import describe_attempt, describe_proofs, percent, traced_steps
@@ -51,6 +52,7 @@ SCRIPTS = (
     "progress.js",
     "topology.js",
     "curves.js",
+    "filters.js",
     "page.js",
 )
 STYLES = ("page.css", "print.css")
@@ -157,6 +159,7 @@ def _environment() -> jinja2.Environment:
         "soft": soft,
         "quoted": partial(quote, safe=""),
         "fact": fact_words,
+        "text_fragment": text_fragment,
         "spread": spread_cells,
         "percent": percent,
         "bytes": format_bytes,

@@ -56,6 +56,7 @@ LANE_STATES: dict[LaneState, str] = {
 }
 MAX_PLACES = 8  # nodes of a phase that are named in a line
 MAX_STEPS = 8
+MAX_FRAGMENT = 160  # characters of a line that a link finds
 PERCENTILES = ("p5", "p25", "p50", "p75", "p95")
 
 
@@ -272,6 +273,15 @@ def evidence_link(exists: Callable[[str], bool], folder: str, file: str) -> str:
     if file.startswith("/") or ".." in file.split("/") or not file:
         return ""
     return folder + quote(file) if exists(unquote(folder) + file) else ""
+
+
+def text_fragment(excerpt: str) -> str:
+    """What makes a link to a file of text lead to this line of it, in browsers that know text
+    fragments; they find whole words alone. Empty without a line."""
+    line = next(iter(excerpt.strip().splitlines()), "")
+    if len(line) > MAX_FRAGMENT:
+        line = line[:MAX_FRAGMENT].rpartition(" ")[0]
+    return f"#:~:text={quote(line, safe='').replace('-', '%2D')}" if line else ""
 
 
 def tone(word: str) -> str:

@@ -16,7 +16,7 @@ from ..evidence.run_record import (
     PhaseRecord,
     RunRecord,
 )
-from ..text import format_seconds, plural, ranges, shorten
+from ..text import format_seconds, outcome_words, plural, ranges, shorten
 
 COLUMNS = (
     *("phase", "verdict", "nodes", "queue s", "run s", "steps/s", "rate", "against usual", "GiB"),
@@ -60,7 +60,7 @@ def judge_counts(
 ) -> PhaseVerdict:
     """The worst of a phase's job, which may be a known failure, and of its criteria. A phase that
     passed only when it was tried again is not like the others."""
-    words = outcome.replace("_", " ")
+    words = outcome_words(outcome)
     if is_known:
         return PhaseVerdict(f"{words}, known", "warn")
     if outcome in NOT_MEASURED:
@@ -98,7 +98,7 @@ def describe_attempt(attempt: AttemptRecord) -> str:
     """A job of a phase that was tried again, in words."""
     nodes = f" on {shorten(attempt.nodes, MOST_NODES)}" if attempt.nodes else ""
     job = f" (job {attempt.job_id}{nodes})" if attempt.job_id else ""
-    return f"attempt {attempt.attempt}{job}: {attempt.outcome.replace('_', ' ')}: {attempt.reason}"
+    return f"attempt {attempt.attempt}{job}: {outcome_words(attempt.outcome)}: {attempt.reason}"
 
 
 def describe_trace(trace: TraceRecord) -> str:

@@ -29,7 +29,7 @@ from ..evidence.run_counts import (
 )
 from ..evidence.run_record import PhaseRecord, RunRecord
 from ..evidence.screen_record import FAILING, NO_ANSWER, PASSING, ScreenRecord
-from ..text import clip, plural, shorten
+from ..text import clip, outcome_words, plural, shorten
 
 # A phase that checks one of these and cannot judge it is never FIT, whatever its cluster requires:
 # the proofs that training is correct, and the result itself (`twin` only where the phase asks for
@@ -288,7 +288,7 @@ def _describe_others(record: RunRecord) -> str:
 def _describe_failure(phase: PhaseRecord) -> str:
     """What failed, in words; empty if nothing did."""
     if phase.outcome in ("failed", "cluster_failed") and phase.known is None:
-        return f"{phase.phase}: {phase.outcome}"
+        return f"{phase.phase}: {outcome_words(phase.outcome)}"
     failed = _failed_criteria(phase)
     if failed and (phase.outcome == "passed" or phase.known is not None):
         return f"{phase.phase}: {', '.join(failed)}"
@@ -309,7 +309,7 @@ def _known_failures(phase: PhaseRecord) -> list[KnownRecord]:
 def _find_missing(record: RunRecord) -> list[MissingRecord]:
     """Everything required that was not measured."""
     found = [
-        _missing(phase, phase.outcome)
+        _missing(phase, outcome_words(phase.outcome))
         for phase in record.phases
         if phase.counts.has_ended and phase.outcome in NOT_MEASURED and phase.known is None
     ]

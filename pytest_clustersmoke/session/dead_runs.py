@@ -16,13 +16,12 @@ from ..evidence.locks import MAX_SILENCE_S, ControllerFence, find_holder, seize_
 from ..evidence.run_directory import RunDir, create_once, read_json
 from ..evidence.run_journal import FencedJournal, JournalledJob, RunJournal, is_closed, read_journal
 from ..evidence.run_ownership import find_stranger, list_runs
-from ..evidence.scheduler_record import show_time
 from ..evidence.telemetry import parse_finite, parse_int, parse_text, parse_texts
 from ..jobs.backend import RunBackend, SchedulerSilent, make_backend
 from ..jobs.outcome import Judgement
 from ..report.recovery import recover
 from ..report.run_archive import ABANDONED_S
-from ..text import UsageProblems, plural, shorten
+from ..text import UsageProblems, format_here, plural, shorten
 from .cancellation import Leftover
 
 REAP, ATTACH = "--cluster-reap", "--cluster-attach"
@@ -209,7 +208,7 @@ def _describe_limit(runs: Sequence[RunDir]) -> str:
     journals = [(run, read_journal(run)) for run in runs]
     ends = [find_latest_end(run, known) for run, known in journals if not known.detached]
     who = "it is" if len(ends) == 1 else "they are"
-    return f"; if that lasts, {who} reported from {show_time(max(ends))} on" if ends else ""
+    return f"; if that lasts, {who} reported from {format_here(max(ends))} on" if ends else ""
 
 
 def _close_judged(run: RunDir, backend: RunBackend) -> None:

@@ -30,7 +30,7 @@ class IsolationAnswer:
         """The answer in a few words, for JUnit's property."""
         named, suspects = ", ".join(self.nodes), shorten(self.suspects, MOST_NAMED)
         return {
-            NODES: f"{plural_of(self.nodes, 'node')} {named}",
+            NODES: named,
             LINK: f"link between {' and '.join(self.nodes)}",
             SWITCH: f"switch {self.switch}",
             TOGETHER: f"only together: {suspects}",
@@ -67,10 +67,6 @@ def name_switch(switch: str, failed: list[str], others: int, also_fail: bool) ->
         how = "failed, too" if also_fail else "passed"
         lines.append(f"the {plural(others, 'node')} elsewhere {how} without it")
     return IsolationAnswer(SWITCH, switch=switch, support=tuple(lines))
-
-
-def plural_of(names: tuple[str, ...], noun: str) -> str:
-    return noun if len(names) == 1 else f"{noun}s"
 
 
 def explain_answer(answer: IsolationAnswer, tests: int, where: str) -> Finding:

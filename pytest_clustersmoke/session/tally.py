@@ -18,7 +18,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.run_counts import JOB, TRAINING_PROOFS, CriterionRecord, KnownRecord, RunTally
 from ..evidence.run_directory import RunDir
 from ..report.acknowledgements import Acknowledgements
-from ..text import sanitize_line, sanitize_lines
+from ..text import outcome_words, sanitize_line, sanitize_lines
 from .items import JobFailed
 from .selection import criterion_of, describe_selection, is_whole
 
@@ -39,7 +39,7 @@ def job_failure_text(result: PhaseResult, report: Path) -> str:
     folder = RunDir(report).phase(result.name).root
     first, cause = next(iter(result.findings), None), sanitize_line(result.reason)
     text = [
-        f"phase {result.name}: {result.outcome}: "
+        f"phase {result.name}: {outcome_words(result.outcome)}: "
         f"{add_place(cause, first.hosts, first.ranks) if first and first.primary else cause}",
         *describe_findings(result.findings, folder),
         "",

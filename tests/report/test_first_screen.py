@@ -29,7 +29,10 @@ JOIN phases ON phases.id = metrics.phase JOIN runs ON runs.id = phases.run WHERE
 FIRST = {
     "stragglers": ["rank 1 on "],
     "links": ["NET/Socket/0 from ", "rank 1 to rank 2: expected NET/IB*"],
-    "metrics": ["steps_per_s 30.0 % below the reference 10.00", "steps_per_s is 7.000 steps/s"],
+    "metrics": [
+        "steps_per_s 30.0 % below the reference 10.00 steps/s",
+        "steps_per_s is 7.000 steps/s",
+    ],
 }
 
 

@@ -46,16 +46,16 @@ def test_unexpected_link_is_named_by_its_ends() -> None:
 
 def test_failed_job_says_what_was_isolated() -> None:
     """After the nodes that its finding names."""
-    found = records.finding(id=ISOLATION_FINDING, detail={"answer": "node node1"})
+    found = records.finding(id=ISOLATION_FINDING, detail={"answer": "node1"})
     phase = records.phase(outcome="failed", findings=[records.finding(), found])
     (item,) = highlights_of(phase)["jobs"].items
-    assert item.text == "failed on node1; isolated: node node1"
+    assert item.text == "failed on node1; isolated: node1"
 
 
 def test_lost_throughput_is_given_in_percent() -> None:
     """The text has the metric furthest off, the names of the others, and what changed."""
     (item,) = highlights_of(staged.slow_phase())["metrics"].items
-    assert item.title == "steps_per_s 30.0 % below the reference 9.500"
+    assert item.title == "steps_per_s 30.0 % below the reference 9.500 steps/s"
     assert item.text == ("steps_per_s is 6.650 steps/s; also samples_per_s" + CHANGED)
 
 
@@ -70,7 +70,7 @@ def test_metric_off_past_runs_is_highlighted(status: Any, count: int) -> None:
     group = highlights_of(phase).get("warnings" if status == "warn" else "metrics")
     assert len(group.items if group else []) == count
     if group:
-        assert "below the median 9.595 of 24 runs" in group.items[0].title
+        assert "below the median 9.595 steps/s of 24 runs" in group.items[0].title
 
 
 def test_warning_from_past_runs_is_a_warning() -> None:
@@ -83,7 +83,9 @@ def test_warning_from_past_runs_is_a_warning() -> None:
     phase["metrics"]["steps_per_s"] = metric
     group = highlights_of(phase)["warnings"]
     assert group.tone == "warn"
-    assert group.items[0].title.endswith("below the median 9.595 of 24 runs on other versions")
+    assert group.items[0].title.endswith(
+        "below the median 9.595 steps/s of 24 runs on other versions"
+    )
     both = highlights_of(phase, staged.slow_phase())
     assert (both["metrics"].tone, both["warnings"].tone) == ("bad", "warn")
 

@@ -60,6 +60,7 @@ def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
     assert ran.ret == 1
     record, read = suite.record(), JunitFile(suite.report / "junit.xml")
     check_agreement(record, read)
+    assert (read.suite.failures, read.suite.errors) == (2, 0)  # one for each of the two causes
     assert read.of_suite["verdict"] == "UNFIT" and read.of_suite["report"] == str(
         suite.report.resolve()
     )

@@ -257,6 +257,22 @@ def test_trend_ticks_are_24_hour_utc_times(
     assert all(left[1] + 2 < right[0] for left, right in itertools.pairwise(boxes)), boxes
 
 
+def test_times_of_runs_seconds_apart_do_not_touch(browse: Browse) -> None:
+    """Two runs a few seconds apart, on a laptop: fewer ticks rather than labels that run
+    together."""
+    phase = records.phase()
+    phase["trend"] = made = staged.trend(phase, 1)
+    made["begun"] = [records.BEGUN - 2.5]
+    opened = browse(records.run(phase, begun=records.BEGUN + 0.9))
+    opened.open_all()
+    part = opened.page.locator(chart(opened, "trends"))
+    ticks = part.locator(".small").first.locator('g[data-mark="x-axis tick label"] text')
+    boxes = ticks.evaluate_all(
+        "all => all.map(e => e.getBoundingClientRect()).map(b => [b.x, b.right])"
+    )
+    assert boxes and all(left[1] + 2 < right[0] for left, right in itertools.pairwise(boxes))
+
+
 def test_charts_are_redrawn_when_the_width_changes(browse: Browse) -> None:
     """After a phone is turned, its charts have the new width."""
     opened = browse(staged.run())
@@ -458,7 +474,7 @@ def test_trends_of_one_figure_begin_above_zero(browse: Browse) -> None:
     part = opened.page.locator(chart(opened, "trends", ".phase"))
     ticks = part.locator('g[data-mark="y-axis tick label"] text').all_text_contents()
     assert ticks and "0" not in ticks
-    assert "each axis spans its own values" in part.inner_text()
+    assert "each vertical axis spans its own values" in part.inner_text()
 
 
 @pytest.mark.slow

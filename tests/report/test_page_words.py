@@ -28,6 +28,17 @@ def red(result: Any, **changes: Any) -> records.Record:
     return phase
 
 
+def test_legend_of_the_topology_has_links_only_where_some_are_drawn() -> None:
+    """What no picture of the phase shows is not explained below it."""
+    phase = records.phase("small")
+    assert "link as expected" in section(page(records.run(phase)), "phase-small-topology")
+    phase["topology"] |= {"links": [], "groups": [], "note": "gloo does not log its connections"}
+    legend = section(page(records.run(phase)), "phase-small-topology")
+    assert "slow rank" in legend and "rank not done" in legend
+    assert "link as expected" not in legend and "unexpected link" not in legend
+    assert "between two nodes" not in legend
+
+
 def test_fit_page_claims_no_more_than_was_measured() -> None:
     """It names the kinds that were not measured, with the number of phases that lack each."""
     first = records.phase("one", not_measured=["history", "references"])

@@ -15,7 +15,6 @@ from pytest_clustersmoke.evidence.locks import ControllerFence, describe_run
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_json, write_json
 from pytest_clustersmoke.evidence.run_journal import read_journal
 from pytest_clustersmoke.evidence.run_ownership import list_runs
-from pytest_clustersmoke.evidence.scheduler_record import show_time
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.node import node_job
 from pytest_clustersmoke.node.node_job import NodeFailed, NodeJob
@@ -24,7 +23,7 @@ from pytest_clustersmoke.session.attachment import describe_start, find_attachme
 from pytest_clustersmoke.session.dead_runs import report_dead_runs
 from pytest_clustersmoke.session.reaper import reap
 from pytest_clustersmoke.session.unwatched_jobs import UnwatchedJobs
-from pytest_clustersmoke.text import UsageProblems
+from pytest_clustersmoke.text import UsageProblems, format_here
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import Evidence, make_phase, make_profile
 
@@ -138,7 +137,7 @@ def test_question_without_an_answer_gives_up_no_job_that_may_wait_for_long(
     dead.run.silence.unlink()
     (line,) = report(tmp_path, slurm)
     since = dead.run.silence.stat().st_mtime
-    assert line.endswith(f"it is reported from {show_time(since + dead_runs.SILENCE_S)} on")
+    assert line.endswith(f"it is reported from {format_here(since + dead_runs.SILENCE_S)} on")
     slurm.answers("squeue")
     has_jobs(slurm, "7")
     assert report(tmp_path, slurm) == [] and not dead.run.silence.exists()
@@ -167,7 +166,7 @@ def test_silent_slurm_does_not_keep_a_dead_run_for_longer_than_its_jobs_can_last
     waiting = dead.submitted("b", "8")
     fall_silent(dead, slurm, hours_ago=WEEK_H - 1)
     (line,) = report(tmp_path, slurm)
-    reported_at = show_time(dead.run.run.stat().st_mtime + WEEK_H * 3600)
+    reported_at = format_here(dead.run.run.stat().st_mtime + WEEK_H * 3600)
     assert line.endswith(f"if that lasts, it is reported from {reported_at} on")
     (line,) = report(tmp_path, slurm, profile)
     assert line.endswith(f"if that lasts, it is reported from {reported_at} on")
@@ -191,7 +190,7 @@ def test_job_that_still_has_time_keeps_a_dead_run_open_while_slurm_is_silent(
     fall_silent(dead, slurm, hours_ago=WEEK_H + 1)
     (line,) = report(tmp_path, slurm)
     started = (read_json(directory.claim) or {})["time"]
-    until = show_time(started + 2 * WEEK_H * 3600 + dead_runs.START_S)
+    until = format_here(started + 2 * WEEK_H * 3600 + dead_runs.START_S)
     assert line.endswith(f"reported from {until} on")
     assert dead.outcomes() == {} and not read_journal(dead.run).closed
     dead.passes("a")

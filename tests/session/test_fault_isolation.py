@@ -135,10 +135,10 @@ def test_node_on_which_ranks_die_is_named(lab_suite: Suite, own_lab: lab.Lab) ->
     assert find_answer(outcome)["hosts"] == [bad]
     assert outcome.phase("wide")["outcome"] == "failed"
     cases = properties(outcome.files.report / "junit.xml")
-    assert cases["test_wide.TestWide::job"]["isolated"] == f"node {bad}"
+    assert cases["test_wide.TestWide::job"]["isolated"] == bad
     assert cases["test_fixed.TestFixed::job"]["isolated"] == "not isolated"
     assert "fixed needs 2 nodes (nodes_fixed)" in find_answer(outcome, "fixed")["cause"]
-    assert f"wide: isolated: node {bad}" in outcome.output
+    assert f"wide: isolated: {bad}" in outcome.output
     assert "wide: 4 nodes; at most 64 tests and 60 minutes, 8 at a time" in outcome.output
     written = read_tests(outcome.files.report)
     assert written["ended"] and written["answer"]["nodes"] == [bad]

@@ -209,17 +209,20 @@ const Charts = (() => {
   // One small chart for each metric with past runs.
   function trends(figure, width) {
     const table = figure.querySelector("table");
-    const runs = rows(table);
-    runs.forEach((one, row) => {
+    const all = rows(table);
+    all.forEach((one, row) => {
       one.when = new Date((Number(one.begun) + Number(one.offset)) * 1e3); // local, shown as if it were UTC
       one.cells = table.tBodies[0].rows[row].cells;
     });
     const heads = [...table.tHead.rows[0].cells].filter((cell) => cell.dataset.key);
-    const drawn = heads.filter((head) => runs.filter((one) => known(one[head.dataset.key])).length > 1);
+    const runs = all.slice(-Number(figure.dataset.last || 0)); // the reader's choice, of all trends
+    const has = (some, least) => (head) => some.filter((one) => known(one[head.dataset.key])).length >= least;
+    const drawn = heads.filter(has(all, 2)).filter(has(runs, 1));
+    const span = d3.extent(runs, (one) => one.when); // the same for all, so that they can be compared
     const gap = 32, least = Math.min(width, 270);
     const count = Math.max(1, Math.floor((width + gap) / (least + gap)));
     const each = Math.floor((width - gap * (count - 1)) / count);
-    return drawn.map((head) => trend(head, runs, each));
+    return drawn.map((head) => trend(head, runs, each, span));
   }
 
   // Ticks of a time axis that fit into a width: days, or times on a 24-hour clock.
@@ -231,7 +234,8 @@ const Charts = (() => {
     if (whole === d3.utcDay) return { ticks: days(from, to, Math.max(1, fits)), tickFormat: words };
     for (let count = fits; count > 0; count--) {
       const ticks = d3.utcTicks(from, to, count).filter((at) => +whole(at) === +at);
-      if (ticks.length && ticks.length <= fits) return { ticks, tickFormat: words };
+      const apart = ticks.length > 1 ? ((ticks[1] - ticks[0]) / (to - from)) * room : wide;
+      if (ticks.length && apart >= wide) return { ticks, tickFormat: words };
     }
     return { ticks: [to], tickFormat: words };
   }
@@ -345,7 +349,7 @@ const Charts = (() => {
     return box;
   }
 
-  function trend(head, runs, width) {
+  function trend(head, runs, width, span) {
     const { key, unit, status, met } = head.dataset;
     const of = (name) => (head.dataset[name] === undefined ? null : Number(head.dataset[name]));
     const points = runs.filter((one) => known(one[key])).map((one) => ({ ...one, good: one.good && !one[key + "_poor"], same: one.same && !one[key + "_other"] }));
@@ -363,10 +367,10 @@ const Charts = (() => {
     const off = met === "no" || status === "fail";
     const svg = plot({
       width, height: 156, marginTop: 8, marginBottom: 34, marginLeft: 60, marginRight: labels.length ? 30 : 22,
-      x: { type: "utc", label: null, ...times(d3.extent(points, (p) => p.when), width - 82 - 8 * (labels.length > 0)) },
+      x: { type: "utc", label: null, domain: span, ...times(span, width - 82 - 8 * (labels.length > 0)) },
       y: { domain, label: null, grid: true, ticks: 4, tickFormat: brief(most) },
       marks: [
-        Plot.rectY(band, { x1: d3.min(points, (p) => p.when), x2: d3.max(points, (p) => p.when), y1: "y1", y2: "y2", fill: "var(--band)" }),
+        Plot.rectY(band, { x1: span[0], x2: span[1], y1: "y1", y2: "y2", fill: "var(--band)" }),
         Plot.ruleX(points.filter((one) => one[key + "_note"]), { x: "when", stroke: "var(--warn)", strokeDasharray: "2 3" }),
         Plot.ruleY(known(reference) ? [reference] : [], { stroke: "var(--good)" }),
         Plot.ruleY(lines, { y: (one) => one[1], stroke: "var(--bad)", strokeDasharray: "2 3" }),

@@ -60,6 +60,7 @@
   }
 
   document.addEventListener("toggle", (event) => later(figures.filter((one) => event.target.contains(one))), true);
+  document.addEventListener("redraw", ({ detail }) => { for (const figure of detail) widths.delete(figure); later(detail); });
   window.addEventListener("hashchange", reveal);
   let scrolled;
   window.addEventListener("scroll", () => {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...text import sanitize_line
+from ...text import outcome_words, sanitize_line
 
 if TYPE_CHECKING:
     from ...jobs.job_watch import WatchedJob
@@ -130,7 +130,7 @@ class Board:
                 outcome=judgement.outcome,
                 run_s=run_s,
             )
-            self._post(phase, f"{judgement.outcome}{duration}")
+            self._post(phase, f"{outcome_words(judgement.outcome)}{duration}")
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:

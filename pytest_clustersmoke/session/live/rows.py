@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...evidence.history.usual_times import UsualTimes
-from ...text import plural
+from ...text import outcome_words, plural
 from .board import DONE, ENDING, PENDING, RUNNING, WAITING, PhaseState
 from .event_tail import Mark
 
@@ -74,7 +74,7 @@ def _count_states(states: Sequence[PhaseState]) -> str:
 
 
 def _count_outcomes(states: Iterable[PhaseState]) -> str:
-    count = Counter(state.outcome or state.state for state in states)
+    count = Counter(outcome_words(state.outcome or state.state) for state in states)
     return ", ".join(f"{number} {name}" for name, number in count.items())
 
 
@@ -96,7 +96,7 @@ def _table(
     usual: UsualTimes,
 ) -> list[Text]:
     names = _align([state.phase for state in states], most=max(8, width // 3))
-    words = _align([state.outcome or state.state for state in states])
+    words = _align([outcome_words(state.outcome or state.state) for state in states])
     times = _align([_show_elapsed(state, now) for state in states], right=True)
     details = _details(states, marks, now, usual)
     lines = []

@@ -228,7 +228,7 @@ def test_queue_in_a_log(suite: Suite, on_slurm: FakeSlurm) -> None:
     )
     result = suite.run_apart()
     lines = [line.strip() for line in result.outlines if line.startswith("  small: ")]
-    assert lines == ["small: submitted as job 7", "small: pending: Resources", "small: never_ran"]
+    assert lines == ["small: submitted as job 7", "small: pending: Resources", "small: never ran"]
     assert lines_with(
         result, "  preflight: Slurm estimates that small may start at 2031-02-03 04:05"
     )
