@@ -64,8 +64,14 @@ class GradientWatch:
             raise RankMisuse("no parameter requires a gradient, so there is nothing to watch")
         self._names = [name for name, _ in trained]
         shape = (min(count, SUM_ROWS), len(trained))
-        self._sums = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._table = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._rows = list(self._table.unbind())
         self._row = 0
+        # Those of the current step, one for each parameter; of one without a gradient in this step
+        # it is that of an earlier step.
+        self._current = torch.zeros(len(trained), dtype=torch.float32, device=device)
+        self._sums = list(self._current.unbind())
+        self._added = [False] * len(trained)  # in the current step
         self.is_paused = False  # in a pass that is not the engine's own
         self._prints = torch.zeros(shape, dtype=torch.int64, device=device) if keeps else None
         self._kept: list[torch.Tensor] = []
@@ -74,8 +80,10 @@ class GradientWatch:
         self._leaves.watch(self._add_sum)
 
     def step_done(self) -> None:
+        self._rows[self._row].copy_(self._current)
+        self._added = [False] * len(self._added)
         self._row += 1
-        if self._row == len(self._sums):
+        if self._row == len(self._rows):
             self._fold()
 
     def close(self) -> dict[str, Any]:
@@ -107,23 +115,37 @@ class GradientWatch:
 
         if self.is_paused:
             return
-        # Add, because a step may have several backward passes.
-        self._sums[self._row, index].add_(gradient.detach().sum(dtype=torch.float32))
+        if self._added[index]:  # a step may have several backward passes
+            self._sums[index].add_(gradient.detach().sum(dtype=torch.float32))
+        elif _is_plain(gradient):
+            # One kernel: on small models the launches cost more than the sums.
+            torch.sum(gradient, None, dtype=torch.float32, out=self._sums[index])
+        else:
+            self._sums[index].copy_(gradient.detach().sum(dtype=torch.float32))
+        self._added[index] = True
         if self._prints is not None:
             self._prints[self._row, index].add_(fingerprint(gradient))
 
     def _fold(self) -> None:
         import torch
 
-        bad = ~torch.isfinite(self._sums[: self._row])
+        bad = ~torch.isfinite(self._table[: self._row])
         # The last parameter of the model: a NaN propagates from the loss to the first layers.
         last = bad.shape[1] - 1 - bad.flip(1).to(torch.int32).argmax(dim=1)
         self._folded.append(torch.where(bad.any(dim=1), last, -1).to(torch.int32))
         if self._prints is not None:
             self._kept.append(self._prints[: self._row].to("cpu", copy=True))
             self._prints.zero_()
-        self._sums.zero_()
         self._row = 0
+
+
+def _is_plain(gradient: torch.Tensor) -> bool:
+    """Whether its sum can be written in place: not of a sparse one, of one that a subclass computes
+    with, or of one that is differentiated again."""
+    import torch
+
+    dense = type(gradient) is torch.Tensor and gradient.layout is torch.strided
+    return dense and not gradient.requires_grad
 
 
 class ReplicaWatch:

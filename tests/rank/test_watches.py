@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -46,6 +47,55 @@ def test_first_bad_step_and_its_parameter_are_reported(bad: float) -> None:
     """The first of several bad steps counts, whichever backward pass it came from."""
     fields = watched([[1.0, 1.0], [1.0, 1.0], [bad, 1.0], [1.0, bad]])
     assert (fields["not_finite_at"], fields["not_finite_in"]) == (3, "1.weight")
+
+
+def test_one_sum_is_one_operator() -> None:
+    """On small models the operators of a watch cost more than its additions."""
+    import torch
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(5)))
+    watch = GradientWatch(model.named_parameters(), 3, torch.device("cpu"))
+    model(torch.ones(1, 3)).sum().backward()
+    watch.step_done()
+    inputs = [torch.ones(3, 3)] * 10
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for index, gradient in enumerate(inputs):
+            watch._add_sum(index, gradient)
+        watch.step_done()
+    calls = Counter(event.name for event in profile.events())
+    assert (calls["aten::sum"], calls["aten::copy_"]) == (10, 1)
+    assert not calls.keys() & {"aten::add_", "aten::select", "aten::detach"}
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("kind", ["sparse", "differentiated again"])
+@pytest.mark.parametrize("bad", [float("nan"), 1.0])
+def test_gradient_whose_sum_is_a_new_tensor_is_watched(kind: str, bad: float) -> None:
+    """That of an embedding may be sparse; with `create_graph` it is differentiated again."""
+    import torch
+
+    table = torch.nn.Embedding(5, 2, sparse=kind == "sparse")
+    watch = GradientWatch(table.named_parameters(), 3, torch.device("cpu"))
+    for factor in (1.0, bad, 1.0):
+        loss = (table(torch.tensor([1, 1, 4])) ** 2 * factor).sum()
+        loss.backward(create_graph=kind != "sparse")
+        table.weight.grad = None
+        watch.step_done()
+    assert watch.close()["not_finite_at"] == (2 if bad != bad else None)
+
+
+def test_step_without_a_gradient_is_no_bad_step() -> None:
+    """A parameter that takes no part in a step has no sum of it."""
+    import torch
+
+    first, second = (torch.nn.Linear(2, 2, bias=False) for _ in range(2))
+    model = torch.nn.ModuleDict({"first": first, "second": second})
+    watch = GradientWatch(model.named_parameters(), 3, torch.device("cpu"))
+    for layer, factor in ((first, 1.0), (second, 1.0), (first, float("inf"))):
+        (layer(torch.ones(1, 2)) * factor).sum().backward()
+        watch.step_done()
+    fields = watch.close()
+    assert (fields["not_finite_at"], fields["not_finite_in"]) == (3, "first.weight")
 
 
 @pytest.mark.parametrize("at", [1, 4, 5, 9, 10])
