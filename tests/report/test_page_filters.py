@@ -83,11 +83,12 @@ def test_excerpt_leads_to_its_line_of_the_log(browse: Browse, tmp_path: Path) ->
     """The browser scrolls to it, if it takes the file for plain text; signs that mean something to
     text fragments do no harm."""
     line = "[rank1]: RuntimeError: a-b, c & d = 100 % of 7"
-    found = {"file": "nodes/0001/launcher.txt", "line": 300, "text": line}
+    file = "nodes/0001/launcher.txt"
+    found = {"file": file, "line": 300, "text": line}
     phase = records.phase(
         "small", outcome="failed", findings=[records.finding(evidence=[found])], criteria={}
     )
-    log = tmp_path / "phases" / "small" / found["file"]
+    log = tmp_path / "phases" / "small" / file
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"{line if at == 300 else f'step {at}'}\n" for at in range(1, 600)))
     opened = browse(records.run(phase, verdict="UNFIT"))
