@@ -156,7 +156,7 @@ def _find_shared(before: Any, reloaded: Any, model: Any, optimizer: Any) -> list
         return list(shared)  # what training changes may be in any of them
     state = [optimizer.param_groups, list(optimizer.state.values())]
     kept = [value for _, value in _walk(state, "", ()) if _place(value) and value.numel() > 1]
-    shapes = set().union(*map(_shapes, (*trained, *kept)))
+    shapes = {shape for tensor in (*trained, *kept) for shape in _shapes(tensor)}
     return [path for path, value in shared.items() if _shapes(value) & shapes]
 
 
