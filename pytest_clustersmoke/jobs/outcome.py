@@ -67,22 +67,7 @@ def judge_job(
     COMPLETED alone proves nothing, and no later state disproves a success.
     """
     if result.nodes and all(node.ok for node in result.nodes):
-        if unrequested := find_unrequested_fault(result):
-            return Judgement(
-                "failed", f"{unrequested[0]} staged a fault that this run did not request"
-            )
-        if any(node.stopped for node in result.nodes):
-            return cancelled or Judgement(
-                "failed",
-                "its ranks stopped to go on in another attempt, and were not started again",
-            )
-        if result.ranks_done == result.world_size:
-            if suspension := _suspension(*result.earlier, result):
-                return Judgement("preempted", f"{suspension} and then continued", SUSPENDED)
-            return Judgement("passed", "every node succeeded and every rank finished")
-        return Judgement(
-            "failed", f"only {result.ranks_done} of {result.world_size} ranks finished"
-        )
+        return _judge_success(result, cancelled)
     if cancelled is not None:
         return cancelled
     if result.directory.declined(str(result.spec.get("token", ""))).exists():
@@ -130,6 +115,22 @@ def judge_job(
     if killed := find_killed_launchers(result):
         detail += f": the launcher on {', '.join(killed)} was killed (SIGKILL)"
     return Judgement("failed", f"the job ended as {ending}, and {detail}")
+
+
+def _judge_success(result: PhaseResult, cancelled: Judgement | None) -> Judgement:
+    """Judge a job all of whose nodes reported ok."""
+    if unrequested := find_unrequested_fault(result):
+        return Judgement("failed", f"{unrequested[0]} staged a fault that this run did not request")
+    if any(node.stopped for node in result.nodes):
+        return cancelled or Judgement(
+            "failed",
+            "its ranks stopped to go on in another attempt, and were not started again",
+        )
+    if result.ranks_done == result.world_size:
+        if suspension := _suspension(*result.earlier, result):
+            return Judgement("preempted", f"{suspension} and then continued", SUSPENDED)
+        return Judgement("passed", "every node succeeded and every rank finished")
+    return Judgement("failed", f"only {result.ranks_done} of {result.world_size} ranks finished")
 
 
 def find_killed_launchers(result: PhaseResult) -> list[str]:

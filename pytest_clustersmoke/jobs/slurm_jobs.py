@@ -79,17 +79,11 @@ MESSAGES = (
         re.compile(
             r"(?:slurmstepd-([\w.-]{1,255}): error: )?"
             r"(?:Detected \d{1,6} oom[-_]kill events?(?:\(s\))? in (?:StepId=|step )\S"
-            r"|Exceeded (?:step|job) memory limit)"
+            r"|Exceeded (?:step|job) memory limit)|"
+            r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,99}: Out Of Memory"
         ),
     ),
-    (
-        OUT_OF_MEMORY,
-        re.compile(r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,99}: Out Of Memory"),
-    ),
-    (
-        TASK_KILLED,
-        re.compile(r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,99}: Killed"),
-    ),
+    (TASK_KILLED, re.compile(r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,99}: Killed")),
     (
         CONTROLLER_SILENT,
         re.compile(

@@ -434,18 +434,17 @@ class JobSession:
     def _settle_rest(self, submitting: Sequence[Submission] = ()) -> None:
         """Write the result of each phase that has none, without the scheduler, unless a file of it
         hangs; `submitting`: the jobs of a submission that the scheduler does not answer."""
-        for job in list(self._watched.values()):
-            if job.phase not in self._ending.hung:
-                self._settle_interrupted(job)
+        for job in [job for job in self._watched.values() if job.phase not in self._ending.hung]:
+            self._settle_interrupted(job)
         self.submitter.settle_rest(self._ending.why, submitting)
-        done = {*self.outcomes, *self._ending.hung}
-        for name in [name for name in list(self.phases) if name not in done]:  # the watch was at it
-            reason = f"{self._ending.why} before it was submitted"
-            self._finish(name, Judgement("cancelled", reason), [])
+        unsubmitted = Judgement("cancelled", f"{self._ending.why} before it was submitted")
+        for name in list(self.phases):
+            if name not in self.outcomes and name not in self._ending.hung:  # the watch was at it
+                self._finish(name, unsubmitted, [])
 
     def _settle_interrupted(self, job: WatchedJob) -> None:
         left = job.state.left if job.state else ""
         if self._ending.may_run(job):
             left = f"not confirmed that job {job.job_id} has ended"
-        reason = f"{self._ending.why}{f'; {left}' if left else ''}"
+        reason = "; ".join(filter(None, (self._ending.why, left)))
         self._settle(job, None if job.failed_first else Judgement("cancelled", reason))
