@@ -50,7 +50,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -242,11 +241,6 @@ class PhaseDir:
     @property
     def output(self) -> Path:
         return self.root / "output"
-
-    def delete_output(self) -> None:
-        """Delete what the rank programs of all its jobs wrote, as far as that is possible."""
-        for job in (self, *self.jobs()):
-            shutil.rmtree(job.output, ignore_errors=True)
 
     @property
     def dumps(self) -> Path:

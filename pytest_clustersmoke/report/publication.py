@@ -44,6 +44,7 @@ from .record_builder import MAX_REMARK, FinishedRun, try_history
 from .redaction import Redactor, choose_redactor
 from .run_archive import (
     EvidenceCopier,
+    delete_output,
     list_protected,
     list_reported_elsewhere,
     point_link,
@@ -149,7 +150,7 @@ def publish(
     remarks += write_metrics(shown, [target / METRICS, *metrics_path(shown, report_dir)], redactor)
     for phase in record.phases:
         if phase.outcome == "passed":
-            run.phase(phase.phase).delete_output()
+            delete_output(run.phase(phase.phase))
     copier.copy_journal()  # last: a report with a journal is complete
     if latest:
         try:

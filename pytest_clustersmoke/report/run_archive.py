@@ -187,6 +187,12 @@ def _evidence(phase: Path) -> Iterator[Path]:
         yield from (Path(folder) / name for name in files if _is_evidence(Path(name)))
 
 
+def delete_output(phase: PhaseDir) -> None:
+    """Delete what the rank programs of all the phase's jobs wrote, as far as that is possible."""
+    for job in (phase, *phase.jobs()):
+        shutil.rmtree(job.output, ignore_errors=True)
+
+
 def point_link(link: Path, target: str) -> None:
     """Point a link to the newest run, atomically."""
     draft = link.with_name(f".latest.{os.getpid()}")

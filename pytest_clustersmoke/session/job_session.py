@@ -416,8 +416,6 @@ class JobSession:
             job_id, outcome = job.job_id if job else "", written.judgement.outcome
             self.journal.write("ended", phase=name, job_id=job_id, outcome=outcome, **left)
             self.board.finish(name, written.judgement, written.result.run_s)
-        if outcome == "passed":
-            self.run.phase(name).delete_output()  # other phases may need its space
 
     def _cancel_all(self) -> None:
         """End every job with one call, and wait a while for the scheduler to confirm each."""

@@ -40,7 +40,9 @@ def test_any_record_renders_without_network(name: str) -> None:
     own = {"report.json", "junit.xml", "metrics.prom", "run.json", "journal.jsonl"}
     assert own <= files
     for link in files - own:
-        assert re.fullmatch(r"phases/[A-Za-z0-9_.~%/-]+", link) and ".." not in link, link
+        path, _, line = link.partition("#:~:text=")  # the line of the file that is quoted
+        assert re.fullmatch(r"phases/[A-Za-z0-9_.~%/-]+", path) and ".." not in path, link
+        assert re.fullmatch(r"[A-Za-z0-9_.~%]*", line), link
     assert [link["href"] for link in elements.all("link")] == ["data:,"]
     ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -61,7 +63,7 @@ def test_policy_allows_only_own_scripts() -> None:
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         for script in elements.scripts
     }
-    assert set(rules["script-src"].split()) == hashes and len(hashes) == 7
+    assert set(rules["script-src"].split()) == hashes and len(hashes) == 8
 
 
 def test_hostile_text_stays_text() -> None:
@@ -70,7 +72,7 @@ def test_hostile_text_stays_text() -> None:
     html = page(hostile_run())
     sound = Elements(page(staged.run()))
     elements = Elements(html)
-    assert len(elements.scripts) == len(sound.scripts) == 7
+    assert len(elements.scripts) == len(sound.scripts) == 8
     assert not elements.all("img") and not elements.all("iframe")
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in html
     own = html[: html.index("<script>")]
@@ -108,11 +110,13 @@ def test_evidence_outside_the_report_is_not_linked(file: str) -> None:
 
 
 def test_evidence_is_linked_with_its_line() -> None:
-    """Evidence links to its file below phases/; special characters are percent-encoded."""
+    """Evidence links to its file below phases/, and to the quoted line of it; special characters
+    are percent-encoded."""
     line = {"file": "nodes/0001/a b?#.log", "line": 12, "text": "exitcode: -9"}
     phase = records.phase(outcome="failed", findings=[records.finding(evidence=[line])])
     html = page(records.run(phase))
-    link = '<a href="phases/zero1_4node/nodes/0001/a%20b%3F%23.log">nodes/0001/a b?#.log:12</a>'
+    path = "phases/zero1_4node/nodes/0001/a%20b%3F%23.log#:~:text=exitcode%3A%20%2D9"
+    link = f'<a href="{path}">nodes/0001/a b?#.log:12</a>'
     assert link in html and '<pre tabindex="0">exitcode: -9</pre>' in html
 
 

@@ -244,7 +244,7 @@ def test_hostile_text_does_nothing(browse: Browse) -> None:
     opened.open_all()
     opened.check_quiet()
     assert opened.page.locator("img, iframe, object, embed, form").count() == 0
-    assert opened.page.locator("script").count() == 7
+    assert opened.page.locator("script").count() == 8
     assert opened.ask("document.querySelectorAll('[onerror], [onload], [onclick]').length") == 0
     text = opened.page.locator("main").text_content() or ""
     assert "<script>alert(1)</script>" in text and "\u202e" not in text and "\x1b" not in text

@@ -269,7 +269,7 @@ def test_hostile_text_is_escaped(tmp_path: Path) -> None:
         records.store_run(made, tmp_path)
     text = render_runs_page(tmp_path)
     elements = Elements(text)
-    assert not elements.all("img") and len(elements.scripts) == 7
+    assert not elements.all("img") and len(elements.scripts) == 8
     assert "\u202e" not in text and "\x1b" not in text and "&lt;script&gt;" in text
 
 
