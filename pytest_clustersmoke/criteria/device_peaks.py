@@ -274,7 +274,7 @@ def _find_slow_pairs(phase: PhaseResult, peaks: Sequence[RankPeaks]) -> list[str
 def _find_slow_cards(phase: PhaseResult, peaks: Sequence[RankPeaks]) -> list[str]:
     """On nodes that the job has alone: elsewhere other jobs may use the same card."""
     cards = [
-        (peak.rank.host, PlacedCard(peak.rank.node, peak.cpu, card))
+        (peak.rank.host, PlacedCard(peak.rank.node, peak.rank.device_name or "", peak.cpu, card))
         for peak in peaks
         if peak.cards and _place(phase, peak).all_cores and _has_all_gpus(phase, peak.rank)
         for card in peak.cards

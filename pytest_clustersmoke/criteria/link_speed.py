@@ -13,7 +13,8 @@ numbers may be other GPUs elsewhere. A fixed factor decides: other jobs may use 
 well, and copies through the host take longer where its memory is far.
 
 A port of a network card is compared in the same way with that of the same name and rate on other
-nodes with the same CPU.
+nodes with the same CPU, between the same two numbers of GPUs of the same model: where the kernel
+names cards in another order, it is another card.
 """
 
 from __future__ import annotations
@@ -114,9 +115,10 @@ def judge_pairs(pairs: Sequence[PlacedPair]) -> tuple[list[SlowPair], int]:
 
 @dataclass(frozen=True)
 class PlacedCard:
-    """A port of a network card with its node, and the model of the node's CPU."""
+    """A port of a network card with its node, and the models of the node's GPUs and CPU."""
 
     node: str
+    model: str
     cpu: str
     card: CardSpeed
 
@@ -149,7 +151,8 @@ def judge_cards(cards: Sequence[PlacedCard]) -> tuple[list[SlowCard], int]:
     for number, made in enumerate(cards):
         is_shared = bool(made.card.guid) and len(owners[made.card.guid]) > 1
         if made.card.gb_per_s is not None and not is_shared:
-            alike[made.cpu, made.card.name, made.card.rate].append(number)
+            card = made.card
+            alike[made.model, made.cpu, card.name, card.rate, card.gpus].append(number)
     speeds = [(made.node, made.card.gb_per_s or 0.0) for made in cards]
     slow, compared = _judge_speeds(speeds, alike)
     return [SlowCard(cards[number], usual, number) for number, usual in slow], compared

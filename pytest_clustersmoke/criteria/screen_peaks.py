@@ -134,10 +134,11 @@ def _find_slow_pairs(linked: Mapping[str, str], measured: Measured) -> Iterator[
 
 def _find_slow_cards(linked: Mapping[str, str], measured: Measured) -> Iterator[tuple[str, str]]:
     placed = [
-        PlacedCard(node, linked[node], card)
+        PlacedCard(node, device.model, linked[node], card)
         for node, found in measured.items()
         if node in linked
-        for card in found.cards
+        for device in found.devices
+        for card in device.cards
     ]
     for found in judge_cards(placed)[0]:
         yield found.made.node, str(found)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..text import sanitize_line
 from .node_observation import DeviceFigure
-from .telemetry import parse_finite, parse_int, parse_rows, parse_text
+from .telemetry import parse_finite, parse_int, parse_ints, parse_rows, parse_text
 
 CPU_INFO = Path("/proc/cpuinfo")
 HEAD_BYTES = 2**14  # of a file that has a block for each core
@@ -177,13 +177,15 @@ GUID = re.compile("[0-9a-f]{16}")
 @dataclass(frozen=True)
 class CardSpeed:
     """A port of a network card, as NCCL_IB_HCA names it; the GUID of the card (empty: unknown), its
-    rate in the kernel's words, and GB/s of an all-reduce; None with the reason why."""
+    rate in the kernel's words, and GB/s of an all-reduce between two GPUs of these numbers; None
+    with the reason why."""
 
     name: str
     guid: str
     rate: str
     gb_per_s: float | None
     why: str = ""
+    gpus: tuple[int, ...] = ()
 
     def figure(self, node: str) -> DeviceFigure | None:
         """What the card reached, under its GUID, which it keeps in another slot or node; without
@@ -204,7 +206,8 @@ def parse_cards(value: Any) -> tuple[CardSpeed, ...]:
         speed = speed if name and speed is not None and speed > 0 else None
         why = "" if speed is not None else _cut(row.get("why"), MAX_WHY) or "no figure"
         guid = guid if GUID.fullmatch(guid) and set(guid) != {"0"} else ""
-        found.append(CardSpeed(name, guid, rate, speed, why))
+        gpus = tuple(parse_ints(row.get("gpus")))[:2]
+        found.append(CardSpeed(name, guid, rate, speed, why, gpus))
     return tuple(found)
 
 

@@ -5,9 +5,10 @@ which may use no other one (NCCL_IB_HCA), nor P2P or shared memory between GPUs:
 
     python -m pytest_clustersmoke.rank.network_cards FOLDER RANK DEVICE
 
-They load torch at the same time, and then measure one port after the other. Both GPUs send and
-receive through the same port, so expect about half of its rate. That shows the card and its PCIe
-path; the bytes need not leave the card, so cable and switch need not have carried any.
+They measure one port after the other, while those of the next ones load torch: a node may have
+32 ports, and its job no memory for 64 processes. Both GPUs send and receive through the same port,
+so expect about half of its rate. That shows the card and its PCIe path; the bytes need not leave
+the card, so cable and switch need not have carried any.
 
 What NCCL used is read in the log of these processes: with anything else than the port, there is no
 figure, and the row says why.
@@ -40,6 +41,7 @@ from .process_group import backend_of
 COMMAND = [sys.executable, "-m", "pytest_clustersmoke.rank.network_cards"]
 INFINIBAND = Path("/sys/class/infiniband")
 LIMIT_S, TURN_S = 60.0, 30.0  # of all ports, and of one
+AT_ONCE = 3  # ports whose processes are there at a time
 LOOK_S, GRACE_S = 0.05, 1.0
 BYTES, CALLS, ROUNDS = 2**26, 4, 5
 MAX_WORDS, MAX_NAMED = 300, 4
@@ -133,15 +135,15 @@ def _measure_ports(
 ) -> list[dict[str, Any]]:
     until = time.monotonic() + LIMIT_S
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-    ranks = []
-    for number, (port, gpus) in enumerate(ports):
-        made = CardRanks(folder / str(number), port, [f"cuda:{gpu}" for gpu in gpus])
-        stack.callback(made.end)
-        ranks.append(made)
-    return [
-        port.row(gpus=list(gpus), **made.measure(until))
-        for made, (port, gpus) in zip(ranks, ports, strict=True)
-    ]
+    ranks: list[CardRanks] = []
+    rows = []
+    for turn, (port, gpus) in enumerate(ports):
+        for number in range(len(ranks), min(turn + AT_ONCE, len(ports))):
+            other, own = ports[number]
+            ranks.append(CardRanks(folder / str(number), other, [f"cuda:{gpu}" for gpu in own]))
+            stack.callback(ranks[-1].end)
+        rows.append(port.row(gpus=list(gpus), **ranks[turn].measure(until)))
+    return rows
 
 
 class CardRanks:
@@ -171,6 +173,7 @@ class CardRanks:
         """What a row says: GB/s, or why there are none. Then the processes are gone."""
         limit_s = min(TURN_S, until - time.monotonic())
         if limit_s <= 0:
+            self.end()
             return {"why": f"no time was left: all ports have {LIMIT_S:g} s"}
         for process in self._processes:
             with suppress(BrokenPipeError):

@@ -76,8 +76,8 @@ class Cancellation:
         self.unconfirmed: dict[str, str] = {}  # by phase, the jobs that may run on
         self._ending, self._stepping = threading.Lock(), threading.Lock()
         self._left: threading.Thread | None = None  # the watch that the run has ended without
-        self._stepping_on: Sequence[str] = ()  # the phases of the step that it is at, or was last
-        self.hung: Sequence[str] = ()  # the same, if that step did not end in time
+        self._stepping_on: Sequence[str] = ()  # the phases of the step that it is at
+        self.hung: Sequence[str] = ()  # the same, of a step that did not end in time
         # A signal handler may write these: it takes no lock that the main thread may hold.
         self._is_asked = self._is_hurried = False
         self._requests: SimpleQueue[bool] = SimpleQueue()
@@ -125,14 +125,13 @@ class Cancellation:
             watch.join(timeout=WAIT_S)
 
     def leave(self, watch: threading.Thread) -> None:
-        """End the run without this watch, once it has done the step that it is at, unless a file of
-        that hangs."""
-        begun = time.monotonic()
+        """End the run without this watch: it begins no other step. The one that it is at is waited
+        for, unless a file of that hangs."""
+        self._left, begun = watch, time.monotonic()
         while not self._stepping.acquire(timeout=WAIT_S):
             if time.monotonic() - begun > (HURRY_S if self._is_hurried else STEP_S):
-                self._left, self.hung = watch, self._stepping_on
+                self.hung = self._stepping_on
                 return
-        self._left = watch
         self._stepping.release()
 
     @contextlib.contextmanager
@@ -142,8 +141,8 @@ class Cancellation:
         # A watch that the run has ended without may never end the step that it is at.
         with contextlib.nullcontext() if self._left is not None else self._stepping:
             self.check_place()
-            self._fence.check()
             self._stepping_on = phases
+            self._fence.check()  # this reads a directory, and may hang as well
             yield
 
     def check_place(self) -> None:

@@ -432,8 +432,9 @@ class JobSession:
     def _settle_rest(self, submitting: Sequence[Submission] = ()) -> None:
         """Write the result of each phase that has none, without the scheduler, unless a file of it
         hangs; `submitting`: the jobs of a submission that the scheduler does not answer."""
-        for job in [job for job in self._watched.values() if job.phase not in self._ending.hung]:
-            self._settle_interrupted(job)
+        for job in list(self._watched.values()):  # the watch may still add one
+            if job.phase not in self._ending.hung:
+                self._settle_interrupted(job)
         self.submitter.settle_rest(self._ending.why, submitting)
         unsubmitted = Judgement("cancelled", f"{self._ending.why} before it was submitted")
         for name in list(self.phases):

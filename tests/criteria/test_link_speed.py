@@ -159,13 +159,19 @@ NDR, GUID = "400 Gb/sec (4X NDR)", "b8cef60300a12c3e"
 
 
 def cards_of(
-    *speeds: float | None, name: str = "mlx5_0:1", rate: str = NDR, cpu: str = "EPYC"
+    *speeds: float | None,
+    name: str = "mlx5_0:1",
+    rate: str = NDR,
+    cpu: str = "EPYC",
+    model: str = "H100",
+    gpus: tuple[int, ...] = (0, 1),
 ) -> list[PlacedCard]:
     """One port of each of so many nodes."""
-    return [
-        PlacedCard(f"n{node}", cpu, CardSpeed(name, f"{GUID[:-4]}{node:04x}", rate, speed))
+    cards = [
+        CardSpeed(name, f"{GUID[:-4]}{node:04x}", rate, speed, gpus=gpus)
         for node, speed in enumerate(speeds)
     ]
+    return [PlacedCard(f"n{node}", model, cpu, card) for node, card in enumerate(cards)]
 
 
 def test_slow_card_is_named_with_what_it_shows() -> None:
@@ -186,17 +192,20 @@ def test_slow_card_is_named_with_what_it_shows() -> None:
         cards_of(24.0, 6.0),
         cards_of(24.0, None, 6.0),
         [*cards_of(24.0, 24.0), *cards_of(6.0, cpu="Xeon")],
+        [*cards_of(24.0, 24.0), *cards_of(6.0, model="L40S")],
+        [*cards_of(24.0, 24.0), *cards_of(6.0, gpus=(4, 5))],
         [*cards_of(24.0, 24.0), *cards_of(6.0, name="mlx5_1:1")],
         [*cards_of(24.0, 24.0), *cards_of(12.0, rate="200 Gb/sec (4X HDR)")],
         [
-            PlacedCard(f"n{n}", "EPYC", CardSpeed("mlx5_0:1", GUID, NDR, 24 / (1 + n)))
+            PlacedCard(f"n{n}", "H100", "EPYC", CardSpeed("mlx5_0:1", GUID, NDR, 24 / (1 + n)))
             for n in range(4)
         ],
     ],
 )
 def test_no_card_is_named_without_two_witnesses(cards: list[PlacedCard]) -> None:
-    """Two nodes, one without a figure, another CPU, another card, another rate, and the one
-    card of a machine with virtual nodes."""
+    """Two nodes, one without a figure, another CPU, other GPUs, the name of another card (it is next
+    to other GPUs there), another card, another rate, and the one card of a machine with virtual
+    nodes."""
     assert judge_cards(cards) == ([], 0)
 
 
@@ -214,7 +223,7 @@ def test_healthy_cards_name_nobody() -> None:
 def test_card_of_an_event_without_a_figure_has_its_reason() -> None:
     """A job wrote it: what is no number or no GUID counts as missing. Each figure has the GUID of
     its card, which it keeps in another node."""
-    row = {"name": "mlx5_0:1", "guid": GUID, "rate": NDR, "gb_per_s": 23.5}
+    row = {"name": "mlx5_0:1", "guid": GUID, "rate": NDR, "gb_per_s": 23.5, "gpus": [2, 3]}
     rows = [
         row,
         {**row, "guid": "0000000000000000", "gb_per_s": 12.0},
@@ -223,6 +232,7 @@ def test_card_of_an_event_without_a_figure_has_its_reason() -> None:
         {"name": 7, "gb_per_s": 3.0},
     ]
     cards = parse_cards([*rows, "nothing"])
+    assert cards[0].gpus == (2, 3) and cards[-1].gpus == ()
     assert [card.why for card in cards] == [
         *("", "", "NCCL used NET/Socket in its place", "no figure", "no figure")
     ]

@@ -130,7 +130,8 @@ if sys.argv[2] == "1":
 signal.pause()
 """
     use_program(monkeypatch, code)
-    monkeypatch.setattr(network_cards, "TURN_S", PATIENCE_S)
+    for name in ("TURN_S", "GRACE_S"):
+        monkeypatch.setattr(network_cards, name, PATIENCE_S)
     ranks = CardRanks(tmp_path / "card", CARD, ("cuda:0", "cuda:1"))
     found = ranks.measure(time.monotonic() + PATIENCE_S)
     assert found == {"why": "RuntimeError: NCCL error: unhandled system error"}
@@ -202,6 +203,33 @@ def test_ports_take_turns(tmp_path: Path, fake_logs: Path, monkeypatch: pytest.M
     first = {"name": "mlx5_0:1", "guid": "b8cef60300a12c30", "rate": "400 Gb/sec (4X NDR)"}
     assert rows[0] == {**first, "gpus": [0, 1], "gb_per_s": 23.0}
     assert rows[1]["why"] == "NCCL used NET/IB mlx5_0 in its place" and len(rows) == 2
+
+
+def test_few_processes_are_there_at_a_time(
+    tmp_path: Path, fake_logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node may have 32 ports: those of the next ones load torch in the turn of one."""
+    monkeypatch.delenv("NCCL_IB_HCA", raising=False)
+    monkeypatch.setattr(network_cards, "GRACE_S", PATIENCE_S)
+    write_tree(tmp_path / "sys", [FakePort(f"mlx5_{number}") for number in range(4)], {})
+    write_logs(fake_logs, "NET/IB/0")
+    made: list[CardRanks] = []
+    counts: list[int] = []
+
+    class CountedRanks(CardRanks):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+        def measure(self, until: float) -> dict[str, Any]:
+            processes = [process for ranks in made for process in ranks._processes]
+            counts.append(sum(process.poll() is None for process in processes))
+            return super().measure(until)
+
+    monkeypatch.setattr(network_cards, "CardRanks", CountedRanks)
+    rows = measure_cards([None, None], tmp_path / "sys/class/infiniband")
+    assert [row["name"] for row in rows] == [f"mlx5_{number}:1" for number in range(4)]
+    assert counts == [6, 6, 4, 2] and rows[0]["gb_per_s"] == 23.0
 
 
 def test_gpus_are_those_next_to_the_card(tmp_path: Path) -> None:

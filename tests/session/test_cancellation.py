@@ -43,6 +43,12 @@ def has_closed(run: JobRun) -> bool:
     return ("closed", None) in run.events()
 
 
+def end_jobs(run: JobRun) -> None:
+    """End the jobs, and wait until that was accepted: a busy machine may take its time."""
+    run.sessions[0].cancel()
+    until(lambda: ("cancelled", None) in run.events())
+
+
 def test_run_ends_while_scancel_does_not_answer(
     run: JobRun, scancel: SilentCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +287,7 @@ def test_lines_that_come_after_the_end_of_the_run_are_not_written(
     session._watched["a"].submitted = 1.0
     monkeypatch.setattr(run.backend, "states", lambda job_ids: squeue() and {})
     assert squeue.called.wait(WITHIN_S)
+    end_jobs(run)
     assert not session.close() and has_closed(run)
     events = run.events()
     squeue.answer.set()
@@ -322,6 +329,7 @@ def test_run_ends_while_a_file_of_its_watch_hangs(
     run.passes("a")
     assert hung.called.wait(WITHIN_S)
     monkeypatch.setattr(job_session, "write_result", write_result)
+    end_jobs(run)
     assert session.close() == Leftover(phases=("a",)) and not has_closed(run)
     assert session.results.keys() == {"b"} and session.results["b"].outcome == "cancelled"
     hung.may_go_on.set()
@@ -329,6 +337,29 @@ def test_run_ends_while_a_file_of_its_watch_hangs(
     attached = run.attach()
     attached.wait("a", ignore)
     assert attached.outcomes["a"].outcome == "passed" and not attached.close()
+
+
+def test_watch_begins_no_other_step_once_the_run_ends_without_it(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run waits for the step that the watch is at. If that takes long, a hundred more would."""
+    for name, seconds in (("CLOSE_S", 0.1), ("CANCEL_CONFIRM_S", 0.1), ("STEP_S", NEVER_S)):
+        monkeypatch.setattr(cancellation, name, seconds)
+    squeue = SilentCommand()
+    session = run.start("a")
+    until(lambda: ("submitted", "a") in run.events())
+    monkeypatch.setattr(run.backend, "states", lambda job_ids: squeue() and {})
+    assert squeue.called.wait(WITHIN_S)
+    end_jobs(run)
+    closing = threading.Thread(target=session.close)
+    with session._ending._stepping:  # a step that takes long
+        closing.start()
+        until(lambda: session._ending._left is session._thread)
+        squeue.answer.set()
+        session._thread.join(WITHIN_S)
+        assert not session._thread.is_alive() and closing.is_alive()
+    closing.join()
+    assert session.results["a"].outcome == "cancelled" and has_closed(run)
 
 
 def test_second_signal_waits_less_for_a_file_that_hangs(
@@ -344,7 +375,7 @@ def test_second_signal_waits_less_for_a_file_that_hangs(
     run.passes("a")
     assert hung.called.wait(WITHIN_S)
     monkeypatch.setattr(job_session, "write_result", write_result)
-    session.cancel()
+    end_jobs(run)
     session.hurry()
     assert session.close() == Leftover(phases=("a",))
     hung.may_go_on.set()
