@@ -57,7 +57,10 @@ ALONE = {
     "NCCL_DEBUG_SUBSYS": "INIT,NET",
 }
 # What belongs to the ranks of the job, where these would write dumps in their names.
-OF_RANKS = ("CLUSTERSMOKE_", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_FR_")
+OF_RANKS = (
+    *("CLUSTERSMOKE_", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_FR_"),
+    *("NCCL_TOPO_DUMP_", "NCCL_GRAPH_DUMP_"),
+)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ log = os.path.join(os.environ["FAKE_LOGS"], rank)
 shutil.copy(log, os.path.join(folder, f"nccl.fake.{rank}.log"))
 asked = {name: os.environ.get(name) for name in ("NCCL_IB_HCA", "NCCL_P2P_DISABLE")}
 asked |= {"device": device, "shm": os.environ.get("NCCL_SHM_DISABLE")}
-asked |= {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL_")}
+of_ranks = ("TORCH_NCCL_", "NCCL_TOPO_")
+asked |= {name: value for name, value in os.environ.items() if name.startswith(of_ranks)}
 with open(os.path.join(os.environ["FAKE_LOGS"], f"asked.{rank}"), "w") as stream:
     json.dump(asked, stream)
 with open(os.path.join(folder, f"{rank}.json"), "w") as stream:
@@ -83,6 +84,7 @@ def test_port_has_two_processes_that_may_use_nothing_else(
     """Without P2P and shared memory; the slower one of both ranks counts. Where the job's own ranks
     write their dumps, these do not."""
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/phase/dump")
+    monkeypatch.setenv("NCCL_TOPO_DUMP_FILE", "/phase/topology.xml")
     write_logs(fake_logs, "NET/IB/0/GDRDMA")
     assert measure(tmp_path) == {"gb_per_s": 23.0}
     for rank in range(2):
