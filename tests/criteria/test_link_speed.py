@@ -203,8 +203,8 @@ def test_slow_card_is_named_with_what_it_shows() -> None:
     ],
 )
 def test_no_card_is_named_without_two_witnesses(cards: list[PlacedCard]) -> None:
-    """Two nodes, one without a figure, another CPU, other GPUs, the name of another card (it is next
-    to other GPUs there), another card, another rate, and the one card of a machine with virtual
+    """Two nodes, one without a figure, another CPU, other GPUs, another card of that name (it is
+    next to other GPUs), another name, another rate, and the one card of a machine with virtual
     nodes."""
     assert judge_cards(cards) == ([], 0)
 
