@@ -339,6 +339,23 @@ def test_run_ends_while_a_file_of_its_watch_hangs(
     assert attached.outcomes["a"].outcome == "passed" and not attached.close()
 
 
+def test_phase_has_its_result_while_what_it_wrote_is_deleted(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint may be large: neither a criterion nor the end of the run waits for that."""
+    slow = SlowDirectory(lambda phase: None)
+    monkeypatch.setattr(job_session, "delete_output", slow)
+    session = run.start("a")
+    until(lambda: ("submitted", "a") in run.events())
+    run.passes("a")
+    session.wait("a", ignore)
+    assert slow.called.wait(WITHIN_S)
+    assert session.outcomes["a"].outcome == "passed" and ("ended", "a") in run.events()
+    assert session._ending._stepping.acquire(timeout=WITHIN_S)
+    session._ending._stepping.release()
+    slow.may_go_on.set()
+
+
 def test_watch_begins_no_other_step_once_the_run_ends_without_it(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
