@@ -21,7 +21,7 @@ from ..evidence.whole_files import is_full
 from ..jobs.backend import Backend, JobEnder
 from ..jobs.job_watch import WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_attempts, judge_job
-from ..report.run_archive import delete_output, name_archived
+from ..report.run_archive import name_archived
 from .phase_ledger import find_failed_nodes
 
 
@@ -98,9 +98,8 @@ def write_result(
     marks: Mapping[str, Any],
     before: Sequence[PhaseAttempt] = (),
 ) -> WrittenResult:
-    """Write the phase's result, by the judgement of its last job and by those `before`, and delete
-    what it wrote if it passed. `marks` are further fields; `result`: the evidence of the last job,
-    if it was read already."""
+    """Write the phase's result, by the judgement of its last job and by those `before`. `marks` are
+    further fields; `result`: the evidence of the last job, if it was read already."""
     result, state = result or collect_phase(directory), job.state if job else None
     attempts = _list_attempts(before, job, last, result, submitted, profile)
     judgement, findings = judge_attempts(before, last, findings, profile.limits.retried == "pass")
@@ -134,8 +133,6 @@ def write_result(
             raise
         record["findings"] = _add_lack_of_room(record["findings"], profile, judgement)
         return WrittenResult(replace(result, job=record), judgement, error)
-    if judgement.outcome == "passed":
-        delete_output(directory)  # other phases may need its space
     return written
 
 

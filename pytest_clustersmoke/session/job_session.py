@@ -28,6 +28,7 @@ from ..jobs.job_watch import WaitEnd, WatchedJob
 from ..jobs.outcome import REQUEUED, Judgement, judge_refusal
 from ..jobs.poller import Poller, watch_job
 from ..preflight.slurm_check import CheckResult
+from ..report.run_archive import delete_output
 from .cancellation import Cancellation, Leftover
 from .earlier_jobs import list_left, restore_test, sort_jobs
 from .job_end import describe_end, judge_end, write_result
@@ -416,6 +417,8 @@ class JobSession:
             job_id, outcome = job.job_id if job else "", written.judgement.outcome
             self.journal.write("ended", phase=name, job_id=job_id, outcome=outcome, **left)
             self.board.finish(name, written.judgement, written.result.run_s)
+        if outcome == "passed":  # the end of a run need not wait for this
+            delete_output(self.run.phase(name))  # other phases may need its space
 
     def _cancel_all(self) -> None:
         """End every job with one call, and wait a while for the scheduler to confirm each."""
