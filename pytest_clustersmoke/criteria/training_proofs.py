@@ -29,6 +29,7 @@ from ..text import ranges
 from .finite_values import find_first_step
 
 NO_PROOF = "the program gave rank.steps no `proof`"
+SAME_ERROR = 0.01  # what ranks that are off by the same may differ by, as a share
 # step -> rank -> its `proof` event.
 Proofs = Mapping[int, Mapping[int, Mapping[str, Any]]]
 
@@ -109,7 +110,7 @@ def _check_comparison(phase: PhaseResult, comparison: _Comparison) -> None:
             f"{_describe_factor(record, phase.world_size)}relative error "
             f"{record.get('max_relative_error')} at {record.get('worst')}, tolerance "
             f"{record.get('tolerance')} for {record.get('precision')}"
-            f"{_guess_cause(record, comparison.sound_until, len(unsynced) == phase.world_size)}"
+            f"{_guess_cause(comparison) if len(unsynced) == phase.world_size else ''}"
         )
 
 
@@ -126,23 +127,37 @@ def _describe_factor(record: Mapping[str, Any], world_size: int) -> str:
     return f"scaled by {factor:.4g}; "
 
 
-def _guess_cause(record: Mapping[str, Any], sound_until: int, on_all: bool) -> str:
-    """What a program may have wrong, where the gradients look like that; empty if they do not."""
-    off, parameters = parse_int(record.get("off_count")), parse_int(record.get("parameters"))
-    if not on_all or not off or not parameters:
+def _guess_cause(comparison: _Comparison) -> str:
+    """What a program may have wrong, where the gradients of all ranks look like that; empty if they
+    do not."""
+    records = list(comparison.records.values())
+    off, parameters = (parse_int(records[0].get(name)) for name in ("off_count", "parameters"))
+    if not off or not parameters:
         return ""
-    if sound_until and off == parameters:
+    if comparison.sound_until and off == parameters and _may_be_left_over(records):
         return (
             "; gradients of earlier steps may still be there: call optimizer.zero_grad() in each "
             "step, and build the optimizer with all trained parameters"
         )
-    if sound_until or off > parameters / 2:
+    if comparison.sound_until or off > parameters / 2:
         return ""
+    names = parse_texts(records[0].get("off"))
+    more = f" and {off - len(names)} more" if off > len(names) else ""
     return (
-        f"; the gradients of {off} of {parameters} parameters are wrong "
-        f"({', '.join(parse_texts(record.get('off')))}), the others are not: if their module is "
-        "outside the wrapper (DDP, DeepSpeed), nothing reduces them"
+        f"; the gradients of {off} of {parameters} parameters are wrong ({', '.join(names)}{more}),"
+        " the others are not: if their module is outside the wrapper (DDP, DeepSpeed), nothing "
+        "reduces them"
     )
+
+
+def _may_be_left_over(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether gradients of earlier steps may have been added to those of this one: all ranks are
+    then off by the same, and usually by more than 1. Without a reduction each is off
+    by its own distance from the mean, which is seldom above 1 in the unit of these errors, and not
+    the same on all ranks where it is."""
+    errors = [parse_finite(record.get("max_relative_error")) or 0.0 for record in records]
+    alike = max(errors) - min(errors) <= SAME_ERROR * max(errors)
+    return alike and (len(errors) == 1 or min(errors) > 1)
 
 
 def check_replay(phase: PhaseResult) -> None:

@@ -107,14 +107,19 @@ def find_misplaced_paths(profile: Profile, phases: Iterable[Phase]) -> list[Prob
 
 
 def find_start_problems(
-    profile: Profile, phases: Iterable[Phase], report_dir: Path, environ: Mapping[str, str]
+    profile: Profile,
+    phases: Iterable[Phase],
+    report_dir: Path,
+    environ: Mapping[str, str],
+    keeps: bool = False,
 ) -> list[Problem]:
-    """Problems with access from this machine to the cluster, and with its directories."""
+    """Problems with access from this machine to the cluster, and with its directories. `keeps`: no
+    process deletes what phases wrote."""
     phases = list(phases)
     return [
         *find_misplaced_paths(profile, phases),
         *find_missing_commands(profile, environ),
         *find_unusable_paths(profile, phases, report_dir),
         *shared_paths.find_unshared(profile, phases, environ),
-        *disk_space.find_lack_of_space(profile, phases, environ),
+        *disk_space.find_lack_of_space(profile, phases, environ, keeps),
     ]

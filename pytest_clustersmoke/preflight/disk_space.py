@@ -29,25 +29,28 @@ class SpaceNeed:
     words: str
 
 
-def estimate_need(profile: Profile, phases: Iterable[Phase], capacity: int | None) -> SpaceNeed:
+def estimate_need(
+    profile: Profile, phases: Iterable[Phase], capacity: int | None, keeps: bool = False
+) -> SpaceNeed:
     """Bytes and files of the phases that may run at the same time, from their `writes_gib`: at most
     `limits.max_jobs`, with `capacity` ranks (None: the scheduler's affair).
 
     Later phases need no space of their own: what a phase wrote is deleted once its job has passed.
+    A run that `keeps` it, since no process watches its jobs, needs space for all.
     """
-    phases = list(phases)
-    most = profile.limits.max_jobs
+    phases, most = list(phases), profile.limits.max_jobs
     written = choose_largest(phases, most, capacity)
-    amounts = [f"{phase.name} {phase.writes_gib:g} GiB" for phase in written]
     room = f", room for {plural(capacity, 'rank')}" if capacity else ""
-    limit = f"`limits.max_jobs` is {most}{room}"
+    which = f"phases that can run at the same time (`limits.max_jobs` is {most}{room})"
+    if keeps:
+        written = list_largest(phases)
+        which = "phases of a detached run, which deletes nothing until it is attached,"
+    amounts = [f"{phase.name} {phase.writes_gib:g} GiB" for phase in written]
     ranks = sum(phase.world_size for phase in phases)
     return SpaceNeed(
         LEAST_BYTES + int(sum(phase.writes_gib for phase in written) * GIB),
         LEAST_FILES + FILES_PER_RANK * ranks,
-        f"phases that can run at the same time ({limit}) write {', '.join(amounts)} (`writes_gib`)"
-        if amounts
-        else "",
+        f"{which} write {', '.join(amounts)} (`writes_gib`)" if amounts else "",
     )
 
 
@@ -59,7 +62,12 @@ def choose_largest(phases: Sequence[Phase], most: int, capacity: int | None) -> 
     for phase in phases:
         followers[phase.after.value if phase.after.value in names else ""].append(phase)
     best = max(_choose_after("", followers, most, capacity).values(), key=_sum_written)
-    written = [phase for phase in best if phase.writes_gib]
+    return list_largest(best)
+
+
+def list_largest(phases: Iterable[Phase]) -> list[Phase]:
+    """Those that write anything, the largest first."""
+    written = [phase for phase in phases if phase.writes_gib]
     return sorted(written, key=lambda phase: -phase.writes_gib)
 
 
@@ -89,11 +97,11 @@ def _sum_written(phases: Iterable[Phase]) -> float:
 
 
 def find_lack_of_space(
-    profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]
+    profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str], keeps: bool = False
 ) -> Iterator[Problem]:
     """Report too little space or too few inodes on the run directory's file system."""
     capacity = count_places(profile, environ) if profile.backend == "local" else None
-    need = estimate_need(profile, phases, capacity)
+    need = estimate_need(profile, phases, capacity, keeps)
     directory = resolve_existing(profile.shared_dir)
     try:
         free = os.statvfs(directory)

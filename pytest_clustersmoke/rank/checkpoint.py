@@ -139,8 +139,9 @@ def _find_shared(before: Any, reloaded: Any, model: Any, optimizer: Any) -> list
     checkpoint was loaded into a state of its own there.
 
     Not what a new model may share with the old one, its frozen parameters and its buffers; nor
-    constants of the program, which have the shape of nothing that training changes, beside at least
-    as many loaded elements as are trained. Without a model, or an optimizer, nothing is known.
+    constants of the program, which have the shape of nothing that training changes and fewer
+    elements than are trained (an average of the weights may be flat), beside at least that many
+    loaded ones. Without a model, or an optimizer, nothing is known.
     """
     saved = set(filter(None, (_place(value) for _, value in _walk(before, "", ()))))
     tensors = {path: value for path, value in _walk(reloaded, "", ()) if _place(value)}
@@ -152,12 +153,13 @@ def _find_shared(before: Any, reloaded: Any, model: Any, optimizer: Any) -> list
     shared = {path: value for path, value in shared.items() if _place(value) not in fixed}
     loaded = [value for value in tensors.values() if _place(value) not in saved]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if optimizer is None or _count_elements(loaded) < _count_elements(trained):
+    most = _count_elements(trained)
+    if optimizer is None or not shared or _count_elements(loaded) < most:
         return list(shared)  # what training changes may be in any of them
     state = [optimizer.param_groups, list(optimizer.state.values())]
     kept = [value for _, value in _walk(state, "", ()) if _place(value) and value.numel() > 1]
     shapes = {shape for tensor in (*trained, *kept) for shape in _shapes(tensor)}
-    return [path for path, value in shared.items() if _shapes(value) & shapes]
+    return [p for p, v in shared.items() if _shapes(v) & shapes or _count_elements([v]) >= most]
 
 
 def _count_elements(tensors: Iterable[Any]) -> int:

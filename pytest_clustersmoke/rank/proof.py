@@ -78,11 +78,13 @@ def find_optimizer(proof: Proof) -> Any:
 def find_kept_optimizer(proof: Proof) -> Any:
     """The optimizer after the loop; None if the program has deleted it, or it is not one of
     torch's."""
+    import torch
+
     try:
         optimizer = find_optimizer(proof)
     except Exception:  # a function of the program's, whose variables are gone
         return None
-    return optimizer if hasattr(optimizer, "param_groups") else None
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
 def draw_steps(count: int, drawn: int, seed: str) -> list[int]:

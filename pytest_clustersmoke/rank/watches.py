@@ -117,7 +117,7 @@ class GradientWatch:
             return
         if self._added[index]:  # a step may have several backward passes
             self._sums[index].add_(gradient.detach().sum(dtype=torch.float32))
-        elif _is_plain(gradient):
+        elif _is_plain(gradient, self._current.device):
             # One kernel: on small models the launches cost more than the sums.
             torch.sum(gradient, None, dtype=torch.float32, out=self._sums[index])
         else:
@@ -139,13 +139,13 @@ class GradientWatch:
         self._row = 0
 
 
-def _is_plain(gradient: torch.Tensor) -> bool:
-    """Whether its sum can be written in place: not of a sparse one, of one that a subclass computes
-    with, or of one that is differentiated again."""
+def _is_plain(gradient: torch.Tensor, device: torch.device) -> bool:
+    """Whether its sum can be written in place on this device: not of a sparse one, of one that lies
+    elsewhere or that a subclass computes with, or of one that is differentiated again."""
     import torch
 
     dense = type(gradient) is torch.Tensor and gradient.layout is torch.strided
-    return dense and not gradient.requires_grad
+    return dense and gradient.device == device and not gradient.requires_grad
 
 
 class ReplicaWatch:

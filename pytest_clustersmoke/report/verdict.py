@@ -423,6 +423,7 @@ def _find_unjudged_kinds(phase: PhaseRecord, record: RunRecord) -> Iterator[Miss
 
 
 def _find_unjudged_proofs(phase: PhaseRecord, record: RunRecord) -> Iterator[MissingRecord]:
-    """Proofs of training that no criterion judged."""
+    """Proofs of training that no criterion judged; what the profile requires is found already."""
     for kind in _list_unjudged_proofs(phase):
-        yield _missing(phase, f"{UNJUDGED} {kind}", kind)
+        if kind not in record.counts.require:
+            yield _missing(phase, f"{UNJUDGED} {kind}", kind)

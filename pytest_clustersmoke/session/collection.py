@@ -224,8 +224,9 @@ class PhaseCollection:
             ]
         else:
             problems += [*no_lab, *outside]
+            detaches = bool(self.config.getoption("--cluster-detach"))
             problems += preflight.find_start_problems(
-                self.profile, phases, self.report_dir, environ
+                self.profile, phases, self.report_dir, environ, detaches
             )
         return problems
 

@@ -95,28 +95,40 @@ ALL_OFF = {"off_count": 4, "off": ["a", "b", "c", "d"]}
 
 
 @pytest.mark.parametrize(
-    ("later", "off", "cause"),
+    ("later", "errors", "off", "cause"),
     [
-        (True, ALL_OFF, "gradients of earlier steps may still be there: call optimizer.zero_grad"),
-        (True, {"off_count": 2, "off": ["a", "b"]}, ""),  # not of all, so they were cleared
+        (True, (1.2, 1.2), ALL_OFF, "gradients of earlier steps may still be there: call"),
+        (True, (0.9, 0.9), ALL_OFF, ""),  # as if nothing were reduced any more
+        (True, (1.2, 1.3), ALL_OFF, ""),  # nor are they the same on all ranks
+        (True, (1.2, 1.2), {"off_count": 2, "off": ["a", "b"]}, ""),  # so they were cleared
         (
             False,
+            (1.2, 0.7),
             {"off_count": 1, "off": ["head.w"]},
             "of 1 of 4 parameters are wrong (head.w), the others are not: if their",
         ),
-        (False, ALL_OFF, ""),
-        (False, {"off_count": "1", "off": 7}, ""),
+        (
+            False,
+            (1.2, 0.7),
+            {"parameters": 20, "compared": 20, "off_count": 7, "off": [*"abcde"]},
+            "of 7 of 20 parameters are wrong (a, b, c, d, e and 2 more), the others are not",
+        ),
+        (False, (1.2, 1.2), ALL_OFF, ""),
+        (False, (1.2, 1.2), {"off_count": "1", "off": 7}, ""),
     ],
 )
 def test_likely_cause_of_wrong_gradients_is_given(
-    pair: Evidence, later: bool, off: dict[str, Any], cause: str
+    pair: Evidence, later: bool, errors: tuple[float, float], off: dict[str, Any], cause: str
 ) -> None:
-    """Gradients that nobody clears are right in the first step alone; those of a module that stands
-    outside the wrapper are wrong in every step, and no others are."""
+    """Gradients that nobody clears are right in the first step alone, and then wrong by the same on
+    all ranks; a reduction that stops is not taken for that. Those of a module that stands outside
+    the wrapper are wrong in every step, and no others are."""
     if later:
         pair.each("proof", **PROOF)
-    wrong = {**GRADIENTS, "synced": False, "max_relative_error": 1.2, **off}
-    pair.each("proof", **{**PROOF, "step": 2 if later else 1, "gradients": wrong})
+    for rank, error in enumerate(errors):
+        wrong = {**GRADIENTS, "synced": False, "max_relative_error": error, **off}
+        proof = {**PROOF, "step": 2 if later else 1, "gradients": wrong}
+        pair.rank(rank, ("proof", proof))
     with pytest.raises(AssertionError, match="gradients are not in sync on all ranks") as failed:
         pair.result().check_gradients()
     assert cause in str(failed.value) and (cause != "") == ("; " in str(failed.value))

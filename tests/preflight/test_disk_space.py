@@ -34,7 +34,8 @@ def sizes(**keys: int) -> SimpleNamespace:
 def test_space_for_checkpoints_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: SimpleNamespace, words: str
 ) -> None:
-    """Space and files for the phases that run at the same time, from `writes_gib`."""
+    """Space and files for the phases that run at the same time, from `writes_gib`; for all
+    of a detached run, since nothing is deleted until it is attached."""
     monkeypatch.setattr(os, "statvfs", lambda path: free)
     profile = make_profile(
         tmp_path,
@@ -47,6 +48,9 @@ def test_space_for_checkpoints_is_checked(
     need = disk_space.estimate_need(profile, phases, None)
     assert need.bytes == disk_space.LEAST_BYTES + 14 * 2**30 and "a 14 GiB" in need.words
     assert "b 10 GiB" not in need.words  # one job at a time
+    need = disk_space.estimate_need(profile, phases, None, keeps=True)
+    assert need.bytes == disk_space.LEAST_BYTES + 24 * 2**30 and "b 10 GiB" in need.words
+    assert "detached" in need.words
 
 
 @pytest.mark.parametrize(

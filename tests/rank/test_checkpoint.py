@@ -140,6 +140,10 @@ def test_constants_of_the_program_need_not_be_loaded() -> None:
     assert compare(flat, flat, model, optimizer)["shared"] == list(flat)
     again = {**flat, "epoch": torch.ones(2)}
     assert compare(flat, again, model, optimizer)["shared"] == ["flat"]
+    moments = {"first": torch.zeros(3, 3), "second": torch.zeros(3, 3)}
+    average = {"flat": flat["flat"], **moments}
+    loaded = {"flat": flat["flat"], **{name: value.clone() for name, value in moments.items()}}
+    assert compare(average, loaded, model, optimizer)["shared"] == ["flat"]
 
 
 def test_statistics_of_another_rank_are_told_from_other_differences() -> None:

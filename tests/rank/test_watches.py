@@ -84,6 +84,17 @@ def test_gradient_whose_sum_is_a_new_tensor_is_watched(kind: str, bad: float) ->
     assert watch.close()["not_finite_at"] == (2 if bad != bad else None)
 
 
+def test_gradient_on_another_device_is_watched() -> None:
+    """As of a table that the program keeps on the CPU beside a model on a GPU."""
+    import torch
+
+    table = torch.nn.Embedding(5, 2)
+    watch = GradientWatch(table.named_parameters(), 1, torch.device("meta"))
+    table(torch.tensor([1, 4])).sum().backward()
+    watch.step_done()
+    assert table.weight.grad is not None
+
+
 def test_step_without_a_gradient_is_no_bad_step() -> None:
     """A parameter that takes no part in a step has no sum of it."""
     import torch

@@ -272,6 +272,8 @@ def test_training_whose_proofs_no_criterion_judges_is_never_fit() -> None:
         "as `Trained` does)"
     )
     assert [missing.kind for missing in verdict.missing] == PROOFS.split(",")
+    made.counts.require = ["data"]
+    assert [each.kind for each in judge(made).missing] == ["data", "gradients", "checkpoint"]
     count_report(made, report("test_b", phase="a", judged="checkpoint,gradients"))
     assert judge(made).not_measured == ["a: no criterion judged data"]
     count_report(made, report("test_c", "skipped", phase="a", unmeasured="data"))

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs.backend import Submission, prepare_jobs
+from pytest_clustersmoke.report.run_archive import delete_output
 from pytest_clustersmoke.session import cancellation, job_session, submitter
 from pytest_clustersmoke.session.cancellation import Leftover
 from pytest_clustersmoke.session.job_end import write_result
@@ -377,6 +378,24 @@ def test_watch_begins_no_other_step_once_the_run_ends_without_it(
         assert not session._thread.is_alive() and closing.is_alive()
     closing.join()
     assert session.results["a"].outcome == "cancelled" and has_closed(run)
+
+
+def test_passed_phase_is_not_lost_while_its_output_is_still_deleted(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large checkpoint takes long on a slow file system: its phase has its result before that."""
+    for name in ("CLOSE_S", "STEP_S"):
+        monkeypatch.setattr(cancellation, name, 0.1)
+    slow = SlowDirectory(delete_output)
+    monkeypatch.setattr(job_session, "delete_output", slow)
+    session = run.start("a", "b")
+    until(lambda: run.submitted() == ["a", "b"])
+    run.passes("a")
+    assert slow.called.wait(WITHIN_S)
+    assert session.close() == Leftover() and has_closed(run)
+    assert [session.results[name].outcome for name in "ab"] == ["passed", "cancelled"]
+    slow.may_go_on.set()
+    session._thread.join()
 
 
 def test_second_signal_waits_less_for_a_file_that_hangs(
