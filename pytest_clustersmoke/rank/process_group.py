@@ -1,5 +1,5 @@
 """Opens and closes the process group; loads DeepSpeed on CPU ranks without a compiler or Intel's
-extensions."""
+extensions, and makes it wait for gloo."""
 
 from __future__ import annotations
 
@@ -50,6 +50,25 @@ def load_deepspeed_on_cpu() -> None:
     # It asks oneDNN, which wants AVX512-FP16; torch computes in fp16 on every CPU.
     get_accelerator().is_fp16_supported = lambda: True
     _import_muon_uncompiled()
+    end_gathers_at_once(deepspeed.comm)
+
+
+def end_gathers_at_once(comm: Any) -> None:
+    """Make the gathers of `comm`, DeepSpeed's, end before it gets their handles.
+
+    Of the parameters that ZeRO-3 gathers together, older versions wait for the last alone
+    (github.com/deepspeedai/DeepSpeed/pull/8539). On CUDA that is enough. gloo's threads may end the
+    others later: until then a weight is what was in memory, and a step with it can give NaN.
+    """
+    gather = comm.all_gather_into_tensor
+
+    def gather_to_the_end(*args: Any, **named: Any) -> Any:
+        work = gather(*args, **named)
+        if work is not None:  # a call that waits itself returns none
+            work.wait()
+        return work
+
+    comm.all_gather_into_tensor = gather_to_the_end
 
 
 def _import_muon_uncompiled() -> None:

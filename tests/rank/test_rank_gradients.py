@@ -157,7 +157,8 @@ def test_probe_detects_wrong_reductions_under_zero(
     for rank in (0, 1):
         assert verdicts(run, rank) == [("none", True), ("removed", False), ("summed", False)]
         # DeepSpeed's engine would load it for Muon, in seconds of CPU time.
-        assert not list(run.events(rank).named("fact"))[-1]["values"]["loaded_compiler"]
+        facts = list(run.events(rank).named("fact"))[-1]["values"]
+        assert facts == {"loaded_compiler": False, "gather_ends_at_once": True}
         reload = run.only("reload", rank)
         assert not reload["equal"]
         assert all(name.startswith("optimizer.") for name in reload["mismatched"])

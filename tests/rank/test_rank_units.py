@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pytest_clustersmoke.rank import StepLog
 from pytest_clustersmoke.rank.checkpoint import checksums, digest, list_files, mismatched_paths
 from pytest_clustersmoke.rank.device import choose_device
 from pytest_clustersmoke.rank.own_step import OwnStep
+from pytest_clustersmoke.rank.process_group import end_gathers_at_once
 from pytest_clustersmoke.rank.rank_environment import (
     RankEnvironment,
     RankMisuse,
@@ -111,6 +113,23 @@ def test_auto_takes_cpu_unless_every_local_rank_has_a_gpu(environment: RankEnvir
 
     crowded = dataclasses.replace(environment, local_world_size=torch.cuda.device_count() + 1)
     assert choose_device(crowded).type == "cpu"
+
+
+def test_deepspeed_gets_the_handle_of_a_gather_that_has_ended() -> None:
+    """Versions that wait for the last of several gathers alone then compute with whole weights; a
+    call that waits itself has no handle."""
+    steps: list[str] = []
+    work = SimpleNamespace(wait=lambda: steps.append("ended"))
+
+    def gather(output: str, own: str, async_op: bool = False) -> Any:
+        steps.append(f"{own} to {output}")
+        return work if async_op else None
+
+    comm = SimpleNamespace(all_gather_into_tensor=gather)
+    end_gathers_at_once(comm)
+    assert comm.all_gather_into_tensor("whole", "part", async_op=True) is work
+    assert steps == ["part to whole", "ended"]
+    assert comm.all_gather_into_tensor("whole", "part") is None
 
 
 def test_steady_figures_leave_the_warm_up_out(environment: RankEnvironment) -> None:

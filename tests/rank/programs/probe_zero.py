@@ -42,6 +42,21 @@ def left_out(_: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: None
 
 
+def ends_at_once(rank: Rank) -> bool:
+    """Whether a large gather over DeepSpeed has ended, and rightly, once the caller has its
+    handle."""
+    import deepspeed.comm as comm
+
+    own = torch.full((2**22,), float(rank.rank))
+    whole = torch.full((rank.world_size, len(own)), -1.0)
+    work = comm.all_gather_into_tensor(whole.view(-1), own, async_op=True)
+    ended = work.is_completed()
+    expected = torch.arange(float(rank.world_size)).unsqueeze(1)
+    right = bool((whole == expected).all())
+    work.wait()
+    return ended and right
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--stage", type=int, required=True)
@@ -107,7 +122,10 @@ def main() -> None:
             fresh.load_checkpoint(str(rank.output_dir), load_optimizer_states=False)
             return state_of(fresh)
 
-        rank.fact(loaded_compiler="torch._inductor.compile_fx" in sys.modules)
+        rank.fact(
+            loaded_compiler="torch._inductor.compile_fx" in sys.modules,
+            gather_ends_at_once=ends_at_once(rank),
+        )
         rank.save_checkpoint(lambda: engine.save_checkpoint(str(rank.output_dir)))
         rank.verify_reload(state_of(engine), reload_without_optimizer)
 
