@@ -97,9 +97,7 @@ class JobSession:
             self._finish,
             detaches,
         )
-        self._thread = threading.Thread(
-            target=self._watch_jobs, name="clustersmoke-watch", daemon=True
-        )
+        self._thread = threading.Thread(target=self._watch_jobs, name="job-watch", daemon=True)
 
     def start(self) -> None:
         self._ending.start()
