@@ -152,9 +152,8 @@ def _guess_cause(comparison: _Comparison) -> str:
 
 def _may_be_left_over(records: Sequence[Mapping[str, Any]]) -> bool:
     """Whether gradients of earlier steps may have been added to those of this one: all ranks are
-    then off by the same, and usually by more than 1. Without a reduction each is off
-    by its own distance from the mean, which is seldom above 1 in the unit of these errors, and not
-    the same on all ranks where it is."""
+    then off by the same amount, usually by more than 1. Without a reduction each rank is off by its
+    own distance from the mean: seldom more than 1, and then not the same on all ranks."""
     errors = [parse_finite(record.get("max_relative_error")) or 0.0 for record in records]
     alike = max(errors) - min(errors) <= SAME_ERROR * max(errors)
     return alike and (len(errors) == 1 or min(errors) > 1)

@@ -221,8 +221,8 @@ def test_healthy_cards_name_nobody() -> None:
 
 
 def test_card_of_an_event_without_a_figure_has_its_reason() -> None:
-    """A job wrote it: what is no number or no GUID counts as missing. Each figure has the GUID of
-    its card, which it keeps in another node."""
+    """A job wrote it: a value that cannot be a number or a GUID counts as missing. Each figure has
+    the GUID of its card, which it keeps in another node."""
     row = {"name": "mlx5_0:1", "guid": GUID, "rate": NDR, "gb_per_s": 23.5, "gpus": [2, 3]}
     rows = [
         row,

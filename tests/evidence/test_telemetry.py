@@ -112,8 +112,8 @@ def test_any_bytes_can_be_read(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_writer_waits_for_no_reader(tmp_path: Path) -> None:
-    """A FIFO lies in the place of the journal of an old run, which the next run closes: nobody
-    reads it, and a writer that opens it would wait for ever."""
+    """A FIFO lies in the place of the journal of an old run, which the next run closes. Nobody
+    reads it, so opening it to write would never return."""
     os.mkfifo(tmp_path / "journal.jsonl")
     with pytest.raises(OSError, match=r"journal\.jsonl"):
         EventWriter(tmp_path / "journal.jsonl")

@@ -124,7 +124,7 @@ def test_port_that_nccl_did_not_use_has_no_figure(
 def test_failure_of_one_rank_ends_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one waits for it for ever."""
+    """Otherwise the other one would never end."""
     code = """
 import signal, sys
 if sys.argv[2] == "1":

@@ -15,6 +15,7 @@ from pytest_clustersmoke.report.run_archive import delete_output
 from pytest_clustersmoke.session import cancellation, job_session, submitter
 from pytest_clustersmoke.session.cancellation import Leftover
 from pytest_clustersmoke.session.job_end import write_result
+from pytest_clustersmoke.session.job_session import JobSession
 from pytest_clustersmoke.session.lost_answers import withdraw
 from tests.support.job_run import WITHIN_S, JobRun, ignore, until
 from tests.support.waiting import PATIENCE_S
@@ -316,13 +317,10 @@ def test_phase_that_was_being_tried_again_as_the_run_ended_has_a_result(
     assert run.submitted() == ["a"] and run.events()[-1] == ("closed", None)
 
 
-def test_run_ends_while_a_file_of_its_watch_hangs(
+def hang_at_result(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One server of a file system is down: the phase whose result it would hold has none, the run
-    is not closed, and another command can judge the phase."""
-    for name in ("CLOSE_S", "STEP_S"):
-        monkeypatch.setattr(cancellation, name, 0.1)
+) -> tuple[JobSession, SlowDirectory]:
+    """A session of two phases whose watch hangs as it writes the result of `a`."""
     hung = SlowDirectory(write_result)
     session = run.start("a", "b")
     until(lambda: run.submitted() == ["a", "b"])
@@ -330,6 +328,17 @@ def test_run_ends_while_a_file_of_its_watch_hangs(
     run.passes("a")
     assert hung.called.wait(WITHIN_S)
     monkeypatch.setattr(job_session, "write_result", write_result)
+    return session, hung
+
+
+def test_run_ends_while_a_file_of_its_watch_hangs(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server of a file system is down: the phase whose result it would hold has none, the run
+    is not closed, and another command can judge the phase."""
+    for name in ("CLOSE_S", "STEP_S"):
+        monkeypatch.setattr(cancellation, name, 0.1)
+    session, hung = hang_at_result(run, monkeypatch)
     end_jobs(run)
     assert session.close() == Leftover(phases=("a",)) and not has_closed(run)
     assert session.results.keys() == {"b"} and session.results["b"].outcome == "cancelled"
@@ -404,13 +413,7 @@ def test_second_signal_waits_less_for_a_file_that_hangs(
     monkeypatch.setattr(cancellation, "CLOSE_S", 0.1)
     monkeypatch.setattr(cancellation, "STEP_S", NEVER_S)
     monkeypatch.setattr(cancellation, "HURRY_S", 0.1)
-    hung = SlowDirectory(write_result)
-    session = run.start("a", "b")
-    until(lambda: run.submitted() == ["a", "b"])
-    monkeypatch.setattr(job_session, "write_result", hung)
-    run.passes("a")
-    assert hung.called.wait(WITHIN_S)
-    monkeypatch.setattr(job_session, "write_result", write_result)
+    session, hung = hang_at_result(run, monkeypatch)
     end_jobs(run)
     session.hurry()
     assert session.close() == Leftover(phases=("a",))
