@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
+from statistics import median
 from typing import Any
 
 import pytest
@@ -24,9 +25,12 @@ KIND = "data"
 # Ranks on different data differ by far more in at least one of so many steps; fp32 rounds to 6e-8.
 FEWEST_LOCAL_LOSSES = 5
 SAME_LOSS = 1e-6
-COARSE = 2**11  # the significand of fp16 has 11 bits, that of bf16 has 8
+FP16_BITS, BF16_BITS = 11, 8  # of the significand
+FEWEST_COARSE_LOSSES = 20  # that show whether losses of 16 bits are equal by chance
+VARIED = 3.0  # sqrt(20) * 0.67: noise of one unit of rounding
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MOST_LAYERS = 3  # that a message names
+Losses = Mapping[int, Sequence[float]]  # of each rank, at each of its first steps
 
 
 def check_data(phase: PhaseResult) -> None:
@@ -51,7 +55,8 @@ def check_data(phase: PhaseResult) -> None:
         phase.judged.add(KIND)  # there is nothing else to judge
         pytest.skip("the model is split over all ranks, which share each batch")
     own = {ranks[0]: losses[ranks[0]] for ranks in models if ranks[0] in losses}
-    if complete and not _are_equal(own, list_proofs(phase)):
+    same = _trained_on_same(list(own), own, list_proofs(phase)) if complete else None
+    if same is False:
         _check_own_batches(phase, models)
         if steps >= FEWEST_LOCAL_LOSSES:
             _check_no_two_share(phase, own)
@@ -63,22 +68,8 @@ def check_data(phase: PhaseResult) -> None:
             f"not every rank recorded a loss of its own in {FEWEST_LOCAL_LOSSES} steps or more; "
             "step.record(loss=...) needs the rank's own",
         )
-    _refuse_equal_losses(phase, own, steps)
-
-
-def _refuse_equal_losses(
-    phase: PhaseResult, losses: Mapping[int, Sequence[float]], steps: int
-) -> None:
-    """The data is not sharded; or not measured, if losses may be equal by chance."""
-    __tracebackhide__ = True
-    coarse = all(map(_are_coarse, losses.values()))
-    if coarse and not _got_same_batches(losses, list_proofs(phase)):
-        raise Unmeasured(
-            KIND,
-            f"the local losses of all {phase.world_size} ranks are identical in each of {steps} "
-            "steps, but have 16 bits and may be equal by chance, and what the models got is not "
-            "known as a whole; give rank.steps a `proof`, or step.record a loss in fp32",
-        )
+    if same is None:
+        raise Unmeasured(KIND, _equal_by_chance(f"all {phase.world_size} ranks", steps))
     fail(
         f"the data is not sharded: the local losses of all {phase.world_size} ranks are "
         f"identical in each of {steps} steps; expected a different share of the data on "
@@ -146,40 +137,57 @@ def _check_own_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -> N
         )
 
 
-def _check_no_two_share(phase: PhaseResult, losses: Mapping[int, Sequence[float]]) -> None:
+def _check_no_two_share(phase: PhaseResult, losses: Losses) -> None:
     """Fail if some replicas had the same loss at every recorded step, as they have if the data is
     divided by the local rank. Only of ranks that are known to hold whole models: those of a split
-    model share their batches, and a program that gives no `Groups` does not say which these are.
-    Losses of 16 bits may be equal by chance, so the batches must be as well."""
+    model share their batches, and a program that gives no `Groups` does not say which these are."""
     __tracebackhide__ = True
     replicas = phase.events("replicas").values()
     if not replicas or any(event.get("equal") is not True for event in replicas):
         return
     proofs = list_proofs(phase)
-    pairs = [
-        pair
-        for pair in combinations(sorted(losses), 2)
-        if all(map(_alike, zip(*map(losses.__getitem__, pair), strict=False)))
-        and (not _are_coarse(losses[pair[0]]) or _got_same_batches(pair, proofs))
-    ]
-    if pairs:
-        named = " and ".join(str(phase.ranks[rank]) for rank in pairs[0])
-        steps = min(map(len, losses.values()))
+    pairs: dict[bool | None, list[tuple[int, int]]] = defaultdict(list)
+    for pair in combinations(sorted(losses), 2):
+        pairs[_trained_on_same(pair, losses, proofs)].append(pair)
+    steps = min(map(len, losses.values()))
+    if same := pairs[True]:
         fail(
-            f"the data is not sharded: the local losses of {named} are identical in each of "
-            f"{steps} steps, as are those of {plural(len(pairs), 'pair')} of ranks in all; "
-            "expected a different share on each rank, by rank.rank and rank.world_size, not by "
-            "the rank within its node; ranks that hold parts of one model, or of one sequence, are "
-            "those that Proof(groups=...) names"
+            f"the data is not sharded: the local losses of {_name_ranks(phase, same[0])} are "
+            f"identical in each of {steps} steps, as are those of {plural(len(same), 'pair')} of "
+            "ranks in all; expected a different share on each rank, by rank.rank and "
+            "rank.world_size, not by the rank within its node; ranks that hold parts of one model, "
+            "or of one sequence, are those that Proof(groups=...) names"
         )
+    if unknown := pairs[None]:
+        raise Unmeasured(KIND, _equal_by_chance(_name_ranks(phase, unknown[0]), steps))
 
 
-def _are_equal(losses: Mapping[int, Sequence[float]], proofs: Proofs) -> bool:
-    """Whether all these ranks had the same loss at every recorded step. Not if losses of 16 bits
-    were equal by chance, as models that got batches of their own show."""
-    if not all(map(_alike, zip(*losses.values(), strict=False))):
+def _name_ranks(phase: PhaseResult, ranks: Sequence[int]) -> str:
+    return " and ".join(str(phase.ranks[rank]) for rank in ranks)
+
+
+def _equal_by_chance(ranks: str, steps: int) -> str:
+    return (
+        f"the local losses of {ranks} are identical in each of {steps} steps, but have 16 bits and "
+        "may be equal by chance, and what the models got is not known as a whole; give rank.steps "
+        "a `proof`, or step.record a loss in fp32"
+    )
+
+
+def _trained_on_same(ranks: Collection[int], losses: Losses, proofs: Proofs) -> bool | None:
+    """Whether these ranks trained on the same data; None if that is not known.
+
+    Ranks whose losses are equal at every recorded step did. Losses of 16 bits may be equal by
+    chance: then the batches that the models got decide, or how much the losses vary.
+    """
+    series = [losses[rank] for rank in ranks]
+    if not all(map(_alike, zip(*series, strict=False))):
         return False
-    return not all(map(_are_coarse, losses.values())) or not _got_own_batches(losses, proofs)
+    if not all(map(_are_coarse, series)) or _got_same_batches(ranks, proofs):
+        return True
+    if _got_own_batches(ranks, proofs):
+        return False
+    return all(map(_vary_beyond_rounding, series)) or None
 
 
 def _alike(losses: Sequence[float]) -> bool:
@@ -189,9 +197,27 @@ def _alike(losses: Sequence[float]) -> bool:
     return max(losses) - min(losses) <= SAME_LOSS * max(map(abs, losses))
 
 
-def _are_coarse(losses: Sequence[float]) -> bool:
-    """Whether numbers of 16 bits can hold all of them."""
-    return all((math.frexp(loss)[0] * COARSE).is_integer() for loss in losses)
+def _are_coarse(losses: Sequence[float], bits: int = FP16_BITS) -> bool:
+    """Whether numbers with a significand of so many bits can hold all of them."""
+    return all((math.frexp(loss)[0] * 2**bits).is_integer() for loss in losses)
+
+
+def _vary_beyond_rounding(losses: Sequence[float]) -> bool:
+    """Whether these losses of 16 bits vary from step to step by so much that those of another
+    batch cannot be equal at each.
+
+    Third differences leave little of a smooth decline. Noise with a standard deviation of s gives
+    them a median size of sqrt(20) * 0.67 * s. If s is one unit of rounding, the losses of two
+    batches are equal in one step of four: in 20 steps with a probability of 1e-12.
+    """
+    if len(losses) < FEWEST_COARSE_LOSSES:
+        return False
+    bits = BF16_BITS if _are_coarse(losses, BF16_BITS) else FP16_BITS
+    variation = []
+    for at in zip(losses, losses[1:], losses[2:], losses[3:], strict=False):
+        rounding = math.ldexp(1.0, math.frexp(max(map(abs, at)))[1] - bits)
+        variation.append(abs(at[3] - 3 * at[2] + 3 * at[1] - at[0]) / rounding)
+    return median(variation) >= VARIED
 
 
 def _got_same_batches(ranks: Collection[int], proofs: Proofs) -> bool:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.criteria.workload import check_data, check_precision, check_samples
+from pytest_clustersmoke.criteria.workload import (
+    _vary_beyond_rounding,
+    check_data,
+    check_precision,
+    check_samples,
+)
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from tests.support.evidence import Evidence
 
@@ -100,19 +108,79 @@ def test_ranks_that_may_hold_parts_of_one_model_may_share_data(
     check_data(quad.result())
 
 
-def test_losses_of_16_bits_that_are_equal_by_chance_pass(quad: Evidence) -> None:
-    """With hundreds of ranks, some two have the same loss in bf16 for a while. Where their models
-    got the same batches, it is no chance."""
+def test_two_replicas_with_equal_losses_of_16_bits_need_equal_batches(quad: Evidence) -> None:
+    """With hundreds of ranks, some two have the same loss in bf16 for a while. Whether it is by
+    chance shows in what their models got; without that nothing is known, which is not a pass."""
     quad.each("replicas", equal=True, compared=3)
     for rank in range(4):
         own = [10.375, 10.4375, 10.375 + rank % 2 / 16, 10.3125, 0.0]
         quad.rank(rank, ("losses", {"mean": SHARED, "local_first": own}))
-    check_data(quad.result())
+    words = r"of rank 0 \(n0\) and rank 2 \(n1\) are identical in each of 5 steps, but have 16 bits"
+    with pytest.raises(Unmeasured, match=words):
+        check_data(quad.result())
     for rank in range(4):
         quad.rank(rank, ("proof", {**PROOF, "batch": rank, "batch_is_whole": True}))
     check_data(quad.result())
     for rank in range(4):
         quad.rank(rank, ("proof", {**PROOF, "batch": rank % 2, "batch_is_whole": True}))
+    with pytest.raises(AssertionError, match="as are those of 2 pairs of ranks"):
+        check_data(quad.result())
+
+
+def round_losses(losses: Iterable[float], bits: int) -> list[float]:
+    """As a number with a significand of so many bits holds them."""
+    parts = map(math.frexp, losses)
+    return [math.ldexp(round(part * 2**bits), power - bits) for part, power in parts]
+
+
+def train(rng: Random, noise: float, steps: int) -> list[float]:
+    """Losses of a model that learns, with this noise of a batch."""
+    return [6 * 0.97**step + 2 + rng.gauss(0, noise) for step in range(steps)]
+
+
+@pytest.mark.parametrize("bits", [8, 11])
+@pytest.mark.parametrize(
+    ("noise", "steps", "known"),
+    [
+        (1.5, 20, True),
+        (1.5, 100, True),
+        (0.1, 100, False),  # the batches are so large that their losses hardly differ
+        (1.5, 19, False),
+    ],
+)
+def test_equal_losses_of_16_bits_that_vary_are_no_chance(
+    pair: Evidence, bits: int, noise: float, steps: int, known: bool
+) -> None:
+    """In 20 steps or more, if they vary by more than their rounding; the noise is given in units
+    of what numbers between 4 and 8 are rounded to."""
+    own = round_losses(train(Random(1), noise * 2.0 ** (3 - bits), steps), bits)
+    pair.each("losses", mean=own, local_first=own)
+    with pytest.raises(
+        AssertionError if known else Unmeasured,
+        match="the data is not sharded" if known else "may be equal by chance",
+    ):
+        check_data(pair.result())
+
+
+def test_no_healthy_ranks_share_losses_of_16_bits_that_vary(pair: Evidence) -> None:
+    """Whatever the noise of their batches: of 200 pairs with one loss in each of 20 steps,
+    none may be taken for ranks that share their data."""
+    rng, equal = Random(7), 0
+    while equal < 200:
+        noise = rng.choice([0.02, 0.05, 0.1]) / 32
+        first, second = (round_losses(train(rng, noise, 20), 8) for _ in range(2))
+        if first == second:
+            equal += 1
+            assert not _vary_beyond_rounding(first)
+
+
+def test_two_replicas_whose_losses_of_16_bits_vary_share_their_data(quad: Evidence) -> None:
+    """Although what their models got is known in part only."""
+    quad.each("replicas", equal=True, compared=3)
+    for rank in range(4):
+        own = round_losses(train(Random(rank % 2), 0.1, 30), 8)
+        quad.rank(rank, ("losses", {"mean": own, "local_first": own}))
+        quad.rank(rank, ("proof", {**PROOF, "batch": rank % 2, "batch_is_whole": False}))
     with pytest.raises(AssertionError, match="as are those of 2 pairs of ranks"):
         check_data(quad.result())
 

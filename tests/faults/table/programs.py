@@ -243,6 +243,20 @@ PROGRAMS = (
             ("zero_same_data", "same_data.py", SMALL_ZERO),
         )
     ),
+    Fault(
+        "same_data_in_bf16",
+        "same_data_in_bf16.py",
+        "data",
+        frozenset({DATA, GRADIENTS}),
+        skipped=frozenset({REPEATED, PRECISION, SAMPLES}),  # no proof was given
+        words=(
+            "the local losses of all 2 ranks are identical in each of 30 steps",
+            "rank 0 reported no result of the gradient probe",
+        ),
+        of_nobody=True,
+        args={**SMALL, "steps": 30},
+        slow=True,
+    ),
     # DeepSpeed divides each rank's gradients by the number of ranks, and then adds nothing up.
     Fault(
         "zero_same_data_without_sync",
