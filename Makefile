@@ -150,7 +150,7 @@ bench: slurm
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.peaks
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 \
-	  benchmarks/proof_cost.py --blocks 40
+	  -m benchmarks.proof_cost --blocks 40
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 -m benchmarks.corruption
 
 faults: slurm

@@ -1,134 +1,167 @@
-"""What a proof costs the steps that are not proven: CPU time of a rank, on CUDA time of its device.
+"""What a proof costs a program of the suite: its unproven steps, and the proofs themselves.
 
 Each rank sums its gradients in every step, and every tenth step takes a fingerprint of its
 parameters; with `--proof twin` it takes fingerprints of gradients, parameters and moments in every
-step. Trains train_mlp.py's model in blocks, in turns with a proof and without any, so that a change
-of the machine's speed affects both, and compares the unproven steps of each pair of blocks: of a
-twin run those of the first pass, which is the timed one.
+step. Runs a rank program whose loop goes on in blocks, in turns with a proof and without any, so
+that a change of the machine's speed affects both, and compares the unproven steps of each pair of
+blocks by their CPU time, on CUDA by events: of a twin run those of the first pass, which is the
+timed one. Then it says which share of the stage `train` of a block the proofs take.
 
-    OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node=2 benchmarks/proof_cost.py
-    torchrun --standalone --nproc_per_node=2 benchmarks/proof_cost.py --hidden-size 128
-    torchrun --standalone --nproc_per_node=2 benchmarks/proof_cost.py --proof twin --blocks 40
+A block has as many steps as the program is asked for: with 100 of them, the share is that of a run
+of 100 steps. Arguments that are not listed here are the program's own, and follow those for small
+sizes.
+
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node=2 -m benchmarks.proof_cost
+    torchrun --standalone --nproc_per_node=2 -m benchmarks.proof_cost --proof twin --blocks 40
+    torchrun --standalone --nproc_per_node=2 -m benchmarks.proof_cost --program train_zero
+
+With the sizes of `mlp_1gpu`, `ddp_2gpu`, `zero1_2gpu` and `lora_sft_ddp`, on GPUs:
+
+    torchrun --standalone --nproc_per_node=1 -m benchmarks.proof_cost --blocks 40 \\
+        --hidden-size 1024 --batch-size 32 --steps 100
+    torchrun --standalone --nproc_per_node=2 -m benchmarks.proof_cost --blocks 40 \\
+        --hidden-size 2048 --batch-size 64 --steps 100
+    torchrun --standalone --nproc_per_node=2 -m benchmarks.proof_cost --program train_zero \\
+        --blocks 10 --hidden-size 4096 --layers 6 --micro-batch 32 --bucket-size 500000000 \\
+        --steps 100
+    torchrun --standalone --nproc_per_node=8 -m benchmarks.proof_cost --program train_lora_sft \\
+        --blocks 10 --model mistralai/Mistral-7B-v0.1 --dataset yahma/alpaca-cleaned \\
+        --subset-size 2048 --seq-len 512 --max-steps 100
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import math
+import os
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from statistics import fmean, stdev
 from typing import Any
 
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
+from benchmarks.corruption import Recorder
 from pytest_clustersmoke.rank import Proof, Rank
+from pytest_clustersmoke.rank.step_clock import CpuClock
 from pytest_clustersmoke.rank.steps import StepLog
+from pytest_clustersmoke.rank.twin import TwinLog
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "smoke_tests"))
-
-WARMUP = 2  # the rank's own step is measured after the last of these
 Z = 1.96  # of a 95 % interval
+STEP_LOG = Rank.step_log
+# Program -> arguments for small sizes.
+PROGRAMS = {
+    "train_mlp": "--hidden-size 256 --batch-size 64 --steps 30 --learning-rate 1e-4",
+    "train_zero": "--hidden-size 128 --layers 2 --micro-batch 8 --steps 30 --stage 1 "
+    "--bucket-size 1000000",
+    "train_lora_sft": "--model tiny --dataset shipped --subset-size 64 --seq-len 64 "
+    "--max-steps 20 --micro-batch 1",
+}
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hidden-size", type=int, default=512)
-    parser.add_argument("--batch-size", type=int, default=64, help="per rank")
-    parser.add_argument("--steps", type=int, default=30, help="of a block")
+def parse_args() -> tuple[argparse.Namespace, list[str]]:
+    """The options, and the program's own arguments."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--program", choices=PROGRAMS, default="train_mlp")
     parser.add_argument("--blocks", type=int, default=200, help="half of them with a proof")
     parser.add_argument("--proof", choices=("sampled", "twin"), default="sampled")
-    return parser.parse_args()
+    args, own = parser.parse_known_args()
+    if args.blocks < 4:
+        parser.error(f"--blocks {args.blocks}; expected at least 4, for an interval")
+    return args, [*PROGRAMS[args.program].split(), *own]
 
 
-class Silence:
-    """Takes the rank's events: each block would write those of a whole training."""
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The seconds of an unproven step after warm-up, the mean; of the stage `train`; and of the
+    proofs in it."""
 
-    def event(self, name: str, /, **fields: Any) -> None:
+    step: float
+    train: float
+    proofs: float
+    steps: int
+
+    @classmethod
+    def read(cls, events: Recorder) -> Block:
+        """From what a rank records of its loop."""
+        (times,) = events.named("step_times")
+        (train,) = (
+            fields["seconds"]
+            for fields in events.named("stage")
+            if (fields["name"], fields["state"]) == ("train", "end")
+        )
+        left_out = {step - 1 for step in times["proven"]} | set(range(times["warmup"]))
+        seconds = times["seconds"]
+        step = fmean(s for at, s in enumerate(seconds) if at not in left_out)
+        return cls(step, train, times["proof_seconds"], len(seconds))
+
+
+class Turns:
+    """Takes the place of a program's StepLog: the loop runs once for each block, and the program
+    ends with the last."""
+
+    def __init__(
+        self, rank: Rank, count: int, blocks: int, make_log: Callable[[bool], StepLog]
+    ) -> None:
+        self.count = count
+        self._rank, self._blocks, self._make_log = rank, blocks, make_log
+
+    def number_from(self, first: int, total: int) -> None:
         pass
 
-
-class Trainer:
-    """The model, its data, and blocks of steps."""
-
-    def __init__(self, args: argparse.Namespace, rank: Rank) -> None:
-        from teacher import Teacher
-        from train_mlp import build, loss_of
-
-        self._rank, self._args, self._loss_of = rank, args, loss_of
-        self._data = Teacher(args.hidden_size, args.batch_size, rank.rank, rank.device)
-        self._model, self._optimizer = build(args, 0, rank.device)
-        self._engine = DistributedDataParallel(self._model)
-        self._proof = Proof(
-            self._model,
-            lambda index: loss_of(self._model, self._data.batch(index)),
-            optimizer=self._optimizer if args.proof == "twin" else None,  # whose state is restored
-        )
-
-    def run_block(self, proof: bool) -> float:
-        """The mean seconds of an unproven step after warm-up, on this rank."""
-        seconds = []
-        for step in self._rank.steps(
-            self._args.steps,
-            samples_per_rank=self._args.batch_size,
-            warmup=WARMUP,
-            proof=self._proof if proof else None,
-        ):
-            prover = getattr(step._log, "_prover", None)
-            begin = self._now()
-            self._optimizer.zero_grad(set_to_none=True)
-            loss = self._loss_of(self._engine, self._data.batch(step.index))
-            loss.backward()
-            step.backward_done()
-            self._optimizer.step()
-            step.record(loss=loss)
-            is_proven = prover is not None and step.index in prover.steps
-            is_timed = isinstance(step._log, StepLog)  # not the second pass of a twin run
-            if step.index >= WARMUP and is_timed and not is_proven:
-                seconds.append((begin, self._now()))
-        if self._rank.device.type == "cuda":
-            torch.cuda.synchronize(self._rank.device)
-            return fmean(begin.elapsed_time(end) / 1000 for begin, end in seconds)
-        return fmean(end - begin for begin, end in seconds)
-
-    def _now(self) -> Any:
-        if self._rank.device.type != "cuda":
-            return time.process_time()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def passes(self, **options: Any) -> Iterator[StepLog | TwinLog]:
+        blocks: list[Block] = []
+        writer = self._rank._events
+        for number in range(2 + self._blocks // 2 * 2):  # the first two warm up
+            events = self._rank._events = Recorder()  # type: ignore[assignment]
+            yield from self._make_log(number % 2 == 1).passes(**options)
+            blocks.append(Block.read(events))
+        lines = describe_steps(blocks[2::2], blocks[3::2]), describe_proofs(blocks[3::2])
+        print(*(f"rank {self._rank.rank}: {line}\n" for line in lines), sep="", end="", flush=True)
+        self._rank._events = writer
+        self._rank._close()
+        os._exit(0)  # what the program does after its loop is not measured
 
 
-def describe_ratio(pairs: list[tuple[float, float]]) -> str:
+def describe_steps(without: list[Block], with_proof: list[Block]) -> str:
     """The geometric mean of the ratios with its 95 % interval (normal, of the logarithms)."""
-    logs = [math.log(with_proof / without) for without, with_proof in pairs]
+    logs = [math.log(b.step / a.step) for a, b in zip(without, with_proof, strict=True)]
     half = Z * stdev(logs) / math.sqrt(len(logs))
     low, mean, high = (math.exp(fmean(logs) + shift) - 1 for shift in (-half, 0, half))
-    without = fmean(seconds for seconds, _ in pairs)
+    seconds = fmean(block.step for block in without)
     return (
-        f"{len(pairs)} pairs of blocks: {without:.4g} s per step without a proof, "
+        f"{len(logs)} pairs of blocks: {seconds:.4g} s per step without a proof, "
         f"{mean:+.2%} with one (95 % interval {low:+.2%} to {high:+.2%})"
     )
 
 
+def describe_proofs(blocks: list[Block]) -> str:
+    """Their share of the stage `train`."""
+    shares = [block.proofs / block.train for block in blocks]
+    proofs, train = (fmean(getattr(b, name) for b in blocks) for name in ("proofs", "train"))
+    return (
+        f"proofs take {proofs:.3g} s of {train:.3g} s in a run of {blocks[0].steps} steps: "
+        f"{fmean(shares):.1%} ({min(shares):.1%} to {max(shares):.1%})"
+    )
+
+
 def main() -> None:
-    args = parse_args()
-    args.learning_rate = 1e-4
-    with Rank.start(init="torch") as rank:
+    args, own = parse_args()
+
+    def step_log(rank: Rank, count: int, *, proof: Proof | None = None, **options: Any) -> Turns:
         rank._environment = dataclasses.replace(rank._environment, proof=args.proof)
-        writer = rank._events
-        rank._events = Silence()  # type: ignore[assignment]
-        trainer = Trainer(args, rank)
-        for proof in (False, True):
-            trainer.run_block(proof)  # warm-up
-        pairs = [
-            (trainer.run_block(False), trainer.run_block(True)) for _ in range(args.blocks // 2)
-        ]
-        rank._events = writer
-        print(f"rank {rank.rank}: {describe_ratio(pairs)}", flush=True)
+        return Turns(
+            rank,
+            count,
+            args.blocks,
+            lambda proven: STEP_LOG(rank, count, proof=proof if proven else None, **options),
+        )
+
+    Rank.step_log = step_log  # type: ignore[method-assign, assignment]
+    CpuClock._now = lambda self: time.process_time()  # type: ignore[method-assign]
+    sys.argv = [args.program, *own]
+    importlib.import_module(args.program).main()
 
 
 if __name__ == "__main__":

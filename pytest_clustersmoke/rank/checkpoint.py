@@ -70,19 +70,25 @@ def digest(state: Any) -> Digest:
 def checksums(
     named_tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device
 ) -> dict[str, int]:
-    """A 64-bit sum over the bits of each tensor, computed on `device`.
+    """`sum_bits` of each tensor, computed on `device`."""
+    import torch
+
+    sums = {name: sum_bits(tensor.detach().to(device)) for name, tensor in named_tensors}
+    values = torch.stack(list(sums.values())).tolist() if sums else []
+    return dict(zip(sums, values, strict=True))
+
+
+def sum_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A 64-bit sum over the bits of a tensor, on its device; it wraps around.
 
     Each element has its own odd factor, so the sum changes with any element, and if two swap.
     """
     import torch
 
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-    sums = {}
-    for name, tensor in named_tensors:
-        bits = tensor.detach().to(device).flatten().view(integers[tensor.element_size()])
-        factors = torch.arange(len(bits), device=device) * FACTOR | 1
-        sums[name] = int((bits * factors).sum())  # overflows and wraps around
-    return sums
+    bits = tensor.detach().flatten().view(integers[tensor.element_size()])
+    factors = torch.arange(len(bits), device=tensor.device) * FACTOR | 1
+    return (bits * factors).sum()
 
 
 def mismatched_paths(expected: Digest, actual: Digest) -> list[str]:

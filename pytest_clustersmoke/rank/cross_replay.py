@@ -114,14 +114,14 @@ class CrossReplay:
     def _gather(self, prints: list[list[int]]) -> Any:
         """`prints` of the passes of this rank and of the next two -> the three results for each
         rank's pass: its own, that of the rank before it, that of the one before that; of shape
-        (ranks, 3, parameters)."""
+        (ranks, 3, parameters), on the host."""
         import torch
         import torch.distributed as dist
 
         table = torch.tensor(prints, dtype=torch.int64, device=self._parameters[0].device)
         everyone = [torch.zeros_like(table) for _ in range(dist.get_world_size())]
         dist.all_gather(everyone, table)
-        tables = torch.stack(everyone)
+        tables = torch.stack(everyone).cpu()
         return torch.stack([tables[:, by].roll(by, 0) for by in range(RANKS)], dim=1)
 
     def _take_buffers(self) -> None:

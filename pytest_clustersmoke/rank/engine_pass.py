@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from .checkpoint import FACTOR, checksums
+from .checkpoint import FACTOR, sum_bits
 from .leaves import Leaves, find_adapters, is_linear, is_sharded
-from .replay import MOST_NAMES, Randomness, fingerprint
+from .replay import MOST_NAMES, PrintSums, Randomness
 
 TOKENS = "input_ids"  # what most language models call them
 PLAIN = (bool, int, float, str, type(None))  # settings, which hold no batch
@@ -25,17 +25,14 @@ class EnginePass:
     backward: fingerprints of the local gradients, the random state, and what the model got."""
 
     def __init__(self, model: Any, parameters: Sequence[Any], batch_dim: int | None) -> None:
-        import torch
-
         self.inputs = ModelInputs(batch_dim)
         # What linear layers computed in, with the names of some of them; and adapters alone.
         self.dtypes: dict[str, list[str]] = {}
         self.adapter_dtypes: set[str] = set()
         self.randomness: Randomness | None = None
-        device = parameters[0].device
-        self._prints = torch.zeros(len(parameters), dtype=torch.int64, device=device)
+        self._prints = PrintSums(parameters)
         self._leaves = Leaves(model, parameters)
-        self._leaves.watch(self._add_print)
+        self._leaves.watch(self._prints.add)
         self._handles: list[Any] = [model.register_forward_pre_hook(self._enter, with_kwargs=True)]
         adapters = find_adapters(model)
         self._handles += [
@@ -47,14 +44,13 @@ class EnginePass:
             if is_linear(module)
         ]
 
-    def close(self) -> list[int]:
+    def close(self) -> Any:
         """Remove the hooks; the fingerprint of each parameter's local gradient, summed over the
-        micro batches."""
+        micro batches, in a tensor on the device."""
         self._leaves.close()
         for handle in self._handles:
             handle.remove()
-        prints: list[int] = self._prints.tolist()
-        return prints
+        return self._prints.stack()
 
     def _enter(self, _module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self.randomness is None:
@@ -73,9 +69,6 @@ class EnginePass:
         if len(names) < MOST_NAMES and name not in names:
             names.append(name)
 
-    def _add_print(self, index: int, gradient: Any) -> None:
-        self._prints[index] += fingerprint(gradient)
-
 
 class ModelInputs:
     """What the model got in one step: call `add` with the arguments of each of its micro batches.
@@ -90,9 +83,21 @@ class ModelInputs:
         """`batch_dim` is that of `Proof`."""
         self.samples: int | None = None
         self.tokens: int | None = None
-        self.batch: int | None = None
+        self._sums: list[Any] = []  # of each tensor, on its device: no pass waits for them
         self.is_whole = True
         self._batch_dim = batch_dim
+
+    @property
+    def batch(self) -> int | None:
+        import torch
+
+        if not self._sums:
+            return None
+        device, number = self._sums[0].device, 0
+        for checksum in torch.stack([each.to(device) for each in self._sums]).tolist():
+            # By place: many batches have the same tokens in another order.
+            number = _wrap(number * FACTOR + checksum)
+        return number
 
     def add(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         import torch
@@ -111,9 +116,7 @@ class ModelInputs:
 
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor) and _is_plain(leaf):
-                (checksum,) = checksums([("", leaf)], leaf.device).values()
-                # By place: many batches have the same tokens in another order.
-                self.batch = _wrap((self.batch or 0) * FACTOR + checksum)
+                self._sums.append(sum_bits(leaf))
             elif not isinstance(leaf, PLAIN):
                 self.is_whole = False
 

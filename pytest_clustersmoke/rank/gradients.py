@@ -10,7 +10,7 @@ every reduction removed. Clipping plays no part, because engines clip in the ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,9 @@ from .replay import Randomness
 
 if TYPE_CHECKING:
     import torch
+
+    # What the engine applies to a parameter, the rank's own gradient, its replica's, and the mean.
+    Flat = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 # The largest relative error that still counts as in sync. Healthy runs on 2 and 8 ranks gave up to
 # 4e-8 in fp32 (the order of additions) and up to 4e-3 in bf16 (DeepSpeed adds in bf16, rounding to
@@ -35,9 +38,9 @@ MOST_NAMES = 5  # of parameters out of sync, in the event
 SAMPLED = 2**16
 # Gradients are averaged together, up to so many elements (64 MiB): each collective has a latency.
 BUCKET = 2**24
-# On the CPU so many elements are compared at a time (1 MiB): what is computed on the way stays in a
-# cache.
-PIECE = 2**18
+# So many elements are compared at a time: what is computed on the way takes as much memory. On the
+# CPU (1 MiB) it stays in a cache; a GPU is given as many parameters as it can take in one launch.
+PIECE, PIECE_ON_GPU = 2**18, BUCKET
 # An unreduced gradient must exceed the tolerance by this factor; otherwise the probe cannot fail.
 SENSITIVE_BY = 10.0
 
@@ -94,16 +97,19 @@ class Probe:
         import torch
         import torch.distributed as dist
 
-        rows = [row for bucket in self._buckets() for row in self._compare_bucket(bucket, local)]
-        # Columns: squared norms of local, (applied - mean), (local - mean), and
-        # of samples of applied and mean, and the product of these two.
-        table = torch.stack(rows)
-        _, error, spread, *products = table.unbind(dim=1)
-        typical = table[:, 0].clone() / self.world_size
-        dist.all_reduce(typical)
-        sizes = torch.tensor(
-            [math.prod(whole_shape(p)) for _, p in self.parameters], device=table.device
-        )
+        norms: list[torch.Tensor] = []
+        products: list[torch.Tensor] = []
+        for bucket in self._buckets():
+            squared, product = self._compare_bucket(bucket, local)
+            norms += squared
+            products.append(product)
+        table = torch.stack(norms, dim=1)
+        table[0] /= self.world_size
+        dist.all_reduce(table[0])
+        # All numbers in one transfer: each waits for the device.
+        numbers = torch.cat([table.flatten(), torch.stack(products).sum(dim=0)]).cpu()
+        typical, error, spread = numbers[: table.numel()].view_as(table)
+        sizes = torch.tensor([math.prod(whole_shape(p)) for _, p in self.parameters])
         expected = sizes * (typical.sum() / sizes.sum())
         scale = torch.maximum(typical, FLOOR**2 * expected)
         errors = _relative(error, scale)
@@ -129,24 +135,32 @@ class Probe:
             "sensitive": max(spreads) > SENSITIVE_BY * tolerance or not reduced,
             "ranks": self.ranks,
             "synced": errors[worst] <= tolerance,  # false for NaN
-            "factor": _common_factor([float(column.sum()) for column in products], tolerance),
+            "factor": _common_factor(numbers[table.numel() :].tolist(), tolerance),
         }
 
     def _compare_bucket(
         self, bucket: Sequence[int], local: list[torch.Tensor | None]
-    ) -> list[torch.Tensor]:
-        """The squared norms for each of these parameters. What it holds is free at its end: two
-        buckets of a large model need not fit into memory beside it."""
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Of each of these parameters the squared norms of local, applied - mean, and local - mean;
+        and of samples of all of them together the squared norms of applied and of mean, and the
+        product of the two. What it holds is free at its end: two buckets of a large model need not
+        fit into memory beside it.
+
+        Errors are relative to the root mean square of the ranks' local norms, not to the norm of
+        the mean: where local gradients nearly cancel, rounding is as large as the mean.
+        """
         parameters = [self.parameters[index][1] for index in bucket]
         parts = []
         for index, parameter in zip(bucket, parameters, strict=True):
             parts.append(self._own(parameter, local[index]))
             local[index] = None
         means = self._average([part for _, part in parts])
-        return [
-            self._distances(parameter, alone, part, mean)
-            for parameter, (alone, part), mean in zip(parameters, parts, means, strict=True)
+        applied = [self._applied(parameter) for parameter in parameters]
+        flat = [
+            (theirs, alone.reshape(-1), part.reshape(-1), mean)
+            for theirs, (alone, part), mean in zip(applied, parts, means, strict=True)
         ]
+        return self._square_distances(flat), self._multiply_samples(flat)
 
     def _buckets(self) -> list[list[int]]:
         """The indices of the parameters whose gradients are averaged together, in order."""
@@ -186,33 +200,67 @@ class Probe:
         means: Sequence[torch.Tensor] = flat.split([part.numel() for part in parts])
         return means
 
-    def _distances(
-        self,
-        parameter: torch.nn.Parameter,
-        alone: torch.Tensor,
-        local: torch.Tensor,
-        mean: torch.Tensor,
-    ) -> torch.Tensor:
-        """Squared norms for one parameter.
+    def _applied(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """What the engine is about to apply, flat, in its own precision; zeros if that is none."""
+        gradient = self.applied(parameter)
+        applied: torch.Tensor = (
+            _zeros_for(parameter) if gradient is None else gather_whole(gradient)
+        )
+        return applied.reshape(-1)
 
-        Errors are relative to the root mean square of the ranks' local norms, not to the norm of
-        the mean: where local gradients nearly cancel, rounding is as large as the mean.
-        """
+    def _scaled(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """In fp32: in bf16 the factor would be rounded."""
         import torch
 
-        gradient = self.applied(parameter)
-        applied = _zeros_for(parameter) if gradient is None else gather_whole(gradient)
-        flat = [tensor.reshape(-1) for tensor in (applied, alone, local)]
-        size = PIECE if mean.device.type == "cpu" else max(1, len(mean))
-        pieces = zip(*(tensor.split(size) for tensor in (*flat, mean)), strict=True)
-        norms = [
-            (_square(whole), _square(theirs.float() * self.scale - means), _square(own - means))
-            for theirs, own, whole, means in pieces
-        ]
-        sums = [torch.stack(column).sum() for column in zip(*norms, strict=True)]
-        every = max(1, len(mean) // SAMPLED)
-        theirs, means = flat[0][::every].double() * self.scale, mean[::every].double()
-        return torch.stack([*sums, theirs.dot(theirs), means.dot(means), theirs.dot(means)])
+        whole = [part.float() for part in parts]
+        return whole if self.scale == 1 else list(torch._foreach_mul(whole, self.scale))
+
+    def _square_distances(self, flat: Sequence[Flat]) -> list[torch.Tensor]:
+        """The squared norms of `_compare_bucket`, in float64."""
+        import torch
+
+        size = PIECE if flat[0][-1].device.type == "cpu" else PIECE_ON_GPU
+        squares: list[list[torch.Tensor]] = [[] for _ in flat]
+        for group in _group_pieces(flat, size):
+            theirs, alone, whole, means = zip(*(pieces for _, pieces in group), strict=True)
+            norms = [
+                *torch._foreach_norm(whole),
+                *torch._foreach_norm(torch._foreach_sub(self._scaled(theirs), means)),
+                *torch._foreach_norm(torch._foreach_sub(alone, means)),
+            ]
+            columns = torch.stack(norms).double().square().view(3, -1).unbind(dim=1)
+            for (index, _), column in zip(group, columns, strict=True):
+                squares[index].append(column)
+        empty = torch.zeros(3, dtype=torch.float64, device=flat[0][-1].device)
+        return [sum(columns[1:], columns[0]) if columns else empty for columns in squares]
+
+    def _multiply_samples(self, flat: Sequence[Flat]) -> torch.Tensor:
+        """The products of `_compare_bucket`, of every n-th element of each parameter."""
+        import torch
+
+        samples = []
+        for theirs, _, _, mean in flat:
+            every = max(1, -(-len(mean) // SAMPLED))
+            samples.append((theirs[::every], mean[::every]))
+        applied, means = (torch.cat(parts).double() for parts in zip(*samples, strict=True))
+        applied *= self.scale
+        return torch.stack([applied.dot(applied), means.dot(means), applied.dot(means)])
+
+
+def _group_pieces(flat: Sequence[Flat], size: int) -> Iterator[list[tuple[int, Flat]]]:
+    """The tensors in pieces, with the index of each; so many together as have `size` elements."""
+    group: list[tuple[int, Flat]] = []
+    room = size
+    for index, tensors in enumerate(flat):
+        for pieces in zip(*(tensor.split(size) for tensor in tensors), strict=True):
+            if len(pieces[0]) > room:
+                yield group
+                group, room = [], size
+            if len(pieces[0]):
+                group.append((index, pieces))
+                room -= len(pieces[0])
+    if group:
+        yield group
 
 
 def _zeros_for(parameter: torch.nn.Parameter) -> torch.Tensor:
@@ -220,14 +268,6 @@ def _zeros_for(parameter: torch.nn.Parameter) -> torch.Tensor:
     import torch
 
     return torch.zeros(whole_shape(parameter), dtype=torch.float32, device=parameter.device)
-
-
-def _square(tensor: torch.Tensor) -> torch.Tensor:
-    """The squared norm, added in float64."""
-    import torch
-
-    norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float64)
-    return norm.square()
 
 
 def _common_factor(products: Sequence[float], tolerance: float) -> float | None:
@@ -245,10 +285,12 @@ def _common_factor(products: Sequence[float], tolerance: float) -> float | None:
 
 
 def _relative(squared: torch.Tensor, scale: torch.Tensor) -> list[float]:
-    """Square roots of the ratios; 0 where both numbers are 0."""
+    """Square roots of the ratios; 0 where both numbers are 0. NaN where a gradient is too large to
+    be squared in fp32, so that no error is small beside it."""
     import torch
 
     ratio = torch.where((squared == 0) & (scale == 0), torch.zeros_like(squared), squared / scale)
+    ratio = torch.where(scale.isinf(), torch.nan, ratio)
     values: list[float] = ratio.sqrt().tolist()
     return values
 

@@ -167,13 +167,18 @@ class StepProver:
         """Prove the step; the fields of the `proof` event, with the reason in `not_measured` if it
         cannot be repeated. `progress` is called after each pass.
 
+        `seconds` begins once the device has done the step's own work, which is queued when the
+        program calls this, and ends once it has done that of the proof. What the hooks add to the
+        step's own pass is part of the step.
+
         Raises RankMisuse if the model did not run in the step.
         """
         engine, self._pass = self._pass, None
         if engine is None:
             raise RankMisuse(f"step {index + 1} is not to be proven, or has been already")
-        began = time.perf_counter()
         self._after_backward()
+        self._wait()
+        began = time.perf_counter()
         prints = engine.close()
         if engine.randomness is None:
             raise RankMisuse(
@@ -185,6 +190,7 @@ class StepProver:
                 fields = self._repeat(index, engine.randomness, prints, progress)
         except Unrepeatable as error:
             fields = {"not_measured": str(error), "gradients": {"precision": self._probe.precision}}
+        self._wait()
         self.seconds[index] = time.perf_counter() - began
         return {
             "step": index + 1,
@@ -194,6 +200,14 @@ class StepProver:
             "adapter_dtypes": sorted(engine.adapter_dtypes),
             **fields,
         }
+
+    def _wait(self) -> None:
+        """Until the device has done what is queued."""
+        import torch
+
+        device = self._parameters[0].device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     def _describe(self, inputs: ModelInputs) -> dict[str, Any]:
         """What the model got, in fields of the `proof` event. The ranks of a model that is split
@@ -213,17 +227,21 @@ class StepProver:
         self,
         index: int,
         randomness: Randomness,
-        engine: list[int],
+        engine: torch.Tensor,
         progress: Callable[[], None],
     ) -> dict[str, Any]:
         """Repeat the pass of which these are the engine's fingerprints; what that shows."""
+        import torch
+
         model, local_loss = self._proof.model, self._proof.local_loss
         losses = partial(local_loss, index)
         replay = Replay(model, self._parameters, losses, randomness, progress)
         with watch_inputs(model, self._proof.batch_dim) as repeated:
-            local, own = replay.gradients()
+            local, prints = replay.gradients()
+        first, own = torch.stack([engine, prints]).tolist()
+        progress()
         overflowed = self._proof.precision == FP16 and self._any_overflowed(local)
-        differing, kernels = replay.find_differences(engine, own)
+        differing, kernels = replay.find_differences(first, own)
         fields = {
             "repeated_batch": repeated.batch,
             "replayed": len(own),
@@ -245,7 +263,7 @@ class StepProver:
         import torch
         import torch.distributed as dist
 
-        norms = [part.float().norm() for part in local if part is not None]
-        flag = (~torch.isfinite(torch.stack(norms))).any().to(torch.int32)
+        sums = [part.sum(dtype=torch.float32) for part in local if part is not None]
+        flag = (~torch.isfinite(torch.stack(sums))).any().to(torch.int32)
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag)

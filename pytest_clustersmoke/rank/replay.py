@@ -98,11 +98,33 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(integers[size]).sum(dtype=torch.int64)
 
 
+class PrintSums:
+    """The fingerprint of each parameter's gradient, summed over micro batches. A gradient takes one
+    kernel, and nothing waits for it."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._device = parameters[0].device
+        self._sums: list[torch.Tensor | None] = [None] * len(parameters)
+
+    def add(self, index: int, gradient: torch.Tensor) -> None:
+        added = fingerprint(gradient).to(self._device)
+        so_far = self._sums[index]
+        self._sums[index] = added if so_far is None else so_far.add_(added)
+
+    def stack(self) -> torch.Tensor:
+        """One number for each parameter, on the device; 0 for those without a gradient."""
+        import torch
+
+        none = torch.zeros((), dtype=torch.int64, device=self._device)
+        return torch.stack([none if each is None else each for each in self._sums])
+
+
 class Replay:
     """Passes of one step by the bare model, from the random state of the engine's pass.
 
     Buffers, such as the running mean of a batch norm, and the random state are as before at the
-    end. Each pass raises Unrepeatable where `differentiate` does, and calls `progress`.
+    end. Each pass raises Unrepeatable where `differentiate` does; `progress` is called
+    after it.
     """
 
     def __init__(
@@ -119,33 +141,34 @@ class Replay:
         self._randomness = randomness
         self._progress = progress
 
-    def gradients(self) -> tuple[list[torch.Tensor | None], list[int]]:
+    def gradients(self) -> tuple[list[torch.Tensor | None], torch.Tensor]:
         """The local gradients of the step, summed over its micro batches (None for a parameter that
-        takes no part), and their fingerprints."""
+        takes no part), and their fingerprints, which may not be computed yet: the caller waits for
+        them, and calls `progress`."""
         total: list[torch.Tensor | None] = [None] * len(self._parameters)
 
         def add(index: int, part: torch.Tensor) -> None:
             so_far = total[index]
             total[index] = part if so_far is None else so_far + part
 
-        return total, self.prints(add)
+        return total, self._sum_prints(add)
 
-    def prints(self, use: Callable[[int, torch.Tensor], None] = lambda *_: None) -> list[int]:
-        """The fingerprint of each parameter's local gradient, summed over the micro batches;
-        `use(index, gradient)` gets the gradients as they come."""
-        import torch
+    def prints(self) -> list[int]:
+        """The fingerprint of each parameter's local gradient, summed over the micro batches."""
+        prints: list[int] = self._sum_prints(lambda *_: None).tolist()
+        self._progress()
+        return prints
 
-        device = self._parameters[0].device
-        prints = torch.zeros(len(self._parameters), dtype=torch.int64, device=device)
+    def _sum_prints(self, use: Callable[[int, torch.Tensor], None]) -> torch.Tensor:
+        """The same on the device; `use(index, gradient)` gets the gradients as they come."""
+        sums = PrintSums(self._parameters)
         with self.as_before():
             for loss in self.losses():
                 for index, part in enumerate(self.differentiate(loss)):
                     if part is not None:
-                        prints[index] += fingerprint(part)
+                        sums.add(index, part)
                         use(index, part)
-        whole: list[int] = prints.tolist()
-        self._progress()
-        return whole
+        return sums.stack()
 
     def find_differences(self, engine: list[int], own: list[int]) -> tuple[list[int], list[str]]:
         """The parameters whose gradients differ in two passes, and the kernels that may add in any

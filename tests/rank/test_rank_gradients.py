@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_clustersmoke.rank import gradients
 from pytest_clustersmoke.rank.gradients import Probe
@@ -103,6 +104,40 @@ def test_scaled_gradient_in_half_precision_is_not_rounded_again(single_rank: Non
     probe = Probe([("weight", parameter)], lambda _: applied, "fp32", 1 / 3, world_size=1)
     compared = probe.compare([applied.float() / 3])
     assert compared["synced"] and compared["factor"] == pytest.approx(1), compared
+
+
+def test_gradient_too_large_to_be_squared_is_never_in_sync(single_rank: None) -> None:
+    """Its squared norm is infinite in fp32, and beside that each error would be none."""
+    parameter = torch.nn.Parameter(torch.ones(10))
+    local = torch.full((10,), 1e21)
+    probe = Probe([("weight", parameter)], lambda _: local * 1.001, "fp32", 1.0, world_size=1)
+    assert not probe.compare([local])["synced"]
+
+
+@pytest.mark.parametrize("parameters", [4, 40])
+def test_comparison_takes_as_many_operators_for_more_parameters(
+    single_rank: None, parameters: int
+) -> None:
+    """On a small model their launches cost more than their work. No number is taken to the host by
+    itself, which would wait for the device."""
+    counts = Counter[str]()
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            counts["numbers"] += "_local_scalar_dense" in str(func)
+            counts["operators"] += not func.is_view
+            return func(*args, **(kwargs or {}))
+
+    named = [(str(at), torch.nn.Parameter(torch.ones(10))) for at in range(parameters)]
+    for _, parameter in named:
+        parameter.grad = torch.ones(10)
+    probe = Probe(named, lambda p: p.grad, "fp32", 1.0, world_size=1)
+    local: list[torch.Tensor | None] = [torch.ones(10) for _ in named]
+    with Count():  # type: ignore[no-untyped-call]
+        assert probe.compare(local)["synced"]
+    assert counts["numbers"] == 0 and counts["operators"] <= 75, counts
 
 
 def test_gradients_of_many_parameters_are_averaged_together(

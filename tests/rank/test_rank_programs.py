@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,15 @@ from statistics import fmean
 import pytest
 
 from pytest_clustersmoke.config.metrics import METRICS
-from tests.rank.conftest import SMOKE_TESTS, Run, rank_environment
+from tests.rank.conftest import (
+    RUN_WITHIN_S,
+    SMOKE_TESTS,
+    Run,
+    rank_environment,
+    started,
+    torchrun_line,
+)
+from tests.support.waiting import wait_for_end
 
 SMALL = ("--hidden-size", "64", "--steps", "30", "--learning-rate", "3e-3")
 MLP = (*SMALL, "--batch-size", "16")
@@ -153,6 +162,32 @@ def test_program_runs_by_hand(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for words in ("rank 0 of 1", "step 30/30", "samples_per_s", "in sync", "reload: 24 tensors"):
         assert words in done.stdout
+    assert not list(tmp_path.glob("clustersmoke-*"))
+
+
+@pytest.mark.parametrize(
+    ("program", "steps", "own"),
+    [
+        ("train_mlp", 10, ("--hidden-size", "16", "--steps", "10")),
+        pytest.param("train_zero", 10, ("--steps", "10"), marks=pytest.mark.slow),
+        pytest.param("train_lora_sft", 5, ("--max-steps", "5"), marks=pytest.mark.slow),
+    ],
+)
+def test_cost_of_a_proof_is_measured_in_the_programs_own_loop(
+    tmp_path: Path, program: str, steps: int, own: tuple[str, ...]
+) -> None:
+    """benchmarks/proof_cost.py runs the loop in blocks; arguments that it does not know are the
+    program's. It ends after the last block, and leaves no file behind."""
+    line = torchrun_line(Path("benchmarks.proof_cost"), 1, ["--program", program, "--blocks=4"])
+    at = line.index("benchmarks.proof_cost")
+    environment = rank_environment(None) | {"TMPDIR": str(tmp_path)}
+    with started([*line[:at], "-m", *line[at:], *own], environment, tmp_path) as process:
+        output = wait_for_end(process, RUN_WITHIN_S)
+    assert process.returncode == 0, output
+    lines = [line for line in output.splitlines() if line.startswith("rank 0: ")]
+    assert len(lines) == 2 and lines[0].startswith("rank 0: 2 pairs of blocks: "), output
+    shares = re.findall(rf"in a run of {steps} steps: ([\d.]+)% \(([\d.]+)% to", lines[1])
+    assert len(shares) == 1 and all(0 < float(share) < 100 for share in shares[0]), lines[1]
     assert not list(tmp_path.glob("clustersmoke-*"))
 
 
