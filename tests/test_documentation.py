@@ -251,6 +251,14 @@ def test_public_classes_are_in_the_reference(kind: str, page: str) -> None:
         assert missing([group.rstrip("."), *map(bare, items)], text) == [], group
 
 
+def test_phases_and_their_criteria_are_in_the_reference() -> None:
+    """Each phase of the suite, and each criterion of its class."""
+    text = (DOCS / "reference" / "criteria.md").read_text()
+    criteria = {name for names in CONTRACT["suite"].values() for name in names}
+    assert missing([bare(name) for name in CONTRACT["phases"]], text) == []
+    assert missing(sorted(criteria - {"job"}), text) == []
+
+
 def test_phase_members_are_in_the_reference() -> None:
     """The members of the `phase` fixture."""
     names = [bare(item).removeprefix("phase.") for item in CONTRACT["phase_api"]]

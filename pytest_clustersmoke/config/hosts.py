@@ -63,7 +63,8 @@ class SshSettings(Login):
     )
     check_s: Annotated[float, Field(ge=1, le=600)] = Field(
         default=60.0,
-        description="how long a host's check before the first job may take, `setup` included",
+        description="how long each command of a host's check before the first job may take: "
+        "a login, and `setup` with Python's start",
     )
 
 

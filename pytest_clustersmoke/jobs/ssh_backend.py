@@ -28,10 +28,12 @@ from .outcome import HOST_LOST, HOSTS_SILENT
 from .slurm_client import clean_environ
 from .ssh_client import HostUnavailable, SocketFolder, SshHost, ask_hosts
 
-ANSWER_S, SILENT_S = 10.0, 4.0  # for a script on a host, and on one that did not answer before
+# For a script on a host; on one that did not answer before; and on such a one that is connected.
+ANSWER_S, SILENT_S, BUSY_S = 10.0, 4.0, 30.0
 CANCEL_GRACE_S = 1.5
-# A host without an answer for this long is lost; sooner if another node of its phase has failed.
-LOST_S, LOST_WITH_FAILURE_S = 30.0, 10.0
+# A host without an answer for this long is lost; sooner if another node of its phase has failed,
+# later if its SSH server still talks to us, as that of a host does which is only busy.
+LOST_S, LOST_WITH_FAILURE_S, LOST_CONNECTED_S = 30.0, 10.0, 120.0
 START_S = 15.0
 SURVIVORS_S = 30.0  # for the other nodes to end by themselves, then by force
 OVER = (RESULT, GONE, REBOOTED)
@@ -209,6 +211,14 @@ class SshBackend:
             return 0.0
         return time.monotonic() - self._answered.get(host.name, 0.0)
 
+    def _answer_s(self, host: SshHost) -> float:
+        if not self._silent_s(host):
+            return ANSWER_S
+        return BUSY_S if host.is_connected else SILENT_S
+
+    def _is_lost(self, host: SshHost, limit_s: float) -> bool:
+        return self._silent_s(host) >= (LOST_CONNECTED_S if host.is_connected else limit_s)
+
     # Which hosts a phase gets
 
     def _choose_hosts(self) -> None:
@@ -248,7 +258,7 @@ class SshBackend:
         names = ", ".join(host.name for host in silent)
         job.waits_for = f"too few hosts answer (not {names})"
         self._ask({host: [] for host in silent})
-        lost = [host for host in silent if self._silent_s(host) >= LOST_S]
+        lost = [host for host in silent if self._is_lost(host, LOST_S)]
         if len(self._usable()) - len(lost) < job.phase.nodes.value:
             whys = [self._why_silent(host) for host in lost]
             job.end = self._lost_state(job, whys, "before the phase started")
@@ -274,7 +284,7 @@ class SshBackend:
             self._answered.setdefault(host.name, time.monotonic())
         asked = ask_hosts(
             scripts,
-            lambda host: host.run(scripts[host], SILENT_S if self._silent_s(host) else ANSWER_S),
+            lambda host: host.run(scripts[host], self._answer_s(host)),
         )
         for host, lines in asked.items():
             nodes = {node.tag: (job, node) for job, node in by_host[host]}
@@ -365,7 +375,7 @@ class SshBackend:
 
     def _why_lost(self, job: _Job, node: _Node, limit_s: float) -> str:
         """Why a node that has not ended counts as lost; empty if it does not."""
-        if self._silent_s(node.host) >= limit_s:
+        if self._is_lost(node.host, limit_s):
             return self._why_silent(node.host)
         waited_s = time.time() - (job.started or 0.0)
         if node.process is None and waited_s > START_S and not self._silent_s(node.host):

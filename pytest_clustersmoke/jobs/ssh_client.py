@@ -66,11 +66,12 @@ NOISE = re.compile(r"^[@ ]*$|^Warning: Permanently added|^\*\* |^debug", re.IGNO
 
 
 class HostUnavailable(Exception):
-    """A host did not run a script; the text says why, and `kind` is one of the above."""
+    """A host did not run a script; the text says why, and `kind` is one of the above. `silent`: its
+    SSH server talks to us, and nothing else came in time, as from a host that is busy."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, silent: bool = False) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind, self.silent = kind, silent
 
 
 class SshHost:
@@ -107,6 +108,12 @@ class SshHost:
             with _Call(self._ssh("-S", "none", shell), self._sockets.environ) as call:
                 timed_out = not call.exchange(text.encode(), deadline)
         return self._parse(call, delimiter, timed_out, timeout_s)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection lives: its SSH server has answered in the last 15 s, even if no
+        command does."""
+        return self._master is not None and self._master.poll() is None
 
     def close(self) -> None:
         """End the connection."""
@@ -162,7 +169,9 @@ class SshHost:
                 if time.monotonic() > until:
                     said = errors.read_text(errors="replace")
                     self.close()
-                    raise _explain(said, f"no connection within {timeout_s:g} s")
+                    why = _explain(said, f"no connection within {timeout_s:g} s")
+                    # Without its network, ssh's own limit would have ended it before.
+                    raise HostUnavailable(why.kind, str(why), silent=True)
                 time.sleep(POLL_S)
             return socket
         except OSError as error:
@@ -185,11 +194,11 @@ class SshHost:
         printed = f"; its login shell printed `{said[:MAX_MESSAGE]}`" if said else ""
         if begins:
             end = f"did not end within {timeout_s:g} s" if timed_out else "was cut off"
-            raise HostUnavailable(UNREACHABLE, f"a command there {end}")
+            raise HostUnavailable(UNREACHABLE, f"a command there {end}", silent=timed_out)
         if timed_out or (said and call.status != FAILED):
             when = f"within {timeout_s:g} s" if timed_out else f"(status {call.status})"
             why = f"it accepts the login but runs no command {when}"
-            raise HostUnavailable(NO_SHELL, why + printed)
+            raise HostUnavailable(NO_SHELL, why + printed, silent=not said)
         if call.status != FAILED:
             why = f"it accepts the login but runs no command (status {call.status})"
             raise HostUnavailable(NO_SHELL, why)

@@ -63,7 +63,7 @@ REFUSALS = {
     ssh_client.NO_SHELL: (
         "host-shell-unusable",
         "make `{command} true` end without a question: start-up files (.bashrc) must not ask, and "
-        "the account needs a shell",
+        "the account needs a shell; if the host is only busy, raise `ssh.check_s`",
     ),
 }
 
@@ -125,9 +125,16 @@ class HostCheck:
         self, host: SshHost, phase: Phase | None, folder: PhaseDir, token: Path
     ) -> _HostAnswer:
         ssh = self._profile.ssh
-        host.run(":", ANSWER_S + ssh.connect_s)  # the clock is asked once the connection is there
-        before = time.time()
-        there = parse_clock(host.run(CLOCK_SCRIPT, ANSWER_S))
+        try:
+            host.run(":", ANSWER_S + ssh.connect_s)
+        except HostUnavailable as error:
+            # A login shell that asks has printed its question. One that printed nothing may be
+            # that of a host which is busy.
+            if not error.silent:
+                raise
+            host.run(":", ssh.check_s)
+        before = time.time()  # the clock is asked once the connection is there
+        there = parse_clock(host.run(CLOCK_SCRIPT, ssh.check_s))
         error_s = (time.time() - before) / 2
         script = probe_script(self._profile, phase, folder, token)
         facts = parse_facts(host.run(script, ssh.check_s))

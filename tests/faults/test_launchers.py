@@ -16,8 +16,9 @@ from tests.support.harness import IDLE, Outcome, Suite
 
 FAMILIES = ("death", "hang")
 INIT_LIMIT_S = 120  # for a rank that never starts
-# What `make test` stages; `make test-all` stages both families under each launcher.
-QUICK = {"killed_in_step": ("accelerate",)}
+# What `make test` stages, a death and a hang; `make test-all` stages both families under each
+# launcher.
+QUICK = {"killed_in_step": ("accelerate",), "hangs_in_step": ("torchrun-c10d",)}
 FAULTS = [
     fault for fault in LOCAL if fault.family in FAMILIES and not fault.replayed and not fault.usage
 ]

@@ -13,9 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_clustersmoke.evidence.run_directory import read_json
+from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
 from pytest_clustersmoke.evidence.telemetry import read_events
+from pytest_clustersmoke.jobs import ssh_backend
+from pytest_clustersmoke.jobs.backend import Submission
+from pytest_clustersmoke.jobs.ssh_backend import SshBackend
+from pytest_clustersmoke.jobs.ssh_client import UNREACHABLE, HostUnavailable, SshHost
 from tests.faults.watched_phase import WatchedPhase
+from tests.support.evidence import make_phase, make_profile
 from tests.support.harness import IDLE, RunningPytest, Suite
 from tests.support.ssh_servers import Servers, ssh_servers
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -90,6 +95,43 @@ def test_phases_have_hosts_of_their_own(ssh_suite: Suite, servers: Servers) -> N
         assert pid.isdigit() and start.isdigit() and len(boot) == 36
     for server in servers.servers:
         assert server.logins == 1
+
+
+def test_host_with_a_slow_login_is_used(ssh_suite: Suite, servers: Servers) -> None:
+    """Its login shell prints nothing for longer than the first try waits, as on a busy host."""
+    slow = servers.start(['ForceCommand sleep 3; eval "$SSH_ORIGINAL_COMMAND"'])
+    ssh_suite.profile["hosts"] = [slow.entry]
+    ssh_suite.profile["ssh"]["connect_s"] = 1
+    (ssh_suite.path / "conftest.py").write_text(f"{PATIENT}\nhost_check.ANSWER_S = 0\n")
+    ssh_suite.phase("small", script=IDLE, args=SHORT)
+    outcome = ssh_suite.run_apart()
+    assert outcome.ret == 0, outcome.output
+    assert outcome.phase("small")["outcome"] == "passed"
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_host_is_lost_later_while_its_connection_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: bool
+) -> None:
+    """A busy host answers no command in time, and is asked with more patience; a dead one has no
+    connection."""
+    limits: list[float] = []
+
+    def run(host: SshHost, script: str, timeout_s: float) -> list[str]:
+        limits.append(timeout_s)
+        raise HostUnavailable(UNREACHABLE, "a command there did not end", silent=True)
+
+    monkeypatch.setattr(SshHost, "run", run)
+    monkeypatch.setattr(SshHost, "is_connected", connected)
+    monkeypatch.setattr(ssh_backend, "LOST_S", 0.0)
+    profile = make_profile(tmp_path, backend="ssh", hosts=["a"])
+    phase = make_phase(profile)
+    job = Submission(phase, RunDir(tmp_path / "run").phase(phase.name))
+    backend = SshBackend(profile, os.environ)
+    job_id = backend.submit(job)
+    ended = [backend.states([job_id])[job_id].kind == "ended" for _ in range(2)]
+    busy = [ssh_backend.ANSWER_S, ssh_backend.BUSY_S]
+    assert (ended, limits) == (([False] * 2, busy) if connected else ([True] * 2, busy[:1]))
 
 
 def test_interrupt_ends_every_process(ssh_suite: Suite, leftovers: Leftovers) -> None:

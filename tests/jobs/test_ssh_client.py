@@ -3,6 +3,7 @@ ends in one message, in time."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -191,6 +192,19 @@ def test_login_shell_that_runs_no_command_is_named(
     """It asks, refuses, prints without end or ends."""
     host = connect(servers.start([f"ForceCommand {command}"]))
     check_limit(host, NO_SHELL, said)
+
+
+@pytest.mark.parametrize(("prints", "silent"), [("printf 'Accept? '; ", False), ("", True)])
+def test_login_shell_that_only_takes_long_is_told_from_one_that_asks(
+    servers: Servers, connect: Connect, prints: str, silent: bool
+) -> None:
+    """It is worth another try if it printed nothing."""
+    host = connect(servers.start([f"ForceCommand {prints}{HANGS}"]))
+    with contextlib.suppress(HostUnavailable):
+        host.run(":", SHORT_S)  # on a slow machine, the login alone takes this time
+    with pytest.raises(HostUnavailable) as caught:
+        host.run(":", LONG_S / 4)
+    assert (caught.value.kind, caught.value.silent) == (NO_SHELL, silent)
 
 
 def test_command_that_hangs_is_given_up(servers: Servers, connect: Connect) -> None:
