@@ -83,7 +83,7 @@ def test_paper_has_what_a_search_hides(browse: Browse) -> None:
     opened.page.get_by_label("Find a criterion").fill("rate")
     assert metrics.is_hidden() and other.is_hidden()
     opened.ask("dispatchEvent(new Event('beforeprint'))")
-    assert opened.page.locator("[hidden], .finding-criteria").count() == 0
+    assert opened.page.locator(".phase[hidden], tr[hidden], .finding-criteria").count() == 0
     opened.ask("dispatchEvent(new Event('afterprint'))")
     assert metrics.is_hidden() and other.is_hidden()
 
