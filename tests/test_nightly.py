@@ -345,6 +345,20 @@ def test_second_run_names_the_holder_of_the_cluster(night: Path, suite: Suite) -
     assert f"(pid {first.pid} of " in done.stdout
 
 
+def test_mail_without_a_report_has_no_paths_where_names_only_are_published(
+    night: Path, suite: Suite
+) -> None:
+    """It has the end of pytest's output, and names the file of the whole, which this user alone can
+    read."""
+    suite.cluster(limits={"publish": "names"})
+    suite.phase(file="smoke_tests/test_small.py", body="    broken (")
+    done = run_as_cron(night)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 2 and lines[:2] == ["no report", "pytest's output ends with:"]
+    assert len(lines) <= 23 and str(suite.path) not in "".join(lines[:-1])
+    assert lines[-1].startswith("exit status 2; pytest's output: /")
+
+
 def test_missing_setting_is_named(night: Path, suite: Suite) -> None:
     """Without CLUSTER nothing runs."""
     (suite.path / "nightly.env").unlink()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the suite once, for cron. Prints nothing if the cluster is FIT, otherwise the run in ten
-# lines, which cron mails; pytest's whole output if there is no report. Exits with pytest's status.
-# Arguments are passed on to pytest.
+# lines, which cron mails; the end of pytest's output if there is no report. Exits with pytest's
+# status. Arguments are passed on to pytest.
 set -euo pipefail
 
 SUITE=${SUITE:-$HOME/clustersmoke}  # the directory that `clustersmoke init` wrote
@@ -39,12 +39,9 @@ case $status in
 esac
 if [ "$status" -ne 0 ]; then
   run=$(sed -n 's/^cluster: .*, run \([0-9a-f-]*\).*/\1/p;T;q' "$log")  # in pytest's header
-  summary=("$PYTHON" -m pytest_clustersmoke.cli summary --report-dir="$REPORTS" "${run:-none}")
-  if body=$("${summary[@]}" 2>/dev/null); then
-    subject=${body%%$'\n'*}
-  else
-    body=$(cat "$log") subject="no report"
-  fi
+  body=$("$PYTHON" -m pytest_clustersmoke.cli summary --report-dir="$REPORTS" \
+    --cluster="$CLUSTER" --log="$log" "${run:-none}" 2>/dev/null) || body="no report"
+  subject=${body%%$'\n'*}
   case $status in
     1 | 2 | 6) ;;  # the verdict says it
     *) subject="exit status $status: $subject" ;;

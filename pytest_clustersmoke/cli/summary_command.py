@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..evidence.run_directory import RUN_ID, read_json
 from ..evidence.whole_files import is_visible_file
-from ..text import near, sanitize_line
+from ..text import UsageProblems, clip, near, sanitize_line
 from . import history_arguments as arguments
 from .subcommand import add, format_json, print_lines
 
@@ -17,7 +18,8 @@ DESCRIPTION = """\
 Prints a run in at most ten lines, the verdict first: for mails and chats. RUN is a run id, a prefix
 of one, or `latest`, which is the default. Everything is read from report.json of the run, which
 decides nothing anew. First writes the reports of runs whose pytest process was killed before it
-could do so.
+could do so. With --log, a run without a report is no error: the end of that file is printed,
+without what `limits.publish: names` of the cluster hides.
 """
 EXAMPLES = """\
 examples:
@@ -28,6 +30,7 @@ examples:
 exit status: 0 printed, whatever the verdict, 2 no such run, or unusable arguments
 """
 MAX_BYTES = 512 * 2**20  # of a report.json
+LAST_LINES, LAST_BYTES, LINE_CHARS = 20, 2**16, 300  # of pytest's output
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,6 +46,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="DIR",
         help="directory of the reports (default: reports)",
     )
+    summary.add_argument(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="pytest's output, of which the end is printed if the run has no report",
+    )
     form = summary.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object, which is not cut")
     form.add_argument("--markdown", action="store_true", help="print Markdown")
@@ -53,12 +62,46 @@ def _run_command(parsed: argparse.Namespace) -> int:
     from ..report.run_digest import RunDigest
 
     arguments.report_killed_runs(parsed.report_dir)
-    digest = RunDigest.of(*_find_record(parsed.report_dir, parsed.run_id, parsed.cluster))
+    try:
+        found = _find_record(parsed.report_dir, parsed.run_id, parsed.cluster)
+    except UsageProblems:
+        if parsed.log is None or parsed.json or parsed.markdown:
+            raise
+        print_lines(["no report", "pytest's output ends with:", *_read_end(parsed)])
+        return 0
+    digest = RunDigest.of(*found)
     if parsed.json:
         print_lines(format_json(digest.as_dict()))
     else:
         print_lines(digest.markdown() if parsed.markdown else digest.lines())
     return 0
+
+
+def _read_end(parsed: argparse.Namespace) -> Iterator[str]:
+    """The last lines of the log, as they may be published. Raises UsageProblems."""
+    from ..evidence.run_request import user_name
+    from ..report.redaction import Redactor
+
+    redactor = None if _publishes_all(parsed.cluster) else Redactor(user_name())
+    try:
+        with parsed.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = file.read(LAST_BYTES).decode(errors="replace").splitlines()
+    except OSError as error:
+        arguments.refuse(f"{parsed.log} cannot be read: {error.strerror or error}", "--log")
+    for line in lines[-LAST_LINES:]:
+        yield clip(sanitize_line(redactor.hide(line) if redactor else line), LINE_CHARS)
+
+
+def _publishes_all(cluster: str | None) -> bool:
+    """Whether the cluster's profile in ./cluster.yaml hides nothing; not if it cannot be read."""
+    from ..config.cluster_file import find_config, load_cluster_file
+
+    try:
+        file = load_cluster_file(find_config(Path.cwd(), None), os.environ)
+        return cluster is not None and file.profile(cluster).limits.publish == "all"
+    except UsageProblems:
+        return False
 
 
 def _find_record(report_dir: Path, word: str, cluster: str | None) -> tuple[Any, Path]:

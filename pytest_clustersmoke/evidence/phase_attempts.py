@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..text import sanitize_line
+from ..text import outcome_words, sanitize_line
 from .finding import Finding
 from .run_directory import PhaseDir, read_json, write_json
 from .telemetry import parse_finite, parse_rows, parse_text, parse_texts, to_json_value
@@ -36,6 +36,11 @@ class PhaseAttempt:
     queue_s: float | None = None
     run_s: float | None = None
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """How it ended, as a line of the progress."""
+        return f"attempt {self.number}: {outcome_words(self.outcome)}: {self.reason}"
 
     def as_record(self) -> dict[str, Any]:
         """The attempt as report.json lists it."""

@@ -378,7 +378,7 @@ class JobSession:
             self.journal.write("retry", phase=job.phase, job_id=job.job_id, **mark)
             self.submitter.try_again(job.phase)
         self.submitter.hold_followers(job.phase)
-        self.board.post(job.phase, f"attempt {ended.number} {ended.outcome}: {ended.reason}")
+        self.board.post(job.phase, ended.words)
         return True
 
     def _finish(

@@ -106,3 +106,45 @@ def test_torn_report_is_refused(
     status, out, err = run(capsys, "summary", "--report-dir", reports, SECOND)
     assert (status, out) == (2, "")
     assert "report.json is not a report of this version" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("publish", "hidden"), [("all", False), ("names", True), (None, True)])
+def test_run_without_a_report_is_the_end_of_pytests_output(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    publish: str | None,
+    hidden: bool,
+) -> None:
+    """With --log. What `publish: names` hides is hidden, also where no cluster.yaml says so."""
+    monkeypatch.chdir(tmp_path)
+    if publish:
+        write_profile(tmp_path / "cluster.yaml", publish)
+    log = tmp_path / "night.log"
+    log.write_text("".join(f"line {number}\n" for number in range(100)) + "E: /home/jane/x.py:7\n")
+    words = ("summary", "none", "--report-dir", tmp_path, "--cluster", "one", "--log", log)
+    status, out, err = run(capsys, *words)
+    lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert lines[:3] == ["no report", "pytest's output ends with:", "line 81"] and len(lines) == 22
+    assert lines[-1] == ("E: <path>:7" if hidden else "E: /home/jane/x.py:7")
+
+
+def write_profile(path: Path, publish: str) -> None:
+    profile = {
+        "backend": "local",
+        "shared_dir": str(path.parent / "runs"),
+        "hardware": {"gpu": "any", "device": "cpu", "gpus_per_node": 1},
+        "limits": {"publish": publish},
+        "phases": {"small": None},
+    }
+    path.write_text(json.dumps({"clusters": {"one": profile}}))
+
+
+def test_log_that_cannot_be_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With status 2."""
+    words = ("summary", "none", "--report-dir", tmp_path, "--log", tmp_path / "absent")
+    status, out, err = run(capsys, *words)
+    assert (status, out) == (2, "") and "absent cannot be read: No such file" in err

@@ -40,6 +40,15 @@ class FakeSlurm:
             f"""echo '{line}' > "$FAKE_SLURM/squeue.out"\n"""
         )
 
+    def answers_in_turn(self, name: str, *lines: str) -> None:
+        """Each call of a command answers the next line; after the last one, that one again."""
+        (self.folder / f"{name}.lines").write_text("".join(f"{line}\n" for line in lines))
+        (self.folder / f"{name}.out").unlink(missing_ok=True)
+        self.folder.joinpath(f"{name}.answer").write_text(
+            f"""number=$(grep -c '^{name} ' "$FAKE_SLURM/calls")
+            head -n "$number" "$FAKE_SLURM/{name}.lines" | tail -n 1\n"""
+        )
+
     def calls(self) -> list[str]:
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []

@@ -344,7 +344,8 @@ def test_page_says_what_to_do_next() -> None:
     _, _, part = page(records.run(phase, verdict="UNFIT", **run)).partition('id="next"')
     part = part.partition("</section>")[0].replace("<wbr>", "")
     assert "<code>clustersmoke compare &lt;b&gt; 20261118-1</code>" in part
-    assert "<code>pytest --cluster gilbreth --cluster-screen</code>" in part and "`" not in part
+    options = [f'<span class="option">--cluster{word}</span>' for word in ("", "-screen")]
+    assert f"<code>pytest {options[0]} gilbreth {options[1]}</code>" in part and "`" not in part
     assert 'id="next"' not in page(records.run())
 
 

@@ -73,6 +73,21 @@ def test_criteria_of_all_phases_are_found_by_any_word(browse: Browse) -> None:
     opened.check_quiet()
 
 
+def test_paper_has_what_a_search_hides(browse: Browse) -> None:
+    """A page that was searched is printed whole; on the screen the search stays."""
+    criteria = {f"test_{number}": {"result": "passed", "text": ""} for number in range(9)}
+    one = {**criteria, "test_rate": {"result": "passed", "text": ""}}
+    phases = [records.phase("ddp", criteria=one), records.phase("lora", criteria=criteria)]
+    opened = browse(records.run(*phases))
+    metrics, other = opened.page.locator("#phase-ddp-metrics"), opened.page.locator("#phase-lora")
+    opened.page.get_by_label("Find a criterion").fill("rate")
+    assert metrics.is_hidden() and other.is_hidden()
+    opened.ask("dispatchEvent(new Event('beforeprint'))")
+    assert opened.page.locator(".phase[hidden], tr[hidden], .finding-criteria").count() == 0
+    opened.ask("dispatchEvent(new Event('afterprint'))")
+    assert metrics.is_hidden() and other.is_hidden()
+
+
 def test_without_scripts_nothing_asks(browse: Browse) -> None:
     """What only a script can do is not offered; every criterion and past run is in its table."""
     opened = browse(staged.run(), scripts=False)

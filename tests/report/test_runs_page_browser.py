@@ -60,15 +60,18 @@ def test_axe_finds_nothing_and_nothing_is_requested(
 
 
 def test_newest_night_is_in_view_on_a_phone(chromium: Browser, reports: Path) -> None:
-    """The strip starts at its right end, also without scripts."""
+    """The strip starts at its right end, also without scripts, and names the month."""
     size = {"width": PHONE[0], "height": PHONE[1]}
     page = new_tab(chromium, viewport=size, java_script_enabled=False)
     page.goto((reports / "index.html").as_uri())
     cell = page.locator("table.strip tr.whole td").last.bounding_box()
     name = page.locator("table.strip tr.whole th").bounding_box()
+    months = [span.bounding_box() for span in page.locator("table.strip .month span").all()]
     page.close()
     assert cell and cell["x"] > 0 and cell["x"] + cell["width"] <= PHONE[0]
     assert name and name["x"] >= 0  # names stay in view
+    right = name["x"] + name["width"]
+    assert any(box and right <= box["x"] <= PHONE[0] - box["width"] for box in months)
 
 
 def test_every_phase_has_its_chart(opened: Opened) -> None:

@@ -55,8 +55,8 @@
     phases[0].before(choice);
     let before = null; // which phases were open
 
-    field.addEventListener("input", () => {
-      const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const find = (text) => {
+      const words = text.toLowerCase().split(/\s+/).filter(Boolean);
       const opened = before || parts.map((part) => part.open);
       const found = new Map();
       let count = 0;
@@ -75,7 +75,10 @@
       document.body.classList.toggle("finding-criteria", words.length > 0); // the rest of their phases is hidden
       if (!words.length) window.dispatchEvent(new Event("resize")); // charts that were hidden are drawn
       said.textContent = words.length ? `${count} of ${total} criteria, in ${found.size} of ${phases.length} phases` : "";
-    });
+    };
+    field.addEventListener("input", () => find(field.value));
+    addEventListener("beforeprint", () => find("")); // paper does not show what was searched for
+    addEventListener("afterprint", () => find(field.value));
   }
 
   chooseRange();

@@ -34,7 +34,7 @@ def pytest_configure(config):
         from pytest_clustersmoke.session.live.board import Board
         finish = Board.finish
         def late(*given):
-            dots.wait(60)
+            dots.wait()
             finish(*given)
         Board.finish = late
 def pytest_runtest_logreport(report):
@@ -218,17 +218,15 @@ def test_queue_on_a_terminal(suite: Suite, on_slurm: FakeSlurm, words: tuple[str
 
 def test_queue_in_a_log(suite: Suite, on_slurm: FakeSlurm) -> None:
     """The reason is a line once, even if the estimate of the start changes."""
-    on_slurm.answers("squeue", "7|PENDING|Resources||2026-01-02T03:04:05|2031-02-03T04:00:00||\n")
-    on_slurm.end_jobs_at_scancel("7|CANCELLED|None||2026-01-02T03:04:05|Unknown||")
-    suite.cluster(
-        backend="slurm",
-        slurm={"partition": "gpu"},
-        python=sys.executable,
-        limits={"poll_s": 0.2, "queue_wait_s": 3},
+    on_slurm.answers_in_turn(
+        "squeue",
+        "7|PENDING|Resources||2026-01-02T03:04:05|2031-02-03T04:00:00||",
+        "7|PENDING|Resources||2026-01-02T03:04:05|2031-02-03T05:00:00||",
+        "7|CANCELLED|None||2026-01-02T03:04:05|Unknown||",
     )
     result = suite.run_apart()
     lines = [line.strip() for line in result.outlines if line.startswith("  small: ")]
-    assert lines == ["small: submitted as job 7", "small: pending: Resources", "small: never ran"]
+    assert lines == ["small: submitted as job 7", "small: pending: Resources", "small: cancelled"]
     assert lines_with(
         result, "  preflight: Slurm estimates that small may start at 2031-02-03 04:05"
     )
