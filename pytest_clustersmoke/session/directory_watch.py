@@ -13,9 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -51,9 +50,6 @@ class DirectoryWatch:
         self._wakeup_before = -1
 
     def start(self) -> None:
-        """Begin, unless that was done before."""
-        if self._pipe is not None:
-            return
         self._terminal = os.dup(2)
         # The C half of a signal handler runs in any thread, and writes there.
         self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -68,12 +64,6 @@ class DirectoryWatch:
             with contextlib.suppress(ValueError):
                 signal.set_wakeup_fd(self._wakeup_before)
         self._stopped.set()
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtestloop(self) -> Iterator[Any]:
-        if self.suite is not None and not self.suite.collection.plans_only:
-            self.start()
-        return (yield)
 
     def _ask(self) -> None:
         while not self._stopped.is_set():

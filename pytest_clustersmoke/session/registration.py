@@ -71,12 +71,12 @@ def register_suite(config: pytest.Config, name: str) -> None:
         if config.getoption("--cluster-isolate") and not hasattr(config, "workerinput"):
             refuse_isolation(config, profile)
         attachment, watch = None, DirectoryWatch(profile)
-        config.add_cleanup(watch.stop)
+        if not hasattr(config, "workerinput"):
+            config.add_cleanup(watch.stop)
+            watch.start()
         if config.getoption("--cluster-attach") or config.getoption("--cluster-detach"):
             from .attachment import read_options
 
-            if not hasattr(config, "workerinput"):
-                watch.start()
             attachment = read_options(config, profile)
     except UsageProblems as error:
         if getattr(config.option, "tx", None) or config.getoption("--cluster-screen"):
@@ -121,7 +121,6 @@ def register_suite(config: pytest.Config, name: str) -> None:
             control_workers(config, suite)
     if isinstance(owner := config.pluginmanager.get_plugin(SUITE), Suite):
         watch.suite = owner
-        config.pluginmanager.register(watch)
 
 
 def refuse_isolation(config: pytest.Config, profile: Profile) -> None:
