@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .suite import Suite
 
 NAME_S = 10.0  # without an answer, before it is said
-LEAVE_S = 20.0  # from a signal to the end of pytest, while there is no answer
+LEAVE_S = 18.0  # from a signal to the end of pytest, while there is no answer: 20 s are promised
 HURRY_S = 1.0  # the same from a second signal
 ASK_EVERY_S = 2.0
 LOOK_S = 0.2
@@ -99,17 +99,22 @@ class DirectoryWatch:
     def _note_signals(self, wakeup: int, now: float) -> None:
         with contextlib.suppress(BlockingIOError):
             self._taken += [now for number in os.read(wakeup, 64) if number in SIGNALS]
+        if not self._taken and self._has_handled():  # another plugin took the pipe's place
+            self._taken.append(now)
         is_pending = bool(signal.sigpending() & {*SIGNALS})
         self._pending = (self._pending or now) if is_pending else None
 
     def _is_to_leave(self, now: float, is_hung: bool) -> bool:
         seen = [*self._taken, *([self._pending] if self._pending else [])]
-        handles = self.suite is not None and self.suite.interrupts.has_come
-        if not seen or not (is_hung or self._pending or not handles):
+        if not seen or not (is_hung or self._pending or not self._has_handled()):
             return False  # the main thread is at work
         since = seen[0] if is_hung else self._pending or seen[0]
         is_second = is_hung and len(seen) > 1 and now - seen[1] > HURRY_S
         return is_second or now - since > LEAVE_S
+
+    def _has_handled(self) -> bool:
+        """Whether the main thread has got as far as to handle a signal."""
+        return self.suite is not None and self.suite.interrupts.has_come
 
     def _say(self, text: str) -> None:
         """Print it where the run is shown, or, if the main thread hangs, to standard error."""
