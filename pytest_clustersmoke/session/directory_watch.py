@@ -142,7 +142,7 @@ class DirectoryWatch:
 
     def _describe_run(self) -> str:
         if self.suite is None or self.suite.jobs is None:
-            return "nothing was submitted"
+            return "nothing was submitted by this command"
         run, session = self.suite.run_id, self.suite.session
         states = session.board.snapshot() if session is not None else []
         jobs = [state.job_id for state in states if state.job_id and state.state != DONE]

@@ -1,5 +1,4 @@
-"""What judges jobs and writes the report is loaded once a job was submitted, and holds no submission
-up."""
+"""What judges jobs and writes the report is loaded once a job was submitted, and holds none up."""
 
 from __future__ import annotations
 
