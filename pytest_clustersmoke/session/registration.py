@@ -70,7 +70,8 @@ def register_suite(config: pytest.Config, name: str) -> None:
         profile = load_cluster_file(path, os.environ).profile(name)
         if config.getoption("--cluster-isolate") and not hasattr(config, "workerinput"):
             refuse_isolation(config, profile)
-        attachment, watch = None, DirectoryWatch(profile)
+        attachment = None
+        watch = DirectoryWatch(profile)
         if not hasattr(config, "workerinput"):
             config.add_cleanup(watch.stop)
             watch.start()
