@@ -11,7 +11,8 @@
 # make lint         ruff and mypy --strict
 # make bench        overhead of a phase, calls of the scheduler (also ReFrame's, installed with pip
 #                   into a temporary environment), speed of reading NCCL's logs, cost of a proof,
-#                   how soon pytest sees ends and deaths, what the ladder costs beyond raw sbatch,
+#                   how soon pytest sees ends and deaths, what the ladder and the start of a job cost
+#                   beyond raw sbatch,
 #                   how often a rank that computes wrongly is named, which slow ranks would be,
 #                   false alarms and power of the history check (simulated), how often the bad
 #                   node, link or switch is named (simulated) and how often a healthy device,

@@ -7,7 +7,8 @@ end     a program's last line to its criterion's result                     bar 
 death   the kill of a rank or of its torchrun to the failed criterion       bar 5 s (p95 of 40)
 node    slurmd, slurmstepd or all that runs on a node is killed: from the moment when Slurm itself
         says that the job does not run any more to the failed criterion     bar 2 s (p95 of 10)
-wide    the same under jobs of two nodes, of which one is struck            bar 2 s (p95 of 10)
+wide    the same under jobs of two nodes, of which one is struck; to the line that names it, since
+        the other node still writes what it saw                             bar 2 s (p95 of 10)
 start   pytest's start to the first submission, without the calls of Slurm's commands, less
         `pytest --collect-only -p no:clustersmoke` of the same file         bar 0.7 s
 exit    the end of the last job, as pytest saw it, to pytest's exit, without writing the report
@@ -183,7 +184,8 @@ class Bench:
                 (tools / name).write_text(TIMER.format(real=real, calls=calls))
                 (tools / name).chmod(0o755)
         path = f"{tools}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, "PATH": path, "SLURM_CONF": str(self.running.slurm_conf)}
+        at_once = {"PYTHONUNBUFFERED": "1"}  # what is printed is in the file
+        return {**os.environ, **at_once, "PATH": path, "SLURM_CONF": str(self.running.slurm_conf)}
 
     def calls_s(self, until: float) -> float:
         """How long Slurm's commands took before that time; those at the same time count once."""
@@ -254,7 +256,8 @@ def measure_node(struck: StruckLab, trials: int, nodes: int = 1) -> list[float]:
             claim = wait_for_event(bench.phase(name).node_events(0), "claim")
             kill_part(struck, number, name, str(claim["node"]))
             said = wait_for("Slurm to say so", lambda job=job: see_end(bench, job))  # type: ignore[misc]
-            seen.append(max(0.0, bench.event("judged", name)["time"] - said))
+            named = wait_for(f"the failed node of {name}", partial(see_name, bench, name))
+            seen.append(max(0.0, min(named, bench.event("judged", name)["time"]) - said))
             struck.restart(at_once=True)
             wait_for("all nodes", lambda: bring_nodes_back(bench))
         bench.end(1, 6)
@@ -280,6 +283,14 @@ def see_end(bench: Bench, job: str) -> float:
         return time.time()
     time.sleep(LOOK_S)
     return 0.0
+
+
+def see_name(bench: Bench, phase: str) -> float:
+    """The time if pytest has named the node of a phase that failed, or judged it; otherwise 0."""
+    lines = (bench.folder / "output").read_text().splitlines()
+    named = any(line.startswith(f"  {phase}: node ") and "failed" in line for line in lines)
+    judged = read_events(bench.run.journal).named("judged")
+    return time.time() if named or any(each["phase"] == phase for each in judged) else 0.0
 
 
 def bring_nodes_back(bench: Bench) -> bool:

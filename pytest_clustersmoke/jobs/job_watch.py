@@ -126,6 +126,7 @@ class WatchedJob:
     requeued_since: float | None = None
     results: dict[int, NodeResult] = field(default_factory=dict)
     wait_end: WaitEnd | None = None
+    failed_nodes: frozenset[str] | None = None  # those known of, while the others may still write
     failed_first: bool | None = None  # whether it had failed when this run ended it
     state_before_end: JobState | None = None
 
@@ -348,6 +349,7 @@ class WatchedJob:
             return False
         messages = [each for each in self._read_messages() if each.event == NODE_FAILED]
         gone = {name for message in messages for name in expand_hostlist(message.node)}
+        self.failed_nodes = frozenset(gone)
         return not gone or len(self.results) < self.nodes - len(gone)
 
     def _read_messages(self) -> tuple[SlurmMessage, ...]:

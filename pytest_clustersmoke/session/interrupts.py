@@ -31,6 +31,10 @@ class Interrupts:
         """The name of the signal that came first; empty for Ctrl-C, and without one."""
         return "" if self._first in (None, signal.SIGINT) else signal.Signals(self._first).name
 
+    @property
+    def has_come(self) -> bool:
+        return self._first is not None
+
     def catch(self, cancel: Callable[[], None], hurry: Callable[[], None]) -> None:
         self._cancel, self._hurry = cancel, hurry
         with contextlib.suppress(ValueError):  # not in the main thread

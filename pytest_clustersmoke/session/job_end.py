@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import diagnose
 from ..config.hostlist import expand_hostlist
 from ..config.profile import Profile
-from ..criteria.hardware_health import warn_of_devices
-from ..diagnose.node_findings import check_warnings
 from ..evidence.finding import Finding
 from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
@@ -34,6 +31,11 @@ def judge_end(
     """Read the evidence of a job that is over, and judge it. `backend`: to be asked for details;
     `cancelled`: the judgement if this run ended the job; `ender`: what ends one that still holds
     its nodes."""
+    # Loaded while jobs run (early_load), since it would hold up the first submission.
+    from .. import diagnose
+    from ..criteria.hardware_health import warn_of_devices
+    from ..diagnose.node_findings import check_warnings
+
     result = collect_phase(job.directory, job.results)
     result = replace(result, job={**result.job, "job_id": job.job_id})
     for attempt in job.directory.attempts():
@@ -48,6 +50,15 @@ def judge_end(
     if judgement.outcome == "failed":  # the reason that a node gave may be a consequence
         judgement = Judgement("failed", findings[0].cause)
     return result, judgement, findings + check_warnings(result) + warn_of_devices(result)
+
+
+def judge_order(name: str, before: Judgement) -> tuple[Judgement, list[Finding]]:
+    """The end of a phase that does not run, since the one of this name, which it runs after, did
+    not pass."""
+    from ..diagnose import explain_order
+
+    finding = explain_order(name, before)
+    return Judgement("never_ran", finding.cause), [finding]
 
 
 def describe_end(
@@ -141,6 +152,8 @@ def _add_lack_of_room(
 ) -> list[dict[str, Any]]:
     """The findings of a phase whose result has no room in the shared directory. Of one that passed
     that is a warning: its evidence was read."""
+    from .. import diagnose
+
     lost = "the phase's result could not be written there"
     is_cause = judgement.outcome != "passed"
     full = diagnose.explain_full_directory(profile.shared_dir, lost, is_cause).as_dict()

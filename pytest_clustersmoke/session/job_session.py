@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 
-from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import Finding
@@ -31,7 +30,7 @@ from ..preflight.slurm_check import CheckResult
 from ..report.run_archive import delete_output
 from .cancellation import Cancellation, Leftover
 from .earlier_jobs import list_left, restore_test, sort_jobs
-from .job_end import describe_end, judge_end, write_result
+from .job_end import describe_end, judge_end, judge_order, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 from .lost_answers import withdraw
 from .phase_ledger import PhaseLedger
@@ -347,8 +346,7 @@ class JobSession:
 
     def _give_up(self, job: WatchedJob, before: Judgement) -> None:
         """Finish a phase that must not run, because the one before it did not pass."""
-        finding = diagnose.explain_order(job.after, before)
-        self._finish(job.phase, Judgement("never_ran", finding.cause), [finding], job)
+        self._finish(job.phase, *judge_order(job.after, before), job)
 
     def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
         backend = None if self._stop.is_set() else self._backend

@@ -14,6 +14,7 @@ from ..config.cluster_file import find_config, load_cluster_file
 from ..config.profile import IsolationBudget, Profile
 from ..text import Problem, UsageProblems
 from .collection import scheduler_environ
+from .directory_watch import DirectoryWatch
 from .items import SUITE, Mistakes
 from .suite import Suite
 
@@ -52,6 +53,9 @@ def reap_runs(config: pytest.Config, words: Sequence[str]) -> int:
         environ, problems = scheduler_environ(profile, os.environ)
         if problems:
             raise UsageProblems(problems)
+        watch = DirectoryWatch(profile)
+        config.add_cleanup(watch.stop)
+        watch.start()
         return reap(profile, environ, words, print)
     except UsageProblems as problems:
         raise pytest.UsageError(str(problems)) from None
@@ -67,6 +71,10 @@ def register_suite(config: pytest.Config, name: str) -> None:
         if config.getoption("--cluster-isolate") and not hasattr(config, "workerinput"):
             refuse_isolation(config, profile)
         attachment = None
+        watch = DirectoryWatch(profile)
+        if not hasattr(config, "workerinput"):
+            config.add_cleanup(watch.stop)
+            watch.start()
         if config.getoption("--cluster-attach") or config.getoption("--cluster-detach"):
             from .attachment import read_options
 
@@ -112,6 +120,8 @@ def register_suite(config: pytest.Config, name: str) -> None:
             config.pluginmanager.register(IsolationOfPhases(suite))
         if getattr(config.option, "tx", None):  # pytest-xdist, by -n or --tx
             control_workers(config, suite)
+    if isinstance(owner := config.pluginmanager.get_plugin(SUITE), Suite):
+        watch.suite = owner
 
 
 def refuse_isolation(config: pytest.Config, profile: Profile) -> None:

@@ -236,7 +236,7 @@ class ScreenSuite(Suite):
             raise pytest.UsageError(f"nothing is submitted: {error}") from None
         self.jobs = screen
         self.view = LiveView(f"cluster {self.profile.name}", screen.board, start.run, self.terminal)
-        self._interrupts.catch(screen.cancel, screen.hurry)
+        self.interrupts.catch(screen.cancel, screen.hurry)
         self._recover()
         names = [node.name for node in plan if not node.skip]
         try:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from .. import diagnose
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import Finding
@@ -25,6 +24,7 @@ from ..jobs.outcome import Judgement
 from ..jobs.poller import watch_job
 from .cancellation import Cancellation
 from .earlier_jobs import EarlierJobs
+from .job_end import judge_order
 from .live.board import Board
 from .lost_answers import LostAnswer, LostAnswers, withdraw
 from .phase_ledger import PhaseLedger
@@ -137,8 +137,7 @@ class Submitter:
             return
         if judged is not None and not is_due:
             for phase in phases:
-                finding = diagnose.explain_order(phase.after.value, judged)
-                self._finish(phase.name, Judgement("never_ran", finding.cause), [finding])
+                self._finish(phase.name, *judge_order(phase.after.value, judged))
             return
         self._call(phases, jobs, before)
 
@@ -185,9 +184,11 @@ class Submitter:
         """Finish phases whose files have no room in the shared directory; raise another error."""
         if not is_full(error):
             raise error
+        from ..diagnose import explain_full_directory
+
         lost = "the phase was not submitted"
         for phase in phases:
-            finding = diagnose.explain_full_directory(self._profile.shared_dir, lost)
+            finding = explain_full_directory(self._profile.shared_dir, lost)
             self._finish(phase.name, Judgement("never_ran", finding.cause), [finding])
 
     def _call_backend(self, jobs: Sequence[Submission], after: str) -> list[str]:
@@ -207,9 +208,11 @@ class Submitter:
         if words := self.queue.put_back(phases, refusal):
             self._board.post("scheduler", words)
             return
+        from ..diagnose import explain_refusal
+
         for job in jobs:
             self._journal.write("refused", phase=job.phase.name, words=str(refusal))
-            finding = diagnose.explain_refusal(refusal, job.directory.batch_script, job.avoid)
+            finding = explain_refusal(refusal, job.directory.batch_script, job.avoid)
             without = f" (without {', '.join(job.avoid)})" if job.avoid else ""
             reason = f"the scheduler refused the job{without}: {refusal}"
             judgement = Judgement("never_ran", reason)
@@ -358,8 +361,10 @@ class Submitter:
 
     def _drop(self, jobs: Sequence[Submission], judgement: Judgement) -> None:
         """Finish jobs that were given up, whose ids are unknown."""
+        from ..diagnose import explain_lost_answer
+
         for job in jobs:
-            finding = diagnose.explain_lost_answer(judgement, job.directory.batch_script)
+            finding = explain_lost_answer(judgement, job.directory.batch_script)
             self._finish(job.phase.name, judgement, [finding])
 
 

@@ -73,7 +73,7 @@ class Suite:
         self.terminal = PytestTerminal(config)
         self._finished: FinishedRun | None = None
         self._controller: ControllerLock | None = None
-        self._interrupts = Interrupts()
+        self.interrupts = Interrupts()
         # junit.xml goes to the run's report directory, unless the user asked for another place.
         asked = getattr(config.option, "xmlpath", None)
         self._has_own_junit = not asked and not self.collection.plans_only
@@ -195,7 +195,7 @@ class Suite:
         self.view = LiveView(
             f"cluster {self.profile.name}", self.session.board, start.run, self.terminal
         )
-        self._interrupts.catch(session.cancel, session.hurry)
+        self.interrupts.catch(session.cancel, session.hurry)
         self._recover()
         if not self._detaches:
             prepare_end(session.board)
@@ -313,7 +313,7 @@ class Suite:
             self.tally.counts.skipped_files.append(f"{report.nodeid} ({failure_text(report)})")
 
     def pytest_keyboard_interrupt(self) -> None:
-        self.tally.interrupted, self.tally.counts.signal = True, self._interrupts.signal
+        self.tally.interrupted, self.tally.counts.signal = True, self.interrupts.signal
         if self.jobs is not None:
             self.jobs.cancel()
 
@@ -328,7 +328,7 @@ class Suite:
             return (yield from self._end_unjudged(self.superseded))
         if self.session is not None and self.session.is_detachable:
             return (yield from self._end_detached(session))
-        self._interrupts.ending()
+        self.interrupts.ending()
         self._judge_run(session, int(exitstatus))
         try:
             yield
@@ -342,7 +342,7 @@ class Suite:
         try:
             self._publish(session)
         finally:
-            self._interrupts.release()
+            self.interrupts.release()
         return None
 
     def _end_detached(self, session: pytest.Session) -> Iterator[None]:
@@ -365,7 +365,7 @@ class Suite:
         try:
             yield
         finally:
-            self._interrupts.release()
+            self.interrupts.release()
             self._controller.release()
 
     def _refuse_other_success(self, session: pytest.Session, exitstatus: int) -> None:

@@ -1,4 +1,4 @@
-"""What writes the report is loaded once a job was submitted, and holds no submission up."""
+"""What judges jobs and writes the report is loaded once a job was submitted, and holds none up."""
 
 from __future__ import annotations
 
@@ -42,6 +42,29 @@ def test_templates_are_compiled_once_a_phase_was_submitted_or_ended(
     else:
         board.finish("a", Judgement("never_ran", "refused"), None)
     assert loaded.wait(PATIENCE_S)
+
+
+STARTS = """
+import sys
+from pytest_clustersmoke import preflight
+from pytest_clustersmoke.jobs import slurm_backend
+from pytest_clustersmoke.session import dead_runs, early_load, job_session, suite
+
+def loaded():
+    return [f"pytest_clustersmoke.{name}" in sys.modules for name in ("criteria", "diagnose")]
+
+print(loaded())
+early_load._import_end()
+print(loaded())
+"""
+
+
+def test_what_judges_jobs_is_loaded_after_the_first_submission() -> None:
+    """Nothing that a run imports before it needs that."""
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.stdout.splitlines() == ["[False, False]", "[True, True]"], done.stderr
 
 
 LEAVES = """

@@ -285,6 +285,21 @@ def test_queue_limit_does_not_end_a_running_job(run: JobRun) -> None:
     assert session.outcomes["a"].outcome == "passed"
 
 
+def test_failed_node_is_named_before_the_others_have_written_what_they_saw(run: JobRun) -> None:
+    """They have some seconds for that; whoever watches the run does not wait for it."""
+    session = run.start("a", nodes=2)
+    run.run_job("a", nodes="n[0-1]")
+    directory = run.run.phase("a")
+    directory.claim.touch()
+    directory.submitit.mkdir(exist_ok=True)
+    (directory.submitit / "a_0_log.err").write_text("srun: error: Node failure on n1\n")
+    run.backend.jobs["a"] = JobState("ended", "NODE_FAIL", nodes="n[0-1]")
+    said: list[tuple[str, bool]] = []
+    session.wait("a", lambda news: said.append((news.text, bool(session.outcomes))))
+    assert ("node n1 failed, the others end", False) in said
+    assert said[-1][0].startswith("cluster failed")
+
+
 def test_vanished_job_is_lost(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that the scheduler has forgotten, without results, is lost. It is cancelled, since it
     may run after all."""

@@ -32,10 +32,12 @@ from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
 from tests.support.harness import outer_variables, pytest_command
 from tests.support.strikes import CLIENT, Strike, StruckLab, draw_strikes
 from tests.support.truth import PROGRAM, TRUTH, find_violations, read_report, read_truth
+from tests.support.waiting import Patience
 
 NODES, CAP = 4, 8
 LATEST_S = 15.0  # of a kill, from the start of its run
 SHARE = 0.9  # of the runs in which a kind of process is killed
+# Without the time in which work waited for a core.
 CLIENT_S, REAP_S, QUIET_S = 300.0, 120.0, 90.0
 TICK_S = 0.05
 JUDGED = (0, 1, 6)  # exit statuses of a client that has judged its run
@@ -145,13 +147,13 @@ class Chaos:
 
     def check_quiet(self) -> None:
         """Nothing is queued, and no process of a job is left."""
-        deadline = time.monotonic() + QUIET_S
+        patience = Patience(QUIET_S)
         while True:
             queued = self.slurm("squeue", "-h", "-o", "%i %j %T").splitlines()
             left = self.struck.list_job_processes()
             if not queued and not left:
                 return
-            if time.monotonic() > deadline:
+            if patience.is_over:
                 break
             time.sleep(0.5)
         for line in queued:
@@ -185,7 +187,7 @@ class ChaosRun:
     def play(self) -> None:
         """Run to the end, whatever is killed."""
         before, begun = self.chaos.runs(), time.monotonic()
-        client, killed = self._start(), False
+        client, killed, patience = self._start(), False, Patience(CLIENT_S)
         while True:
             if client.poll() is not None:
                 self.run_id = max(self.chaos.runs() - before, default="")
@@ -199,7 +201,7 @@ class ChaosRun:
                     client = self._follow()
                     continue
                 break
-            if time.monotonic() - begun > CLIENT_S:
+            if patience.is_over:
                 self.chaos.violate(f"run {self.number} did not end within {CLIENT_S:g} s")
                 client.kill()
                 client.wait()
@@ -253,7 +255,7 @@ class ChaosRun:
 
     def _reap(self) -> None:
         """Ask until Slurm confirms that nothing is left."""
-        deadline = time.monotonic() + REAP_S
+        patience = Patience(REAP_S)
         while True:
             reaper = self._start("--cluster-reap", self.run_id)
             while reaper.poll() is None:
@@ -261,7 +263,7 @@ class ChaosRun:
                 time.sleep(TICK_S)
             if reaper.returncode == 0:
                 return
-            if time.monotonic() > deadline:
+            if patience.is_over:
                 words = self._output.read_text(errors="replace").strip()
                 self.chaos.violate(f"run {self.run_id} could not be reaped: {words}")
                 return

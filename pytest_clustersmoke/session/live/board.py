@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,10 @@ class PhaseState:
 
 class WatchFailed(Exception):
     """The watch thread ended with an unexpected error."""
+
+
+def list_nodes(names: Collection[str]) -> str:
+    return f"node {sanitize_line(', '.join(sorted(names)))}" if names else "a node"
 
 
 def do_nothing() -> None:
@@ -110,7 +114,10 @@ class Board:
                 started = reported or phase.started or time.time()
                 state = RUNNING if job.ended_at is None else ENDING
                 phase = replace(phase, state=state, detail=nodes, started=started)
-                self._post(job.phase, f"running on {nodes}" if nodes else "")
+                text = f"running on {nodes}" if nodes else ""
+                if job.failed_nodes is not None:  # before the others have written what they saw
+                    text = f"{list_nodes(job.failed_nodes)} failed, the others end"
+                self._post(job.phase, text)
             elif job_state:
                 reason = sanitize_line(job_state.reason)
                 estimated = job_state.expected_start or phase.estimated_start

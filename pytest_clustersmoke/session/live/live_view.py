@@ -19,7 +19,8 @@ from .log_lines_view import StepLines
 from .screen import Screen
 
 # Lines of these phases are printed even while the view shows everything else.
-ALWAYS = {"preflight", "scheduler"}
+SHARED_DIR = "shared_dir"  # and under -q
+ALWAYS = {"preflight", "scheduler", SHARED_DIR}
 # Rows of the terminal that the view leaves free: pytest's own line and a spare one.
 FREE_ROWS = 2
 
@@ -32,7 +33,7 @@ class Terminal(Protocol):
 
     def open_screen(self) -> Screen | None: ...
 
-    def say(self, line: str) -> None: ...
+    def say(self, line: str, always: bool = False) -> None: ...
 
 
 class LiveView:
@@ -83,7 +84,8 @@ class LiveView:
     def _print(self, progress: Progress) -> None:
         if self._screen is None or progress.phase in ALWAYS:
             self._erase()
-            self._terminal.say(f"  {progress.phase}: {progress.text}")
+            is_needed = progress.phase == SHARED_DIR
+            self._terminal.say(f"  {progress.phase}: {progress.text}", is_needed)
 
     def _show_progress(self) -> None:
         try:

@@ -43,10 +43,10 @@ class PytestTerminal:
         with self._uncaptured():
             return Screen(stream) if stream.isatty() else None
 
-    def say(self, line: str) -> None:
-        """Print a line between pytest's own while items run; nothing under -q."""
+    def say(self, line: str, always: bool = False) -> None:
+        """Print a line between pytest's own while items run; under -q only with `always`."""
         reporter = self._reporter
-        if reporter is not None and reporter.verbosity >= 0:
+        if reporter is not None and (always or reporter.verbosity >= 0):
             with self._uncaptured():
                 reporter.ensure_newline()
                 if reporter._tw.width_of_current_line:  # xdist's dots, which pytest does not count

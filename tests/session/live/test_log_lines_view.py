@@ -95,8 +95,8 @@ def test_log_of_a_run(suite: Suite) -> None:
         "import pathlib\n"
         "from pytest_clustersmoke.session.live.pytest_terminal import PytestTerminal\n"
         "say = PytestTerminal.say\n"
-        "def say_and_go(terminal, line):\n"
-        "    say(terminal, line)\n"
+        "def say_and_go(terminal, line, always=False):\n"
+        "    say(terminal, line, always)\n"
         "    if 'step 20' in line: pathlib.Path('go').touch()\n"
         "PytestTerminal.say = say_and_go\n"
     )
