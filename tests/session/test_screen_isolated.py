@@ -13,6 +13,7 @@ from pytest_clustersmoke import lab
 from tests.support.harness import Suite
 from tests.support.labs import LabHosts, running_lab
 from tests.support.screens import (
+    FILL_TMP,
     change_driver,
     exclude_word,
     make_slow,
@@ -64,8 +65,7 @@ def screened(
         change_driver(ODD, folder),
         make_slow(SLOW, folder),
     ]
-    fill = "mount -o remount,size=1m /tmp; ! dd if=/dev/zero of=/tmp/full bs=64k"
-    LabHosts(isolated.name).run(FULL, fill)
+    LabHosts(isolated.name).run(FULL, FILL_TMP)
     return suite
 
 

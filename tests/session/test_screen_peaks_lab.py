@@ -12,13 +12,25 @@ from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.evidence.history.figure_history import read_figures
 from pytest_clustersmoke.evidence.history.history_database import open_for_reading
 from tests.support.harness import Suite
-from tests.support.labs import running_lab
-from tests.support.screens import SLOW_MEMORY, make_slow, on_node, read_screen
+from tests.support.labs import LabHosts, running_lab
+from tests.support.screens import (
+    FILL_TMP,
+    SLOW_MEMORY,
+    change_driver,
+    make_slow,
+    on_node,
+    read_lists,
+    read_screen,
+    stop_process,
+    use_fake_gpus,
+)
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
 
 NODES = 4
 PATIENCE_S = 400.0
+LIMIT_S = 60.0
 
 
 def test_slow_memory_is_named_and_a_node_that_cannot_measure_passes(
@@ -60,3 +72,46 @@ def test_slow_memory_is_named_and_a_node_that_cannot_measure_passes(
     assert set(kept) == {*nodes} - {broken}
     names = {figure.name for figure in kept[usual]}
     assert names == {"gemm_fp32_tflops", "cpu_copy_gb_per_s", "cpu_latency_ns"}
+
+
+def test_each_bad_node_of_four_is_named_beside_real_peaks(
+    lab_dir: Path, leftovers: tuple[str, Callable[[], list[str]]]
+) -> None:
+    """In one screen a node is stopped and one has another driver; in the next one a /tmp is full,
+    and one's memory is slow. Each is named with its reason, no clean one is, and whoever could
+    measure its device did. The drivers are those of a fake nvidia-smi; the ranks train on cores."""
+    settings = lab.LabSettings(name="four", nodes=NODES, isolated=True, directory=lab_dir / "lab")
+    with running_lab(settings) as running:
+        stopped, odd, full, slow = running.nodes
+        first, second = (make_suite(lab_dir / name, leftovers[0], running) for name in "ab")
+        first.profile["setup"] += [stop_process(stopped), change_driver(odd, lab_dir)]
+        screen_four(first, {stopped: "answer", odd: "driver-differs"}, silent={stopped})
+        LabHosts(running.name).run(full, FILL_TMP)
+        second.profile["setup"].append(make_slow(slow, lab_dir, SLOW_MEMORY))
+        screen_four(second, {full: "tmp-not-writable", slow: "device-slow"}, silent={full})
+
+
+def make_suite(folder: Path, token: str, running: lab.Lab) -> Suite:
+    """A suite that screens with real ranks, one on each node."""
+    folder.mkdir()
+    suite = Suite(folder, token)
+    suite.use_slurm(running.slurm_conf)
+    use_fake_gpus(suite, folder, LIMIT_S)
+    suite.profile["hardware"] |= {"device": "auto", "gpus_per_node": 1}
+    suite.profile["limits"]["screen_peaks_s"] = 200
+    suite.profile["peaks"] = "once"
+    return suite
+
+
+def screen_four(suite: Suite, bad: dict[str, str], silent: set[str]) -> None:
+    """Screen the nodes; these bad ones alone are named. The `silent` ones may have no figures."""
+    wait_for("an idle cluster", lambda: not suite.slurm("squeue", "-h").strip() or None)
+    outcome = suite.run_apart("--cluster-screen", patience_s=PATIENCE_S)
+    assert outcome.ret == 1, outcome.output
+    nodes = {node["node"]: node for node in read_screen(outcome)["screen"]["nodes"]}
+    reasons = {name: node["reason"].partition(":")[0] for name, node in nodes.items()}
+    assert {name: why for name, why in reasons.items() if why} == bad, outcome.output
+    assert read_lists(outcome)["failing"] == [name for name in nodes if name in bad]
+    with open_for_reading(suite.reports) as connection:
+        assert connection is not None
+        assert {*read_figures(connection, "one")} >= {*nodes} - silent, outcome.output
