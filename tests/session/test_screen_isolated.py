@@ -17,6 +17,7 @@ from tests.support.screens import (
     change_driver,
     exclude_word,
     make_slow,
+    on_node,
     read_lists,
     read_screen,
     stop_process,
@@ -62,6 +63,7 @@ def screened(
     use_fake_gpus(suite, folder, LIMIT_S)
     suite.profile["setup"] += [
         stop_process(STOPPED),
+        on_node(FULL, "unset TMPDIR"),  # that of whoever runs the tests
         change_driver(ODD, folder),
         make_slow(SLOW, folder),
     ]

@@ -100,7 +100,10 @@ def test_full_tmp_and_slow_memory_are_named_beside_real_peaks(
     running, suite = four
     full, slow, *_ = running.nodes
     LabHosts(running.name).run(full, FILL_TMP)
-    suite.profile["setup"].append(make_slow(slow, lab_dir, SLOW_MEMORY))
+    suite.profile["setup"] += [
+        on_node(full, "unset TMPDIR"),  # that of whoever runs the tests
+        make_slow(slow, lab_dir, SLOW_MEMORY),
+    ]
     screen_four(suite, {full: "tmp-not-writable", slow: "device-slow"}, silent={full})
 
 
