@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -166,7 +167,7 @@ def test_port_that_hangs_costs_its_own_time(
 def test_time_grows_with_the_ports_and_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight ports have more than one has; the ranks of the job wait no longer than for MOST_S."""
     clock = [0.0]
-    monkeypatch.setattr(network_cards.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     limits: list[float] = []
 
     class HangingRanks:
