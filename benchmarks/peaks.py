@@ -1,31 +1,29 @@
 """How often the judge of peaks names a healthy device, in screens of 64 nodes.
 
-    python -m benchmarks.peaks [--screens 60] [--trials 600] [--seed 0]
+    python -m benchmarks.peaks [--screens 60] [--trials 600] [--seed 0] [--store FILE]
 
-First four ranks, each as a node of its own, measure themselves `--screens` times on this machine,
-as the stage `peaks` does (with fewer known answers, which are no timing); each screen of four is
-judged. Then, in each of `--trials` screens of 64 nodes, every node gets a measurement drawn from
-these. GPUs, eight in a node, differ by 1, 3 and 8 %: that is a simulation. So do the copies between
-every two of them, and those to the host, which come through the far socket here, with the floor of
-their PCIe link. A trial with any name counts.
+First `pytest --cluster-screen` runs `--screens` times on four nodes of a lab, and measures each by
+a rank; the store keeps what they measured, so that a later run goes on where this one stopped.
+Then, in each of `--trials` screens of 64 nodes, every node gets a measurement drawn from these.
+GPUs, eight in a node, differ by 1, 3 and 8 %: that is a simulation. So do the copies between every
+two of them, and those to the host, which come through the far socket here, with the floor of their
+PCIe link. A trial with any name counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.node_screens import NODES as LAB_NODES
+from benchmarks.node_screens import Screen, count_failed, read_screens, run_screens
 from pytest_clustersmoke.cli.sensitivity_command import wilson_interval
 from pytest_clustersmoke.criteria.device_peaks import Place, judge_figures
 from pytest_clustersmoke.criteria.link_speed import (
@@ -36,62 +34,17 @@ from pytest_clustersmoke.criteria.link_speed import (
 )
 from pytest_clustersmoke.evidence.device_links import DevicePair, PcieLink
 from pytest_clustersmoke.evidence.node_observation import DeviceFigure
-from pytest_clustersmoke.evidence.run_directory import RunDir
-from pytest_clustersmoke.rank import Rank, known_answer
-from pytest_clustersmoke.rank.peaks import Peaks
-from pytest_clustersmoke.rank.rank_environment import PeakOrder, read_rank_environment
 
-NODES, LAB_NODES, GPUS = 64, 4, 8
+NODES, GPUS = 64, 8
 # A link, and what copies reach of it through the far socket.
 LINK, FAR_SHARE = PcieLink(32.0, 16), 0.49
 SPREADS = (0.01, 0.03, 0.08)
-ANSWERS = 100  # known answers of a measurement
 OF_GPUS = (
     "gemm_bf16_tflops",
     "device_copy_gb_per_s",
     "host_to_device_gb_per_s",
     "device_to_host_gb_per_s",
 )
-Screen = list[DeviceFigure]
-
-
-def measure(screens: int, path: Path) -> None:
-    """One of the ranks: measure so many times, and write a line for each screen."""
-    known_answer.CALLS = ANSWERS
-    with Rank.start() as rank, path.with_suffix(f".{rank.rank}").open("w") as stream:
-        own = {"node": f"n{rank.rank}", "local_rank": 0, "local_world_size": 1}
-        environment = replace(read_rank_environment(), **own)  # type: ignore[arg-type]
-        order = PeakOrder(RunDir(path.parent), "bench", True, "")
-        for _ in range(screens):
-            device = f"{environment.node}/cpu:0"
-            peaks = Peaks(environment, order, rank.device, device, lambda multiply: multiply())
-            peaks.claim()
-            figures = peaks.measure()["figures"]
-            print(json.dumps(figures), file=stream, flush=True)
-
-
-def run_screens(screens: int) -> list[Screen]:
-    """The figures of four nodes, measured so many times."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "screens"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc_per_node={LAB_NODES}", "-m", "benchmarks.peaks"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "CLUSTERSMOKE_DEVICE": "cpu"}
-        words = ["--screens", str(screens), "--measure", str(path)]
-        subprocess.run([*command, *words], check=True, env=env, stdout=subprocess.DEVNULL)
-        by_node = [
-            [json.loads(line) for line in path.with_suffix(f".{node}").read_text().splitlines()]
-            for node in range(LAB_NODES)
-        ]
-    return [
-        [_figure(f"n{node}", made) for node in range(LAB_NODES) for made in by_node[node][at]]
-        for at in range(screens)
-    ]
-
-
-def _figure(node: str, made: dict[str, object]) -> DeviceFigure:
-    named = {key: made[key] for key in ("device", "name", "value", "unit", "higher_is_better")}
-    return DeviceFigure(node, **named)  # type: ignore[arg-type]
 
 
 def count_names(screens: Sequence[Screen], places: Place) -> int:
@@ -106,7 +59,8 @@ def draw_cpu_screen(screens: Sequence[Screen], draw: random.Random) -> Screen:
     """64 nodes, each of which measured what one of four once did."""
     figures = []
     for node in range(NODES):
-        screen, name = draw.choice(screens), f"n{draw.randrange(LAB_NODES)}"
+        screen = draw.choice(screens)
+        name = draw.choice(sorted({figure.node for figure in screen}))
         measured = [figure for figure in screen if figure.node == name]
         figures += [replace(figure, node=f"m{node}") for figure in measured]
     return figures
@@ -165,13 +119,13 @@ def main() -> None:
     parser.add_argument("--screens", type=int, default=60)
     parser.add_argument("--trials", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--store", type=Path, help="keeps the screens of the lab")
     parsed = parser.parse_args()
-    if parsed.measure is not None:
-        measure(parsed.screens, parsed.measure)
-        return
     draw, cpu = random.Random(parsed.seed), Place("CPU", 0, False, "CPU", True)
-    screens = run_screens(parsed.screens)
+    with tempfile.TemporaryDirectory() as folder:
+        store = parsed.store or Path(folder) / "node_screens.tsv"
+        run_screens(parsed.screens, store)
+        screens, (failed, taken) = read_screens(store), count_failed(store)
     values = defaultdict(list)
     for figure in (figure for screen in screens for figure in screen):
         values[figure.name].append(figure.value)
@@ -179,7 +133,7 @@ def main() -> None:
         low, high = min(measured), max(measured)
         middle = statistics.median(measured)
         print(f"{name}: {low:.4g} to {high:.4g}, median {middle:.4g}, of {len(measured)}")
-    _say(f"screens of {LAB_NODES} nodes, measured", count_names(screens, cpu), len(screens))
+    _say(f"screens of {LAB_NODES} nodes of a lab", failed, taken)
     drawn = [draw_cpu_screen(screens, draw) for _ in range(parsed.trials)]
     _say(f"screens of {NODES} nodes, drawn from them", count_names(drawn, cpu), len(drawn))
     for spread in SPREADS:

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..text import FAILURE, sanitize_line, sanitize_lines, shorten, shorten_lines
-from .run_directory import PhaseDir
 from .telemetry import (
     open_regular,
     parse_int,
@@ -25,6 +24,9 @@ from .telemetry import (
     parse_texts,
     to_json_value,
 )
+
+if TYPE_CHECKING:  # the screen of a node has no time for it
+    from .run_directory import PhaseDir
 
 MAX_TEXT = 600
 # A cause may join several texts.

@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..evidence.run_directory import PhaseDir, create_once, list_directory
+from ..evidence.whole_files import create_once, list_directory
 
 if TYPE_CHECKING:
+    from ..evidence.run_directory import PhaseDir
     from .node_job import NodeJob
 
 

@@ -19,8 +19,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from ..evidence.run_directory import PhaseDir
-
 # Before the reason why a job loads nothing, in its log; diagnosis looks for it.
 REFUSAL = "clustersmoke refuses to load this job: "
 MISSING = "is not visible on this node"  # the run's directory, in that reason
@@ -47,6 +45,8 @@ def open_run(root: Path) -> Path:
 
 
 def main(arguments: Sequence[str]) -> None:
+    from ..evidence.run_directory import PhaseDir  # the screen of a node has no time for it
+
     run, place, token = arguments
     try:
         folder = PhaseDir(open_run(Path(run)) / place).submitit

@@ -10,6 +10,10 @@ They measure one port after the other, while those of the next ones load torch: 
 so expect about half of its rate. That shows the card and its PCIe path; the bytes need not leave
 the card, so cable and switch need not have carried any.
 
+A port that fails or hangs costs its own row alone: each has its time, and all together have a
+limit, since the ranks of the job wait. By itself NCCL uses no port that is neither InfiniBand nor
+Ethernet, such as those of EFA, which a plugin reaches: these are left out with that reason.
+
 What NCCL used is read in the log of these processes: with anything else than the port, there is no
 figure, and the row says why.
 """
@@ -40,12 +44,14 @@ from .process_group import backend_of
 
 COMMAND = [sys.executable, "-m", "pytest_clustersmoke.rank.network_cards"]
 INFINIBAND = Path("/sys/class/infiniband")
-LIMIT_S, TURN_S = 60.0, 30.0  # of all ports, and of one
+TURN_S, PORT_S, MOST_S = 20.0, 10.0, 100.0  # of one port; of all: for each of them, and at most
 AT_ONCE = 3  # ports whose processes are there at a time
 LOOK_S, GRACE_S = 0.05, 1.0
 BYTES, CALLS, ROUNDS = 2**26, 4, 5
 MAX_WORDS, MAX_NAMED = 300, 4
 FEW_GPUS = "this needs two GPUs, and the rank sees {}"
+LAYERS = ("", "InfiniBand", "Ethernet")  # those that NCCL uses by itself (net_ib.cc); "": unknown
+EFA = "efa"  # the driver of Amazon's
 # The port alone carries what these processes exchange, and NCCL says what it used.
 ALONE = {
     "NCCL_P2P_DISABLE": "1",
@@ -66,12 +72,13 @@ OF_RANKS = (
 @dataclass(frozen=True)
 class CardPort:
     """A port of a network card: its name in NCCL_IB_HCA, the GUID of the card, its rate in the
-    kernel's words, and where the kernel describes the card."""
+    kernel's words, where the kernel describes the card, and the port's link layer."""
 
     name: str
     guid: str
     rate: str
     place: Path
+    layer: str = ""
 
     def row(self, **found: Any) -> dict[str, Any]:
         """What the event says of it."""
@@ -87,8 +94,8 @@ def find_ports(variables: Mapping[str, str], root: Path = INFINIBAND) -> Iterato
         port = {"hca": card.name, "port": place.name, "state": _read_word(place / "state")}
         if is_active(port) and selects_port(variables.get(BY_DEVICE, ""), port):
             guid = _read_word(card / "node_guid").replace(":", "")
-            rate = _read_word(place / "rate")
-            yield CardPort(f"{card.name}:{place.name}", guid, rate, card / "device")
+            rate, layer = _read_word(place / "rate"), _read_word(place / "link_layer")
+            yield CardPort(f"{card.name}:{place.name}", guid, rate, card / "device", layer)
 
 
 def choose_gpus(card: Path, gpus: Sequence[Path | None]) -> list[int]:
@@ -115,15 +122,35 @@ def measure_cards(
     since other ranks wait for the one that calls it."""
     try:
         ports = list(find_ports(os.environ, root))
-        if not ports:
-            return []
+        used = [port for port in ports if not explain_plugin(port)]
+        left_out = [port.row(why=why) for port in ports if (why := explain_plugin(port))]
+        if not used:
+            return left_out
         gpus = _list_gpus() if gpus is None else gpus
         if len(gpus) < 2:
-            return [port.row(why=FEW_GPUS.format(len(gpus))) for port in ports]
+            return [port.row(why=FEW_GPUS.format(len(gpus))) for port in used] + left_out
         with ExitStack() as stack:
-            return _measure_ports([(port, choose_gpus(port.place, gpus)) for port in ports], stack)
-    except Exception as error:  # a full disk, no memory for so many processes
-        return [{"name": "", "why": f"{type(error).__name__}: {error}"[:MAX_WORDS]}]
+            pairs = [(port, choose_gpus(port.place, gpus)) for port in used]
+            return _measure_ports(pairs, stack) + left_out
+    except Exception as error:  # a full disk
+        return [{"name": "", "why": _describe(error)}]
+
+
+def explain_plugin(port: CardPort) -> str:
+    """Why NCCL cannot use this port by itself; empty if it can."""
+    try:
+        driver = (port.place / "driver").readlink().name
+    except OSError:
+        driver = ""
+    if port.layer in LAYERS and driver != EFA:
+        return ""
+    known = [f"link layer {port.layer or 'unknown'}", *([f"driver {driver}"] if driver else [])]
+    why = "NCCL uses it only by a plugin, for which no single port can be chosen"
+    return f"{why} ({', '.join(known)})"
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:MAX_WORDS]
 
 
 def _list_gpus() -> list[Path | None]:
@@ -136,7 +163,8 @@ def _list_gpus() -> list[Path | None]:
 def _measure_ports(
     ports: Sequence[tuple[CardPort, Sequence[int]]], stack: ExitStack
 ) -> list[dict[str, Any]]:
-    until = time.monotonic() + LIMIT_S
+    limit_s = min(MOST_S, TURN_S + PORT_S * len(ports))
+    until = time.monotonic() + limit_s
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
     ranks: list[CardRanks] = []
     rows = []
@@ -145,7 +173,11 @@ def _measure_ports(
             other, own = ports[number]
             ranks.append(CardRanks(folder / str(number), other, [f"cuda:{gpu}" for gpu in own]))
             stack.callback(ranks[-1].end)
-        rows.append(port.row(gpus=list(gpus), **ranks[turn].measure(until)))
+        left_s = until - time.monotonic()
+        late = {"why": f"no time was left: all {len(ports)} ports have {limit_s:g} s"}
+        found = ranks[turn].measure(min(TURN_S, left_s)) if left_s > 0 else late
+        ranks[turn].end()
+        rows.append(port.row(gpus=list(gpus), **found))
     return rows
 
 
@@ -155,15 +187,15 @@ class CardRanks:
     def __init__(self, folder: Path, port: CardPort, devices: Sequence[str]) -> None:
         self._folder, self._port = folder, port
         self._processes: list[subprocess.Popen[bytes]] = []
-        folder.mkdir()
+        self._why = ""  # it cannot be measured
         kept = {name: v for name, v in os.environ.items() if not name.startswith(OF_RANKS)}
         own = {BY_DEVICE: f"={port.name}", "NCCL_DEBUG_FILE": str(folder / "nccl.%h.%p.log")}
         try:
+            folder.mkdir()
             for rank, device in enumerate(devices):
                 self._processes.append(self._start(rank, device, {**kept, **ALONE, **own}))
-        except OSError:
-            self.end()
-            raise
+        except OSError as error:  # no memory for one more process
+            self._why = _describe(error)
 
     def _start(self, rank: int, device: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         words = [*COMMAND, str(self._folder), str(rank), device]
@@ -172,12 +204,19 @@ class CardRanks:
                 words, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors
             )
 
-    def measure(self, until: float) -> dict[str, Any]:
-        """What a row says: GB/s, or why there are none. Then the processes are gone."""
-        limit_s = min(TURN_S, until - time.monotonic())
-        if limit_s <= 0:
-            self.end()
-            return {"why": f"no time was left: all ports have {LIMIT_S:g} s"}
+    def measure(self, limit_s: float) -> dict[str, Any]:
+        """What a row says: GB/s, or why there are none."""
+        try:
+            if why := (self._why or self._run(limit_s) or explain_log(self._folder, self._port)):
+                return {"why": why[:MAX_WORDS]}
+            values = [read_json(self._folder / f"{rank}.json") or {} for rank in range(2)]
+        except Exception as error:  # a log that cannot be read
+            return {"why": _describe(error)}
+        speeds = [parse_finite(value.get("gb_per_s")) or 0.0 for value in values]
+        return {"gb_per_s": min(speeds)} if min(speeds) > 0 else {"why": "no figure was written"}
+
+    def _run(self, limit_s: float) -> str:
+        """Give both their turn; returns why they failed."""
         for process in self._processes:
             with suppress(BrokenPipeError):
                 assert process.stdin is not None
@@ -185,19 +224,13 @@ class CardRanks:
                 process.stdin.flush()
         self._wait(limit_s)
         failed = [rank for rank, process in enumerate(self._processes) if process.returncode]
-        why = ""
+        hangs = any(process.returncode is None for process in self._processes)
+        self.end()
         if failed:
             words = (self._folder / f"{failed[0]}.err").read_text(errors="replace")
             status = f"exit status {self._processes[failed[0]].returncode}"
-            why = find_error(words) or status
-        elif any(process.returncode is None for process in self._processes):
-            why = f"no answer within {limit_s:.1f} s"
-        self.end()
-        if why := (why or explain_log(self._folder, self._port.name))[:MAX_WORDS]:
-            return {"why": why}
-        values = [read_json(self._folder / f"{rank}.json") or {} for rank in range(2)]
-        speeds = [parse_finite(value.get("gb_per_s")) or 0.0 for value in values]
-        return {"gb_per_s": min(speeds)} if min(speeds) > 0 else {"why": "no figure was written"}
+            return find_error(words) or status
+        return f"no answer within {limit_s:.1f} s" if hangs else ""
 
     def _wait(self, limit_s: float) -> None:
         """Until both have ended, or one has failed: the other would wait for it."""
@@ -220,7 +253,7 @@ class CardRanks:
                 process.wait(GRACE_S)
 
 
-def explain_log(folder: Path, name: str) -> str:
+def explain_log(folder: Path, port: CardPort) -> str:
     """What NCCL says that it used in place of this port; empty if it used nothing else."""
     reader = Reader()
     for path in sorted(folder.glob("nccl.*.log")):
@@ -231,7 +264,7 @@ def explain_log(folder: Path, name: str) -> str:
     others = {
         " ".join(filter(None, (edge.kind, edge.nic)))
         for edge in edges
-        if not edge.kind.startswith("NET/IB") or edge.nic != name.partition(":")[0]
+        if not edge.kind.startswith("NET/IB") or edge.nic != port.name.partition(":")[0]
     }
     return f"NCCL used {shorten(sorted(others), MAX_NAMED)} in its place" if others else ""
 

@@ -35,7 +35,7 @@ MAX_REASON = 300
 STAGE = "peaks"
 PAIRS = "pairs of GPUs"  # where they could not be measured
 # Local rank 0 may come later than the others.
-PAIRS_WITHIN_S = 2 * pair_copies.LIMIT_S + network_cards.LIMIT_S
+PAIRS_WITHIN_S = 2 * pair_copies.LIMIT_S + network_cards.MOST_S
 # Of a node that is measured outside of any phase: the file of its figures, and the precision.
 FIGURES, PRECISION = "CLUSTERSMOKE_FIGURES", "CLUSTERSMOKE_PRECISION"
 ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured", "near_device")
@@ -69,7 +69,7 @@ class Peaks:
         self._identity, self._multiply = identity, multiply
         self._rounds: dict[str, list[float]] = {}
         self._reasons: dict[str, str] = {}
-        self._mine = self._node = self._of_pairs = False
+        self._mine = self._node = self._of_pairs = self._of_cards = False
         self._elsewhere = ""  # the phase that measured the device
         # A GPU without a UUID may be another one in each phase.
         self._unnamed = f"{environment.node}/cuda:{environment.local_rank}"
@@ -83,15 +83,16 @@ class Peaks:
         self._precision = choose_precision(order.precision, device)
 
     def claim(self) -> bool:
-        """Whether any rank measures: its device, or on local rank 0 also its node, and the pairs of
-        its GPUs."""
+        """Whether any rank measures: its device, or on local rank 0 also its node, the pairs of its
+        GPUs, and its network cards."""
         self._mine = self._claim(self._identity)
         if self._environment.local_rank == 0:
             self._node = self._claim("")
             count = self._environment.local_world_size
             has_pairs = self._device.type == "cuda" and count > 1
             self._of_pairs = has_pairs and self._claim(f"pairs of {count}", of_device=False)
-        holds = self._mine or self._node or self._of_pairs
+            self._of_cards = has_pairs and self._claim("cards", of_device=False)
+        holds = self._mine or self._node or self._of_pairs or self._of_cards
         return process_group.any_rank(holds, self._device)
 
     def _claim(self, device: str, of_device: bool = True) -> bool:
@@ -224,12 +225,12 @@ class Peaks:
         ranks of the node wait for what was found, without a collective, which would use their
         GPUs."""
         environment = self._environment
-        if not process_group.any_rank(self._of_pairs, self._device):
+        if not process_group.any_rank(self._of_pairs or self._of_cards, self._device):
             return
         text = None  # on local rank 0 what it shares
         if environment.local_rank == 0:
             text = pair_copies.measure_alone() if self._of_pairs else "{}"
-            self._cards = network_cards.measure_cards() if self._of_pairs else []
+            self._cards = network_cards.measure_cards() if self._of_cards else []
         key = f"clustersmoke/pairs/{environment.node_rank}"
         with self._leaving_out(PAIRS):
             found = json.loads(process_group.share_text(key, text, PAIRS_WITHIN_S))

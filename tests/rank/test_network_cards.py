@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def fake_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("FAKE_LOGS", str(folder))
     use_program(monkeypatch, FAKE_RANK)
-    for name in ("TURN_S", "LIMIT_S"):
+    for name in ("TURN_S", "MOST_S"):
         monkeypatch.setattr(network_cards, name, PATIENCE_S)
     return folder
 
@@ -73,7 +74,7 @@ def write_logs(folder: Path, wording: str | None, using: str = USING) -> None:
 def measure(folder: Path, devices: Sequence[str] = ("cuda:0", "cuda:1")) -> dict[str, Any]:
     ranks = CardRanks(folder / "card", CARD, devices)
     try:
-        return ranks.measure(time.monotonic() + PATIENCE_S)
+        return ranks.measure(PATIENCE_S)
     finally:
         ranks.end()
 
@@ -132,23 +133,91 @@ if sys.argv[2] == "1":
 signal.pause()
 """
     use_program(monkeypatch, code)
-    for name in ("TURN_S", "GRACE_S"):
-        monkeypatch.setattr(network_cards, name, PATIENCE_S)
+    monkeypatch.setattr(network_cards, "GRACE_S", PATIENCE_S)
     ranks = CardRanks(tmp_path / "card", CARD, ("cuda:0", "cuda:1"))
-    found = ranks.measure(time.monotonic() + PATIENCE_S)
+    found = ranks.measure(PATIENCE_S)
     assert found == {"why": "RuntimeError: NCCL error: unhandled system error"}
     assert [process.returncode for process in ranks._processes] == [-signal.SIGKILL, 1]
 
 
-def test_ranks_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a driver; what is left of the time of all ports may be none."""
-    use_program(monkeypatch, "import signal; signal.pause()")
-    monkeypatch.setattr(network_cards, "TURN_S", 0.2)
-    assert measure(tmp_path) == {"why": "no answer within 0.2 s"}
-    ranks = CardRanks(tmp_path / "late", CARD, ("cuda:0", "cuda:1"))
-    late = ranks.measure(time.monotonic() - 1)
-    ranks.end()
-    assert late == {"why": "no time was left: all ports have 60 s"}
+def test_port_that_hangs_costs_its_own_time(
+    tmp_path: Path, fake_logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a driver: the others are measured. Those for which no time is left say so."""
+    monkeypatch.delenv("NCCL_IB_HCA", raising=False)
+    hang = "import os, signal\nif '_0' in os.environ['NCCL_IB_HCA']: signal.pause()\n"
+    use_program(monkeypatch, hang + FAKE_RANK)
+    cards = write_cards(tmp_path / "sys")
+    write_logs(fake_logs, "NET/IB/0", USING.replace("mlx5_0", "mlx5_1"))
+    late, limits = CardRanks.measure, []
+
+    def measure_first_briefly(ranks: CardRanks, limit_s: float) -> dict[str, Any]:
+        limits.append(limit_s)
+        return late(ranks, 0.2 if len(limits) == 1 else limit_s)
+
+    monkeypatch.setattr(CardRanks, "measure", measure_first_briefly)
+    first, second = measure_cards([None, None], cards)
+    assert first["why"] == "no answer within 0.2 s" and second["gb_per_s"] == 23.0
+    monkeypatch.setattr(network_cards, "MOST_S", 0.0)
+    why = "no time was left: all 2 ports have 0 s"
+    assert [row["why"] for row in measure_cards([None, None], cards)] == [why, why]
+    assert len(limits) == 2
+
+
+def test_time_grows_with_the_ports_and_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ports have more than one has; the ranks of the job wait no longer than for MOST_S."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    limits: list[float] = []
+
+    class HangingRanks:
+        def __init__(self, *given: object) -> None: ...
+
+        def measure(self, limit_s: float) -> dict[str, Any]:
+            limits.append(limit_s)
+            clock[0] += limit_s
+            return {"why": "hangs"}
+
+        def end(self) -> None: ...
+
+    monkeypatch.setattr(network_cards, "CardRanks", HangingRanks)
+    for count, seconds in ((1, 20.0), (2, 40.0), (8, 100.0), (32, 100.0)):
+        limits.clear()
+        with ExitStack() as stack:
+            rows = network_cards._measure_ports([(CARD, (0, 1))] * count, stack)
+        assert sum(limits) == seconds and len(rows) == count
+        assert all(limit <= network_cards.TURN_S for limit in limits)
+    assert rows[-1]["why"] == "no time was left: all 32 ports have 100 s"
+
+
+def test_log_that_cannot_be_read_costs_its_own_row(
+    tmp_path: Path, fake_logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of the first port is a folder; the second has its figure."""
+    monkeypatch.delenv("NCCL_IB_HCA", raising=False)
+    folder = "os.mkdir(os.path.join(folder, f'nccl.no.{rank}.log'))"
+    code = f"{FAKE_RANK}if '_0' in asked['NCCL_IB_HCA']:\n    {folder}\n"
+    use_program(monkeypatch, code)
+    write_logs(fake_logs, "NET/IB/0", USING.replace("mlx5_0", "mlx5_1"))
+    first, second = measure_cards([None, None], write_cards(tmp_path / "sys"))
+    assert "is a directory" in first["why"] and second["gb_per_s"] == 23.0
+
+
+def test_port_that_only_a_plugin_uses_costs_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EFA: by its link layer, or by its driver where the kernel names none."""
+    monkeypatch.delenv("NCCL_IB_HCA", raising=False)
+    monkeypatch.setattr(network_cards, "COMMAND", ["/nowhere/at/all"])
+    write_tree(tmp_path, [FakePort("rdmap0", layer="Unknown"), FakePort("rdmap1")], {})
+    cards = tmp_path / "class/infiniband"
+    (cards / "rdmap1/device/driver").symlink_to("/sys/bus/pci/drivers/efa")
+    rows = measure_cards([None, None], cards)
+    why = "NCCL uses it only by a plugin, for which no single port can be chosen (link layer "
+    assert [(row["name"], row["why"]) for row in rows] == [
+        ("rdmap0:1", f"{why}Unknown)"),
+        ("rdmap1:1", f"{why}InfiniBand, driver efa)"),
+    ]
 
 
 def write_cards(root: Path) -> Path:
@@ -193,8 +262,9 @@ def test_nothing_runs_without_a_card_or_with_one_gpu(
         ("mlx5_0:1", "this needs two GPUs, and the rank sees 1"),
         ("mlx5_1:1", "this needs two GPUs, and the rank sees 1"),
     ]
-    (row,) = measure_cards([None, None], write_cards(tmp_path))
-    assert row["name"] == "" and "/nowhere/at/all" in row["why"]
+    rows = measure_cards([None, None], write_cards(tmp_path))
+    assert [row["name"] for row in rows] == ["mlx5_0:1", "mlx5_1:1"]
+    assert all("/nowhere/at/all" in row["why"] for row in rows)
 
 
 def test_ports_take_turns(tmp_path: Path, fake_logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,10 +293,10 @@ def test_few_processes_are_there_at_a_time(
             super().__init__(*given)
             made.append(self)
 
-        def measure(self, until: float) -> dict[str, Any]:
+        def measure(self, limit_s: float) -> dict[str, Any]:
             processes = [process for ranks in made for process in ranks._processes]
             counts.append(sum(process.poll() is None for process in processes))
-            return super().measure(until)
+            return super().measure(limit_s)
 
     monkeypatch.setattr(network_cards, "CardRanks", CountedRanks)
     rows = measure_cards([None, None], tmp_path / "sys/class/infiniband")
@@ -269,7 +339,7 @@ def test_program_reduces_over_gloo(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
     ranks = CardRanks(tmp_path / "card", CARD, ("cpu", "cpu"))
-    found = ranks.measure(time.monotonic() + 200)
+    found = ranks.measure(200)
     assert found == {"why": "NCCL's log does not name both connections between its two ranks"}
     values = [json.loads((tmp_path / f"card/{n}.json").read_text()) for n in range(2)]
     assert all(value["gb_per_s"] > 0 for value in values)

@@ -174,10 +174,24 @@ def test_cards_are_measured_before_other_ranks_go_on(
     for local_rank in range(2):
         rank = rank_of(tmp_path, "one", call, local_rank=local_rank, local_world_size=2)
         rank.claim()
-        rank._of_pairs = local_rank == 0
+        rank._of_cards = local_rank == 0
         rank._measure_links()
         assert rank.fields()["cards"] == ([] if local_rank else rows)
     assert order == ["cards", "shared", "shared"]
+
+
+def test_cards_are_measured_once_for_any_number_of_gpus(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A phase with more GPUs of the node measures their pairs anew, and no card."""
+    monkeypatch.setattr(process_group, "any_rank", lambda holds, device: holds)
+    claims = []
+    for phase, count in (("one", 2), ("two", 4)):
+        rank = rank_of(tmp_path, phase, call, local_world_size=count)
+        rank._device = torch.device("cuda")
+        rank.claim()
+        claims.append((rank._of_pairs, rank._of_cards))
+    assert claims == [(True, True), (True, False)]
 
 
 def test_pairs_that_were_not_measured_have_the_reason(

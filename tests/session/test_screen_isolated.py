@@ -13,9 +13,11 @@ from pytest_clustersmoke import lab
 from tests.support.harness import Suite
 from tests.support.labs import LabHosts, running_lab
 from tests.support.screens import (
+    FILL_TMP,
     change_driver,
     exclude_word,
     make_slow,
+    on_node,
     read_lists,
     read_screen,
     stop_process,
@@ -61,11 +63,11 @@ def screened(
     use_fake_gpus(suite, folder, LIMIT_S)
     suite.profile["setup"] += [
         stop_process(STOPPED),
+        on_node(FULL, "unset TMPDIR"),  # that of whoever runs the tests
         change_driver(ODD, folder),
         make_slow(SLOW, folder),
     ]
-    fill = "mount -o remount,size=1m /tmp; ! dd if=/dev/zero of=/tmp/full bs=64k"
-    LabHosts(isolated.name).run(FULL, fill)
+    LabHosts(isolated.name).run(FULL, FILL_TMP)
     return suite
 
 

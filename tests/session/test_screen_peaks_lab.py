@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,24 @@ from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.evidence.history.figure_history import read_figures
 from pytest_clustersmoke.evidence.history.history_database import open_for_reading
 from tests.support.harness import Suite
-from tests.support.labs import running_lab
-from tests.support.screens import SLOW_MEMORY, make_slow, on_node, read_screen
+from tests.support.labs import LabHosts, running_lab
+from tests.support.screens import (
+    FILL_TMP,
+    SLOW_MEMORY,
+    change_driver,
+    make_slow,
+    on_node,
+    read_lists,
+    read_screen,
+    stop_process,
+    use_fake_gpus,
+)
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
 
 NODES = 4
-PATIENCE_S = 400.0
+PATIENCE_S = 600.0
+LIMIT_S = 60.0
 
 
 def test_slow_memory_is_named_and_a_node_that_cannot_measure_passes(
@@ -60,3 +71,63 @@ def test_slow_memory_is_named_and_a_node_that_cannot_measure_passes(
     assert set(kept) == {*nodes} - {broken}
     names = {figure.name for figure in kept[usual]}
     assert names == {"gemm_fp32_tflops", "cpu_copy_gb_per_s", "cpu_latency_ns"}
+
+
+@pytest.fixture
+def four(
+    lab_dir: Path, leftovers: tuple[str, Callable[[], list[str]]]
+) -> Iterator[tuple[lab.Lab, Suite]]:
+    """A lab whose nodes have a /tmp of their own, and a suite that screens it with real ranks."""
+    settings = lab.LabSettings(name="four", nodes=NODES, isolated=True, directory=lab_dir / "lab")
+    with running_lab(settings) as running:
+        yield running, make_suite(lab_dir / "suite", leftovers[0], running)
+
+
+def test_stopped_node_and_other_driver_are_named_beside_real_peaks(
+    four: tuple[lab.Lab, Suite], lab_dir: Path
+) -> None:
+    """The drivers are those of a fake nvidia-smi; the ranks train on cores."""
+    running, suite = four
+    stopped, odd, *_ = running.nodes
+    suite.profile["setup"] += [stop_process(stopped), change_driver(odd, lab_dir)]
+    screen_four(suite, {stopped: "answer", odd: "driver-differs"}, silent={stopped})
+
+
+def test_full_tmp_and_slow_memory_are_named_beside_real_peaks(
+    four: tuple[lab.Lab, Suite], lab_dir: Path
+) -> None:
+    """The node with a full /tmp may be unable to measure its device, which is no fault of that."""
+    running, suite = four
+    full, slow, *_ = running.nodes
+    LabHosts(running.name).run(full, FILL_TMP)
+    suite.profile["setup"] += [
+        on_node(full, "unset TMPDIR"),  # that of whoever runs the tests
+        make_slow(slow, lab_dir, SLOW_MEMORY),
+    ]
+    screen_four(suite, {full: "tmp-not-writable", slow: "device-slow"}, silent={full})
+
+
+def make_suite(folder: Path, token: str, running: lab.Lab) -> Suite:
+    """A suite that screens with real ranks, one on each node."""
+    folder.mkdir()
+    suite = Suite(folder, token)
+    suite.use_slurm(running.slurm_conf)
+    use_fake_gpus(suite, folder, LIMIT_S)
+    suite.profile["hardware"] |= {"device": "auto", "gpus_per_node": 1}
+    suite.profile["limits"]["screen_peaks_s"] = PATIENCE_S
+    suite.profile["peaks"] = "once"
+    return suite
+
+
+def screen_four(suite: Suite, bad: dict[str, str], silent: set[str]) -> None:
+    """Screen the nodes; these bad ones alone are named, each with its reason, and all but the
+    `silent` ones have figures."""
+    outcome = suite.run_apart("--cluster-screen", patience_s=2 * PATIENCE_S)
+    assert outcome.ret == 1, outcome.output
+    nodes = {node["node"]: node for node in read_screen(outcome)["screen"]["nodes"]}
+    reasons = {name: node["reason"].partition(":")[0] for name, node in nodes.items()}
+    assert {name: why for name, why in reasons.items() if why} == bad, outcome.output
+    assert read_lists(outcome)["failing"] == [name for name in nodes if name in bad]
+    with open_for_reading(suite.reports) as connection:
+        assert connection is not None
+        assert {*read_figures(connection, "one")} >= {*nodes} - silent, outcome.output

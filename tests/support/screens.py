@@ -25,6 +25,8 @@ from pytest_clustersmoke.rank.memory_speed import HostMemory
 once = HostMemory.time_latency
 HostMemory.time_latency = lambda self: sum(once(self) for _ in range(4))
 """
+# What leaves nothing of an isolated node's own /tmp.
+FILL_TMP = "mount -o remount,size=1m /tmp; ! dd if=/dev/zero of=/tmp/full bs=64k"
 # A fake: it lists two GPUs with this driver, and knows no other question.
 NVIDIA_SMI = """#!/bin/sh
 case $1 in
