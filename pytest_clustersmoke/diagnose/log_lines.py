@@ -244,7 +244,8 @@ OVER = re.compile(
 # Said next to an error that the program caught.
 CAUGHT = re.compile(
     rb"retrying|will (?:retry|(?:be )?try(?:ing)? again)|try(?:ing)? again (?:at|in|later|with)|"
-    rb"retry loop|reducing (?:the )?(?:batch|micro)|decreasing batch size|trying (?:a )?(?:smaller |micro[- ]?)?batch size|"
+    rb"retry loop|reducing (?:the )?(?:batch|micro)|decreasing batch size|"
+    rb"trying (?:a )?(?:smaller |micro[- ]?)?batch size|"
     rb"(?:skip(?:ping|ped)|ignor(?:ing|ed)|drop(?:ping|ped)|discard(?:ing|ed)) "
     rb"(?:(?:this|that|the|a|bad|broken|invalid|corrupt(?:ed)?) ){0,2}"
     rb"(?:batch|sample|example|record|item|image|document|row|error|exception)\b|"
