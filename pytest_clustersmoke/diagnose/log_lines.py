@@ -219,6 +219,7 @@ def named_places(groups: Mapping[str, str | None]) -> tuple[list[str], list[int]
 SUCCEEDED = re.compile(
     r'"status": "success"|'
     r"\btraining (?:is |was |has )?(?:complete|completed|finished|done)\b(?! ?[:=]? ?\d)|"
+    r"\b(?:finished|completed) training\b(?! ?[:=]? ?\d| \w)|"
     r"'train_runtime': |\btrain_runtime {1,20}= |"
     r"`Trainer\.fit` stopped: |"
     r"worker group successfully finished|"
@@ -244,6 +245,7 @@ OVER = re.compile(
 CAUGHT = re.compile(
     rb"retrying|will (?:retry|(?:be )?try(?:ing)? again)|try(?:ing)? again (?:at|in|later|with)|"
     rb"retry loop|reducing (?:the )?(?:batch|micro)|decreasing batch size|"
+    rb"trying (?:a )?(?:smaller |micro[- ]?)?batch size|"
     rb"(?:skip(?:ping|ped)|ignor(?:ing|ed)|drop(?:ping|ped)|discard(?:ing|ed)) "
     rb"(?:(?:this|that|the|a|bad|broken|invalid|corrupt(?:ed)?) ){0,2}"
     rb"(?:batch|sample|example|record|item|image|document|row|error|exception)\b|"

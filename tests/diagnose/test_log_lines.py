@@ -69,6 +69,7 @@ def test_rank_and_host_of_a_line(line: str, rank: int | None, host: str | None) 
         SUCCESS,
         "Training complete. Model saved.\n",
         "training finished\n",
+        "Finished training.\n",
         "{'train_runtime': 1204.1, 'train_loss': 0.71}\n",
         "  train_runtime            = 0:20:04.11\n",
         "`Trainer.fit` stopped: `max_epochs=3` reached.\n",
@@ -127,6 +128,7 @@ def test_launcher_that_reported_a_failure_is_never_silent() -> None:
     "word",
     [
         "OOM detected, reducing batch size to 8",
+        "Trying micro batch size 16",
         "Skipping batch",
         "skipping this sample",
         "Ignored the error",

@@ -82,6 +82,8 @@ def test_missing_device_of_a_peer_is_not_a_wrong_local_rank() -> None:
     assert primary(diagnosed(warn + last)) == ["p2p_import"]
     fabric = "n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] via P2P/MNNVL\n"
     assert primary(diagnosed(fabric + warn + last)) == ["mnnvl_import"]
+    short = warn.replace("transport/", "")
+    assert primary(diagnosed(fabric + short + last)) == ["mnnvl_import"]
     assert primary(diagnosed("RuntimeError: CUDA error: invalid device ordinal\n")) == [
         "invalid_device_ordinal"
     ]
@@ -103,6 +105,32 @@ def test_name_that_ssh_cannot_resolve_is_not_a_key() -> None:
     (finding,) = diagnosed("ssh: Could not resolve hostname node9: Name or service not known\n")
     assert finding.id == "host_unknown" and "name node9" in finding.cause
     assert "getent hosts" in finding.fix
+
+
+def test_name_that_mpirun_cannot_resolve_is_the_cause_of_its_lost_daemon() -> None:
+    """mpirun starts its daemons over ssh."""
+    ssh = "ssh: Could not resolve hostname n9: Temporary failure in name resolution\n"
+    orte = "ORTE was unable to reliably start one or more daemons.\n"
+    assert primary(diagnosed(ssh + orte)) == ["host_unknown"]
+    assert primary(diagnosed(orte)) == ["mpi_daemon_lost"]
+
+
+def test_network_below_mpi_that_cannot_be_opened_is_not_a_wrong_mpirun() -> None:
+    """MPICH's error stack names the call of libfabric, below the call of MPI."""
+    stack = "Fatal error in PMPI_Init: Other MPI error, error stack:\nMPID_Init(495)......:\n"
+    call = "create_vni_context(1216)....: OFI EP enable failed (ofi_init.c:1216:x:No space left)\n"
+    (finding,) = [each for each in diagnosed(stack + call) if each.primary]
+    assert finding.id == "mpi_ofi_init" and "No space left" in finding.cause
+    assert primary(diagnosed(stack)) == ["mpi_init_failed"]
+
+
+def test_plugin_that_finds_no_adapter_is_the_cause_of_a_missing_network() -> None:
+    """NCCL only says that no plugin could be initialised."""
+    plugin = "n1:1:2 [0] init:2 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available\n"
+    nccl = "n1:1:2 [0] plugin/net.cc:338 NCCL WARN Failed to initialize any NET plugin\n"
+    findings = diagnosed(plugin + nccl + "RuntimeError: NCCL error: internal error\n")
+    assert findings[0].id == "ofi_no_provider"
+    assert primary(diagnosed(nccl)) == ["nccl_net_missing"]
 
 
 def test_rank_that_reached_a_barrier_is_not_the_culprit() -> None:
