@@ -29,6 +29,7 @@ from ..text import ranges
 from .finite_values import find_first_step
 
 NO_PROOF = "the program gave rank.steps no `proof`"
+FEWEST_STEPS = 3  # proven, that tell a wrong program from a wrong device
 SAME_ERROR = 0.01  # what ranks that are off by the same may differ by, as a share
 # step -> rank -> its `proof` event.
 Proofs = Mapping[int, Mapping[int, Mapping[str, Any]]]
@@ -79,17 +80,19 @@ def _compare_steps(phase: PhaseResult, proofs: Proofs) -> Iterator[_Comparison]:
     """The proven steps that can be judged. A step is left out if it could not be repeated, if a
     rank disagrees with itself, if gradients overflowed under dynamic loss scaling, and after a
     number that is not finite: it is wrong for all ranks, and criteria of their own name the rank.
+    A step in which a rank disagrees is judged all the same if all gradients are one multiple of
+    their mean: neither a wrong device nor kernels that add in any order lead to that.
     """
     finite_before, sound_until = find_first_step(phase), 0
     for step, records in proofs.items():
         require_all_ranks(phase, records, f"the proof of step {step}")
+        gradients = {rank: record.get("gradients") for rank, record in records.items()}
+        sound = {rank: g if isinstance(g, dict) else {} for rank, g in gradients.items()}
+        differs = any(record.get("differing_count") for record in records.values())
         repeated = not any(
-            record.get("differing_count") or _reason_of(record) or record.get("overflowed") is True
-            for record in records.values()
-        )
+            _reason_of(record) or record.get("overflowed") is True for record in records.values()
+        ) and (not differs or all(map(_find_factor, sound.values())))
         if repeated and step < finite_before:
-            gradients = {rank: record.get("gradients") for rank, record in records.items()}
-            sound = {rank: g if isinstance(g, dict) else {} for rank, g in gradients.items()}
             yield _Comparison(step, sound, sound_until)
             sound_until = step  # the caller fails at the first that is not
 
@@ -114,11 +117,18 @@ def _check_comparison(phase: PhaseResult, comparison: _Comparison) -> None:
         )
 
 
-def _describe_factor(record: Mapping[str, Any], world_size: int) -> str:
-    """How all gradients are a multiple of their mean; empty if they are not."""
+def _find_factor(record: Mapping[str, Any]) -> float | None:
+    """The multiple of their mean that all gradients are; None if they are not, or equal it."""
     factor = parse_finite(record.get("factor"))
     tolerance = parse_finite(record.get("tolerance")) or 0
-    if factor is None or abs(factor - 1) <= tolerance:
+    return None if factor is None or abs(factor - 1) <= tolerance else factor
+
+
+def _describe_factor(record: Mapping[str, Any], world_size: int) -> str:
+    """How all gradients are a multiple of their mean; empty if they are not."""
+    factor = _find_factor(record)
+    tolerance = parse_finite(record.get("tolerance")) or 0
+    if factor is None:
         return ""
     ranks = parse_int(record.get("ranks")) or world_size
     if abs(factor / ranks - 1) <= tolerance:
@@ -138,6 +148,11 @@ def _guess_cause(comparison: _Comparison) -> str:
         return (
             "; gradients of earlier steps may still be there: call optimizer.zero_grad() in each "
             "step, and build the optimizer with all trained parameters"
+        )
+    if off == parameters and comparison.step and all(map(_find_factor, records)):
+        return (
+            "; if the program clips or scales gradients, call step.backward_done() before it does; "
+            "if it weights the loss that it trains on, Proof.local_loss must weight it as well"
         )
     if comparison.sound_until or off > parameters / 2:
         return ""
@@ -191,6 +206,15 @@ def check_replay(phase: PhaseResult) -> None:
             "state, a step gave other gradients. Batch norms average over the ranks, so the error "
             "of one of them reaches all: each may be the one that computes wrongly"
         )
+    if other := [rank for rank in sorted(first) if _trained_on_another_loss(rank, proofs)]:
+        fail(
+            f"{_name_ranks(phase, other)} trained on another loss than the one that "
+            f"Proof.local_loss computes: in each of the {len(proofs)} proven steps all gradients "
+            "differ from those of the step, while repeated passes give the same bits. Expected the "
+            "loss on which the loop calls backward(), with the same weight, state and batch. If it "
+            f"is the same, test {' and '.join(identify_device(phase.ranks[r]) for r in other)} "
+            "(dcgmi diag -r 3)"
+        )
     if first:
         fail("\n".join(_describe_disagreement(phase, rank, *first[rank]) for rank in sorted(first)))
     if reason := _find_reason(proofs):
@@ -203,6 +227,17 @@ def _drew_anew(rank: int, step: int, proofs: Proofs) -> bool:
     agreeing = [of_step[rank] for of_step in proofs.values() if rank in of_step]
     agreeing = [record for record in agreeing if record.get("differing_count") == 0]
     return _saw_another_batch(proofs[step][rank]) and not any(map(_saw_another_batch, agreeing))
+
+
+def _trained_on_another_loss(rank: int, proofs: Proofs) -> bool:
+    """Whether all gradients of each proven step differ from those of its repetitions, which agree
+    with each other. A device that is wrong in every step would be so in the repetitions as well."""
+    records = [of_step[rank] for of_step in proofs.values() if rank in of_step]
+    return len(records) >= FEWEST_STEPS and all(
+        record.get("differing_count") == record.get("replayed")
+        and parse_texts(record.get("nondeterministic")) == [UNNAMED_KERNELS]
+        for record in records
+    )
 
 
 def _saw_another_batch(record: Mapping[str, Any]) -> bool:

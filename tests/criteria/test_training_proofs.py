@@ -279,6 +279,40 @@ def test_kernels_in_any_order_are_unmeasured(pair: Evidence) -> None:
 UNEXPLAINED = {**WRONG, "nondeterministic": [UNNAMED_KERNELS]}
 
 
+def test_rank_whose_loop_has_another_loss_accuses_no_device(pair: Evidence) -> None:
+    """All its gradients differ in each proven step, and its repetitions agree: `local_loss` is not
+    what it trains on. A device is accused if any step, or any parameter, gave the same bits."""
+    whole = {**PROOF, **UNEXPLAINED, "differing_count": 4}
+    pair.rank(1, ("start", {"node": "n0", "host": "h0", "gpu_uuid": "GPU-1"}))
+    for step in (1, 4, 9):
+        pair.rank(0, ("proof", {**PROOF, "step": step}))
+        pair.rank(1, ("proof", {**whole, "step": step}))
+    words = (
+        r"^rank 1 \(n0\) trained on another loss than .* in each of the 3 proven steps all .* If "
+        r"it is the same, test rank 1 \(n0\) on h0, GPU-1 "
+    )
+    with pytest.raises(AssertionError, match=words):
+        check_replay(pair.result())
+    better: dict[str, Any]
+    for better in ({"differing_count": 3}, {"differing_count": 0}, {"nondeterministic": []}):
+        pair.rank(1, ("proof", {**whole, "step": 9, **better}))
+        with pytest.raises(AssertionError, match=r"^rank 1 .* disagrees with itself"):
+            check_replay(pair.result())
+
+
+def test_scaled_gradients_fail_although_no_step_could_be_repeated(pair: Evidence) -> None:
+    """The loop trains on a multiple of `local_loss`: no gradient is as it was, and all are off by
+    one factor. Gradients that are off by no common factor show nothing then."""
+    scaled = {**GRADIENTS, "synced": False, "factor": 0.5, **ALL_OFF}
+    pair.each("proof", **{**PROOF, **UNEXPLAINED, "gradients": scaled})
+    words = "scaled by 0.5; relative error .*; if the program clips or scales gradients, call"
+    with pytest.raises(AssertionError, match=words):
+        pair.result().check_gradients()
+    pair.rank(1, ("proof", {**PROOF, **UNEXPLAINED, "gradients": {**scaled, "factor": None}}))
+    with pytest.raises(Unmeasured, match="no proven step is left whose numbers are sound"):
+        pair.result().check_gradients()
+
+
 def test_difference_that_no_kernel_explains_must_last(tmp_path: Path) -> None:
     """Of a kernel that torch does not know it shows in most steps; an error that came and went does
     not, and also names a rank that has no other to compare with."""

@@ -173,6 +173,29 @@ PROGRAMS = (
         rank=1,
         slow=True,
     ),
+    # No device is wrong, and none is accused.
+    Fault(
+        "loss_weighted_on_one_rank",
+        "loss_weighted.py",
+        "gradients",
+        frozenset({REPEATED}),
+        skipped=frozenset({GRADIENTS}),
+        words=("rank 1 (local0) trained on another loss than the one that Proof.local_loss",),
+        rank=1,
+        args={**SMALL, "weights": "1,1.02"},
+        slow=True,
+    ),
+    Fault(
+        "loss_weighted_on_all_ranks",
+        "loss_weighted.py",
+        "gradients",
+        frozenset({GRADIENTS}),
+        skipped=frozenset({REPEATED}),
+        words=("not in sync on all ranks at step 1: scaled by 0.5; ", "Proof.local_loss must"),
+        of_nobody=True,
+        args={**SMALL, "weights": "0.5,0.5"},
+        slow=True,
+    ),
     # It agrees with itself; two of four ranks that repeat its pass do not agree with it.
     Fault(
         "same_wrong_answer_each_time",
