@@ -9,7 +9,10 @@ import math
 import statistics
 import time
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
+
+WAITED = Path("/proc/thread-self/schedstat")  # its second number; in nanoseconds
 
 
 class CpuClock:
@@ -44,24 +47,26 @@ class CpuClock:
         pass
 
     def step_seconds(self) -> list[float]:
-        return self._seconds_until(self._ends)
+        pairs = zip(self._begins, self._ends, strict=False)
+        return [self._between(begin, end) for begin, end in pairs]
 
     def local_seconds(self) -> list[float]:
-        """Seconds from the beginning of each step to its mark; empty if a step had no mark."""
+        """Seconds from the beginning of each step to its mark, without those in which the thread
+        waited for a core: others took it, and the rank is not slow. Empty if a step had no mark."""
         steps = range(len(self._ends))
         if not all(step in self._locals for step in steps):
             return []
-        return self._seconds_until([self._locals[step] for step in steps])
-
-    def _seconds_until(self, moments: list[Any]) -> list[float]:
-        pairs = zip(self._begins, moments, strict=False)
-        return [self._between(begin, end) for begin, end in pairs]
+        pairs = ((self._begins[step], self._locals[step]) for step in steps)
+        return [max(0.0, self._between(*pair) - self._waited_between(*pair)) for pair in pairs]
 
     def _now(self) -> Any:
-        return time.perf_counter()
+        return time.perf_counter(), _read_waited_s()
 
     def _between(self, begin: Any, end: Any) -> float:
-        return float(end - begin)
+        return float(end[0] - begin[0])
+
+    def _waited_between(self, begin: Any, end: Any) -> float:
+        return float(end[1] - begin[1])
 
 
 class CudaClock(CpuClock):
@@ -89,6 +94,18 @@ class CudaClock(CpuClock):
 
     def _between(self, begin: Any, end: Any) -> float:
         return float(begin.elapsed_time(end)) / 1000
+
+    def _waited_between(self, begin: Any, end: Any) -> float:
+        return 0.0
+
+
+def _read_waited_s() -> float:
+    """How long this thread has been ready to run without a core, since it began; 0 where the kernel
+    does not count it."""
+    try:
+        return int(WAITED.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def rate_steps(

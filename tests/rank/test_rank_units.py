@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -232,7 +236,40 @@ def test_own_work_of_a_step_is_timed_to_its_first_mark(environment: RankEnvironm
     times = next(events_of(environment).named("step_times"))
     assert times["warmup"] == log.warmup and len(times["local_seconds"]) == 3
     pairs = zip(times["local_seconds"], times["seconds"], strict=True)
-    assert all(0 < own < whole for own, whole in pairs)
+    assert all(0 <= own < whole for own, whole in pairs)
+
+
+BUSY = "import os\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nwhile True: pass"
+
+
+def test_rank_that_waits_for_a_core_is_not_slow(environment: RankEnvironment) -> None:
+    """Other processes on its core make its steps longer, but not its own part of them; time in
+    which it sleeps, as for a file, belongs to that."""
+    cores = os.sched_getaffinity(0)
+    core = min(cores)
+    log = step_log(environment, 2)
+    with ExitStack() as stack:
+        for _ in range(3):
+            words = [sys.executable, "-c", BUSY % core]
+            busy = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE))
+            stack.callback(busy.kill)
+            assert busy.stdout is not None and busy.stdout.readline()
+        stack.callback(os.sched_setaffinity, 0, cores)
+        os.sched_setaffinity(0, {core})
+        log.start()
+        until = time.thread_time() + 0.3
+        while time.thread_time() < until:
+            pass
+        log.local_done()
+        log.record()
+        time.sleep(0.3)
+        log.local_done()
+        log.record()
+    log.finish()
+    times = next(events_of(environment).named("step_times"))
+    contended, slept = times["local_seconds"]
+    assert 0.29 < contended < times["seconds"][0] / 2
+    assert 0.29 < slept < 0.6
 
 
 def test_own_work_is_not_timed_if_a_step_has_no_mark(environment: RankEnvironment) -> None:
