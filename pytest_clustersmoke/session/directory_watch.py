@@ -8,11 +8,13 @@ that made it. If that is the main thread, it can neither print anything nor see 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,11 +29,27 @@ if TYPE_CHECKING:
     from .suite import Suite
 
 NAME_S = 10.0  # without an answer, before it is said
-LEAVE_S = 18.0  # from a signal to the end of pytest, while there is no answer: 20 s are promised
+# From a signal, or the question without an answer if that came later, to the end of pytest. 20 s
+# are promised; the question may come ASK_EVERY_S after the directory began to hang.
+LEAVE_S = 16.0
 HURRY_S = 1.0  # the same from a second signal
 ASK_EVERY_S = 2.0
 LOOK_S = 0.2
+MOST_LOOKS = 5  # as many times LOOK_S is the most that counts between two looks
 TAKE_S = 1.0  # in this time a main thread that is alive prints what is on the board
+
+_wakeups: set[int] = set()  # where the signals of this process are written to
+
+
+def _release_wakeup(own: Collection[int]) -> None:
+    """Have signals written to none of these any more; another's place stays as it is."""
+    with contextlib.suppress(ValueError):  # not in the main thread
+        if (current := signal.set_wakeup_fd(-1)) not in own:
+            signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+
+
+# The signals of a forked child are not its parent's.
+os.register_at_fork(after_in_child=lambda: _release_wakeup(_wakeups))
 
 
 class DirectoryWatch:
@@ -41,76 +59,88 @@ class DirectoryWatch:
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self.suite: Suite | None = None  # once there is one
-        self._asked: tuple[float, Path] | None = None  # since when what has not answered
-        # When signals were seen that a thread took, and since when one is pending that none takes.
+        self._asked: tuple[int, Path | None] = (0, None)  # the last question; None: all answered
+        # When signals were seen that a thread took since all was answered, and since when one is
+        # pending that none takes.
         self._taken: list[float] = []
         self._pending: float | None = None
         self._stopped = threading.Event()
         self._pipe: tuple[int, int] | None = None
-        self._wakeup_before = -1
 
     def start(self) -> None:
         self._terminal = os.dup(2)
         # The C half of a signal handler runs in any thread, and writes there.
         self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.suppress(ValueError):  # not in the main thread
-            self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            _wakeups.add(self._pipe[1])
+            if before != -1:  # an event loop runs pytest, and counts on it
+                signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         for name, run in (("ask", self._ask), ("look", self._look)):
             name = f"clustersmoke-directory-{name}"
             threading.Thread(target=run, name=name, daemon=True).start()
 
     def stop(self) -> None:
         if self._pipe is not None:
-            with contextlib.suppress(ValueError):
-                signal.set_wakeup_fd(self._wakeup_before)
+            _release_wakeup({self._pipe[1]})
+            _wakeups.discard(self._pipe[1])
         self._stopped.set()
 
     def _ask(self) -> None:
+        numbers = itertools.count(1)
         while not self._stopped.is_set():
             run = self.suite.run if self.suite is not None else None
             for path in (self._profile.shared_dir, *([run.journal] if run is not None else [])):
-                self._asked = time.monotonic(), path
+                self._asked = next(numbers), path
                 with contextlib.suppress(OSError):  # an error is an answer
                     os.statvfs(path)  # no client answers that from its cache
                     os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-            self._asked = None
+            self._asked = next(numbers), None
             self._stopped.wait(ASK_EVERY_S)
 
     def _look(self) -> None:
         # A signal that no other thread takes is shown as pending here.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        named: tuple[float, Path] | None = None
         assert self._pipe is not None
+        asked, since, is_named = self._asked, 0.0, False
+        now, last_look = 0.0, time.monotonic()
         while not self._stopped.wait(LOOK_S):
-            now, asked = time.monotonic(), self._asked
-            is_hung = asked is not None and now - asked[0] > NAME_S
-            if asked is not None and is_hung and named is None:
-                named = asked
-                self._say(f"{asked[1]} has not answered for {NAME_S:g} s: waiting for it")
-            elif named is not None and named != asked:
-                self._say(f"{named[1]} answers again, after {now - named[0]:.0f} s")
-                named = None
+            # The directory is not blamed while this process stands still, or one call of the main
+            # thread keeps the interpreter.
+            look = time.monotonic()
+            now += min(look - last_look, MOST_LOOKS * LOOK_S)
+            last_look = look
+            if self._asked != asked:
+                if is_named:
+                    self._say(f"{asked[1]} answers again, after {now - since:.0f} s")
+                asked, since, is_named = self._asked, now, False
+                if asked[1] is None and not self._has_handled():  # another has had the signals
+                    self._taken.clear()
             self._note_signals(self._pipe[0], now)
-            if self._is_to_leave(now, is_hung):
-                self._leave(asked[1] if asked else self._profile.shared_dir)
+            if (path := asked[1]) is None or now - since <= NAME_S:
+                continue
+            if not is_named:
+                is_named = True
+                self._say(f"{path} has not answered for {NAME_S:g} s: waiting for it")
+            if self._is_to_leave(now, since) and self._asked == asked:
+                self._leave(path)
         for descriptor in (*self._pipe, self._terminal):
             os.close(descriptor)
 
     def _note_signals(self, wakeup: int, now: float) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # nothing there, or another has closed it
             self._taken += [now for number in os.read(wakeup, 64) if number in SIGNALS]
-        if not self._taken and self._has_handled():  # another plugin took the pipe's place
-            self._taken.append(now)
         is_pending = bool(signal.sigpending() & {*SIGNALS})
         self._pending = (self._pending or now) if is_pending else None
 
-    def _is_to_leave(self, now: float, is_hung: bool) -> bool:
-        seen = [*self._taken, *([self._pending] if self._pending else [])]
-        if not seen or not (is_hung or self._pending or not self._has_handled()):
-            return False  # the main thread is at work
-        since = seen[0] if is_hung else self._pending or seen[0]
-        is_second = is_hung and len(seen) > 1 and now - seen[1] > HURRY_S
-        return is_second or now - since > LEAVE_S
+    def _is_to_leave(self, now: float, since: float) -> bool:
+        """Whether pytest is to end, while a question has had no answer since then."""
+        taken = self._taken
+        if not taken and self._has_handled():  # another has the pipe's place
+            taken = [since]
+        seen = sorted([*taken, *([self._pending] if self._pending else [])])
+        is_second = len(seen) > 1 and seen[1] >= since and now - seen[1] > HURRY_S
+        return is_second or (bool(seen) and now - max(seen[0], since) > LEAVE_S)
 
     def _has_handled(self) -> bool:
         """Whether the main thread has got as far as to handle a signal."""
@@ -124,7 +154,7 @@ class DirectoryWatch:
             return
         session.board.post(SHARED_DIR, text)
         self._stopped.wait(TAKE_S)
-        for news in session.board.take_news():
+        for news in session.board.take_news(SHARED_DIR):
             self._write(f"  {news.phase}: {news.text}")
 
     def _write(self, line: str) -> None:

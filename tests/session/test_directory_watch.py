@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pytest_clustersmoke.evidence.telemetry import read_events
+from pytest_clustersmoke.session import directory_watch as module
+from pytest_clustersmoke.session.directory_watch import DirectoryWatch
+from tests.support.evidence import make_profile
 from tests.support.harness import IDLE, RunningPytest, Suite
+from tests.support.waiting import PATIENCE_S, wait_for
 
 # Every call of pytest's into the directory hangs while the file `hung` is there. Times are short.
 CONFTEST = """
@@ -115,5 +123,148 @@ def test_directory_that_hangs_before_anything_was_submitted_is_named(
         await_word(running, "has not answered for 1 s")
         running.interrupt(signal.SIGTERM)
         outcome = running.wait()
-    assert outcome.ret == -signal.SIGTERM or "nothing was submitted" in outcome.output
+    assert outcome.ret == -signal.SIGTERM, outcome.output
     assert suite.runs() == []
+
+
+class Watched:
+    """A watch of a directory that answers while `answers` is set. Its lines are kept, as is that it
+    would end pytest."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.answers, self._is_asked = threading.Event(), threading.Event()
+        self.answers.set()
+        self.lines: list[str] = []
+        self.has_left = False
+        self._looks = 0
+        self._sigpending = signal.sigpending
+        self.watch = DirectoryWatch(make_profile(folder))
+        patch.setattr(os, "statvfs", self._answer)
+        patch.setattr(signal, "sigpending", self._look)
+        patch.setattr(self.watch, "_write", self.lines.append)
+        patch.setattr(self.watch, "_leave", self._leave)
+
+    def _answer(self, path: Path) -> None:
+        self._is_asked.set()
+        self.answers.wait()
+
+    def _look(self) -> object:
+        self._looks += 1
+        return self._sigpending()
+
+    def _leave(self, path: Path) -> None:
+        self.has_left = True
+
+    def await_question(self) -> None:
+        """Return once another question was put."""
+        self._is_asked.clear()
+        assert self._is_asked.wait(PATIENCE_S)
+
+    def await_looks(self) -> None:
+        """Return once it has looked some times more."""
+        enough = self._looks + 4
+        wait_for("looks of the watch", lambda: self._looks >= enough)
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    for name, seconds in {
+        "LOOK_S": 0.05,
+        "ASK_EVERY_S": 0.05,
+        "NAME_S": 0.2,
+        "LEAVE_S": 0.4,
+    }.items():
+        monkeypatch.setattr(module, name, seconds)
+    watched = Watched(tmp_path, monkeypatch)
+    watched.watch.start()
+    yield watched
+    watched.answers.set()
+    watched.watch.stop()
+
+
+@pytest.fixture
+def handled() -> Iterator[list[int]]:
+    """The signals that somebody else's handler of SIGTERM got."""
+    numbers: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: numbers.append(number))
+    yield numbers
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_signal_ends_no_pytest_whose_shared_directory_answers(
+    watched: Watched, handled: list[int]
+) -> None:
+    """Neither at once nor when the directory hangs later: it was somebody else's. One that comes
+    while it hangs does."""
+    signal.raise_signal(signal.SIGTERM)
+    assert handled
+    for _ in range(3):
+        watched.await_looks()
+    assert not watched.has_left and not watched.lines
+    for _ in range(2):  # the first may have been put before the signal
+        watched.await_question()
+    watched.await_looks()
+    watched.answers.clear()
+    wait_for("the name of the directory", lambda: watched.lines)
+    for _ in range(3):
+        watched.await_looks()
+    assert not watched.has_left
+    signal.raise_signal(signal.SIGTERM)
+    wait_for("the end of pytest", lambda: watched.has_left)
+    assert len(watched.lines) == 1
+
+
+def test_time_in_which_pytest_stands_still_is_not_the_directorys(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one call keeps the interpreter, the answer to a question cannot be taken."""
+    monkeypatch.setattr(module, "NAME_S", 3.0)
+    watched.answers.clear()
+    watched.await_question()
+    ctypes.PyDLL(None).usleep(3_500_000)  # this keeps the interpreter
+    watched.await_looks()
+    assert not watched.lines
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_place_for_signals_is_left_to_others(tmp_path: Path) -> None:
+    """To an event loop that runs pytest, to one that a test has started, and to forked children,
+    whose signals are not pytest's."""
+    reader, theirs = os.pipe2(os.O_NONBLOCK)
+    before = signal.set_wakeup_fd(-1)
+    watches = [DirectoryWatch(make_profile(tmp_path)) for _ in range(3)]
+    try:
+        for watch in watches[:2]:
+            watch.start()
+            child = os.fork()
+            if child == 0:
+                os._exit(signal.set_wakeup_fd(-1) != -1)
+            assert os.waitpid(child, 0)[1] == 0
+            signal.set_wakeup_fd(theirs)
+            watch.stop()
+            assert signal.set_wakeup_fd(-1) == theirs
+        signal.set_wakeup_fd(theirs)
+        watches[2].start()
+        assert signal.set_wakeup_fd(theirs) == theirs
+    finally:
+        for watch in watches:
+            watch.stop()
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(theirs)
+
+
+def test_nothing_is_left_of_a_watch_that_has_ended(tmp_path: Path) -> None:
+    """Several sessions may run in one process."""
+    watches = [DirectoryWatch(make_profile(tmp_path)) for _ in range(2)]
+    before = count_open()
+    for watch in watches:  # one inside the other
+        watch.start()
+    for watch in reversed(watches):
+        watch.stop()
+    wait_for("the end of threads and descriptors", lambda: count_open() <= before)
+
+
+def count_open() -> int:
+    threads = [each for each in threading.enumerate() if "clustersmoke-directory" in each.name]
+    return len(threads) + len([*Path("/proc/self/fd").iterdir()])

@@ -175,10 +175,11 @@ class Board:
                 lambda: self._error or any(s.state != WAITING for s in self._states.values())
             )
 
-    def take_news(self) -> list[Progress]:
-        """The changes since the last call."""
+    def take_news(self, *phases: str) -> list[Progress]:
+        """The changes since the last call, of these phases or of all."""
         with self._changed:
-            news, self._news = self._news, []
+            news = [each for each in self._news if not phases or each.phase in phases]
+            self._news = [each for each in self._news if each not in news]
         return news
 
     def check(self) -> None:
