@@ -164,7 +164,7 @@ def test_no_rank_is_blamed_if_batch_norms_carry_an_error_to_all(tmp_path: Path) 
     """Rank 1 computes each repeated pass differently, and its statistics reach rank 0."""
     change = (
         "from pytest_clustersmoke.rank import proof\n"
-        "prints, passes = proof.Replay.prints, 0\n"
+        "prints, passes = proof.Replay._sum_prints, 0\n"
         "def wrong(self, *use):\n"
         "    global passes\n"
         "    passes += 1\n"
@@ -174,7 +174,7 @@ def test_no_rank_is_blamed_if_batch_norms_carry_an_error_to_all(tmp_path: Path) 
         "        return prints(self, *use)\n"
         "    finally:\n"
         "        hook.remove()\n"
-        "proof.Replay.prints = wrong"
+        "proof.Replay._sum_prints = wrong"
     )
     outcome = run_program(break_program(tmp_path, "train_epochs", change), tmp_path, ARGS)
     assert outcome.statuses == [0], outcome.output
