@@ -38,6 +38,7 @@ class Screen:
         self._drawn: Sequence[str] = ()
         self._size: os.terminal_size | None = None  # at the last drawing; None if nothing is drawn
         self._half = False
+        self._is_drawing = self._stops_later = False
         self._on_stop: Any = None
 
     @property
@@ -54,6 +55,16 @@ class Screen:
         if not lines:
             self.erase()
             return
+        self._is_drawing = True
+        try:
+            self._draw(lines, size)
+        finally:
+            self._is_drawing = False
+            if self._stops_later:
+                self._stops_later = False
+                self._stop(signal.SIGTSTP, None)
+
+    def _draw(self, lines: Sequence[str], size: os.terminal_size) -> None:
         if self._size is None:
             self._write(SAVE)
             self._size = size
@@ -106,6 +117,9 @@ class Screen:
             self._on_stop = None
 
     def _stop(self, number: int, frame: Any) -> None:
+        if self._is_drawing:  # afterwards the rest would be drawn over what the shell has printed
+            self._stops_later = True
+            return
         with contextlib.suppress(OSError):
             self.erase()
         os.kill(os.getpid(), signal.SIGTSTP)  # with the default handler, so the process stops here
