@@ -159,7 +159,7 @@ def main() -> None:
         )
 
     Rank.step_log = step_log  # type: ignore[method-assign, assignment]
-    CpuClock._now = lambda self: time.process_time()  # type: ignore[method-assign]
+    CpuClock._now = lambda self: (time.process_time(), 0.0)  # type: ignore[method-assign]
     sys.argv = [args.program, *own]
     importlib.import_module(args.program).main()
 
