@@ -34,6 +34,7 @@ from ..jobs.outcome import (
     STEP_DAEMON_DIED,
     SUSPENDED,
     Judgement,
+    describe_lost_steps,
     find_refusing_nodes,
 )
 from .failure_evidence import FailureEvidence
@@ -160,10 +161,12 @@ def _preempted(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     lost = "its nodes now run " + by if by else "Slurm does not say to which job"
     qos = f", QOS {record.job.qos}" if record.job.qos else ""
     where = f"{record.job.partition}{qos}"
+    again = describe_lost_steps(evidence.result)
     return Finding(
         "preempted",
         f"the scheduler gave the job's nodes to another job{f' at {when}' if when else ''}: "
-        f"{lost}; this job ran in partition {where or 'unknown'}",
+        f"{lost}; this job ran in partition {where or 'unknown'}"
+        f"{f'; {again}' if again else ''}",
         "run again, or in a partition or QOS that is not preempted (slurm.partition, slurm.qos)",
         evidence=(
             *record.evidence(*takers[:2], record.job),

@@ -66,6 +66,26 @@ def judge_job(
     Success means that every node reported ok and every rank reported done. The scheduler's
     COMPLETED alone proves nothing, and no later state disproves a success.
     """
+    judgement = _judge_end(result, state, cancelled)
+    if judgement.ended_by in (REQUEUED, "PREEMPTED") and (lost := describe_lost_steps(result)):
+        return replace(judgement, reason=f"{judgement.reason}; {lost}")
+    return judgement
+
+
+def describe_lost_steps(result: PhaseResult) -> str:
+    """Which steps of a phase with `resume` its next job does again, since this one was taken away
+    without the time to save; empty if it has no `resume` or did no step."""
+    done = max((rank.steps_done or 0 for rank in result.ranks), default=0)
+    if not result.spec.get("resume") or not done:
+        return ""
+    planned = max(rank.steps_planned or 0 for rank in result.ranks)
+    which = "step 1" if done == 1 else f"steps 1 to {done}"
+    return f"it could not save its progress, so its next job does {which} of {planned} again"
+
+
+def _judge_end(
+    result: PhaseResult, state: JobState | None, cancelled: Judgement | None
+) -> Judgement:
     if result.nodes and all(node.ok for node in result.nodes):
         return _judge_success(result, cancelled)
     if cancelled is not None:

@@ -264,7 +264,8 @@ def test_phase_that_ends_at_the_notice_of_a_preemption_has_not_failed(lab_suite:
 
 @pytest.mark.slow
 def test_phase_that_is_requeued_without_warning_is_not_resumed(lab_suite: Suite) -> None:
-    """A node may have failed. The job is cancelled, and the run proves nothing."""
+    """A node may have failed. The job is cancelled, and the run proves nothing; it says which steps
+    are done again."""
     add_phase(lab_suite, steps=12, pause_s=0.3)
     with lab_suite.started() as running:
         wait_for_step(lab_suite, running, attempt=0, step=3)
@@ -273,5 +274,6 @@ def test_phase_that_is_requeued_without_warning_is_not_resumed(lab_suite: Suite)
         outcome = running.wait()
     assert outcome.phase("long")["outcome"] == "preempted", outcome.output
     assert outcome.record()["verdict"] == "INCONCLUSIVE"
+    assert re.search(r"steps 1 to \d+ of 12 again", outcome.phase("long")["reason"])
     assert outcome.events("requeued") == []
     assert lab_suite.slurm("squeue", "-h", "-j", job, "-o", "%T").split() == []

@@ -237,6 +237,31 @@ def test_job_that_ends_at_the_notice_of_a_preemption_did_not_fail(
 
 
 @pytest.mark.parametrize(
+    ("resume", "steps", "again"),
+    [
+        (True, 8, "steps 1 to 8 of 14 again"),
+        (4, 1, "step 1 of 14 again"),
+        (True, 0, ""),
+        (0, 8, ""),
+    ],
+)
+def test_phase_that_could_not_save_says_which_steps_are_done_again(
+    resume: object, steps: int, again: str, tmp_path: Path
+) -> None:
+    """Without grace a preemption leaves no time to save; the phase's reason and finding name the
+    steps that its next job repeats."""
+    evidence = Evidence(tmp_path, 1, 2).started().each("step", step=steps, steps=14)
+    write_json(evidence.dir.spec, {**evidence.result().spec, "resume": resume})
+    shown = "JobState=PREEMPTED ExitCode=0:0 NodeList=n0 Partition=low\n"
+    SchedulerRecord(parse_scheduled_job(shown)).write(evidence.dir.scheduler)
+    judged = judge_job(evidence.result(), ended("PREEMPTED"))
+    assert judged.outcome == "preempted"
+    (finding,) = diagnose(evidence.result(), judged)
+    for text in (judged.reason, finding.cause):
+        assert text.endswith(again) and ("again" in text) is bool(again), text
+
+
+@pytest.mark.parametrize(
     ("ok", "paused_s", "outcome"),
     [(True, 7.0, "preempted"), (False, 7200.0, "failed"), (True, 0.0, "passed")],
 )
