@@ -83,9 +83,10 @@ class _Course:
         return min(starts)
 
     def since(self, node: int | None, time: float) -> float:
-        """Within a few decades: a rank may write any number as its time."""
+        """From 0, since the first stage opens a moment before its rank says that it started, to a
+        few decades: a rank may write any number as its time."""
         seconds = self.evidence.timeline.at(node, time) - self.zero
-        return max(-MOST_S, min(MOST_S, seconds))
+        return max(0.0, min(MOST_S, seconds))
 
     @cached_property
     def causes(self) -> dict[int, str]:

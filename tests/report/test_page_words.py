@@ -28,15 +28,25 @@ def red(result: Any, **changes: Any) -> records.Record:
     return phase
 
 
-def test_legend_of_the_topology_has_links_only_where_some_are_drawn() -> None:
+def test_legend_of_the_topology_has_only_what_is_drawn() -> None:
     """What no picture of the phase shows is not explained below it."""
     phase = records.phase("small")
-    assert "link as expected" in section(page(records.run(phase)), "phase-small-topology")
-    phase["topology"] |= {"links": [], "groups": [], "note": "gloo does not log its connections"}
     legend = section(page(records.run(phase)), "phase-small-topology")
-    assert "slow rank" in legend and "rank not done" in legend
+    assert "link as expected" in legend
+    marks = ("slow rank", "rank not done", "rank named as a cause", "rank that wrote nothing")
+    assert [mark for mark in marks if mark in legend] == []
+    phase["topology"] |= {"links": [], "groups": [], "note": "gloo does not log its connections"}
+    phase["ranks"][0] |= {"behind": True}
+    phase["ranks"][1] |= {"done": False}
+    phase["progress"] = staged.progress([staged.lane([0], "unfinished", "in train")])
+    legend = section(page(records.run(phase)), "phase-small-topology")
+    assert [mark for mark in marks if mark in legend] == ["slow rank", "rank not done"]
     assert "link as expected" not in legend and "unexpected link" not in legend
     assert "between two nodes" not in legend
+    lanes = [staged.lane([0], "named", "it died"), staged.lane([1], "silent", "wrote nothing")]
+    phase["progress"] = staged.progress(lanes)
+    legend = section(page(records.run(phase)), "phase-small-topology")
+    assert [mark for mark in marks if mark in legend] == list(marks)
 
 
 def test_fit_page_claims_no_more_than_was_measured() -> None:
