@@ -94,14 +94,24 @@ def _explained(finding: Finding, evidence: FailureEvidence) -> Finding:
         return finding
     if code is not None and unknown is None:
         return _with_last_line(finding, evidence)
-    if unknown is None or finding.id == "rank-error":
+    if unknown is None:
         suffix = "; unknown cause" if finding.id in ("rank-error", "rank-died") else ""
         return replace(finding, cause=f"{finding.cause}{suffix}")
+    if finding.id == "rank-error" or _quotes(finding, unknown):
+        where = f", raised at {unknown.detail['where']}" if unknown.detail["where"] else ""
+        return replace(finding, cause=f"{finding.cause}; unknown cause{where}")
     return replace(
         finding,
         cause=f"{finding.cause}; {unknown.cause}",
         evidence=(*finding.evidence, *unknown.evidence[:1]),
     )
+
+
+def _quotes(finding: Finding, error: Finding) -> bool:
+    """Whether the finding has the line of that error already."""
+    return (error.evidence[0].file, error.evidence[0].line) in {
+        (shown.file, shown.line) for shown in finding.evidence
+    }
 
 
 def _with_cause(finding: Finding, cause: Finding) -> Finding:
