@@ -205,7 +205,12 @@ def test_place_of_an_error_of_the_program_is_named(tmp_path: Path) -> None:
     stderr(early, 0, raised)
     (finding,) = diagnosed(early)
     assert finding.cause.count("ValueError: labels are 7, 9") == 1 and finding.cause.endswith(place)
-    assert len({(shown.file, shown.line) for shown in finding.evidence}) == len(finding.evidence)
+    known = Evidence(tmp_path / "c", 1, 1)
+    known.node(0, ok=False, reason="torchrun", why="torchrun ended with status 1")
+    stderr(known, 0, "ModuleNotFoundError: No module named 'peft'\n")
+    for each in (finding, *diagnosed(known)):
+        places = [(shown.file, shown.line) for shown in each.evidence]
+        assert len({*places}) == len(places) == 2
 
 
 @pytest.mark.parametrize(
