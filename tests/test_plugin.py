@@ -262,7 +262,7 @@ def test_phase_changed_on_the_command_line_is_not_compared(suite: Suite) -> None
 def test_verdict_names_its_selection(sizes: Suite) -> None:
     """With -m the verdict names the selection, and how many of the cluster's phases it has."""
     result = sizes.run("-m", "singlegpu")
-    assert result.outlines[-1] == "FIT: 1 of 3 phases passed; selected: singlegpu"
+    assert result.outlines[-1] == "FIT: 1 of 1 phases passed; selected: singlegpu (1 of 3 phases)"
 
 
 def test_no_colour_in_pipes(suite: Suite) -> None:

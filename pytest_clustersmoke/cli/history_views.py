@@ -68,14 +68,14 @@ def text_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
     elif len(series) == 1:
         yield from _run_lines(series[0])
     else:
-        columns = ("cluster", "phase", "#runs", "#good", "newest (UTC)", "outcome", *METRIC_COLUMNS)
+        columns = ("cluster", "phase", "#runs", "#good", "newest (UTC)", "verdict", *METRIC_COLUMNS)
         yield from table(columns, map(_phase_row, series))
 
 
 def _phase_row(series: PhaseSeries) -> list[str]:
     count, newest = series.count, series.runs[0]
     row = [count.cluster, count.phase, str(count.runs), str(count.good)]
-    row += [moment(newest.begun), newest.outcome]
+    row += [moment(newest.begun), _verdict(newest)]
     names = series.metrics[:1]
     return row + (_metric_row(series, names[0]) if names else [""] * len(METRIC_COLUMNS))
 
@@ -112,6 +112,16 @@ def _run_lines(series: PhaseSeries) -> Iterator[str]:
     yield from table((*columns, *(f"#{name}" for name in headline), "changed"), rows)
     yield ""
     yield from table(METRIC_COLUMNS, [_metric_row(series, name) for name in series.metrics])
+
+
+def _verdict(run: PhaseRun) -> str:
+    """That of the phase: a job that passed may have criteria that did not."""
+    from ..report.phase_table import judge_counts  # the other views need no records
+
+    results = Counter(run.criteria.values())
+    failed, known = results["failed"], results["known"]
+    is_known = run.outcome != "passed" and known > 0 and not failed
+    return judge_counts(run.outcome, is_known, failed, known).words
 
 
 def _criteria(run: PhaseRun) -> str:

@@ -94,14 +94,25 @@ def _explained(finding: Finding, evidence: FailureEvidence) -> Finding:
         return finding
     if code is not None and unknown is None:
         return _with_last_line(finding, evidence)
-    if unknown is None or finding.id == "rank-error":
+    if unknown is None:
         suffix = "; unknown cause" if finding.id in ("rank-error", "rank-died") else ""
         return replace(finding, cause=f"{finding.cause}{suffix}")
-    return replace(
-        finding,
-        cause=f"{finding.cause}; {unknown.cause}",
-        evidence=(*finding.evidence, *unknown.evidence[:1]),
-    )
+    evidence = _join_evidence(finding, unknown)
+    if finding.id == "rank-error" or evidence == finding.evidence:  # the error is quoted already
+        where = f", raised at {unknown.detail['where']}" if unknown.detail["where"] else ""
+        return replace(finding, cause=f"{finding.cause}; unknown cause{where}")
+    return replace(finding, cause=f"{finding.cause}; {unknown.cause}", evidence=evidence)
+
+
+def _join_evidence(finding: Finding, cause: Finding) -> tuple[Evidence, ...]:
+    """That of the finding, with the first line of the cause's, unless that is quoted already."""
+    quoted = {(shown.file, shown.line): shown.text for shown in finding.evidence}
+    first = [
+        shown
+        for shown in cause.evidence[:1]
+        if shown.text not in quoted.get((shown.file, shown.line), "")
+    ]
+    return (*finding.evidence, *first)
 
 
 def _with_cause(finding: Finding, cause: Finding) -> Finding:
@@ -109,7 +120,7 @@ def _with_cause(finding: Finding, cause: Finding) -> Finding:
         finding,
         cause=f"{finding.cause}; cause: {cause.cause}",
         fix=cause.fix,
-        evidence=(*finding.evidence, *cause.evidence[:1]),
+        evidence=_join_evidence(finding, cause),
         detail={**finding.detail, "signature": cause.id},
     )
 
@@ -133,7 +144,7 @@ def _with_both(finding: Finding, cause: Finding, before: Finding) -> Finding:
     return replace(
         known,
         cause=f"{known.cause}; before that, it raised an error that no signature knows: {error}",
-        evidence=(*known.evidence, *before.evidence[:1]),
+        evidence=_join_evidence(known, before),
     )
 
 

@@ -20,7 +20,10 @@ from ..evidence.telemetry import parse_int, read_events
 from ..text import near, plural
 from .failure_evidence import FailureEvidence
 
-HOW_TO_ADAPT = "docs/how-to/adapt-a-ddp-script.md of pytest-clustersmoke"
+HOW_TO_ADAPT = (
+    "docs/how-to/adapt-a-ddp-script.md of pytest-clustersmoke (adapt-a-trainer-script.md for one "
+    "with the Trainer of transformers)"
+)
 FIX_ARGUMENTS = (
     "correct the phase's `args`, or the program; its options are in the lines above the evidence"
 )

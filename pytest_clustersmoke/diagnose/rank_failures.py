@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.job_results import RankError, RankResult
 from ..evidence.scheduler_record import OUT_OF_MEMORY
-from ..evidence.telemetry import MARK_EVERY_S, parse_rows
+from ..evidence.telemetry import MARK_EVERY_S, parse_int, parse_rows
 from ..jobs.outcome import Judgement
 from .failure_evidence import FailureEvidence, is_echo
 from .node_findings import NODE_REASONS
@@ -265,9 +265,12 @@ def _errors(evidence: FailureEvidence) -> list[tuple[RankResult, RankError]]:
 
 
 def _position(rank: RankResult) -> tuple[str, int]:
-    """Its last stage, and the last step that it marked if it is still in training."""
+    """Its last stage, and the last step that it is known to have done if it is still in training:
+    one that it marked, or the one before a step that it proved."""
     if not rank.stages:
         return "init", 0
     stage = rank.stages[-1]
-    inside = stage.name == "train" and not stage.ended
-    return stage.name, (rank.steps_done or 0) if inside else 0
+    if stage.name != "train" or stage.ended:
+        return stage.name, 0
+    proven = [parse_int(record.get("step")) or 0 for record in rank.events.named("proof")]
+    return stage.name, max([rank.steps_done or 0, *(step - 1 for step in proven)])

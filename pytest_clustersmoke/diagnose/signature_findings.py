@@ -130,7 +130,7 @@ def _unknown_finding(
         (Evidence(line.file, line.number, line.text),),
         tuple(hosts),
         tuple(ranks),
-        {"lines": 1, "more": False},
+        {"lines": 1, "more": False, "where": error.where},
     )
 
 

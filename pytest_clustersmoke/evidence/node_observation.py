@@ -43,14 +43,18 @@ CHECKS = frozenset(
         *("tmp-not-writable", "versions-differ"),
     }
 )
-# What names nodes and accuses none: between two nodes, by the scheduler or the user, or a trick.
+# What names nodes and accuses none: between two nodes, by the scheduler or the user, a trick, or a
+# mistake in a phase or its program.
 HARMLESS = frozenset(
     {
-        *("cancelled-by-other", "fault-staged-unasked", "foreign-events", "hosts-silent"),
-        *("job-suspended", "master-unreachable", "node-drained", "nodes-unavailable", "preempted"),
-        *("requeued", "time-limit"),
+        *("argument-refused", "cancelled-by-other", "fault-staged-unasked", "foreign-events"),
+        *("hosts-silent", "job-suspended", "master-unreachable", "node-drained"),
+        *("nodes-unavailable", "preempted", "rank-api-unused", "requeued", "time-limit"),
+        "world-size-mismatch",
     }
 )
+# The signature of a program that calls the Rank API wrongly.
+MISUSE = "rank_api_misuse"
 # Slurm itself names these nodes, which need not have written a line.
 BY_SCHEDULER = frozenset({NODE_DOWN, "host-lost", "prolog-failed", "slurmstepd-died"})
 

@@ -24,6 +24,7 @@ from ..evidence.node_observation import (
     DRIVER,
     GPU,
     HARMLESS,
+    MISUSE,
     NODE_DOWN,
     SCREEN,
     SLOW,
@@ -146,7 +147,7 @@ def _find_accused(phase: PhaseRecord, nodes: Mapping[str, str]) -> dict[str, Fin
     warn on another, so each node counts by its own finding."""
     by_id: dict[str, list[FindingRecord]] = {}
     for finding in phase.findings:
-        if finding.severity in (FAILURE, WARNING) and finding.id not in HARMLESS:
+        if finding.severity in (FAILURE, WARNING) and not _is_harmless(finding):
             by_id.setdefault(finding.id, []).append(finding)
     graver = any(
         id in CHECKS and any(each.severity == FAILURE for each in found)
@@ -166,6 +167,10 @@ def _find_accused(phase: PhaseRecord, nodes: Mapping[str, str]) -> dict[str, Fin
             if _accuses(finding, count, len({*nodes.values()}), graver)
         ]
     return dict(sorted(accusations, key=lambda made: _weigh(made[1])))
+
+
+def _is_harmless(finding: FindingRecord) -> bool:
+    return finding.id in HARMLESS or finding.detail.get("signature") == MISUSE
 
 
 def _weigh(finding: FindingRecord) -> tuple[bool, bool, bool]:

@@ -167,16 +167,19 @@ def _traces(phases: Iterable[PhaseRecord]) -> list[str]:
 
 
 def _count_skipped(phases: Iterable[PhaseRecord]) -> Iterator[str]:
-    """How many criteria were skipped, by the kind that was not measured, and how to see why."""
-    texts = [
-        criterion.text
-        for phase in phases
-        for criterion in phase.criteria.values()
-        if criterion.result == "skipped"
-    ]
+    """How many criteria were skipped, by the kind that was not measured, and how to see why. Those
+    of a job that did not pass are not measured for its sake."""
+    texts: list[str] = []
+    kinds: Counter[str] = Counter()
+    for phase in phases:
+        skipped = [each.text for each in phase.criteria.values() if each.result == "skipped"]
+        texts += skipped
+        for text in skipped:
+            match = UNMEASURED.match(text)
+            other = "others" if phase.outcome == "passed" else "job failed"
+            kinds[match[1] if match else other] += 1
     if not texts:
         return
-    kinds = Counter(match[1] if (match := UNMEASURED.match(text)) else "others" for text in texts)
     parts = [f"{kind} {count}" for kind, count in kinds.most_common()]
     few = " (not enough history)" if any(NOT_ENOUGH in text for text in texts) else ""
     listed = shorten([f"{part}{few if part.startswith('history ') else ''}" for part in parts], 6)

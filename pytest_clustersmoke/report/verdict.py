@@ -167,7 +167,7 @@ def _make_verdict(
     named = [*filter(None, reasons)]
     why = f" ({clip(shorten(named, MAX_NAMES, '; '), MAX_PART)})" if named else ""
     ends = (_describe_retried(record), _describe_unproven(record, name))
-    scope = f"; selected: {clip(selection, MAX_PART)}" if selection else ""
+    scope = f"; selected: {clip(selection, MAX_PART)}{_count_chosen(record)}" if selection else ""
     reported, every = _count_criteria(record)
     return RunVerdict(
         name=name,
@@ -240,7 +240,7 @@ def _list_unjudged_proofs(phase: PhaseRecord) -> list[str]:
 
 
 def _count_phases(record: RunRecord, verdict: str) -> str:
-    """How many of the cluster's phases failed, passed or finished, in words."""
+    """How many of the phases that were to run failed, passed or finished, in words."""
     if verdict == UNFIT:
         number, state = sum(bool(_describe_failure(phase)) for phase in record.phases), "failed"
     elif verdict == FIT:
@@ -252,7 +252,14 @@ def _count_phases(record: RunRecord, verdict: str) -> str:
         )
     reported, every = _count_criteria(record)
     criteria = f", {reported} of {every} criteria reported" if reported < every else ""
-    return f"{number} of {len(record.phases_of_cluster)} phases {state}{criteria}"
+    return f"{number} of {len(record.phases)} phases {state}{criteria}"
+
+
+def _count_chosen(record: RunRecord) -> str:
+    """How many of the cluster's phases were to run, where that is not all of them."""
+    chosen, every = len(record.phases), len(record.phases_of_cluster)
+    of_phases = record.proof is None and record.screen is None
+    return f" ({chosen} of {every} phases)" if of_phases and chosen < every else ""
 
 
 def _count_criteria(record: RunRecord) -> tuple[int, int]:

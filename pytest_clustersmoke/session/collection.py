@@ -27,7 +27,7 @@ from ..report.acknowledgements import Acknowledgements
 from ..text import Problem, UsageProblems
 from .avoided_nodes import AvoidedNodes, find_avoided_nodes
 from .items import Mistakes, PhaseClass, phase_class, phase_classes
-from .selection import all_criteria, criteria, is_whole
+from .selection import all_criteria, collects_all, criteria, is_whole
 
 # The criterion of `Resumed`, by which a class is known to judge what came before a stop.
 RESUMED = "test_training_before_the_stop_was_sound"
@@ -92,7 +92,7 @@ class PhaseCollection:
             for marked in {marked.entry: marked for marked in markers.values()}.values()
             if marked.name not in phases
         ]
-        if whole:
+        if collects_all(self.config):
             self.absences += find_undefined(markers.values(), self.profile)
         self.phases = self.with_traces(phases)
         self._all = list(items)

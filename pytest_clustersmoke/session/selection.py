@@ -22,6 +22,8 @@ from .items import (
 
 # Options that may leave tests out, but do not always.
 CACHE_OPTIONS = {"lf": "--last-failed", "stepwise": "--stepwise"}
+# --last-failed does not even collect files in which nothing failed.
+NOT_COLLECTING = ("ignore", "ignore_glob", "lf")
 
 
 def describe_selection(config: pytest.Config, is_cut: bool, part: Iterable[str] = ()) -> str:
@@ -48,14 +50,19 @@ def _selecting_words(config: pytest.Config, is_cut: bool) -> list[str]:
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Whether no option leaves out a file or a test, so that a phase that was not collected does
-    not exist. The suite is at pytest's `testpaths`, or in the root directory."""
+    """Whether no option leaves out a file or a test."""
+    options = ("markexpr", "keyword", "deselect", *CACHE_OPTIONS)
+    return collects_all(config) and not any(config.getoption(name, None) for name in options)
+
+
+def collects_all(config: pytest.Config) -> bool:
+    """Whether no option leaves out a file, so that a phase that was not collected does not exist.
+    The suite is at pytest's `testpaths`, or in the root directory."""
     suite = [config.rootpath / path for path in config.getini("testpaths")] or [config.rootpath]
     places = [(config.invocation_params.dir / word).resolve() for word in config.args]
-    options = ("markexpr", "keyword", "deselect", "ignore", "ignore_glob", *CACHE_OPTIONS)
     return all(
         any(path.resolve().is_relative_to(place) for place in places) for path in suite
-    ) and not any(config.getoption(name, None) for name in options)
+    ) and not any(config.getoption(name, None) for name in NOT_COLLECTING)
 
 
 def _describe_changes(config: pytest.Config) -> str:

@@ -195,7 +195,7 @@ def count_selection(
         if phase.proof.value == "twin":
             counts.require = ["twin"]
         if phase.name in defined:
-            counts.defined = sorted(defined[phase.name])
+            counts.defined = sorted({*defined[phase.name]})
             counts.selected = sorted(selected.get(phase.name, ()))
     tally.phases_of_cluster = phases_of_cluster
     tally.counts.undefined_phases = [name for name in phases_of_cluster if name not in defined]

@@ -59,7 +59,8 @@ def test_one_phase_is_shown_run_by_run(reports: Path, capsys: pytest.CaptureFixt
 def test_several_phases_have_one_line_each(
     reports: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each phase of each cluster, with its newest run and main metric."""
+    """Each phase of each cluster, with its newest run and main metric. The verdict is that of the
+    phase: the job of the last one passed, and a criterion did not."""
     store_run(of_night(30, phase("a"), phase("b", metrics={}, outcome="lost")), reports)
     status, out, _ = run(capsys, "history", "--report-dir", reports)
     assert status == 0
@@ -70,7 +71,12 @@ def test_several_phases_have_one_line_each(
         ["gilbreth", "zero1_4node", "22", "21"],
     ]
     assert rows[1][7:9] == ["steps_per_s", "9.500"]
-    assert rows[2][6:] == ["lost"]
+    verdicts = [line[out.index("verdict") :] for line in out.splitlines()[1:]]
+    assert [words.split("  ")[0] for words in verdicts] == [
+        "passed",
+        "not measured (lost)",
+        "1 failed",
+    ]
 
 
 def test_last_cluster_phase_and_metric_select(

@@ -178,6 +178,41 @@ def test_rank_that_died_silently(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("proven", "last"), [([1, 9], 8), ([1], 7), (["x", 1e9, None], 7)])
+def test_dead_rank_proved_a_step_after_its_last_mark(
+    tmp_path: Path, proven: list[Any], last: int
+) -> None:
+    """It had done the steps before that one, whether or not it marked them."""
+    begun = ("stage", {"name": "train", "state": "begin"}), ("step", {"step": 7})
+    evidence = Evidence(tmp_path, 1, 1).started()
+    evidence.rank(0, *begun, *(("proof", {"step": step}) for step in proven))
+    writer = EventWriter(evidence.dir.node_events(0))
+    writer.write("ranks", states=[{"rank": 0, "alive": False}])
+    writer.close()
+    assert f"in stage train, after step {last} or later (" in diagnosed(evidence)[0].cause
+
+
+def test_place_of_an_error_of_the_program_is_named(tmp_path: Path) -> None:
+    """Of one that a rank recorded, and of one that ended it before it had a Rank; each is said and
+    quoted once."""
+    raised = TRACEBACK.format("")
+    place = "unknown cause, raised at /work/train.py:23, in main"
+    recorded = ("error", {"type": "ValueError", "message": "boom", "traceback": raised})
+    (finding,) = diagnosed(Evidence(tmp_path / "a", 1, 1).started().rank(0, recorded))
+    assert finding.cause == f"rank 0 (n0) failed: ValueError: boom; {place}"
+    early = Evidence(tmp_path / "b", 1, 1)
+    early.node(0, ok=False, reason="torchrun", why="torchrun ended with status 1")
+    stderr(early, 0, raised)
+    (finding,) = diagnosed(early)
+    assert finding.cause.count("ValueError: labels are 7, 9") == 1 and finding.cause.endswith(place)
+    known = Evidence(tmp_path / "c", 1, 1)
+    known.node(0, ok=False, reason="torchrun", why="torchrun ended with status 1")
+    stderr(known, 0, "ModuleNotFoundError: No module named 'peft'\n")
+    for each in (finding, *diagnosed(known)):
+        places = [(shown.file, shown.line) for shown in each.evidence]
+        assert len({*places}) == len(places) == 2
+
+
 @pytest.mark.parametrize(
     ("reason", "identity"),
     [

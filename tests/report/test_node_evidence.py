@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import pytest_clustersmoke
 from pytest_clustersmoke.evidence.node_observation import (
     BY_SCHEDULER,
@@ -70,6 +72,21 @@ def test_death_memory_errors_and_a_dead_link_are_definite() -> None:
         assert observe(phase(findings=[found], **FAILED))["node1"].definite, identity
     warned = finding(id="rdma-port-down", hosts=["node1"], severity="warning")
     assert not observe(phase(findings=[warned], **FAILED))["node1"].definite
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"id": "argument-refused"},
+        {"id": "rank-api-unused"},
+        {"id": "world-size-mismatch"},
+        {"id": "rank-error", "detail": {"signature": "rank_api_misuse"}},
+    ],
+)
+def test_mistake_of_a_program_accuses_no_node(mistake: dict[str, Any]) -> None:
+    """Its node is only where it was seen; another error of a rank may be the node's."""
+    assert not accused(finding(hosts=["node1"], **mistake))
+    assert accused(finding(id="rank-error", hosts=["node1"])) == {"node1"}
 
 
 def test_a_log_is_never_definite() -> None:

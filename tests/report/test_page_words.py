@@ -106,7 +106,9 @@ def test_scope_is_not_repeated_below_the_sentence() -> None:
     """The number of phases and the selection are shown below the sentence only if it lacks them."""
     chosen: dict[str, Any] = {"phases_chosen": ["a"], "phases_of_cluster": ["a", "b"]}
     chosen["selection"] = "mlp"
-    html = page(records.run(sentence="FIT: 1 of 2 phases passed; selected: mlp", **chosen))
+    html = page(
+        records.run(sentence="FIT: 1 of 1 phases passed; selected: mlp (1 of 2 phases)", **chosen)
+    )
     assert html.count("1 of 2 phases") == 1 and "(mlp)" not in html
     assert " · 1 of 2 phases: mlp</p>" in page(records.run(sentence="NOT PROVEN", **chosen))
 

@@ -112,15 +112,21 @@ def test_red_criterion_is_not_a_phase_that_passed(suite: Suite) -> None:
 
 
 def test_skipped_criteria_are_counted_in_one_line() -> None:
-    """By kind, with the option that shows each; without one there is no line."""
+    """By kind, with the option that shows each; those of a failed job by themselves. Without one
+    there is no line."""
     few = "not measured (history): m is 1: not enough history: 0 good runs"
     texts = [few] * 3 + ["not measured (references): no reference"] * 2 + ["because"]
     criteria = {
         f"test_{number}": {"result": "skipped", "text": text} for number, text in enumerate(texts)
     }
-    lines = printed(records.run(records.phase("a", criteria=criteria)))
-    assert [line for line in lines if line.startswith("skipped")] == [
-        "skipped: 6 criteria: history 3 (not enough history), references 2, others 1; -rs says why"
+    failed = {name: {"result": "skipped", "text": "job failed, see x::job"} for name in criteria}
+    phases = (
+        records.phase("a", criteria=criteria),
+        records.phase("b", outcome="failed", criteria=failed),
+    )
+    assert [line for line in printed(records.run(*phases)) if line.startswith("skipped")] == [
+        "skipped: 12 criteria: job failed 6, history 3 (not enough history), references 2, "
+        "others 1; -rs says why"
     ]
     assert not any(
         line.startswith("skipped") for line in printed(records.run(records.phase(criteria={})))

@@ -293,7 +293,9 @@ def test_selection_is_named_in_the_verdict(suite: Suite) -> None:
     suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
     path = suite.phase("one_a")
     suite.phase("one_b")
-    assert "FIT: 1 of 2 phases passed; selected: one_a" in suite.run(path).stdout.str()
+    assert (
+        "FIT: 1 of 1 phases passed; selected: one_a (1 of 2 phases)" in suite.run(path).stdout.str()
+    )
 
 
 def test_undefined_phase_is_not_fit(suite: Suite) -> None:
@@ -328,6 +330,20 @@ def test_misspelt_phase_of_a_profile_is_named_with_a_near_match(suite: Suite) ->
     lines = [line for line in end.splitlines() if "mlp_1gp" in line.replace("mlp_1gpu", "")]
     assert words in head and [line.partition(":")[0] for line in lines] == ["next", "INCONCLUSIVE"]
     assert "no collected test defines it; did you mean `mlp_1gpu`?" in lines[1]
+
+
+@pytest.mark.parametrize("words", [["-k", "other"], ["-m", "singlegpu"]])
+def test_misspelt_phase_is_named_beside_a_selection(suite: Suite, words: list[str]) -> None:
+    """-k and -m leave tests out, not files; a path does, which may define the phase. It was not
+    selected, so the verdict does not change."""
+    suite.phase("mlp_1gpu")
+    path = suite.phase("other")
+    suite.cluster(phases=dict.fromkeys(["mlp_1gp", "other"]))
+    named = "one lists the phase mlp_1gp, but no collected test defines it"
+    assert named in suite.run("--cluster-dry-run", *words).stdout.str()
+    result = suite.run(*words)
+    assert result.ret == 0 and named in result.stdout.str()
+    assert named not in suite.run("--cluster-dry-run", path).stdout.str()
 
 
 def test_run_that_was_attached_again_is_not_pruned(tmp_path: Path) -> None:

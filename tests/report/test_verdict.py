@@ -137,10 +137,14 @@ def test_unfit_beats_inconclusive() -> None:
 
 
 def test_sentence_counts_the_phases() -> None:
-    """UNFIT counts failed phases, FIT passed ones, INCONCLUSIVE those that ended with a result."""
+    """UNFIT counts failed phases, FIT passed ones, INCONCLUSIVE those that ended with a result: of
+    those that were to run. Of a part, its end says how many the cluster has."""
     made = tally(report("test_b", "failed", phase="c"), a="failed", b="passed", c="passed")
-    made.phases_of_cluster = list("abcdefgh")
-    assert judge(made).sentence == "UNFIT: 2 of 8 phases failed (a: failed; c: test_b)"
+    assert judge(made).sentence == "UNFIT: 2 of 3 phases failed (a: failed; c: test_b)"
+    made.phases_of_cluster, made.counts.selection = list("abcdefgh"), "a or b or c"
+    assert judge(made).sentence == (
+        "UNFIT: 2 of 3 phases failed (a: failed; c: test_b); selected: a or b or c (3 of 8 phases)"
+    )
     made = tally(report(phase="b"), a="lost", b="passed", c="")
     assert judge(made).sentence.startswith("INCONCLUSIVE: 1 of 3 phases finished (a: lost; c: ")
     assert verdict_of(a="passed", b="passed").sentence == "FIT: 2 of 2 phases passed"

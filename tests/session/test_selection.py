@@ -85,6 +85,7 @@ def test_verdict_names_the_selected_part(
     assert record["sentence"] == sentence and record["selection"] == selection
     (phase,) = record["phases"]
     assert phase["all_criteria"] is ("criteria" not in sentence)
+    assert len(phase["counts"]["defined"]) == 5
     assert (suite.reports / "metrics-one.prom").exists() is (selection == "")
 
 
