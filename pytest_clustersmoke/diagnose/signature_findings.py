@@ -87,12 +87,20 @@ def _finding(match: SignatureMatch, primary: bool) -> Finding:
 
 
 def _unknown(search: SignatureSearch, kinds: Collection[str]) -> UnknownAt | None:
-    """The first error of these kinds that no signature knows."""
+    """The first error of these kinds that no signature knows; of exceptions, the first that the
+    program did not catch."""
     errors = [error for error in search.unknown.errors if error[0].kind in kinds]
     if not errors:
         return None
     clock = _Clock(line for _, line, _, _ in errors)
-    return min(errors, key=lambda error: (WEIGHTS[error[0].kind], clock.first([error[1]])))
+    return min(
+        errors,
+        key=lambda error: (
+            WEIGHTS[error[0].kind],
+            error[1].caught or error[1].printed is not None,
+            clock.first([error[1]]),
+        ),
+    )
 
 
 def _first_on_its_rank(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from .log_lines import (
+    ANSI,
     BEFORE_BYTES,
     BEHIND_BYTES,
     ENDS_RANK,
@@ -22,6 +23,7 @@ from .log_lines import (
     LogEnd,
     LogLine,
     Piece,
+    Printed,
     Time,
     cut,
     groups_at,
@@ -36,6 +38,8 @@ from .log_lines import (
 )
 from .signature_file import Pattern, Signature
 from .unknown_errors import (
+    CHAINED,
+    HINT,
     LAST,
     STARTS,
     TRACEBACK,
@@ -43,6 +47,7 @@ from .unknown_errors import (
     UnknownError,
     UnknownErrors,
     error_on_last_line,
+    is_printed,
 )
 
 CHUNK_BYTES = 2**18
@@ -93,10 +98,7 @@ class SignatureMatch:
     def add(self, line: LogLine, hosts: Iterable[str], ranks: Iterable[int]) -> None:
         self.count += 1
         key = line.source, line.rank
-        before = self.last.get(key)
-        caught = line.caught and (before is None or before.caught)
-        ends = line.ends_rank or (before is not None and before.ends_rank)
-        self.last[key] = FailureLine(line.number, caught, line.rank, ends)
+        self.last[key] = FailureLine.of(line, self.last.get(key))
         self.lines.append(line)
         if len(self.lines) > MAX_KEPT:
             self.lines = heapq.nsmallest(MAX_KEPT, self.lines, key=_sort_key)
@@ -129,6 +131,7 @@ class SignatureSearch:
         self.unknown = UnknownErrors()
         self._ends: dict[int, LogEnd] = {}
         self._file, self._index = "", -1
+        self._cut = False  # the beginning of the log is no longer in the buffer
         self._host = ""
         self._rank: int | None = None
         self._counted: Counter[str] = Counter()
@@ -159,6 +162,7 @@ class SignatureSearch:
 
         self._file, self._host, self._rank = name, host, rank
         self._index += 1
+        self._cut = line > 1
         self._counted.clear()
         self._tried.clear()
         self._exhausted.clear()
@@ -182,6 +186,7 @@ class SignatureSearch:
                 cut = max(0, limit - BEHIND_BYTES)
                 line += buffer.count(b"\n", 0, cut)
                 buffer, since, looked = buffer[cut:], max(limit, looked) - cut, looked - cut
+                self._cut = self._cut or cut > 0
         self._scan(buffer, line, since, looked, len(buffer))
         if doubt is not None and not self._found_here():
             raise doubt
@@ -261,7 +266,10 @@ class SignatureSearch:
             more = self._counted[signature.id] < MAX_COUNTED
             caught = more and (signature.warning or is_caught(buffer, piece.begin, piece.end))
             ends = ENDS_RANK.search(text, 0, PREFIX_CHARS) is not None
-            line = LogLine(self._index, number, self._file, shown, time, rank, caught, ends)
+            printed = self._printed_at(buffer, piece.end) if more and not caught else None
+            line = LogLine(
+                self._index, number, self._file, shown, time, rank, caught, ends, printed
+            )
             self._note_place(signature, pattern, text, groups)
             self._add(signature, line, text, groups)
         if starts and not matched:
@@ -335,8 +343,22 @@ class SignatureSearch:
         end = buffer.find(error.message[0].encode(), piece.end)
         caught = is_caught(buffer, piece.begin, max(piece.end, end))
         ends = ENDS_RANK.search(label, 0, PREFIX_CHARS) is not None
-        line = LogLine(self._index, number, self._file, text, time, rank, caught, ends)
+        printed = None if caught else self._printed_at(buffer, max(piece.end, end))
+        line = LogLine(self._index, number, self._file, text, time, rank, caught, ends, printed)
         self.unknown.add(error, line, hosts, ranks)
+
+    def _printed_at(self, buffer: bytes, end: int) -> Printed | None:
+        """Where the program printed the traceback of the error on the line that ends there."""
+        at = buffer.rfind(RAISED, max(0, end - BEHIND_BYTES), end)
+        if at < 0:
+            return None
+        begin = max(buffer.rfind(b"\n", 0, at), buffer.rfind(b"\r", 0, at)) + 1
+        text = strip_colors(buffer[begin : end + BEHIND_BYTES]).decode(errors="replace")
+        if not is_printed(text.split("\n"), buffer.count(b"\n", begin, end)):
+            return None
+        while any(words.encode() in buffer[max(0, at - 200) : at] for words in CHAINED):
+            at = max(0, buffer.rfind(RAISED, 0, at))
+        return Printed.at(buffer, at, first=not self._cut)
 
     def _examine_end(self, buffer: bytes, line: int) -> None:
         """Examine the last lines of a log. `line` is the number of the buffer's first line."""
@@ -344,14 +366,14 @@ class SignatureSearch:
         first = line + buffer.count(b"\n", 0, len(buffer) - len(tail))
         lines = strip_colors(tail).decode(errors="replace").split("\n")
         self._examine_last_line(lines, first)
-        self._ends[self._index] = LogEnd.of(lines, first)
+        self._ends[self._index] = LogEnd.of(ANSI.sub(b"", tail).decode(errors="replace"), first)
 
     def _examine_last_line(self, lines: list[str], first: int) -> None:
         """Look for an error without a traceback in the last line of a log. Blank lines and those
         that a signature explains are passed over. `lines[0]` is line number `first` of the log."""
         for index in range(len(lines) - 1, max(-1, len(lines) - 1 - MAX_LAST_LINES), -1):
             text = lines[index]
-            if not text.strip() or self._knows(text):
+            if not text.strip() or HINT.search(text) or self._knows(text):
                 continue
             if error := error_on_last_line(text, lines[index - 1] if index else ""):
                 at = LogLine(self._index, first + index, self._file, cut(error), last_time_in(text))
@@ -409,14 +431,11 @@ class SignatureSearch:
         here = [match for match in self.matches.values() if match.lines_of(source)]
         serious = [m for m in here if not m.signature.teardown and not self._is_past(m)]
         ended = any(match.signature.always or not match.signature.primary for match in serious)
-        if ended or any(match.capped for match in serious):
+        if ended or any(match.capped for match in serious) or self.unknown.is_capped(source):
             return False
         lines = [line for match in serious for line in match.lines_of(source)]
-        lines += [
-            FailureLine(line.number, line.caught, line.rank, line.ends_rank)
-            for _, line, _, _ in self.unknown.errors
-            if line.source == source
-        ]
+        errors = [line for _, line, _, _ in self.unknown.errors if line.source == source]
+        lines += map(FailureLine.of, errors)
         return end.is_good(lines)
 
     def _knows(self, text: str) -> bool:
