@@ -259,14 +259,14 @@ ALL_SUCCEEDED = re.compile(r"worker group successfully finished|# Out of bounds 
 # torch labels the traceback of an exception that ends its rank.
 ENDS_RANK = re.compile(r"\[rank\d{1,6}\]: ")
 PROGRESS = re.compile(
-    r"(?<![a-z])(?:steps?|iters?|iterations?|epochs?|batch(?:es)?|loss)\b\W{0,4}\d|"
+    r"(?<![a-z])(?:steps?|iters?|iterations?|epochs?|batch(?:es)?|loss)\b\W{0,12}\d|"
     r"\d/\d{1,9} \[\d\d:\d\d|\dit/s|\ds/it",
     re.IGNORECASE,
 )
 # How far the training is: the epoch, step or batch, alone or of how many.
 STEP = re.compile(
-    r"(?<![a-z])(?:steps?|iters?|iterations?|epochs?|batch(?:es)?)\b\W{0,4}"
-    r"(?P<number>\d{1,9}(?:\.\d{1,9})?)|(?<![\d./])(?P<part>\d{1,9})/\d{1,9}(?![\d./])",
+    r"(?<![a-z])(?:steps?|iters?|iterations?|epochs?|batch(?:es)?)\b\W{0,12}"
+    r"(?P<number>\d{1,9}(?:\.\d{1,9})?)|(?<![\d./])(?P<part>\d{1,9}) ?/ {0,8}\d{1,9}(?![\d./])",
     re.IGNORECASE,
 )
 Step = tuple[float, ...]

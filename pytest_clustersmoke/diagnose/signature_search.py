@@ -43,6 +43,7 @@ from .unknown_errors import (
     LAST,
     STARTS,
     TRACEBACK,
+    WARN,
     UnknownAt,
     UnknownError,
     UnknownErrors,
@@ -341,7 +342,8 @@ class SignatureSearch:
         label, text, number = text, cut(error.message[0]), number + error.offset
         rank = ranks[0] if ranks else None
         end = buffer.find(error.message[0].encode(), piece.end)
-        caught = is_caught(buffer, piece.begin, max(piece.end, end))
+        # NCCL warns and goes on; what it cannot go on from, torch raises.
+        caught = error.kind == WARN or is_caught(buffer, piece.begin, max(piece.end, end))
         ends = ENDS_RANK.search(label, 0, PREFIX_CHARS) is not None
         printed = None if caught else self._printed_at(buffer, max(piece.end, end))
         line = LogLine(self._index, number, self._file, text, time, rank, caught, ends, printed)
@@ -434,8 +436,10 @@ class SignatureSearch:
         if ended or any(match.capped for match in serious) or self.unknown.is_capped(source):
             return False
         lines = [line for match in serious for line in match.lines_of(source)]
-        errors = [line for _, line, _, _ in self.unknown.errors if line.source == source]
-        lines += map(FailureLine.of, errors)
+        for error, line, _, _ in self.unknown.errors:
+            over = error.kind == WARN and any(good.number < line.number for good in end.succeeded)
+            if line.source == source and not over:  # NCCL may warn as a run ends
+                lines.append(FailureLine.of(line))
         return end.is_good(lines)
 
     def _knows(self, text: str) -> bool:

@@ -89,8 +89,8 @@ UnknownAt = tuple[UnknownError, LogLine, list[str], list[int]]
 
 @dataclass
 class UnknownErrors:
-    """The errors that no signature knows: all exceptions of a file, since a program may survive the
-    first, and the first of each other kind."""
+    """The errors that no signature knows: all exceptions and NCCL's warnings of a file, since a
+    program may survive the first, and the first of each other kind."""
 
     errors: list[UnknownAt] = field(default_factory=list)
     _had: set[tuple[int, str]] = field(default_factory=set)
@@ -104,7 +104,7 @@ class UnknownErrors:
     def has_enough(self, index: int, text: str) -> bool:
         """Whether this kind of error was found in the file, or looked for often enough."""
         kind = _kind(text)
-        found = kind != TRACEBACK and (index, kind) in self._had
+        found = kind not in (TRACEBACK, WARN) and (index, kind) in self._had
         return found or self._looks[index, kind] > MAX_LOOKS
 
     def is_capped(self, index: int) -> bool:

@@ -183,6 +183,8 @@ LOGGED = "2026-11-02 10:00:30,001 ERROR train: cannot evaluate\n"
         ("global_step={0} train_loss=2.1\n", ""),
         ("{{'loss': 2.1, 'epoch': 0.{0:02d}}}\n", ""),
         ("Epoch [1][{0}/900] lr: 0.1 loss: 2.1\n", ""),
+        (" iteration {0:8d}/  500000 | lm loss: 2.1 |\n", ""),
+        ("| epoch 001: {0} / 5000 loss=2.1\n", ""),
         (BAR, "\n"),
         (STAMPED, LOGGED),
     ],
@@ -323,6 +325,10 @@ def test_progress_shows_that_a_warning_was_one() -> None:
     warning = "node1:55:60 [0] NCCL WARN NET/OFI No eligible providers were found\n"
     assert diagnosed(warning + STEPS) == []
     assert primary(diagnosed(warning)) == ["ofi_no_provider"]
+    other = "node1:55:60 [0] misc/nvmlwrap.cc:183 NCCL WARN nvmlDeviceGetPciInfo() failed: x\n"
+    assert diagnosed(other + STEPS) == []
+    assert diagnosed(other + STEPS + SUCCESS + other) == []
+    assert primary(diagnosed(other)) == primary(diagnosed(other + STEPS + other)) == ["unknown"]
 
 
 def test_server_that_answers_again_is_not_a_failure() -> None:
