@@ -154,6 +154,10 @@ class LogLine(NamedTuple):
     ends_rank: bool = False  # torch labels it as what ended its rank
     printed: Printed | None = None  # the program caught the error and printed its traceback
 
+    @property
+    def is_caught(self) -> bool:
+        return self.caught or self.printed is not None
+
 
 class Piece(NamedTuple):
     """A line, or the part of it that is examined: its bounds in the buffer, and its text."""

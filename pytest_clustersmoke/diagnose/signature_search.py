@@ -23,7 +23,6 @@ from .log_lines import (
     LogEnd,
     LogLine,
     Piece,
-    Printed,
     Time,
     cut,
     groups_at,
@@ -38,7 +37,7 @@ from .log_lines import (
 )
 from .signature_file import Pattern, Signature
 from .unknown_errors import (
-    CHAINED,
+    HEADER,
     HINT,
     LAST,
     STARTS,
@@ -48,7 +47,7 @@ from .unknown_errors import (
     UnknownError,
     UnknownErrors,
     error_on_last_line,
-    is_printed,
+    find_printed,
 )
 
 CHUNK_BYTES = 2**18
@@ -60,7 +59,6 @@ MAX_COUNTED = 1000
 MAX_KEPT, MAX_PLACES = 5, 256
 # How many lines about the end may follow a log's last error.
 MAX_LAST_LINES = 20
-RAISED = TRACEBACK.encode()
 # The device of a fault that no line says to be over.
 FOREVER = "\n"
 # Python logs these above the traceback of an error in a finalizer, and goes on.
@@ -224,7 +222,7 @@ class SignatureSearch:
         # The other words that begin an error may also begin a word of a signature.
         if word in self._exhausted:
             return True
-        if word == RAISED and self.unknown.has_enough(self._index, TRACEBACK):
+        if word == HEADER and self.unknown.has_enough(self._index, TRACEBACK):
             return True
         entries = self._entries.get(word, [])
         enough = bool(entries) and all(
@@ -267,7 +265,11 @@ class SignatureSearch:
             more = self._counted[signature.id] < MAX_COUNTED
             caught = more and (signature.warning or is_caught(buffer, piece.begin, piece.end))
             ends = ENDS_RANK.search(text, 0, PREFIX_CHARS) is not None
-            printed = self._printed_at(buffer, piece.end) if more and not caught else None
+            printed = (
+                find_printed(buffer, piece.end, first=not self._cut)
+                if more and not caught
+                else None
+            )
             line = LogLine(
                 self._index, number, self._file, shown, time, rank, caught, ends, printed
             )
@@ -345,22 +347,10 @@ class SignatureSearch:
         # NCCL warns and goes on; what it cannot go on from, torch raises.
         caught = error.kind == WARN or is_caught(buffer, piece.begin, max(piece.end, end))
         ends = ENDS_RANK.search(label, 0, PREFIX_CHARS) is not None
-        printed = None if caught else self._printed_at(buffer, max(piece.end, end))
+        end = max(piece.end, end)
+        printed = None if caught else find_printed(buffer, end, first=not self._cut)
         line = LogLine(self._index, number, self._file, text, time, rank, caught, ends, printed)
         self.unknown.add(error, line, hosts, ranks)
-
-    def _printed_at(self, buffer: bytes, end: int) -> Printed | None:
-        """Where the program printed the traceback of the error on the line that ends there."""
-        at = buffer.rfind(RAISED, max(0, end - BEHIND_BYTES), end)
-        if at < 0:
-            return None
-        begin = max(buffer.rfind(b"\n", 0, at), buffer.rfind(b"\r", 0, at)) + 1
-        text = strip_colors(buffer[begin : end + BEHIND_BYTES]).decode(errors="replace")
-        if not is_printed(text.split("\n"), buffer.count(b"\n", begin, end)):
-            return None
-        while any(words.encode() in buffer[max(0, at - 200) : at] for words in CHAINED):
-            at = max(0, buffer.rfind(RAISED, 0, at))
-        return Printed.at(buffer, at, first=not self._cut)
 
     def _examine_end(self, buffer: bytes, line: int) -> None:
         """Examine the last lines of a log. `line` is the number of the buffer's first line."""

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .log_lines import LogLine, last_time_in, rank_of_line
+from .log_lines import BEHIND_BYTES, LogLine, Printed, last_time_in, rank_of_line, strip_colors
 
 TRACEBACK = "Traceback (most recent call last)"
+HEADER = TRACEBACK.encode()
 WARN = "NCCL WARN"
 SCHEDULER = ("srun: error:", "slurmstepd: error:", "sbatch: error:", "salloc: error:")
 STARTS = tuple(word.encode() for word in (TRACEBACK, WARN, *SCHEDULER))
@@ -149,6 +150,21 @@ def _traceback(lines: Sequence[str], prefix: str) -> UnknownError | None:
         elif first is None and where and NAMED.match(text):
             first = UnknownError(TRACEBACK, _message(lines, offset, prefix), offset, where)
     return first
+
+
+def find_printed(buffer: bytes, end: int, *, first: bool) -> Printed | None:
+    """Where the program printed the traceback of the error on the line that ends there, if it did;
+    `first`: the buffer begins where the log does."""
+    at = buffer.rfind(HEADER, max(0, end - BEHIND_BYTES), end)
+    if at < 0:
+        return None
+    begin = max(buffer.rfind(b"\n", 0, at), buffer.rfind(b"\r", 0, at)) + 1
+    text = strip_colors(buffer[begin : end + BEHIND_BYTES]).decode(errors="replace")
+    if not is_printed(text.split("\n"), buffer.count(b"\n", begin, end)):
+        return None
+    while any(words.encode() in buffer[max(0, at - 200) : at] for words in CHAINED):
+        at = max(0, buffer.rfind(HEADER, 0, at))
+    return Printed.at(buffer, at, first=first)
 
 
 def is_printed(lines: Sequence[str], number: int) -> bool:
