@@ -325,6 +325,11 @@ def test_progress_shows_that_a_warning_was_one() -> None:
     warning = "node1:55:60 [0] NCCL WARN NET/OFI No eligible providers were found\n"
     assert diagnosed(warning + STEPS) == []
     assert primary(diagnosed(warning)) == ["ofi_no_provider"]
+    folder = (
+        "slurmstepd: error: couldn't chdir to `/root': Permission denied: going to /tmp instead\n"
+    )
+    assert diagnosed(folder + STEPS) == []
+    assert primary(diagnosed(folder)) == ["job_directory_missing"]
     other = "node1:55:60 [0] misc/nvmlwrap.cc:183 NCCL WARN nvmlDeviceGetPciInfo() failed: x\n"
     assert diagnosed(other + STEPS) == []
     assert diagnosed(other + STEPS + SUCCESS + other) == []
