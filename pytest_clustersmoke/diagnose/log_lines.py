@@ -7,15 +7,15 @@ glog's (torch, NCCL), and as syslog's; most have no time zone, and many no year.
 
 What a log that ends well reports above its end was survived, and is not a failure. A log ends well
 if its last lines say that the run succeeded, or if they show progress after an error that the
-program caught. It does not if anything fails after that, a launcher included: then all of the log
-counts. One rank's success is not another's: an error that names its rank was survived only if that
-rank went on.
+program caught: it says so, or it printed the traceback itself. It does not if anything fails after
+that, a launcher included: then all of the log counts. One rank's success is not another's: an error
+that names its rank was survived only if that rank went on.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
@@ -115,6 +115,32 @@ NCCL_HEADER = re.compile(r"([A-Za-z0-9][\w.-]{0,254}):\d{1,9}:\d{1,9} \[-?\d{1,9
 SYSLOG = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d ([\w.-]{1,255}) kernel:")
 
 
+class Printed(NamedTuple):
+    """Where a program printed the traceback of an error that it had caught: the time stamp beside
+    it, and the last step above it. `live`: what the program prints is not held back in a buffer."""
+
+    time: Time | None
+    step: Step
+    live: bool
+
+    @classmethod
+    def at(cls, buffer: bytes, begin: int, *, first: bool) -> Printed:
+        """For a traceback that begins there; `first`: the buffer begins where the log does."""
+        above = buffer[max(0, begin - BEHIND_BYTES) : begin].decode(errors="replace")
+        lines = re.split(r"[\r\n]", above)
+        head = [line for line in lines[-2:] if line.strip()]
+        time = last_time_in(head[-1][-MAX_TEXT:]) if head else None
+        steps = (step_of(line) for line in reversed(lines) if PROGRESS.search(line[:4000]))
+        return cls(time, next((step for step in steps if step), ()), first and begin < BLOCK_BYTES)
+
+    def is_before(self, good: GoodLine) -> bool:
+        """Whether a later line shows a step that the program made after it printed the traceback,
+        and not one that it made before, and that its buffer held back."""
+        if self.time and good.time:
+            return self.time < good.time
+        return bool(self.step) and (self.live or good.bar) and self.step < good.step
+
+
 class LogLine(NamedTuple):
     """One line of a log as evidence. `source` counts the inputs, in the order they were read."""
 
@@ -126,6 +152,11 @@ class LogLine(NamedTuple):
     rank: int | None = None  # its writer's, if that is certain
     caught: bool = False  # the text around it says that the program caught the error
     ends_rank: bool = False  # torch labels it as what ended its rank
+    printed: Printed | None = None  # the program caught the error and printed its traceback
+
+    @property
+    def is_caught(self) -> bool:
+        return self.caught or self.printed is not None
 
 
 class Piece(NamedTuple):
@@ -232,10 +263,19 @@ ALL_SUCCEEDED = re.compile(r"worker group successfully finished|# Out of bounds 
 # torch labels the traceback of an exception that ends its rank.
 ENDS_RANK = re.compile(r"\[rank\d{1,6}\]: ")
 PROGRESS = re.compile(
-    r"\b(?:steps?|iter|iterations?|epoch|batch|loss)\b\W{0,4}\d|"
+    r"(?<![a-z])(?:steps?|iters?|iterations?|epochs?|batch(?:es)?|loss)\b\W{0,12}\d|"
     r"\d/\d{1,9} \[\d\d:\d\d|\dit/s|\ds/it",
     re.IGNORECASE,
 )
+# How far the training is: the epoch, step or batch, alone or of how many.
+STEP = re.compile(
+    r"(?<![a-z])(?:steps?|iters?|iterations?|epochs?|batch(?:es)?)\b\W{0,12}"
+    r"(?P<number>\d{1,9}(?:\.\d{1,9})?)|(?<![\d./])(?P<part>\d{1,9}) ?/ {0,8}\d{1,9}(?![\d./])",
+    re.IGNORECASE,
+)
+Step = tuple[float, ...]
+# tqdm writes its bars to stderr, at once.
+BAR = re.compile(r"\d/\d{1,9} \[\d\d:\d\d")
 OVER = re.compile(
     r"^(?:\d{1,6}: )?(?:all )?(?:done|finished|completed)\W{0,3}$|\b(?:run|job|epoch) (?:is )?"
     r"(?:done|finished|complete[d]?)\b|\b(\d{1,9})/\1\b|saved (?:the )?(?:final )?model",
@@ -254,6 +294,12 @@ CAUGHT = re.compile(
 )
 # What stdout still had buffered appears after the traceback of a rank that failed, but is shorter.
 GOES_ON_LINES = 500
+# So many different steps after it show that a program went on after an error that it printed: of
+# several ranks, the others stop at the next collective.
+GOES_ON_STEPS = 3
+# Python holds back so much of what it prints to a file. A log that is shorter and shows steps is
+# of a program that does not.
+BLOCK_BYTES = 8192
 MAX_LINES = 60
 AROUND_BYTES = 1000
 
@@ -267,9 +313,12 @@ class LogEnd:
     over: bool = False  # something says that it is done, perhaps only a part
 
     @classmethod
-    def of(cls, lines: Sequence[str], first: int) -> LogEnd:
-        """From the last lines of a log, of which the first has this number."""
-        numbered = list(enumerate(lines, first))[-MAX_LINES:]
+    def of(cls, text: str, first: int) -> LogEnd:
+        """From the end of a log, whose first line has this number. A progress bar ends its lines
+        with a carriage return."""
+        lines = enumerate(text.split("\n"), first)
+        parts = [(number, part) for number, line in lines for part in line.split("\r") if part]
+        numbered = parts[-MAX_LINES:]
         succeeded = [GoodLine.of(*pair) for pair in numbered if SUCCEEDED.search(pair[1][:4000])]
         progress = [GoodLine.of(*pair) for pair in numbered if PROGRESS.search(pair[1][:4000])]
         over = bool(succeeded) or any(OVER.search(line[:4000]) for _, line in numbered)
@@ -283,8 +332,14 @@ class LogEnd:
     def _survives(self, failure: FailureLine) -> bool:
         if any(failure.is_before(line) for line in self.succeeded):
             return True
-        after = [line.number for line in self.progress if failure.is_before(line)]
-        return len(after) >= 2 and (failure.caught or after[-1] - failure.number > GOES_ON_LINES)
+        after = [line for line in self.progress if failure.is_before(line)]
+        if len(after) < 2:
+            return False
+        if failure.caught or after[-1].number - failure.number > GOES_ON_LINES:
+            return True
+        printed = failure.printed
+        steps = {line.step for line in after if printed and printed.is_before(line)}
+        return len(steps - {()}) >= GOES_ON_STEPS
 
     def goes_on(self, number: int = 0) -> bool:
         """Whether the log shows progress or success after this line."""
@@ -298,21 +353,37 @@ class GoodLine(NamedTuple):
     number: int
     rank: int | None = None
     of_all: bool = False  # it speaks of all ranks
+    time: Time | None = None
+    step: Step = ()
+    bar: bool = False
 
     @classmethod
     def of(cls, number: int, line: str) -> GoodLine:
-        return cls(number, rank_of_line(line), ALL_SUCCEEDED.search(line[:4000]) is not None)
+        line = line[:4000]
+        of_all, bar = ALL_SUCCEEDED.search(line) is not None, BAR.search(line) is not None
+        return cls(number, rank_of_line(line), of_all, last_time_in(line), step_of(line), bar)
 
 
 @dataclass(frozen=True)
 class FailureLine:
     """The last line of a log that shows a failure, and its writer's rank, if that is certain;
-    `caught` if the program caught all of them. `ends_rank`: it surely ended its rank."""
+    `caught` if the program caught all of them, `printed` if it printed all their tracebacks.
+    `ends_rank`: it surely ended its rank."""
 
     number: int
     caught: bool = False
     rank: int | None = None
     ends_rank: bool = False
+    printed: Printed | None = None
+
+    @classmethod
+    def of(cls, line: LogLine, before: FailureLine | None = None) -> FailureLine:
+        """A line, after others of the same failure."""
+        caught, ends, printed = line.caught, line.ends_rank, line.printed
+        if before is not None:
+            caught, ends = caught and before.caught, ends or before.ends_rank
+            printed = printed if before.printed else None
+        return cls(line.number, caught, line.rank, ends, printed)
 
     def is_before(self, good: GoodLine) -> bool:
         """Whether a later line is good news for the rank that failed."""
@@ -321,6 +392,11 @@ class FailureLine:
         if good.of_all or self.rank is None or good.rank == self.rank:
             return True
         return good.rank is None and (self.caught or not self.ends_rank)
+
+
+def step_of(line: str) -> Step:
+    """How far the training is by this line."""
+    return tuple(float(match["number"] or match["part"]) for match in STEP.finditer(line[:4000]))
 
 
 def is_caught(buffer: bytes, begin: int, end: int) -> bool:

@@ -19,6 +19,8 @@ UNKNOWN_CAUSE = "unknown cause; the first error: "
 STARTED = WEIGHTS.keys() - {LAST}
 # A rank that logged this many more lines had continued.
 GOES_ON_LINES = 500
+# What ranks log within so many lines may be of one failure.
+EPISODE_LINES = 20
 Key = tuple[bool, Time, int, int]
 # Slurm reports an end and ends the ranks within this time, its KillWait (30 s) included.
 TOGETHER_S = 120
@@ -87,12 +89,23 @@ def _finding(match: SignatureMatch, primary: bool) -> Finding:
 
 
 def _unknown(search: SignatureSearch, kinds: Collection[str]) -> UnknownAt | None:
-    """The first error of these kinds that no signature knows."""
+    """The first error of these kinds that no signature knows. If the program caught it, and later
+    one of the same kind that it did not catch, that one."""
     errors = [error for error in search.unknown.errors if error[0].kind in kinds]
     if not errors:
         return None
     clock = _Clock(line for _, line, _, _ in errors)
-    return min(errors, key=lambda error: (WEIGHTS[error[0].kind], clock.first([error[1]])))
+    errors.sort(key=lambda error: (WEIGHTS[error[0].kind], clock.first([error[1]])))
+    first = errors[0][1]
+    if not first.is_caught:
+        return errors[0]
+    later = (
+        error
+        for error in errors
+        if error[0].kind == errors[0][0].kind and not error[1].is_caught
+        if error[1].source == first.source and error[1].number > first.number + EPISODE_LINES
+    )
+    return next(later, errors[0])
 
 
 def _first_on_its_rank(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from .log_lines import (
+    ANSI,
     BEFORE_BYTES,
     BEHIND_BYTES,
     ENDS_RANK,
@@ -36,13 +37,17 @@ from .log_lines import (
 )
 from .signature_file import Pattern, Signature
 from .unknown_errors import (
+    HEADER,
+    HINT,
     LAST,
     STARTS,
     TRACEBACK,
+    WARN,
     UnknownAt,
     UnknownError,
     UnknownErrors,
     error_on_last_line,
+    find_printed,
 )
 
 CHUNK_BYTES = 2**18
@@ -54,7 +59,6 @@ MAX_COUNTED = 1000
 MAX_KEPT, MAX_PLACES = 5, 256
 # How many lines about the end may follow a log's last error.
 MAX_LAST_LINES = 20
-RAISED = TRACEBACK.encode()
 # The device of a fault that no line says to be over.
 FOREVER = "\n"
 # Python logs these above the traceback of an error in a finalizer, and goes on.
@@ -93,10 +97,7 @@ class SignatureMatch:
     def add(self, line: LogLine, hosts: Iterable[str], ranks: Iterable[int]) -> None:
         self.count += 1
         key = line.source, line.rank
-        before = self.last.get(key)
-        caught = line.caught and (before is None or before.caught)
-        ends = line.ends_rank or (before is not None and before.ends_rank)
-        self.last[key] = FailureLine(line.number, caught, line.rank, ends)
+        self.last[key] = FailureLine.of(line, self.last.get(key))
         self.lines.append(line)
         if len(self.lines) > MAX_KEPT:
             self.lines = heapq.nsmallest(MAX_KEPT, self.lines, key=_sort_key)
@@ -129,6 +130,7 @@ class SignatureSearch:
         self.unknown = UnknownErrors()
         self._ends: dict[int, LogEnd] = {}
         self._file, self._index = "", -1
+        self._cut = False  # the beginning of the log is no longer in the buffer
         self._host = ""
         self._rank: int | None = None
         self._counted: Counter[str] = Counter()
@@ -159,6 +161,7 @@ class SignatureSearch:
 
         self._file, self._host, self._rank = name, host, rank
         self._index += 1
+        self._cut = line > 1
         self._counted.clear()
         self._tried.clear()
         self._exhausted.clear()
@@ -182,6 +185,7 @@ class SignatureSearch:
                 cut = max(0, limit - BEHIND_BYTES)
                 line += buffer.count(b"\n", 0, cut)
                 buffer, since, looked = buffer[cut:], max(limit, looked) - cut, looked - cut
+                self._cut = self._cut or cut > 0
         self._scan(buffer, line, since, looked, len(buffer))
         if doubt is not None and not self._found_here():
             raise doubt
@@ -218,7 +222,7 @@ class SignatureSearch:
         # The other words that begin an error may also begin a word of a signature.
         if word in self._exhausted:
             return True
-        if word == RAISED and self.unknown.has_enough(self._index, TRACEBACK):
+        if word == HEADER and self.unknown.has_enough(self._index, TRACEBACK):
             return True
         entries = self._entries.get(word, [])
         enough = bool(entries) and all(
@@ -261,7 +265,14 @@ class SignatureSearch:
             more = self._counted[signature.id] < MAX_COUNTED
             caught = more and (signature.warning or is_caught(buffer, piece.begin, piece.end))
             ends = ENDS_RANK.search(text, 0, PREFIX_CHARS) is not None
-            line = LogLine(self._index, number, self._file, shown, time, rank, caught, ends)
+            printed = (
+                find_printed(buffer, piece.end, first=not self._cut)
+                if more and not caught
+                else None
+            )
+            line = LogLine(
+                self._index, number, self._file, shown, time, rank, caught, ends, printed
+            )
             self._note_place(signature, pattern, text, groups)
             self._add(signature, line, text, groups)
         if starts and not matched:
@@ -333,9 +344,12 @@ class SignatureSearch:
         label, text, number = text, cut(error.message[0]), number + error.offset
         rank = ranks[0] if ranks else None
         end = buffer.find(error.message[0].encode(), piece.end)
-        caught = is_caught(buffer, piece.begin, max(piece.end, end))
+        # NCCL warns and goes on; what it cannot go on from, torch raises.
+        caught = error.kind == WARN or is_caught(buffer, piece.begin, max(piece.end, end))
         ends = ENDS_RANK.search(label, 0, PREFIX_CHARS) is not None
-        line = LogLine(self._index, number, self._file, text, time, rank, caught, ends)
+        end = max(piece.end, end)
+        printed = None if caught else find_printed(buffer, end, first=not self._cut)
+        line = LogLine(self._index, number, self._file, text, time, rank, caught, ends, printed)
         self.unknown.add(error, line, hosts, ranks)
 
     def _examine_end(self, buffer: bytes, line: int) -> None:
@@ -344,14 +358,14 @@ class SignatureSearch:
         first = line + buffer.count(b"\n", 0, len(buffer) - len(tail))
         lines = strip_colors(tail).decode(errors="replace").split("\n")
         self._examine_last_line(lines, first)
-        self._ends[self._index] = LogEnd.of(lines, first)
+        self._ends[self._index] = LogEnd.of(ANSI.sub(b"", tail).decode(errors="replace"), first)
 
     def _examine_last_line(self, lines: list[str], first: int) -> None:
         """Look for an error without a traceback in the last line of a log. Blank lines and those
         that a signature explains are passed over. `lines[0]` is line number `first` of the log."""
         for index in range(len(lines) - 1, max(-1, len(lines) - 1 - MAX_LAST_LINES), -1):
             text = lines[index]
-            if not text.strip() or self._knows(text):
+            if not text.strip() or HINT.search(text) or self._knows(text):
                 continue
             if error := error_on_last_line(text, lines[index - 1] if index else ""):
                 at = LogLine(self._index, first + index, self._file, cut(error), last_time_in(text))
@@ -409,14 +423,13 @@ class SignatureSearch:
         here = [match for match in self.matches.values() if match.lines_of(source)]
         serious = [m for m in here if not m.signature.teardown and not self._is_past(m)]
         ended = any(match.signature.always or not match.signature.primary for match in serious)
-        if ended or any(match.capped for match in serious):
+        if ended or any(match.capped for match in serious) or self.unknown.is_capped(source):
             return False
         lines = [line for match in serious for line in match.lines_of(source)]
-        lines += [
-            FailureLine(line.number, line.caught, line.rank, line.ends_rank)
-            for _, line, _, _ in self.unknown.errors
-            if line.source == source
-        ]
+        for error, line, _, _ in self.unknown.errors:
+            over = error.kind == WARN and any(good.number < line.number for good in end.succeeded)
+            if line.source == source and not over:  # NCCL may warn as a run ends
+                lines.append(FailureLine.of(line))
         return end.is_good(lines)
 
     def _knows(self, text: str) -> bool:

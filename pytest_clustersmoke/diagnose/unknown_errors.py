@@ -1,4 +1,5 @@
-"""Errors that no signature knows: the first of them is quoted, without a guess at its cause."""
+"""Errors that no signature knows: the first of them that the program did not survive is quoted,
+without a guess at its cause."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .log_lines import LogLine, last_time_in, rank_of_line
+from .log_lines import BEHIND_BYTES, LogLine, Printed, last_time_in, rank_of_line, strip_colors
 
 TRACEBACK = "Traceback (most recent call last)"
+HEADER = TRACEBACK.encode()
 WARN = "NCCL WARN"
 SCHEDULER = ("srun: error:", "slurmstepd: error:", "sbatch: error:", "salloc: error:")
 STARTS = tuple(word.encode() for word in (TRACEBACK, WARN, *SCHEDULER))
@@ -19,7 +21,7 @@ LAST = "last line"
 # A Python exception says most. Slurm's messages say least: they come last, about ended tasks.
 WEIGHTS = {TRACEBACK: 0, WARN: 1, SCHEDULER[0]: 2, LAST: 3}
 MAX_TRACEBACK_LINES = 400
-MAX_LOOKS = 1000  # at one file; the first error counts
+MAX_LOOKS = 1000  # at one kind of error in one file
 # NCCL's own description of an error follows torch's, on the next lines.
 NCCL_ERROR, NCCL_LINES = "NCCL error", 4
 DIGIT = re.compile(r"\d")
@@ -32,6 +34,11 @@ LAST_RAISED = re.compile(
     r"(?:\S{1,200}: )?(?:fatal |internal )?error: |Error: )"  # argparse, SystemExit("error: ...")
     r"(?!\s*[-+]?[\d.]+(?:e[-+]?\d+)?\s*%?\s*$)(?=.{0,99}\w)",
 )
+# torch adds these lines to each error of CUDA and HIP.
+HINT = re.compile(
+    r"(?:CUDA|HIP) kernel errors might be |For debugging consider passing (?:CUDA|AMD)_|"
+    r"Compile with `TORCH_USE_(?:CUDA|HIP)_DSA`|Search for `(?:cuda|hip)Error"
+)
 # Python prints the errors of finalizers, and goes on.
 FINALIZER = re.compile(
     r"(?:multiprocessing/util\.py|weakref\.py):\d{1,9}, in _(?:run_finalizers|exitfunc)"
@@ -42,6 +49,16 @@ LABEL = re.compile(
 )
 # Logged if the exception above was being handled: the next one ended the program.
 HANDLED = "During handling of the above exception, another exception occurred"
+# Said between the tracebacks of errors of which one led to the next.
+CHAINED = (HANDLED, "The above exception was the direct cause of the following exception")
+# Where a process, a thread or a worker begins. The traceback of an error that ended it begins
+# there; one that a program prints begins in the function that caught the error.
+BEGINS = re.compile(
+    r"<module>|_run_module_as_main|_run_code|_bootstrap(?:_inner)?|spawn_main|_wrap|"
+    r"_worker_loop|_process_worker"
+)
+# How far below a traceback its message, and the next of its chain, are looked for.
+MESSAGE_LINES = 12
 NAMED = re.compile(r"[A-Za-z_][\w.]{0,200}(?:: |\s*$)")
 
 
@@ -63,7 +80,7 @@ class UnknownError(NamedTuple):
             return None
         kind = _kind(lines[0])
         if kind == TRACEBACK:
-            return _traceback(lines, lines[0][: lines[0].index(TRACEBACK)])
+            return _traceback(lines, _prefix_of(lines))
         return cls(kind, (lines[0].strip(),), 0, "")
 
 
@@ -73,20 +90,27 @@ UnknownAt = tuple[UnknownError, LogLine, list[str], list[int]]
 
 @dataclass
 class UnknownErrors:
-    """The errors that no signature knows: the first of each kind per file."""
+    """The errors that no signature knows: all exceptions and NCCL's warnings of a file, since a
+    program may survive the first, and the first of each other kind."""
 
     errors: list[UnknownAt] = field(default_factory=list)
     _had: set[tuple[int, str]] = field(default_factory=set)
-    _looks: Counter[int] = field(default_factory=Counter)
+    _looks: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     def wants(self, index: int, text: str) -> bool:
         """Whether an error that begins with this line can add to those already found."""
-        self._looks[index] += 1
+        self._looks[index, _kind(text)] += 1
         return not self.has_enough(index, text)
 
     def has_enough(self, index: int, text: str) -> bool:
         """Whether this kind of error was found in the file, or looked for often enough."""
-        return self._looks[index] > MAX_LOOKS or (index, _kind(text)) in self._had
+        kind = _kind(text)
+        found = kind not in (TRACEBACK, WARN) and (index, kind) in self._had
+        return found or self._looks[index, kind] > MAX_LOOKS
+
+    def is_capped(self, index: int) -> bool:
+        """Whether the file has exceptions that were not looked at."""
+        return self._looks[index, TRACEBACK] > MAX_LOOKS
 
     def add(self, error: UnknownError, line: LogLine, hosts: list[str], ranks: list[int]) -> None:
         self._had.add((line.source, error.kind))
@@ -97,13 +121,17 @@ def _kind(text: str) -> str:
     return next((kind for kind in (TRACEBACK, WARN) if kind in text), SCHEDULER[0])
 
 
+def _prefix_of(lines: Sequence[str]) -> str:
+    """What is before a traceback on each of its lines. Text before its header that the next line
+    does not repeat is no prefix, but perhaps a progress bar."""
+    prefix = lines[0][: lines[0].index(TRACEBACK)]
+    bar = not _has_prefix(lines[1], prefix) and FRAME.match(lines[1]) if len(lines) > 1 else False
+    return prefix if prefix.strip() and not bar else ""
+
+
 def _traceback(lines: Sequence[str], prefix: str) -> UnknownError | None:
     """The exception at the end of a traceback. Of the unindented lines with the same prefix it is
     the first that starts with an exception's name, or else the first that looks like a message."""
-    # Text before the header that the next line does not repeat is no prefix, but perhaps a progress
-    # bar.
-    bar = not _has_prefix(lines[1], prefix) and FRAME.match(lines[1]) if len(lines) > 1 else False
-    prefix = prefix if prefix.strip() and not bar else ""
     where, first, finalizer = "", None, False
     for offset, line in enumerate(lines[1:MAX_TRACEBACK_LINES], 1):
         if not _has_prefix(line, prefix):
@@ -122,6 +150,46 @@ def _traceback(lines: Sequence[str], prefix: str) -> UnknownError | None:
         elif first is None and where and NAMED.match(text):
             first = UnknownError(TRACEBACK, _message(lines, offset, prefix), offset, where)
     return first
+
+
+def find_printed(buffer: bytes, end: int, *, first: bool) -> Printed | None:
+    """Where the program printed the traceback of the error on the line that ends there, if it did;
+    `first`: the buffer begins where the log does."""
+    at = buffer.rfind(HEADER, max(0, end - BEHIND_BYTES), end)
+    if at < 0:
+        return None
+    begin = max(buffer.rfind(b"\n", 0, at), buffer.rfind(b"\r", 0, at)) + 1
+    text = strip_colors(buffer[begin : end + BEHIND_BYTES]).decode(errors="replace")
+    if not is_printed(text.split("\n"), buffer.count(b"\n", begin, end)):
+        return None
+    while any(words.encode() in buffer[max(0, at - 200) : at] for words in CHAINED):
+        at = max(0, buffer.rfind(HEADER, 0, at))
+    return Printed.at(buffer, at, first=first)
+
+
+def is_printed(lines: Sequence[str], number: int) -> bool:
+    """Whether a program printed the traceback that begins on the first of these lines itself, so
+    that the error did not end it. `number`: the index of a line about that error."""
+    begin = 0
+    while True:
+        prefix = _prefix_of(lines[begin : begin + 2])
+        own = (
+            (index, lines[index][len(prefix) :])
+            for index in range(begin + 1, len(lines))
+            if _has_prefix(lines[index], prefix)
+        )
+        frame = FRAME.match(next(own, (0, ""))[1])
+        raised = next((index for index, text in own if text.strip() and not text[0].isspace()), -1)
+        if frame is None or raised < 0 or number > raised + MESSAGE_LINES:
+            return False
+        below = range(raised + 1, min(len(lines), raised + 1 + MESSAGE_LINES))
+        chained = next((at for at in below if any(words in lines[at] for words in CHAINED)), None)
+        if chained is None:
+            return BEGINS.fullmatch(frame[3]) is None
+        header = next((at for at in below if at > chained and TRACEBACK in lines[at]), None)
+        if header is None:
+            return False
+        begin, number = header, header
 
 
 def _is_handled(lines: Sequence[str], offset: int) -> bool:

@@ -158,6 +158,79 @@ def test_progress_soon_after_an_error_proves_nothing() -> None:
     assert diagnosed(OOM + STEPS * 300) == []
 
 
+def steps(form: str, first: int, last: int) -> str:
+    """Lines of progress, of which each names its step."""
+    return "".join(form.format(n, n // 60, n % 60) for n in range(first, last))
+
+
+CAUGHT = TRACEBACK.format("").replace("59, in <module>\n    main()", "59, in fit\n    load()")
+CHAINED = (
+    CAUGHT
+    + "\nDuring handling of the above exception, another exception occurred:\n\n"
+    + CAUGHT.replace("ValueError", "RuntimeError")
+)
+PLAIN = "step {0} loss 2.1\n"
+STAMPED = "2026-11-02 10:{1:02d}:{2:02d},123 INFO train: epoch 1 batch {0}/900\n"
+BAR = "\r {0}%| | {0}/100 [00:{2:02d}<01:00,  1.00it/s]"
+LOGGED = "2026-11-02 10:00:30,001 ERROR train: cannot evaluate\n"
+
+
+@pytest.mark.parametrize("error", [CAUGHT, CHAINED, CAUGHT[: CAUGHT.rindex("Value")] + OOM])
+@pytest.mark.parametrize(
+    ("form", "above"),
+    [
+        (PLAIN, ""),
+        ("global_step={0} train_loss=2.1\n", ""),
+        ("{{'loss': 2.1, 'epoch': 0.{0:02d}}}\n", ""),
+        ("Epoch [1][{0}/900] lr: 0.1 loss: 2.1\n", ""),
+        (" iteration {0:8d}/  500000 | lm loss: 2.1 |\n", ""),
+        ("| epoch 001: {0} / 5000 loss=2.1\n", ""),
+        (BAR, "\n"),
+        (STAMPED, LOGGED),
+    ],
+)
+def test_error_that_the_program_printed_and_went_on_after_was_survived(
+    form: str, above: str, error: str
+) -> None:
+    """Its traceback begins in a function, not where the process does, and more steps follow."""
+    before = "x" * 9000 + "\n" if form in (BAR, STAMPED) else ""
+    before += steps(form, 1, 30) + above + error
+    assert diagnosed(before + steps(form, 31, 36)) == []
+    assert len(diagnosed(before + steps(form, 31, 33))) >= 1
+    assert len(diagnosed(before)) >= 1
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        steps(PLAIN, 1, 30) + TRACEBACK.format("") + steps(PLAIN, 30, 90),
+        steps(PLAIN, 1, 900) + CAUGHT + steps(PLAIN, 900, 999),
+        CAUGHT + steps(PLAIN, 1, 90),
+        steps(BAR, 1, 30) + "\n" + CAUGHT + steps(PLAIN, 1, 30),
+        LOGGED + CAUGHT + steps(STAMPED, 1, 30),
+        steps(PLAIN, 1, 30) + CHAINED.replace("fit", "<module>") + steps(PLAIN, 30, 90),
+    ],
+    ids=["ended", "held-back", "all-held-back", "before-the-bar", "stamped-before", "chained"],
+)
+def test_steps_that_may_have_come_before_the_error_prove_nothing(log: str) -> None:
+    """A process that ends writes what its stdout still held back; so does one that printed the
+    error and then gave up."""
+    assert primary(diagnosed(log)) == ["unknown"]
+
+
+def test_exception_after_one_that_was_survived_is_the_cause() -> None:
+    """The first of a log is not the only one."""
+    fatal = TRACEBACK.format("").replace("ValueError", "KeyError")
+    survived = steps(PLAIN, 1, 30) + CAUGHT + steps(PLAIN, 30, 120)
+    (finding,) = diagnosed(survived + fatal)
+    assert "KeyError" in finding.cause
+    words = TRACEBACK.format("") + "skipping this batch\n" + steps(PLAIN, 1, 90)
+    assert diagnosed(words) == []
+    (finding,) = diagnosed(words + fatal)
+    assert "KeyError" in finding.cause
+    assert primary(diagnosed(TRACEBACK.format("") + steps(PLAIN, 1, 700) + fatal)) == ["unknown"]
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -252,6 +325,15 @@ def test_progress_shows_that_a_warning_was_one() -> None:
     warning = "node1:55:60 [0] NCCL WARN NET/OFI No eligible providers were found\n"
     assert diagnosed(warning + STEPS) == []
     assert primary(diagnosed(warning)) == ["ofi_no_provider"]
+    folder = (
+        "slurmstepd: error: couldn't chdir to `/root': Permission denied: going to /tmp instead\n"
+    )
+    assert diagnosed(folder + STEPS) == []
+    assert primary(diagnosed(folder)) == ["job_directory_missing"]
+    other = "node1:55:60 [0] misc/nvmlwrap.cc:183 NCCL WARN nvmlDeviceGetPciInfo() failed: x\n"
+    assert diagnosed(other + STEPS) == []
+    assert diagnosed(other + STEPS + SUCCESS + other) == []
+    assert primary(diagnosed(other)) == primary(diagnosed(other + STEPS + other)) == ["unknown"]
 
 
 def test_server_that_answers_again_is_not_a_failure() -> None:

@@ -96,6 +96,8 @@ def test_port_of_slurmd_is_not_the_controller() -> None:
         f"srun: error: slurm_receive_msgs: [[n7.example]:6818] failed: {timeout}"
     )
     assert finding.id == "slurmd_unreachable" and finding.hosts == ("n7.example",)
+    closed = "slurm_receive_msgs: [[n7]:6818] failed: Zero Bytes were transmitted or received\n"
+    assert ids(diagnosed(closed)) == ["slurmd_unreachable"]
     (finding,) = diagnosed(f"sbatch: error: Batch job submission failed: {timeout}")
     assert finding.id == "slurm_controller"
 
@@ -258,3 +260,45 @@ def test_process_killed_at_the_limit_of_a_scheduler_is_a_consequence() -> None:
         ),
     ]:
         assert primary(diagnosed(killed + text)) == [name]
+
+
+STALL = (
+    "[2021-02-02 21:19:07.345988: W horovod/common/stall_inspector.cc:105] One or more tensors "
+    "were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for "
+    "remainder of ranks for more than 60 seconds.\n"
+)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        "Missing ranks:\n3: [allreduce.noname.12, allreduce.noname.13 ...]\n5: [broadcast.x]\n",
+        "[1,0]<stderr>:Stalled ranks:\n[1,0]<stderr>:3!: [HorovodAllgather_0]\n"
+        "[1,0]<stderr>:5: [HorovodAllreduce_grads_0]\n",
+        "Stalled ops:HorovodAllreduce_gradients_AddN_1_0 [missing ranks: 3, 5]\n",
+    ],
+)
+def test_log_that_ends_as_horovod_waits_is_a_hang(ranks: str) -> None:
+    """Its ranks are those for which the others wait; if the job goes on, one was only slow."""
+    steps = "".join(f"step {number} loss 2\n" for number in range(9))
+    (finding,) = diagnosed(steps + STALL + ranks)
+    assert (finding.id, finding.primary, finding.ranks) == ("horovod_stalled", True, (3, 5))
+    assert diagnosed(steps + STALL + ranks + steps) == []
+    shut = "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down.\n"
+    assert ids(diagnosed(STALL + ranks + shut)) == ["horovod_stalled", "horovod_shut_down"]
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.\n"
+    assert primary(diagnosed(oom + STALL + ranks)) == ["cuda_oom"]
+
+
+def test_hint_of_torch_is_not_the_last_line() -> None:
+    """An error of HIP or CUDA that no signature knows stands above it."""
+    error = "RuntimeError: HIP error: the operation cannot be performed in the present state\n"
+    hints = (
+        "HIP kernel errors might be asynchronously reported at some other API call, so the "
+        "stacktrace below might be incorrect.\n"
+        "For debugging consider passing AMD_SERIALIZE_KERNEL=3\n"
+        "Compile with `TORCH_USE_HIP_DSA` to enable device-side assertions.\n"
+    )
+    (finding,) = diagnosed(error + hints)
+    assert (finding.id, finding.primary) == ("unknown", True)
+    assert error.strip() in finding.cause

@@ -163,6 +163,18 @@ PROGRAMS = (
         settings={"proof": "twin"},
         slow=True,
     ),
+    # Only that rank's passes of one step read it, before the all-gather writes it anew.
+    Fault(
+        "weight_flipped_under_zero",
+        "master_flipped.py",
+        "gradients",
+        frozenset({TWIN}),
+        words=("rank 1 (local0) on ", "disagrees with itself: trained again from the same state"),
+        rank=1,
+        args={**SMALL_ZERO, "state": "copy"},
+        settings={"proof": "twin"},
+        slow=True,
+    ),
     Fault(
         "gradient_corrupted_before_reduction",
         "gradient_corrupted.py",
