@@ -207,10 +207,19 @@ def test_error_that_the_program_printed_and_went_on_after_was_survived(
         steps(PLAIN, 1, 900) + CAUGHT + steps(PLAIN, 900, 999),
         CAUGHT + steps(PLAIN, 1, 90),
         steps(BAR, 1, 30) + "\n" + CAUGHT + steps(PLAIN, 1, 30),
+        steps(BAR, 1, 30) + "\n" + CAUGHT + steps(PLAIN, 100, 200),
         LOGGED + CAUGHT + steps(STAMPED, 1, 30),
         steps(PLAIN, 1, 30) + CHAINED.replace("fit", "<module>") + steps(PLAIN, 30, 90),
     ],
-    ids=["ended", "held-back", "all-held-back", "before-the-bar", "stamped-before", "chained"],
+    ids=[
+        "ended",
+        "held-back",
+        "all-held-back",
+        "before-the-bar",
+        "other-bar",
+        "stamped-before",
+        "chained",
+    ],
 )
 def test_steps_that_may_have_come_before_the_error_prove_nothing(log: str) -> None:
     """A process that ends writes what its stdout still held back; so does one that printed the
