@@ -238,6 +238,9 @@ def test_exception_after_one_that_was_survived_is_the_cause() -> None:
     (finding,) = diagnosed(words + fatal)
     assert "KeyError" in finding.cause
     assert primary(diagnosed(TRACEBACK.format("") + steps(PLAIN, 1, 700) + fatal)) == ["unknown"]
+    slurm = "slurmstepd: error: no such plugin\n", "srun: error: n2: a task is gone\n"
+    assert diagnosed(slurm[0] + SUCCESS) == []
+    assert primary(diagnosed(slurm[0] + SUCCESS + slurm[1])) == ["unknown"]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +343,9 @@ def test_progress_shows_that_a_warning_was_one() -> None:
     assert diagnosed(folder + STEPS) == []
     assert primary(diagnosed(folder)) == ["job_directory_missing"]
     other = "node1:55:60 [0] misc/nvmlwrap.cc:183 NCCL WARN nvmlDeviceGetPciInfo() failed: x\n"
-    assert diagnosed(other + STEPS) == []
+    affinity = "slurmstepd: error: task_g_set_affinity: Operation not permitted\n"
+    assert diagnosed(other + STEPS) == diagnosed(affinity + STEPS) == []
+    assert primary(diagnosed("srun: error: n2: a task is gone\n" + STEPS)) == ["unknown"]
     assert diagnosed(other + STEPS + SUCCESS + other) == []
     assert primary(diagnosed(other)) == primary(diagnosed(other + STEPS + other)) == ["unknown"]
 
