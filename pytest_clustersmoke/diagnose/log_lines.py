@@ -120,25 +120,29 @@ class Printed(NamedTuple):
     it, and the last step above it. `live`: what the program prints is not held back in a buffer."""
 
     time: Time | None
-    step: Step
+    above: GoodLine | None
     live: bool
 
     @classmethod
     def at(cls, buffer: bytes, begin: int, *, first: bool) -> Printed:
         """For a traceback that begins there; `first`: the buffer begins where the log does."""
-        above = buffer[max(0, begin - BEHIND_BYTES) : begin].decode(errors="replace")
-        lines = re.split(r"[\r\n]", above)
+        text = buffer[max(0, begin - BEHIND_BYTES) : begin].decode(errors="replace")
+        lines = re.split(r"[\r\n]", text)
         head = [line for line in lines[-2:] if line.strip()]
         time = last_time_in(head[-1][-MAX_TEXT:]) if head else None
-        steps = (step_of(line) for line in reversed(lines) if PROGRESS.search(line[:4000]))
-        return cls(time, next((step for step in steps if step), ()), first and begin < BLOCK_BYTES)
+        steps = (GoodLine.of(0, line) for line in reversed(lines) if PROGRESS.search(line[:4000]))
+        above = next((good for good in steps if good.step), None)
+        return cls(time, above, first and begin < BLOCK_BYTES)
 
     def is_before(self, good: GoodLine) -> bool:
         """Whether a later line shows a step that the program made after it printed the traceback,
         and not one that it made before, and that its buffer held back."""
         if self.time and good.time:
             return self.time < good.time
-        return bool(self.step) and (self.live or good.bar) and self.step < good.step
+        above = self.above
+        if above is None or (above.bar, above.time is None) != (good.bar, good.time is None):
+            return False  # nothing, or another stream
+        return (self.live or good.bar) and above.step < good.step
 
 
 class LogLine(NamedTuple):

@@ -40,6 +40,7 @@ from .unknown_errors import (
     HEADER,
     HINT,
     LAST,
+    SCHEDULER,
     STARTS,
     TRACEBACK,
     WARN,
@@ -344,8 +345,9 @@ class SignatureSearch:
         label, text, number = text, cut(error.message[0]), number + error.offset
         rank = ranks[0] if ranks else None
         end = buffer.find(error.message[0].encode(), piece.end)
-        # NCCL warns and goes on; what it cannot go on from, torch raises.
-        caught = error.kind == WARN or is_caught(buffer, piece.begin, max(piece.end, end))
+        # NCCL and slurmstepd go on; what they cannot go on from, torch raises and srun reports.
+        warned = error.kind == WARN or SCHEDULER[1] in label
+        caught = warned or is_caught(buffer, piece.begin, max(piece.end, end))
         ends = ENDS_RANK.search(label, 0, PREFIX_CHARS) is not None
         end = max(piece.end, end)
         printed = None if caught else find_printed(buffer, end, first=not self._cut)

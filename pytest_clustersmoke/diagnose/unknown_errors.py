@@ -90,30 +90,26 @@ UnknownAt = tuple[UnknownError, LogLine, list[str], list[int]]
 
 @dataclass
 class UnknownErrors:
-    """The errors that no signature knows: all exceptions and NCCL's warnings of a file, since a
-    program may survive the first, and the first of each other kind."""
+    """The errors that no signature knows, of each kind in each file up to a bound: a program may
+    survive the first."""
 
     errors: list[UnknownAt] = field(default_factory=list)
-    _had: set[tuple[int, str]] = field(default_factory=set)
     _looks: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     def wants(self, index: int, text: str) -> bool:
-        """Whether an error that begins with this line can add to those already found."""
+        """Whether an error that begins with this line is looked at."""
         self._looks[index, _kind(text)] += 1
         return not self.has_enough(index, text)
 
     def has_enough(self, index: int, text: str) -> bool:
-        """Whether this kind of error was found in the file, or looked for often enough."""
-        kind = _kind(text)
-        found = kind not in (TRACEBACK, WARN) and (index, kind) in self._had
-        return found or self._looks[index, kind] > MAX_LOOKS
+        """Whether this kind of error was looked for often enough in the file."""
+        return self._looks[index, _kind(text)] > MAX_LOOKS
 
     def is_capped(self, index: int) -> bool:
-        """Whether the file has exceptions that were not looked at."""
-        return self._looks[index, TRACEBACK] > MAX_LOOKS
+        """Whether the file has errors that were not looked at; NCCL may warn more often."""
+        return any(self._looks[index, kind] > MAX_LOOKS for kind in (TRACEBACK, SCHEDULER[0]))
 
     def add(self, error: UnknownError, line: LogLine, hosts: list[str], ranks: list[int]) -> None:
-        self._had.add((line.source, error.kind))
         self.errors.append((error, line, hosts, ranks))
 
 

@@ -207,10 +207,19 @@ def test_error_that_the_program_printed_and_went_on_after_was_survived(
         steps(PLAIN, 1, 900) + CAUGHT + steps(PLAIN, 900, 999),
         CAUGHT + steps(PLAIN, 1, 90),
         steps(BAR, 1, 30) + "\n" + CAUGHT + steps(PLAIN, 1, 30),
+        steps(BAR, 1, 30) + "\n" + CAUGHT + steps(PLAIN, 100, 200),
         LOGGED + CAUGHT + steps(STAMPED, 1, 30),
         steps(PLAIN, 1, 30) + CHAINED.replace("fit", "<module>") + steps(PLAIN, 30, 90),
     ],
-    ids=["ended", "held-back", "all-held-back", "before-the-bar", "stamped-before", "chained"],
+    ids=[
+        "ended",
+        "held-back",
+        "all-held-back",
+        "before-the-bar",
+        "other-bar",
+        "stamped-before",
+        "chained",
+    ],
 )
 def test_steps_that_may_have_come_before_the_error_prove_nothing(log: str) -> None:
     """A process that ends writes what its stdout still held back; so does one that printed the
@@ -229,6 +238,9 @@ def test_exception_after_one_that_was_survived_is_the_cause() -> None:
     (finding,) = diagnosed(words + fatal)
     assert "KeyError" in finding.cause
     assert primary(diagnosed(TRACEBACK.format("") + steps(PLAIN, 1, 700) + fatal)) == ["unknown"]
+    slurm = "slurmstepd: error: no such plugin\n", "srun: error: n2: a task is gone\n"
+    assert diagnosed(slurm[0] + SUCCESS) == []
+    assert primary(diagnosed(slurm[0] + SUCCESS + slurm[1])) == ["unknown"]
 
 
 @pytest.mark.parametrize(
@@ -331,7 +343,9 @@ def test_progress_shows_that_a_warning_was_one() -> None:
     assert diagnosed(folder + STEPS) == []
     assert primary(diagnosed(folder)) == ["job_directory_missing"]
     other = "node1:55:60 [0] misc/nvmlwrap.cc:183 NCCL WARN nvmlDeviceGetPciInfo() failed: x\n"
-    assert diagnosed(other + STEPS) == []
+    affinity = "slurmstepd: error: task_g_set_affinity: Operation not permitted\n"
+    assert diagnosed(other + STEPS) == diagnosed(affinity + STEPS) == []
+    assert primary(diagnosed("srun: error: n2: a task is gone\n" + STEPS)) == ["unknown"]
     assert diagnosed(other + STEPS + SUCCESS + other) == []
     assert primary(diagnosed(other)) == primary(diagnosed(other + STEPS + other)) == ["unknown"]
 
