@@ -97,11 +97,11 @@ def _explained(finding: Finding, evidence: FailureEvidence) -> Finding:
     if unknown is None:
         suffix = "; unknown cause" if finding.id in ("rank-error", "rank-died") else ""
         return replace(finding, cause=f"{finding.cause}{suffix}")
-    evidence = _join_evidence(finding, unknown)
-    if finding.id == "rank-error" or evidence == finding.evidence:  # the error is quoted already
+    shown = _join_evidence(finding, unknown)
+    if finding.id == "rank-error" or shown == finding.evidence:  # the error is quoted already
         where = f", raised at {unknown.detail['where']}" if unknown.detail["where"] else ""
         return replace(finding, cause=f"{finding.cause}; unknown cause{where}")
-    return replace(finding, cause=f"{finding.cause}; {unknown.cause}", evidence=evidence)
+    return replace(finding, cause=f"{finding.cause}; {unknown.cause}", evidence=shown)
 
 
 def _join_evidence(finding: Finding, cause: Finding) -> tuple[Evidence, ...]:
