@@ -30,6 +30,7 @@ from ..node import checks
 from ..node.job_entry import MISSING, REFUSAL
 from ..text import FAILURE, WARNING
 from .failure_evidence import FailureEvidence
+from .rank_positions import describe_positions
 
 NO_PACKAGE = re.compile(r"No module named '?(pytest_clustersmoke|submitit|psutil)[\w.]*'?")
 REFUSED = re.compile(f"{re.escape(REFUSAL)}(.*)")
@@ -288,8 +289,11 @@ def find_node_reasons(evidence: FailureEvidence) -> list[Finding]:
         identity, fix = NODE_REASONS[reason]
         rank = parse_int(node.result.get("rank"))
         stderr = _rank_stderr(evidence.directory, node.node_rank)
-        tail = stderr or find_last_line(evidence.directory.launcher_log(node.node_rank))
-        why = node.why
+        why, tail = node.why, stderr
+        if reason == "timeout":  # the launcher's last line says only that it was ended then
+            why += f"; {describe_positions(evidence.result)}"
+        elif not stderr:
+            tail = find_last_line(evidence.directory.launcher_log(node.node_rank))
         if reason == "torchrun" and stderr:  # a rank ended before it could write an event
             why += f"; the last line of a rank's stderr: {stderr[0].text}"
         findings.append(

@@ -19,7 +19,7 @@ from ..evidence.job_results import RankResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir
 from ..evidence.telemetry import read_start
-from ..text import ranges
+from ..text import name_ranks, ranges, shorten
 
 MAX_BYTES = 4 * 2**20
 FRAME = re.compile(r'  File "(.{1,1000})", line (\d{1,9}) in (.{1,300})')
@@ -35,7 +35,7 @@ COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py$")
 # device that it waits for may be running a collective.
 PERHAPS = re.compile(r"torch/autograd/(?:graph|__init__)\.py$|torch/cuda/(?:__init__|streams)\.py$")
 LOADER = re.compile(r"torch/utils/data/dataloader\.py$")
-MAX_POSITIONS = 32
+MAX_POSITIONS, MOST_SHOWN = 32, 3
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,21 @@ def ranks_behind(result: PhaseResult, among: Collection[int]) -> list[int]:
 
 def ranks_by_position(result: PhaseResult) -> dict[str, str]:
     """Last stage and step -> the ranks there, on all nodes."""
+    places = list(_ranks_at(result).items())
+    return {where: ranges(ranks) for where, ranks in places[:MAX_POSITIONS]}
+
+
+def _ranks_at(result: PhaseResult) -> dict[str, list[int]]:
     ranks_at: dict[str, list[int]] = defaultdict(list)
     for rank in result.ranks:
         ranks_at[describe_position(rank)].append(rank.rank)
-    return {where: ranges(ranks) for where, ranks in list(ranks_at.items())[:MAX_POSITIONS]}
+    return ranks_at
+
+
+def describe_positions(result: PhaseResult) -> str:
+    """Where the ranks were at the end, in words: the last event that each of them wrote."""
+    places = [f"{name_ranks(ranks)}: {where}" for where, ranks in _ranks_at(result).items()]
+    return shorten(places, MOST_SHOWN, "; ")
 
 
 def describe_position(rank: RankResult) -> str:

@@ -39,6 +39,7 @@ from ..jobs.outcome import (
 )
 from .failure_evidence import FailureEvidence
 from .node_findings import NODE_REASONS
+from .rank_positions import describe_positions
 
 MOST_SHOWN = 4  # nodes
 ENDINGS = (CANCELLED, PREEMPTED)
@@ -242,9 +243,9 @@ def _time_limit(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     spent = f" of {limit} (from {show_time(began)} to {show_time(ended)})" if limit else ""
     return Finding(
         "time-limit",
-        f"Slurm ended the job at its time limit{spent}",
-        "raise slurm.time of the phase, or find out what was slow: each rank's last step is in "
-        "ranks/ of the run directory",
+        f"Slurm ended the job at its time limit{spent}; {describe_positions(evidence.result)}",
+        "raise slurm.time of the phase, or find out what was slow: ranks/ of the run directory has "
+        "what each rank wrote",
         evidence=(*record.evidence(record.job), *_quote(record.logged(*ENDINGS))),
     )
 

@@ -226,10 +226,16 @@ def test_place_of_an_error_of_the_program_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_reason_of_the_node(tmp_path: Path, reason: str, identity: str) -> None:
-    """The node's own reason becomes the finding."""
+    """The node's own reason becomes the finding, with the launcher's last line; after a time limit,
+    where the ranks were, and no line about the launcher's end."""
     evidence = Evidence(tmp_path).started().node(0, ok=False, reason=reason, why="it ended")
+    log = evidence.dir.launcher_log(0)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("Sending process 7 closing signal SIGTERM\n")
     finding = diagnosed(evidence)[0]
-    assert finding.id == identity and finding.cause == "n0: it ended"
+    limit = reason == "timeout"
+    assert finding.id == identity and finding.cause == "n0: it ended" + "; rank 0: init" * limit
+    assert any("SIGTERM" in shown.text for shown in finding.evidence) is not limit
 
 
 @pytest.mark.parametrize(

@@ -218,10 +218,14 @@ def test_job_cancelled_by_this_run_blames_no_other_user(job: ScheduledJob) -> No
 
 
 def test_slurms_time_limit_is_reported_with_its_length(job: ScheduledJob) -> None:
-    """No rank and no node is blamed for it."""
+    """No rank and no node is blamed for it; it says how far the ranks had got."""
+    trains = ("stage", {"name": "train", "state": "begin"})
+    job.evidence.rank(0, trains, ("step", {"step": 7, "steps": 20}))
     outcome, finding = job.recorded("TIMEOUT").finding(JobState("ended", "TIMEOUT", "TimeLimit"))
     assert (outcome, finding.id, finding.hosts, finding.ranks) == ("failed", "time-limit", (), ())
-    assert "00:10:00 (from 2026-01-02T03:04:05 to 2026-01-02T03:09:05)" in finding.cause
+    spent = "00:10:00 (from 2026-01-02T03:04:05 to 2026-01-02T03:09:05)"
+    where = "rank 0: train, after step 7 of 20; rank 1: init"
+    assert finding.cause == f"Slurm ended the job at its time limit of {spent}; {where}"
 
 
 @pytest.mark.parametrize(
