@@ -91,7 +91,7 @@ class Block:
             for fields in events.named("stage")
             if (fields["name"], fields["state"]) == ("train", "end")
         )
-        left_out = {step - 1 for step in times["proven"]} | set(range(times["warmup"]))
+        left_out = {*times["proven"], *range(times["warmup"])}  # both from 0
         seconds = times["seconds"]
         step = fmean(s for at, s in enumerate(seconds) if at not in left_out)
         return cls(step, train, times["proof_seconds"], len(seconds))

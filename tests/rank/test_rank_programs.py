@@ -191,6 +191,19 @@ def test_cost_of_a_proof_is_measured_in_the_programs_own_loop(
     assert not list(tmp_path.glob("clustersmoke-*"))
 
 
+def test_cost_of_a_proof_leaves_out_the_steps_that_are_proven() -> None:
+    """A block's seconds of a step are those of the steps after warm-up without a proof, which
+    `step_times` numbers from 0."""
+    from benchmarks.corruption import Recorder  # they import torch, as ranks do
+    from benchmarks.proof_cost import Block
+
+    events = Recorder()
+    seconds = [50.0, 1.0, 2.0, 50.0, 3.0, 50.0]
+    events.event("step_times", seconds=seconds, proven=[3, 5], warmup=1, proof_seconds=94.0)
+    events.event("stage", name="train", state="end", seconds=156.0)
+    assert Block.read(events) == Block(step=2.0, train=156.0, proofs=94.0, steps=6)
+
+
 def test_single_rank_under_a_trainer_gets_a_group(torchrun: Callable[..., Run]) -> None:
     """A Trainer opens none for one rank; what rank 0 shares arrives."""
     run = torchrun("lone_trainer.py", ranks=1)
