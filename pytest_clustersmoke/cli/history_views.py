@@ -116,12 +116,10 @@ def _run_lines(series: PhaseSeries) -> Iterator[str]:
 
 def _verdict(run: PhaseRun) -> str:
     """That of the phase: a job that passed may have criteria that did not."""
-    from ..report.phase_table import judge_counts  # the other views need no records
+    from ..report.phase_table import judge_stored  # the other views need no records
 
     results = Counter(run.criteria.values())
-    failed, known = results["failed"], results["known"]
-    is_known = run.outcome != "passed" and known > 0 and not failed
-    return judge_counts(run.outcome, is_known, failed, known).words
+    return judge_stored(run.outcome, results["failed"], results["known"]).words
 
 
 def _criteria(run: PhaseRun) -> str:

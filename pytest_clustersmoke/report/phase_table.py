@@ -76,6 +76,13 @@ def judge_counts(
     return PhaseVerdict(words, "good")
 
 
+def judge_stored(outcome: str, failed: int, known: int, attempts: int = 1) -> PhaseVerdict:
+    """The same for a phase of the history, which does not keep whether a job's failure is known,
+    but counts its `job` among the criteria."""
+    is_known = outcome != "passed" and known > 0 and not failed
+    return judge_counts(outcome, is_known, failed, known, attempts)
+
+
 def explain_failures(record: RunRecord) -> Iterator[str]:
     """A line for each phase that did not pass and is not known: its first cause."""
     for phase in record.phases:

@@ -39,7 +39,7 @@ from ..text import format_local, format_time, sanitize_line, shorten
 from .node_matrix import NodeMatrix, build_matrix
 from .page import render
 from .page_view import anchors, tone
-from .phase_table import judge_counts
+from .phase_table import judge_stored
 from .redaction import Redactor
 
 RUNS_PAGE = "index.html"
@@ -343,8 +343,7 @@ def _make_row(run: ListedRun, kept: set[str], changes: dict[str, list[str]]) -> 
 
 def judge_listed(phase: ListedPhase) -> tuple[str, str]:
     """The verdict on a stored phase, in words, and its tone: none if it was not measured."""
-    is_known = phase.outcome != "passed" and bool(phase.known) and not phase.failed
-    verdict = judge_counts(phase.outcome, is_known, phase.failed, phase.known, phase.attempts)
+    verdict = judge_stored(phase.outcome, phase.failed, phase.known, phase.attempts)
     if verdict.words.startswith("not measured"):
         return verdict.words, "none"
     if phase.outcome == "passed" and not (phase.good or phase.failed or phase.known):

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -24,9 +24,7 @@ from ..config.profile import Profile
 from .interrupts import SIGNALS
 from .live.board import DONE
 from .live.live_view import SHARED_DIR
-
-if TYPE_CHECKING:
-    from .suite import Suite
+from .suite import Suite
 
 NAME_S = 10.0  # without an answer, before it is said
 # From a signal, or the question without an answer if that came later, to the end of pytest. 20 s

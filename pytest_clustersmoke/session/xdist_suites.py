@@ -15,15 +15,16 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from ..config.marker import Needs, PhaseMarker
 from ..config.phase import Phase, resolve_all
 from ..config.profile import Profile
+from ..criteria.phase_criteria import PhaseView
 from ..evidence.metric import RESULT, Unmeasured
-from ..evidence.phase_result import collect_phase
+from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RunDir, read_json, write_json
 from ..text import Problem
 from .collection import PhaseCollection
@@ -31,10 +32,6 @@ from .items import Mistakes, PhaseClass, phase_classes
 from .live.pytest_terminal import show_in_queue
 from .phase_views import PhaseViews, make_view
 from .suite import Suite
-
-if TYPE_CHECKING:
-    from ..criteria.phase_criteria import PhaseView
-    from ..evidence.phase_result import PhaseResult
 
 POLL_S = 0.2
 INPUT = "clustersmoke"
