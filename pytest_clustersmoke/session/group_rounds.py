@@ -77,6 +77,15 @@ class GroupRounds:
         implied = self._history.implied(group) if len(group) > 1 else False
         return implied if implied is not None else (yield from self.fails(group))
 
+    def refute_pairs(self) -> Steps[bool]:
+        """Whether two nodes that passed otherwise fail as a pair, where no pair has passed yet: the
+        program may not run on two nodes, and then no pair accuses a node."""
+        if self._history.has_passed_pair:
+            return False
+        shut = {*self.named, *self.down, *self.silent}
+        pair = [node for node in self._history.proven if node not in shut][:2]
+        return len(pair) > 1 and (yield from self.fails((*pair,)))
+
     def pair(
         self, nodes: Iterable[str], taken: Collection[str] = (), is_new: bool = False
     ) -> dict[str, str]:

@@ -97,6 +97,15 @@ class GroupTests:
         """The nodes of groups that passed."""
         return self._passed
 
+    @property
+    def proven(self) -> Collection[str]:
+        """The nodes that passed, here or in other phases."""
+        return {**self._passed, **self._good}
+
+    @property
+    def has_passed_pair(self) -> bool:
+        return any(len(test.nodes) == 2 and not test.is_bad for test in self.tests)
+
     def last(self, group: Group) -> bool:
         """Whether the last test of a group was bad; false if there was none."""
         return next((test.is_bad for test in reversed(self.tests) if test.nodes == group), False)
@@ -106,8 +115,7 @@ class GroupTests:
         passed in another group."""
         tests = [test for test in self._pairs_of(node) if test.has_failed or not failed]
         others = [other for test in tests for other in test.nodes if other != node]
-        proven = {*self._passed, *self._good}
-        return [other for other in others if other in proven] if failed else others
+        return [other for other in others if other in self.proven] if failed else others
 
     def count_failed(self, group: Group) -> int:
         """How often this group failed."""

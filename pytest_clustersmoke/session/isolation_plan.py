@@ -27,6 +27,7 @@ from .isolation_answer import (
     NODES,
     NOT_AGAIN,
     PAIR,
+    SWITCH,
     UNKNOWN,
     UNSTABLE,
     IsolationAnswer,
@@ -70,9 +71,9 @@ class IsolationPlan:
         tests: int = 64,
         down: Mapping[str, str] | None = None,
     ) -> None:
-        gone = dict(down or {})
-        self._good = [node for node in good if node not in gone]
-        usable = [node for node in dict.fromkeys(nodes) if node not in gone]
+        gone, own = dict(down or {}), dict.fromkeys(nodes)  # these are suspects, whatever they passed
+        self._good = [node for node in good if node not in gone and node not in own]
+        usable = [node for node in own if node not in gone]
         self.history = GroupTests(usable, switches or {}, self._good)
         self._rounds = GroupRounds(self.history, tests, gone)
         self.nodes = self.history.order(usable)
@@ -92,6 +93,8 @@ class IsolationPlan:
 
     def give_up(self, why: str) -> IsolationAnswer:
         """The answer if no more tests are made."""
+        if not self.history.has_passed_pair:  # nothing shows that two nodes can pass
+            self._named.clear()
         if self._named or self._rounds.down:
             return self._name_nodes(f"whether the other nodes are good is not known: {why}")
         kind = UNSTABLE if self._has_changed else UNKNOWN
@@ -115,8 +118,13 @@ class IsolationPlan:
             if len(self.nodes) < 2:
                 return self.give_up("fewer than two nodes of the job can run a test")
             if not (yield from self._rounds.fails(self.nodes)):
-                return self._judge_pass()
-            return (yield from self._search())
+                why = f"the same job passed on the same {plural(len(self.nodes), 'node')}"
+                passed = IsolationAnswer(NOT_AGAIN, support=(why,))
+                return self._name_nodes() if self._rounds.down else passed
+            answer = yield from self._search()
+            if answer.kind in (NODES, SWITCH) and (yield from self._rounds.refute_pairs()):
+                return self.give_up("no two nodes passed, also none that larger groups passed with")
+            return answer
         except BudgetSpent:
             return self.give_up(f"the budget of {plural(self._rounds.most_tests, 'test')} is spent")
 
@@ -432,12 +440,6 @@ class IsolationPlan:
         return self.give_up(f"{failed}, and nodes that passed other phases passed")
 
     # Answers
-
-    def _judge_pass(self) -> IsolationAnswer:
-        if self._rounds.down:
-            return self._name_nodes()
-        why = f"the same job passed on the same {plural(len(self.nodes), 'node')}"
-        return IsolationAnswer(NOT_AGAIN, support=(why,))
 
     def _name_nodes(self, *more: str) -> IsolationAnswer:
         lines = [self.history.describe(node) for node in self._named]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from random import Random
 
@@ -107,9 +107,31 @@ def test_two_nodes_without_a_third_are_the_answer_as_a_pair() -> None:
     assert answer.kind == PAIR and not answer.nodes and answer.suspects == ("n0", "n1")
 
 
+@pytest.mark.parametrize(
+    ("count", "bad", "kind"), [(2, ["n0"], PAIR), (4, ["n0", "n2"], NODES), (4, ["n1"], NODES)]
+)
+def test_nodes_of_the_job_are_suspects_whatever_they_passed(
+    count: int, bad: Sequence[str], kind: str
+) -> None:
+    """A bad one is never known to be good, nor is the job itself at fault."""
+    answer = find(count, fails_with(*bad), good=name_nodes(count))
+    assert (answer.kind, [*answer.nodes]) == (kind, bad if kind == NODES else [])
+
+
 def test_bad_node_of_two_is_named_by_nodes_that_passed_other_phases() -> None:
     answer = find(2, fails_with("n0"), good=["g0", "g1"])
     assert (answer.kind, answer.nodes) == (NODES, ("n0",))
+
+
+@pytest.mark.parametrize("leaf", [0, 4])
+@pytest.mark.parametrize("count", [16, 64])
+def test_program_that_does_not_run_on_two_nodes_names_no_healthy_one(count: int, leaf: int) -> None:
+    """Such as a model that is split over four nodes."""
+    names, switches = name_nodes(count), leaves(count, leaf) if leaf else {}
+    plan = IsolationPlan(names, switches=switches)
+    answer = follow(plan, lambda group: FAILED if len(group) < 4 or "n5" in group else PASSED)
+    assert (answer.kind, answer.nodes) == (UNKNOWN, ()), answer
+    assert "no two nodes passed" in " ".join(answer.support)
 
 
 @pytest.mark.parametrize("count", [2, 4, 16, 64])
