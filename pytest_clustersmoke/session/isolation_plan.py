@@ -71,7 +71,7 @@ class IsolationPlan:
         tests: int = 64,
         down: Mapping[str, str] | None = None,
     ) -> None:
-        gone, own = dict(down or {}), dict.fromkeys(nodes)  # these are suspects, whatever they passed
+        gone, own = dict(down or {}), dict.fromkeys(nodes)  # suspects, whatever they passed before
         self._good = [node for node in good if node not in gone and node not in own]
         usable = [node for node in own if node not in gone]
         self.history = GroupTests(usable, switches or {}, self._good)
