@@ -255,7 +255,8 @@ def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]
     out = [node for node in record.nodes if node.unusable]
     if not out:
         return []
-    if any(node.down for node in out):
+    down = [node for node in out if node.down]
+    if down:
         finding_id = "node-down"
     else:
         drained = any(node.drained for node in out)
@@ -268,7 +269,7 @@ def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]
             + "; ".join(node.why for node in out[:8]),
             "ask for fewer nodes, or wait until an administrator resumes them",
             evidence=record.evidence(*out[:MOST_SHOWN], record.job),
-            hosts=tuple(node.name for node in out),
+            hosts=tuple(node.name for node in down or out),  # others may be kept back on purpose
         )
     ]
 

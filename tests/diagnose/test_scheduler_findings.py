@@ -276,6 +276,17 @@ def test_job_that_waited_for_drained_nodes_names_them(job: ScheduledJob) -> None
     assert "n1 is drained: bad dimm [ann@2026-01-01T00:00:00]" in finding.cause
 
 
+def test_job_that_waited_for_a_node_that_is_down_accuses_no_other(job: ScheduledJob) -> None:
+    """Those that an administrator keeps back are quoted, and are not failed nodes."""
+    ours = Judgement("never_ran", "queue: the job did not start within 25 s")
+    kept = "n1|drained|2026-01-01T00:00:00|ann|new firmware\nn2|reserved|Unknown|Unknown|none\n"
+    down = "n3|down*|2026-01-02T03:09:00|slurm|Not responding\n"
+    job.recorded("PENDING", f"{kept}{down}n4|powering_down|Unknown|Unknown|none\n")
+    _, finding = job.finding(None, ours)
+    assert (finding.id, finding.hosts) == ("node-down", ("n3",))
+    assert "n1 is drained: new firmware" in finding.cause and "n2 is reserved" in finding.cause
+
+
 def test_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
     """Slurm names the node, the node's watch the rank; the limit is shown."""
     evidence = Evidence(tmp_path, 2).started()

@@ -170,11 +170,11 @@ def test_refusal_of_a_step_is_quoted() -> None:
         ("idle", False),
         ("unknown", False),
         ("unk*", False),
+        ("powering_down", False),
+        ("drained+power_down", False),
     ],
 )
-def test_node_that_slurmctld_has_not_heard_of_yet_takes_no_job_but_is_not_down(
-    state: str, is_down: bool
-) -> None:
-    """So it is shown for a while after slurmctld was started again."""
+def test_node_that_takes_no_job_need_not_be_down(state: str, is_down: bool) -> None:
+    """One that slurmctld has not heard of since it was started again; one that saves power."""
     (node,) = parse_sinfo(f"node0|{state}|Unknown|Unknown|none")
     assert (node.down, node.unusable) == (is_down, state != "idle")
