@@ -8,7 +8,8 @@ says which ports were chosen, the counters say which carried.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from ..evidence.finding import Finding
 from ..evidence.job_results import NodeResult
 from ..evidence.measured_peaks import first_attempt, read_peaks
-from ..evidence.metric import Unmeasured, fail
+from ..evidence.metric import Unmeasured, WrongDevice, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
 from ..evidence.telemetry import parse_rows
@@ -27,11 +28,20 @@ from ..node.checks.node_values import Node
 from ..node.checks.rail_checks import check_traffic, read_traffic
 from ..node.gpu_facts import share
 from ..text import FAILURE, WARNING, plural, shorten
+from .outvoted_ranks import check_cross_replay
+from .training_proofs import check_replay, identify_device
 from .transport_sides import Transports
+from .twin_run import check_twin
 
 KIND = "health"
 SOCKET = "NET/Socket"
 MOST_NAMES = 4
+# What shows that a device computes wrongly while it trains.
+PROOFS: dict[Callable[[PhaseResult], None], str] = {
+    check_replay: "a proven step, repeated by the same rank, gave other gradients",
+    check_cross_replay: "two other ranks, repeating its pass, got other gradients than it",
+    check_twin: "the training, repeated from the same state, gave other numbers",
+}
 WHEN = {"before": "before the ranks started", "after": "after the ranks had ended"}
 Reading = dict[str, dict[str, object]]  # `before` and `after`
 
@@ -124,8 +134,30 @@ def warn_of_devices(phase: PhaseResult) -> list[Finding]:
         for peak in read_peaks(first_attempt(phase).ranks)
         if peak.wrong
     ]
+    found = (*wrong, *_find_wrong_devices(phase), *find_damage(phase))
+    return [replace(each, severity=WARNING, primary=False) for each in found]
+
+
+def _find_wrong_devices(phase: PhaseResult) -> list[Finding]:
+    """One for each rank, by the first of its criteria that accuses its device."""
+    accused: dict[int, str] = {}
+    for check, words in PROOFS.items():
+        try:
+            with suppress(pytest.skip.Exception):  # not measured
+                check(replace(phase, judged=set()))
+        except WrongDevice as wrong:
+            accused = {**dict.fromkeys(wrong.ranks, words), **accused}
+        except AssertionError:  # its records accuse no device, or are not whole
+            continue
     return [
-        replace(found, severity=WARNING, primary=False) for found in (*wrong, *find_damage(phase))
+        Finding(
+            "device-computes-wrongly",
+            f"{identify_device(phase.ranks[rank])} computes wrongly: {words}",
+            "take the device out of service and test it (dcgmi diag -r 3)",
+            hosts=(phase.ranks[rank].node,),
+            ranks=(rank,),
+        )
+        for rank, words in sorted(accused.items())
     ]
 
 

@@ -62,7 +62,7 @@ def check_cross_replay(phase: PhaseResult) -> None:
     lines = [_describe_outvoted(phase, rank, votes, outvoted[rank]) for rank in sorted(outvoted)]
     lines += _describe_open(votes, set(outvoted))
     if lines:
-        fail("\n".join(lines))
+        fail("\n".join(lines), wrong_ranks=outvoted)
     if not votes:
         raise Unmeasured(KIND, reasons[0] if reasons else NO_PROOF)
 

@@ -216,7 +216,8 @@ def check_replay(phase: PhaseResult) -> None:
             "(dcgmi diag -r 3)"
         )
     if first:
-        fail("\n".join(_describe_disagreement(phase, rank, *first[rank]) for rank in sorted(first)))
+        lines = (_describe_disagreement(phase, rank, *first[rank]) for rank in sorted(first))
+        fail("\n".join(lines), wrong_ranks=first)
     if reason := _find_reason(proofs):
         raise Unmeasured("replay", reason)
 

@@ -177,7 +177,7 @@ def _fail_for(phase: PhaseResult, divergence: Divergence) -> None:
         )
     if first.kind in UPDATED and phase.world_size > 1:
         fail("\n".join(_describe_update(phase, rank, at) for rank, at in ranks.items()))
-    fail("\n".join(_accuse(phase, rank, at) for rank, at in ranks.items()))
+    fail("\n".join(_accuse(phase, rank, at) for rank, at in ranks.items()), wrong_ranks=ranks)
 
 
 def _describe_update(phase: PhaseResult, rank: int, first: Difference) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
@@ -29,10 +30,19 @@ class Unmeasured(Skipped):
         self.kind = kind
 
 
-def fail(message: str) -> NoReturn:
+class WrongDevice(AssertionError):
+    """A criterion failed, and shows that the devices of these `ranks` compute wrongly."""
+
+    def __init__(self, message: str, ranks: Iterable[int]) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
+def fail(message: str, wrong_ranks: Iterable[int] = ()) -> NoReturn:
     """Fail a criterion. The message is sanitized, since it may quote ranks."""
     __tracebackhide__ = True
-    raise AssertionError(sanitize_lines(message))
+    text, wrong = sanitize_lines(message), tuple(wrong_ranks)
+    raise WrongDevice(text, wrong) if wrong else AssertionError(text)
 
 
 @dataclass(frozen=True)

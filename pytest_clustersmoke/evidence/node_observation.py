@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .finding import ISOLATION_FINDING
+
 SCREEN = "screen"  # the source of what --cluster-screen saw; all other sources are phases
 GPU, DRIVER = "GPU", "driver"  # kinds of parts
 
+FLAP = "rdma-link-went-down"
 NodeState = Literal["good", "bad", "unknown"]
 
 # Which findings say something about a node, by their ids.
-NODE_DOWN, SLOW = "node-down", "slow-rank"
+NODE_DOWN, SLOW, COMPUTES_WRONGLY = "node-down", "slow-rank", "device-computes-wrongly"
 # Definite where they are failures; as a warning, `rdma-port-down` and `interface-down` may mean
 # that the node is cabled differently on purpose.
 DEFINITE = frozenset(
@@ -24,7 +27,7 @@ DEFINITE = frozenset(
     | {"interface-down"}
 )
 # What a device did, whatever the outcome of the job that saw it.
-DAMAGE = frozenset({"device-wrong-answer", "gpu-errors-during-job", "rdma-link-went-down"})
+DAMAGE = frozenset({"device-wrong-answer", "gpu-errors-during-job", FLAP})
 # What looked at the node itself, or compared it with other nodes of its job.
 CHECKS = frozenset(
     {
@@ -35,7 +38,8 @@ CHECKS = frozenset(
         *("rdma-port-errors", "rdma-rail-doubled", "rdma-rail-silent"),
         "nvlink-silent",
         "sockets-beside-infiniband",
-        *("build-directory-not-writable", "clock-differs", "driver-differs", "gpu-driver-failed"),
+        *("build-directory-not-writable", "clock-differs", COMPUTES_WRONGLY, "driver-differs"),
+        *("gpu-driver-failed", ISOLATION_FINDING),
         *("gpu-in-use", "gpu-model-differs", "gpu-page-retirement-pending", "gpus-missing"),
         *("gpu-row-remap-pending", "interface-missing", "memlock-limit", "open-files-limit"),
         *("package-missing-on-node", "prolog-failed", "python-missing-on-node", "rdma-port-slow"),
@@ -104,10 +108,12 @@ class DeviceFigure:
 
 @dataclass(frozen=True)
 class PastObservation(NodeObservation):
-    """An observation of a past run; `seen` is when that run began, in Unix seconds."""
+    """An observation of a past run; `seen` is when that run began, `written` when it ended, in Unix
+    seconds."""
 
     run_id: str = ""
     seen: float = 0.0
+    written: float = 0.0
 
 
 @dataclass(frozen=True)

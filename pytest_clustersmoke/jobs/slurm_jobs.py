@@ -103,8 +103,8 @@ _NO_STEP = re.compile(r"srun: error: (Unable to create step for job .{1,300})")
 _ALLOCATED = re.compile(r" Nodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(\S*)")
 _COMMENT = re.compile(r" Comment=(.*?)(?= [A-Z]\w*=|$)", re.M)
 _UID = re.compile(r"\((\d{1,10})\)$")
-# Node states that keep jobs away, as sinfo prints them (man sinfo, NODE STATE CODES). One that saves
-# power is not down; one that a slurmctld which was started again has not heard of is unknown.
+# Node states that keep jobs away, as sinfo prints them (man sinfo, NODE STATE CODES). A node that
+# saves power is not down; one that a slurmctld started again has not heard of yet is unknown.
 _DOWN = re.compile(r"(?<!_)down|fail|not_responding|(?<!unk)(?<!unknown)\*$")
 _DRAINED = re.compile(r"drain|maint")
 # In any other state, also one that this version does not know, a node takes no jobs. Of the marks

@@ -7,7 +7,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ..evidence.finding import ISOLATION_FINDING
 from ..evidence.node_naming import NamedNodeRecord, NamingRecord, PlacesRecord
-from ..evidence.node_observation import CHECKS, SLOW, NodeObservation
+from ..evidence.node_observation import (
+    CHECKS,
+    COMPUTES_WRONGLY,
+    DAMAGE,
+    SLOW,
+    NodeObservation,
+)
 from ..evidence.run_record import FindingRecord, PhaseRecord, RunRecord
 from ..text import FAILURE, plural, shorten
 from .node_evidence import observe_nodes
@@ -141,10 +147,13 @@ def find_bad_nodes(record: RunRecord) -> dict[str, str]:
 
 def _has_failed(naming: NamingRecord, node: str, phase: PhaseRecord) -> bool:
     """Whether a check of the node itself failed, and the node, not the profile, is the cause. A
-    warning about one node does not count where another failed the same check."""
+    warning about one node does not count where another failed the same check. For what a device did
+    during the job a criterion fails, and the finding only warns."""
+    red = [one for one in phase.criteria.values() if one.result == "failed"]
     if naming.finding == SLOW:
-        red = [one for one in phase.criteria.values() if one.result == "failed"]
         return any("stragglers" in one.judged for one in red)
+    if naming.finding in {*DAMAGE, COMPUTES_WRONGLY}:
+        return bool(red)
     if not naming.is_check or (naming.finding in OF_PROFILE and len(phase.nodes) < 2):
         return False
     return any(

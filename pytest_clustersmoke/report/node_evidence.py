@@ -22,6 +22,7 @@ from ..evidence.node_observation import (
     DAMAGE,
     DEFINITE,
     DRIVER,
+    FLAP,
     GPU,
     HARMLESS,
     MISUSE,
@@ -41,7 +42,7 @@ from ..evidence.screen_record import (
     ScreenedNode,
     ScreenRecord,
 )
-from ..evidence.telemetry import parse_rows, parse_text
+from ..evidence.telemetry import parse_int, parse_rows, parse_text
 from ..text import FAILURE, WARNING, name_ranks
 from .redaction import UUID
 
@@ -108,9 +109,11 @@ def _observe_phase(phase: PhaseRecord) -> Iterator[NodeObservation]:
     for node in dict.fromkeys(nodes.values()):
         if node not in accused:
             yield NodeObservation(node, phase.phase, state)
+    flapping = {host for found in phase.findings if found.id == FLAP for host in found.hosts}
     for node, finding in accused.items():
         reason = f"{finding.id}: {finding.cause}"
-        yield NodeObservation(node, phase.phase, "bad", reason, _is_definite(finding))
+        definite = _is_definite(finding, len(flapping))
+        yield NodeObservation(node, phase.phase, "bad", reason, definite)
     for node, ranks in _find_slow(phase).items():
         if node in nodes:
             reason = f"{SLOW}: {name_ranks(ranks)} fell behind the others"
@@ -179,7 +182,7 @@ def _weigh(finding: FindingRecord) -> tuple[bool, bool, bool]:
 
 def _accuses(finding: FindingRecord, named: int, nodes: int, graver: bool) -> bool:
     """Whether a finding is evidence against a node, of so many that findings of its id name."""
-    if _is_definite(finding) or (named == 1 and finding.id in CHECKS):
+    if _is_definite(finding, named) or (named == 1 and finding.id in CHECKS):
         return True
     if finding.id in CHECKS:  # on half of the nodes it is their setting, or nobody knows whose
         return 2 * named < nodes
@@ -187,7 +190,11 @@ def _accuses(finding: FindingRecord, named: int, nodes: int, graver: bool) -> bo
     return named == 1 and finding.primary and finding.severity == FAILURE and not graver
 
 
-def _is_definite(finding: FindingRecord) -> bool:
+def _is_definite(finding: FindingRecord, named: int = 1) -> bool:
+    """`named`: the nodes of the phase that have it. Links that went down together may have done so
+    with their switch."""
+    if finding.id == FLAP and named > 1:
+        return False
     return finding.id in DAMAGE or (finding.id in DEFINITE and finding.severity == FAILURE)
 
 
@@ -209,7 +216,8 @@ def _describe_parts(node: FactsRecord | None, gpus_per_node: int) -> tuple[str, 
     gpus = parse_rows(node.facts.get("gpus"))
     uuids = sorted(filter(None, (parse_text(gpu.get("uuid")) for gpu in gpus)))
     drivers = sorted({parse_text(gpu.get("driver_version")) or "" for gpu in gpus} - {""})
-    parts = {GPU: ", ".join(uuids)} if len(uuids) >= max(1, gpus_per_node) else {}
+    there = max(1, gpus_per_node, parse_int(node.facts.get("gpus_on_bus")) or 0)
+    parts = {GPU: ", ".join(uuids)} if len(uuids) >= there else {}
     parts |= {DRIVER: ", ".join(drivers)} if drivers else {}
     boot_id = parse_text(node.facts.get("boot_id")) or ""
     return "" if boot_id == UUID else boot_id, parts

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..evidence.history.node_history import DAY_S
-from ..evidence.node_observation import CHECKS, DRIVER, SCREEN, PastObservation
+from ..evidence.node_observation import CHECKS, DRIVER, SCREEN, SLOW, PastObservation
 from ..text import plural
 
 DAYS = 14.0
@@ -164,8 +164,10 @@ def _find_last_sufficient(evidence: Sequence[PastObservation]) -> float | None:
 
 
 def _are_independent(one: PastObservation, other: PastObservation) -> bool:
+    """The same ranks that are slow in the same phase on two nights may have more to do."""
     if one.run_id != other.run_id:
-        return True
+        is_same = (one.source, one.reason) == (other.source, other.reason)
+        return not (is_same and one.kind == SLOW)
     return one.source != other.source and one.kind != other.kind
 
 
@@ -189,7 +191,8 @@ class _NodeChanges:
             for kind, seen in self._changed.items()
             if kind != DRIVER or evidence.kind in OF_DRIVER
         )
-        return self._cleared.get(evidence.kind, evidence.seen) > evidence.seen or any(changed)
+        ended = max(evidence.seen, evidence.written)  # it may be newer than a screen during its run
+        return self._cleared.get(evidence.kind, ended) > ended or any(changed)
 
 
 @dataclass(frozen=True)

@@ -116,3 +116,20 @@ def test_wrong_answer_is_in_the_list_of_the_job(tmp_path: Path) -> None:
     evidence.rank(1, ("peaks", {"figures": [], "calls": 3000, "wrong": 2}))
     (finding,) = warn_of_devices(evidence.result())
     assert (finding.id, finding.hosts, finding.ranks) == ("device-wrong-answer", ("n0",), (1,))
+
+
+def test_device_that_a_proof_of_training_accuses_is_in_the_list_of_the_job(tmp_path: Path) -> None:
+    """Once, and nobody where the records are not whole. The criteria judge it still."""
+    evidence = Evidence(tmp_path, ranks_per_node=2).done()
+    sound = {"replayed": 4, "differing": [], "differing_count": 0, "nondeterministic": []}
+    evidence.each("proof", step=1, **sound)
+    assert warn_of_devices(evidence.result()) == []
+    wrong = {**sound, "differing": ["w"], "differing_count": 1}
+    evidence.rank(1, ("proof", {**wrong, "step": 2}))
+    assert warn_of_devices(evidence.result()) == []
+    evidence.rank(0, ("proof", {**sound, "step": 2}))
+    result = evidence.result()
+    (finding,) = warn_of_devices(result)
+    assert (finding.id, finding.hosts, finding.ranks) == ("device-computes-wrongly", ("n0",), (1,))
+    assert finding.cause.startswith("rank 1 (n0) on h computes wrongly: a proven step, repeated")
+    assert result.judged == set()

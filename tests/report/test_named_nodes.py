@@ -272,6 +272,16 @@ def test_node_that_fails_a_check_alone_is_bad() -> None:
     assert find_bad_nodes(several) == {"node3": "gpu-model-differs in b"}
 
 
+@pytest.mark.parametrize("kind", ["device-computes-wrongly", "gpu-errors-during-job"])
+def test_node_whose_device_did_wrong_is_bad_where_a_criterion_failed(kind: str) -> None:
+    """The finding itself only warns: its criterion fails."""
+    phase = {**failed_check("a", "node1", severity="warning"), "outcome": "passed"}
+    phase["findings"][0]["id"] = kind
+    assert find_bad_nodes(records.parsed(named(phase))) == {}
+    phase["criteria"]["test_gate"] = {"result": "failed", "text": "t"}
+    assert find_bad_nodes(records.parsed(named(phase))) == {"node1": f"{kind} in a"}
+
+
 def test_first_run_of_a_phase_on_a_node_is_told_from_the_usual_ones(tmp_path: Path) -> None:
     """Of four nodes, one is new to the phase; another phase had it before."""
     nights(tmp_path, 3, records.phase("a", nodes=2), records.phase("b", nodes=4))

@@ -89,6 +89,26 @@ def test_mistake_of_a_program_accuses_no_node(mistake: dict[str, Any]) -> None:
     assert accused(finding(id="rank-error", hosts=["node1"])) == {"node1"}
 
 
+def test_links_that_went_down_on_several_nodes_are_not_definite() -> None:
+    """Their switch may have gone down; on half of the nodes they accuse none."""
+    downs = [
+        finding(id="rdma-link-went-down", hosts=[f"node{n}"], severity="warning") for n in (1, 2)
+    ]
+    assert observe(phase(findings=downs[:1]))["node1"].definite
+    seen = observe(phase(nodes=5, findings=downs))
+    assert [(seen[n].state, seen[n].definite) for n in ("node1", "node2")] == [("bad", False)] * 2
+    assert "bad" not in states(phase(findings=downs)).values()
+
+
+def test_node_that_tests_isolated_is_accused() -> None:
+    """Once is not enough for the list; an answer without a name accuses none."""
+    found = finding(id="isolated", cause="isolation: node2", hosts=["node2"], severity="warning")
+    seen = observe(phase(findings=[finding(hosts=["node2"]), found], **FAILED))["node2"]
+    assert (seen.state, seen.kind, seen.definite) == ("bad", "isolated", False)
+    unknown = {**found, "hosts": [], "primary": False}
+    assert "bad" not in states(phase(findings=[unknown], **FAILED)).values()
+
+
 def test_a_log_is_never_definite() -> None:
     """Any program can print what a log says."""
     found = finding(id="gpu_ecc_xid", hosts=["node1"])
@@ -192,6 +212,8 @@ def test_boot_and_parts_come_from_the_facts() -> None:
     """The UUIDs only where the node saw all its GPUs: a job may get other ones each time."""
     gpus = [{"uuid": f"GPU-{n}", "driver_version": "550"} for n in (2, 1)]
     made = [facts(0, "p", boot_id="b0", gpus=gpus), facts(1, "p", gpus=gpus[:1])]
+    hidden = [facts(0, "p", gpus=gpus, gpus_on_bus=4)]
+    assert observe(phase("p", nodes=1), nodes=hidden)["node0"].parts == {"driver": "550"}
     seen = observe(phase("p", nodes=2), nodes=made)
     assert (seen["node0"].boot_id, seen["node0"].parts) == (
         "b0",

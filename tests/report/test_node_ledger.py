@@ -55,6 +55,15 @@ def test_two_independent_pieces_are_enough() -> None:
     assert left_out(full, bad("n1", "tmp-full: x", 1, "zero"), *other) == []
 
 
+def test_ranks_that_are_slow_each_night_need_another_phase() -> None:
+    """They may have more to do than the others; other ranks of the node do not."""
+    other = [see("n2", "unknown", day, source) for day in (1, 2) for source in ("ddp", "zero")]
+    slow = bad("n1", "slow-rank: rank 3 fell behind", 1)
+    assert left_out(slow, bad("n1", slow.reason, 2), *other) == []
+    assert left_out(slow, bad("n1", slow.reason, 2, "zero"), *other) == ["n1"]
+    assert left_out(slow, bad("n1", "slow-rank: rank 5 fell behind", 2), *other) == ["n1"]
+
+
 def test_evidence_ends_after_some_days() -> None:
     """The older of two pieces decides until when."""
     other = [see("n2", "unknown", day) for day in (1, 13)]
@@ -73,6 +82,11 @@ def test_evidence_ends_at_a_later_clean_screen() -> None:
     assert left_out(down, see("n1", "good", 2)) == ["n1"]
     assert left_out(down, see("n1", "good", 4, SCREEN, **seen)) == ["n1"]
     assert left_out(down, see("n1", "good", 2, SCREEN, **seen)) == []
+    long = bad("n1", "node-down: x", 3, definite=True, written=NOW - 1.5 * DAY_S)
+    assert left_out(long, see("n1", "good", 2, SCREEN, **seen)) == ["n1"], (
+        "it died after the screen"
+    )
+    assert left_out(long, see("n1", "good", 1, SCREEN, **seen)) == []
     again = bad("n1", "node-down: x", 1, definite=True)
     assert left_out(down, see("n1", "good", 2, SCREEN, **seen), again) == ["n1"]
 

@@ -109,7 +109,7 @@ def read_observations(
     for node, name in list_nodes(connection, cluster):
         rows = connection.execute(
             "SELECT o.source, o.state, o.reason, o.definite, o.cleared, b.boot_id, b.parts, "
-            "r.run_id, o.seen FROM node_observations o "
+            "r.run_id, o.seen, r.written FROM node_observations o "
             "JOIN boots b ON b.id = o.boot JOIN runs r ON r.id = o.run "
             "WHERE o.node = ? AND o.seen >= ? ORDER BY o.seen DESC, o.run DESC, o.source LIMIT ?",
             (node, since, MAX_READ),
@@ -126,7 +126,7 @@ def list_nodes(connection: Connection, cluster: str) -> list[tuple[int, str]]:
 
 
 def _parse_observation(name: str, *row: Any) -> PastObservation:
-    source, state, reason, definite, cleared, boot_id, parts, run_id, seen = row
+    source, state, reason, definite, cleared, boot_id, parts, run_id, seen, written = row
     return PastObservation(
         node=name,
         source=str(source),
@@ -138,6 +138,7 @@ def _parse_observation(name: str, *row: Any) -> PastObservation:
         cleared=frozenset(str(cleared).split()),
         run_id=str(run_id),
         seen=float(seen),
+        written=float(written),
     )
 
 
