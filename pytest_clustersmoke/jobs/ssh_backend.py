@@ -67,6 +67,7 @@ class _Job:
     waits_for: str = ""
     cancelled: bool = False
     failed_since: float | None = None
+    lost: tuple[str, ...] = ()  # the hosts whose loss ended it
     end: JobState | None = None
 
     @property
@@ -145,12 +146,7 @@ class SshBackend:
 
     def details(self, job_id: str, state: JobState, nodes: str) -> SchedulerRecord | None:
         """What kept hosts of the job from answering."""
-        job = self._jobs[job_id]
-        names = [
-            node.host.name
-            for node in job.nodes
-            if self._silent_s(node.host) or node.state == REBOOTED or node.process is None
-        ] or [host.name for host in self._usable() if self._silent_s(host)]
+        names = self._jobs[job_id].lost
         if state.raw not in (HOST_LOST, HOSTS_SILENT) or not names:
             return None
         why = state.reason
@@ -260,7 +256,7 @@ class SshBackend:
         self._ask({host: [] for host in silent})
         lost = [host for host in silent if self._is_lost(host, LOST_S)]
         if len(self._usable()) - len(lost) < job.phase.nodes.value:
-            whys = [self._why_silent(host) for host in lost]
+            whys = {host.name: self._why_silent(host) for host in lost}
             job.end = self._lost_state(job, whys, "before the phase started")
 
     # What the hosts say
@@ -355,19 +351,19 @@ class SshBackend:
         fails = bool(failed) or abort_flag.visible(job.directory.newest.abort)
         limit_s = LOST_WITH_FAILURE_S if fails else LOST_S
         lost = {
-            node.rank: why
+            node.host.name: why
             for node in job.nodes
             if not node.is_over and (why := self._why_lost(job, node, limit_s))
         }
         for node in job.nodes:
-            if node in failed or node.rank in lost:
+            if node in failed or node.host.name in lost:
                 self._end_others(job, node)
-        if any(not node.is_over and node.rank not in lost for node in job.nodes):
+        if any(not node.is_over and node.host.name not in lost for node in job.nodes):
             return
-        whys = [*lost.values()]
-        whys += [f"{node.host.name} was restarted" for node in failed if node.state == REBOOTED]
-        if whys:
-            job.end = self._lost_state(job, whys, "while the phase ran")
+        restarted = [node.host.name for node in failed if node.state == REBOOTED]
+        lost |= {name: f"{name} was restarted" for name in restarted}
+        if lost:
+            job.end = self._lost_state(job, lost, "while the phase ran")
         elif any(node.state == GONE or node.ended for node in job.nodes):
             job.end = job.state("ended", "FAILED")
         else:
@@ -387,12 +383,14 @@ class SshBackend:
         why = self._errors[host.name]
         return f"{host.name} did not answer for {self._silent_s(host):.0f} s: {why}"
 
-    def _lost_state(self, job: _Job, whys: list[str], when: str) -> JobState:
-        """The end of a job that lost hosts. If no host answers, this machine may be at fault."""
+    def _lost_state(self, job: _Job, lost: Mapping[str, str], when: str) -> JobState:
+        """The end of a job that lost these hosts, each with the reason. If no host answers, this
+        machine may be at fault."""
+        job.lost, why = (*lost,), "; ".join(lost.values())
         if all(self._silent_s(host) for host in self._usable()):
-            reason = f"no host of the profile answers any more ({'; '.join(whys)})"
+            reason = f"no host of the profile answers any more ({why})"
             return job.state("ended", HOSTS_SILENT, reason)
-        return job.state("ended", HOST_LOST, f"{'; '.join(whys)}, {when}")
+        return job.state("ended", HOST_LOST, f"{why}, {when}")
 
     @staticmethod
     def _end_others(job: _Job, node: _Node) -> None:

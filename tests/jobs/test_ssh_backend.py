@@ -134,6 +134,39 @@ def test_host_is_lost_later_while_its_connection_lives(
     assert (ended, limits) == (([False] * 2, busy) if connected else ([True] * 2, busy[:1]))
 
 
+def test_host_that_only_misses_the_last_question_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its part of the phase had ended; the phase is over since another host is lost."""
+    profile = make_profile(tmp_path, backend="ssh", hosts=["a", "b", "c"])
+    phase = make_phase(profile, nodes=2)
+    job = Submission(phase, RunDir(tmp_path / "run").phase(phase.name))
+    tags = {host: f"run/{phase.name}/{rank}@{host}" for rank, host in enumerate("ab")}
+    silent: set[str] = set()
+    answers = {host: f"started {tag} 1 2 boot" for host, tag in tags.items()}
+
+    def run(host: SshHost, script: str, timeout_s: float) -> list[str]:
+        if host.name in silent:
+            raise HostUnavailable(UNREACHABLE, "a command there did not end", silent=True)
+        return [answers.get(host.name, "")]
+
+    monkeypatch.setattr(SshHost, "run", run)
+    monkeypatch.setattr(SshHost, "is_connected", False)
+    monkeypatch.setattr(ssh_backend, "LOST_WITH_FAILURE_S", 0.0)
+    backend = SshBackend(profile, os.environ)
+    job_id = backend.submit(job)
+    assert backend.states([job_id])[job_id].kind == "running"
+    silent.add("a")
+    answers["b"] = f"result {tags['b']}"
+    assert backend.states([job_id])[job_id].kind == "running"
+    silent.add("b")
+    monkeypatch.setattr(ssh_backend, "LOST_S", 0.0)
+    state = backend.states([job_id])[job_id]
+    assert state.raw == ssh_backend.HOST_LOST
+    details = backend.details(job_id, state, "")
+    assert details is not None and [node.name for node in details.nodes] == ["a"]
+
+
 def test_interrupt_ends_every_process(ssh_suite: Suite, leftovers: Leftovers) -> None:
     """Ctrl-C ends the phase that runs on both hosts, and the one that waits for them."""
     phase = WatchedPhase.idle(ssh_suite, "runs", nodes=2)
