@@ -45,12 +45,14 @@ def run_program(
     *words: str,
     nodes: int = 1,
     per_node: int = 2,
+    resume: int = 0,
     **environment: str,
 ) -> Outcome:
-    """Run the program with one torchrun per node, as the launcher does; no process is left."""
+    """Run the program with one torchrun per node, as the launcher does; no process is left.
+    `resume`: the step at which the first attempt stops; 0 for none."""
     phase = PhaseDir(directory / "small")
     spec = {"phase": "small", "nodes": nodes, "ranks_per_node": per_node, "args": dict(args)}
-    write_json(phase.spec, spec)
+    write_json(phase.spec, {**spec, "resume": resume} if resume else spec)
     arguments = [word for key, value in args.items() for word in (_name_option(key), str(value))]
     with held_port() as port, ExitStack() as stack:
         agents = []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView
+from pytest_clustersmoke.evidence.run_directory import ATTEMPT_VARIABLE
 from tests.rank.conftest import SMOKE_TESTS
 from tests.smoke.agents import Outcome, break_program, check_fails, run_program
 from tests.support.needs import need_packages
@@ -219,6 +220,20 @@ def test_missing_shard_is_an_error(tmp_path: Path) -> None:
     assert outcome.statuses == [1]
     errors = [rank.error for rank in outcome.phase.ranks if rank.error]
     assert any("__1_0.distcp" in error.traceback + error.message for error in errors)
+
+
+@pytest.mark.slow
+def test_hybrid_shards_of_two_nodes_resume_in_new_processes(tmp_path: Path) -> None:
+    """Each node holds a replica; the state loaded is the one saved, and the training goes on."""
+    args = {**ARGS, "sharding": "hybrid", "max_steps": 9}
+    for attempt in ("0", "1"):
+        number = {ATTEMPT_VARIABLE: attempt}
+        outcome = run_program(PROGRAM, tmp_path, args, nodes=2, per_node=2, resume=4, **number)
+        assert outcome.statuses == [0, 0], outcome.output
+    judged = suite.TestFsdpOnOneNode()
+    judged.test_training_resumes_where_it_stopped(outcome.phase)
+    judged.test_training_before_the_stop_was_sound(outcome.phase)
+    assert [len(part.losses) for part in (*outcome.phase.earlier, outcome.phase)] == [4, 9]
 
 
 WORLD_SIZES = Path(__file__).parent / "programs" / "other_world_size.py"
