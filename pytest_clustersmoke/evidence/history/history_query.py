@@ -176,7 +176,10 @@ def read_phase_runs(
             f"({', '.join(versions)}) {equals} ({', '.join('?' * len(versions))}))"
         )
         values += setup
-    order = "p.begun, p.id" if oldest else "p.begun DESC, p.id DESC"
+    begun = "p.begun"
+    if setup is not None and not good:  # else SQLite reads all setups, by time
+        wanted, begun = f"{wanted} AND p.good IN (0, 1)", "+p.begun"
+    order = f"{begun}, p.id" if oldest else f"{begun} DESC, p.id DESC"
     runs = _select_phase_runs(connection, wanted, values, order, limit)
     if setup is None:
         return runs
