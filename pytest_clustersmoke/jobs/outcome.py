@@ -87,7 +87,7 @@ def _judge_end(
     result: PhaseResult, state: JobState | None, cancelled: Judgement | None
 ) -> Judgement:
     if result.nodes and all(node.ok for node in result.nodes):
-        return _judge_success(result, cancelled)
+        return _judge_success(result, state, cancelled)
     if cancelled is not None:
         return cancelled
     if result.directory.declined(str(result.spec.get("token", ""))).exists():
@@ -137,15 +137,16 @@ def _judge_end(
     return Judgement("failed", f"the job ended as {ending}, and {detail}")
 
 
-def _judge_success(result: PhaseResult, cancelled: Judgement | None) -> Judgement:
+def _judge_success(
+    result: PhaseResult, state: JobState | None, cancelled: Judgement | None
+) -> Judgement:
     """Judge a job all of whose nodes reported ok."""
     if unrequested := find_unrequested_fault(result):
         return Judgement("failed", f"{unrequested[0]} staged a fault that this run did not request")
     if any(node.stopped for node in result.nodes):
-        return cancelled or Judgement(
-            "failed",
-            "its ranks stopped to go on in another attempt, and were not started again",
-        )
+        requeued = _judge_requeue(result, state, started=True, failure="")
+        why = "its ranks stopped to go on in another attempt, and were not started again"
+        return cancelled or requeued or Judgement("failed", why)
     if result.ranks_done == result.world_size:
         if suspension := _suspension(*result.earlier, result):
             return Judgement("preempted", f"{suspension} and then continued", SUSPENDED)

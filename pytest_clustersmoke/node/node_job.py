@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from ..evidence.job_results import NodeResult, StartClaim, read_claim, read_node_result
 from ..evidence.process_start import parent_of_task
 from ..evidence.run_directory import (
+    RESTART,
     PhaseDir,
     create_once,
     create_phase,
@@ -108,8 +109,8 @@ def run_node(spec: Mapping[str, Any]) -> dict[str, Any]:
     name = next(filter(None, names), socket.gethostname())
     # Now: later it may have ended, and this process have another parent.
     job = NodeJob(spec, rank, name, daemon=parent_of_task())
-    if spec.get("resume") and (restarts := int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
-        job = replace(job, attempt=job.dir.restarted(restarts).attempt)
+    if spec.get("resume") and (attempt := _find_attempt(job)):
+        job = replace(job, attempt=attempt)
         create_phase(job.dir, job.nodes)
     stop.write_to(job.dir.stop_asked(rank))
     result = _run_attempt(job)
@@ -121,6 +122,28 @@ def run_node(spec: Mapping[str, Any]) -> dict[str, Any]:
     if goes_on and result.record.requeues:
         _requeue(job)
     return result.value_or_raise()
+
+
+def _find_attempt(job: NodeJob) -> int:
+    """Which attempt of the job this start runs first: the one that all nodes asked for in the start
+    before. After a requeue that they did not ask for, a node may have failed: it is 0 again, which
+    the claim refuses, as it does without `resume`."""
+    own = (job.token, _task_id() or _job_id())
+    before = [
+        place
+        for place in job.dir.attempts()
+        if (claim := read_claim(place))
+        and (claim.token, claim.job_id) == own
+        and claim.start != _start()
+    ]
+    if not before:
+        return 0
+    last = before[-1]
+    asked = all(
+        visible(last.node_result(node)) and read_node_result(last, node).requeues
+        for node in range(job.nodes)
+    )
+    return last.restarted(last.attempt // RESTART + 1).attempt if asked else 0
 
 
 def _all_stopped(job: NodeJob) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -29,7 +28,6 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.lab
 
-REQUEST_AGAIN_S = 3.0
 QUEUE_WAIT_S = 25
 HOUR_S = 3600
 STILL_S = 8.0  # longer than the watch needs to recognise a suspended job
@@ -293,19 +291,7 @@ def test_requeued_job_without_a_controller_is_refused_by_its_claim(lab_suite: Su
     directory = lab_suite.run_dir().phase("small")
     lab_suite.slurm("scontrol", "update", f"jobid={phase.job}", "requeue=1")
     lab_suite.slurm("scontrol", "requeue", phase.job)
-
-    requested = 0.0
-
-    def started_again() -> bool:
-        nonlocal requested
-        # The job cannot start while its first start completes, and each request delays it again.
-        if time.monotonic() > requested + REQUEST_AGAIN_S:
-            requested = time.monotonic()
-            with contextlib.suppress(AssertionError):
-                lab_suite.slurm("scontrol", "update", f"jobid={phase.job}", "StartTime=now")
-        return directory.started_again.exists()
-
-    wait_for("the second start", started_again)
+    phase.wait_for_second_start()
     assert ended_state(lab_suite, phase.job) == "FAILED"
     assert phase.job in directory.started_again.read_text()
     assert len(list(read_events(directory.rank_events(0)).named("start"))) == 1

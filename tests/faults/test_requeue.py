@@ -17,6 +17,7 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.watched_phase import WatchedPhase
 from tests.rank.conftest import PROGRAMS
 from tests.support.harness import IDLE, TRAINED, Outcome, RunningPytest, Suite
+from tests.support.killed import attach
 from tests.support.leftovers import none_left
 
 pytestmark = pytest.mark.lab
@@ -277,3 +278,24 @@ def test_phase_that_is_requeued_without_warning_is_not_resumed(lab_suite: Suite)
     assert re.search(r"steps 1 to \d+ of 12 again", outcome.phase("long")["reason"])
     assert outcome.events("requeued") == []
     assert lab_suite.slurm("squeue", "-h", "-j", job, "-o", "%T").split() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("resume", "stopped"), [(True, ()), (4, (0,))])
+def test_phase_that_is_requeued_while_nobody_watches_is_not_resumed(
+    lab_suite: Suite, resume: int, stopped: tuple[int, ...]
+) -> None:
+    """Also after a stop of the phase's own, in the attempt that follows it. The run that attaches
+    judges as one that watched would."""
+    add_phase(lab_suite, steps=MOST_STEPS, pause_s=0.3, resume=resume)
+    with lab_suite.started() as running:
+        wait_for_step(lab_suite, running, attempt=len(stopped), step=6)
+        running.process.kill()
+    phase = WatchedPhase(lab_suite, "long")
+    lab_suite.slurm("scontrol", "requeue", phase.job)
+    phase.wait_for_second_start()
+    attempts = [attempt.attempt for attempt in phase.directory().attempts()]
+    assert attempts == [*stopped, len(stopped)]
+    outcome = attach(lab_suite)
+    assert outcome.phase("long")["outcome"] == "preempted", outcome.output
+    assert (outcome.ret, outcome.finding("long")["id"]) == (6, "requeued"), outcome.output

@@ -14,6 +14,7 @@ from tests.support.harness import IDLE, Suite
 from tests.support.waiting import wait_for, wait_for_event
 
 LONG = {"seconds": 600}
+REQUEST_AGAIN_S = 3.0
 
 
 class WatchedPhase:
@@ -42,6 +43,21 @@ class WatchedPhase:
         """Do something to the phase, and note when."""
         self.struck = time.time()
         act()
+
+    def wait_for_second_start(self) -> None:
+        """Wait until a job that was requeued, and that no controller watches, has been refused."""
+        requested = 0.0
+
+        def started_again() -> bool:
+            nonlocal requested
+            # The job cannot start while its first start completes, and each request delays it.
+            if time.monotonic() > requested + REQUEST_AGAIN_S:
+                requested = time.monotonic()
+                with contextlib.suppress(AssertionError):
+                    self.suite.slurm("scontrol", "update", f"jobid={self.job}", "StartTime=now")
+            return self.directory().started_again.exists()
+
+        wait_for("the second start", started_again)
 
     def pid(self, event: str, node: int) -> int:
         """The pid in the node's first event of this name."""

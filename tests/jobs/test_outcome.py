@@ -22,6 +22,7 @@ from pytest_clustersmoke.jobs.outcome import (
     CLUSTER_STATES,
     NOT_STARTED,
     OUT_OF_TIME,
+    REQUEUED,
     Judgement,
     job_times,
     judge_job,
@@ -300,6 +301,22 @@ def test_job_that_stopped_to_be_resumed_and_was_then_cancelled_has_not_failed(
     interrupted = Judgement("cancelled", "the run was interrupted")
     assert judge_job(evidence.result(), ended("CANCELLED"), interrupted) == interrupted
     assert judge_job(evidence.result(), ended("COMPLETED")).outcome == "failed"
+
+
+@pytest.mark.parametrize("started_again", [False, True])
+def test_job_that_is_requeued_between_two_attempts_has_not_failed(
+    started_again: bool, tmp_path: Path
+) -> None:
+    """Nobody asked for that: the ranks stopped as planned, and the same job was to start them
+    again. Slurm still shows the requeue, or its second start was refused."""
+    evidence = Evidence(tmp_path).started().each("done")
+    evidence.node(0, ok=True, stopped=True)
+    state = JobState("pending", "PENDING", "BeginTime")
+    if started_again:
+        evidence.dir.started_again.touch()
+        state = ended("FAILED")
+    judged = judge_job(evidence.result(), state)
+    assert (judged.outcome, judged.ended_by) == ("preempted", REQUEUED)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,63 @@ def test_requeued_job_finds_the_claim_of_its_first_start(
     for node in (1, 0):
         with pytest.raises(NodeFailed, match=r"already started on n0, by job 7 \(was the job r"):
             start_claim(tmp_path, node)
+
+
+@pytest.mark.parametrize(
+    ("ended", "attempt"),
+    [
+        ({0: "asked"}, 10),
+        ({0: "planned", 1: "asked"}, 10),
+        ({0: "planned", 1: "asked", 10: "asked"}, 20),
+        ({0: "killed"}, 0),
+        ({0: "node 1 killed"}, 0),
+        ({0: "planned"}, 0),
+        ({0: "planned", 1: "killed"}, 0),
+        ({0: "asked", 10: "killed"}, 0),
+    ],
+    ids=str,
+)
+def test_requeued_job_goes_on_only_where_all_nodes_asked_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: dict[int, str], attempt: int
+) -> None:
+    """After any other requeue a node may have failed, and the job ends as one without `resume`,
+    whether or not a controller sees it."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    spec = {"phase": "small", "phase_dir": str(directory.root), "nodes": 2, "token": "t1"}
+    jobs = [node_job.NodeJob(spec, node, f"n{node}") for node in range(2)]
+
+    def start(count: int, *attempts: int) -> None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(count))
+        for job in (replace(job, attempt=attempt) for attempt in attempts for job in jobs):
+            create_phase(job.dir, nodes=2)
+            node_job._claim(job, time.monotonic() + PATIENCE_S)
+
+    for number, how in ended.items():
+        start(number // 10, number)
+        for node in range(0 if how == "killed" else 2 - (how == "node 1 killed")):
+            result = {"ok": True, "stopped": True, "requeue": how != "planned"}
+            write_json(replace(directory, attempt=number).node_result(node), result)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(max(ended) // 10 + 1))
+    assert [node_job._find_attempt(job) for job in jobs] == [attempt] * 2
+    if attempt:
+        start(attempt // 10, attempt)
+        return
+    with pytest.raises(NodeFailed, match="already started"):
+        node_job._claim(jobs[0], time.monotonic() + PATIENCE_S)
+    assert directory.started_again.exists()
+
+
+def test_first_start_of_a_job_in_a_requeued_allocation_is_its_first_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has been saved that it could load; also after a start that claimed nothing."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    create_phase(directory, nodes=1)
+    spec = {"phase": "small", "phase_dir": str(directory.root), "nodes": 1, "token": "t1"}
+    assert node_job._find_attempt(node_job.NodeJob(spec, 0, "n0")) == 0
 
 
 def test_job_that_was_given_up_ends_before_its_claim(tmp_path: Path) -> None:
