@@ -55,7 +55,8 @@ def list_types(named: Iterable[tuple[str, Any]]) -> Types:
 @contextmanager
 def watch_forward(model: Any) -> Iterator[dict[str, Any]]:
     """Facts of a forward pass: the types in which units compute, those of the whole parameters that
-    the pass puts in place, and whether units keep these afterwards; then frees them."""
+    the pass puts in place, and whether units below the root keep these afterwards; then frees them.
+    Before torch 2.8 the root, which holds what is in no layer, keeps them whatever it is asked."""
     types: Types = {}
     facts: dict[str, Any] = {"compute_dtypes": types}
 
@@ -69,7 +70,8 @@ def watch_forward(model: Any) -> Iterator[dict[str, Any]]:
     yield facts
     for handle in handles:
         handle.remove()
-    facts["whole_after_forward"] = any(type(p) is nn.Parameter for p in model.parameters())
+    below = [p for unit in units if unit is not model for p in unit.parameters()]
+    facts["whole_after_forward"] = any(type(p) is nn.Parameter for p in below)
     for unit in units:
         unit.reshard()  # the next update would not reach the parameters kept
 

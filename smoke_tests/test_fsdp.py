@@ -65,10 +65,11 @@ class TrainedWithFsdp(Trained, TalkedInsideNodes):
         )
 
     def test_parameters_are_freed_as_asked(self, phase: PhaseView) -> None:
-        """After the forward pass; with grad_op sharding they stay until the backward pass."""
+        """Those of each layer, after the forward pass; with grad_op sharding they stay until the
+        backward pass. What is in no layer may stay (`watch_forward`)."""
         sharding, kept = phase.args["sharding"], phase.fact("whole_after_forward")
         assert kept is (sharding == "grad_op"), (
-            f"units {'kept' if kept else 'freed'} their whole parameters after the forward pass; "
+            f"layers {'kept' if kept else 'freed'} their whole parameters after the forward pass; "
             f"expected with {sharding} sharding that they {'free' if kept else 'keep'} them"
         )
 

@@ -85,7 +85,7 @@ def test_each_sharding_meets_its_criteria(
             "    return shard(model, args, rank)\n"
             "program.shard = otherwise",
             "test_parameters_are_freed_as_asked",
-            "units kept their whole parameters after the forward pass; expected with full",
+            "layers kept their whole parameters after the forward pass; expected with full",
             id="sharded_otherwise",
             marks=pytest.mark.slow,
         ),
@@ -178,6 +178,21 @@ def test_broken_program_fails_its_criterion(
     outcome = run(tmp_path, "full", break_program(tmp_path, "train_fsdp", change))
     assert outcome.statuses == [0], outcome.output
     check_fails(getattr(suite.TrainedWithFsdp(), criterion), outcome.phase, words)
+
+
+@pytest.mark.slow
+def test_root_that_keeps_its_parameters_meets_the_criterion(tmp_path: Path) -> None:
+    """As it does before torch 2.8, whatever it is asked."""
+    change = (
+        "fully_shard = program.fully_shard\n"
+        "def keep_root(unit, reshard_after_forward, **named):\n"
+        "    asked = reshard_after_forward and not hasattr(unit, 'peft_config')\n"
+        "    fully_shard(unit, reshard_after_forward=asked, **named)\n"
+        "program.fully_shard = keep_root"
+    )
+    outcome = run(tmp_path, "full", break_program(tmp_path, "train_fsdp", change))
+    assert outcome.statuses == [0], outcome.output
+    judge("test_parameters_are_freed_as_asked", outcome.phase)
 
 
 @pytest.mark.slow
