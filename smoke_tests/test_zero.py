@@ -2,6 +2,8 @@
 Training Guide, sections 7 and 8), ZeRO-3 with offload on two nodes (Distributed AI training in
 action, section 9.3)."""
 
+from typing import Any
+
 import pytest
 
 from pytest_clustersmoke.criteria import PhaseView, TalkedBetweenNodes, TalkedInsideNodes, Trained
@@ -22,6 +24,9 @@ SMALL = {
     # DeepSpeed 0.14 processes the whole bucket in each step, full or not: 5e8 elements take 3 s.
     "bucket_size": 1_000_000,
 }
+# What train_zero.py takes where the phase's arguments do not say otherwise.
+DEFAULTS = {"precision": "bf16", "clip": 1.0, "accumulation": 1, "offload": "none"}
+DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 # Besides the parameters' bytes a file has names, shapes and padding.
 SLACK = 1.25
 MODEL = "model_16bit.pt"  # of ZeRO-3
@@ -29,6 +34,10 @@ MODEL = "model_16bit.pt"  # of ZeRO-3
 MOST_SKIPPED_SHARE = 0.3
 # ZeRO-3 pads each parameter to a multiple of the ranks.
 UNEVEN = 0.1
+
+
+def asked(phase: PhaseView, name: str) -> Any:
+    return phase.args.get(name, DEFAULTS[name])
 
 
 class TrainedWithZero(Trained, TalkedInsideNodes):
@@ -39,16 +48,38 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
         assert phase.fact("zero_stage") == phase.args["stage"]
 
     def test_engine_clips_and_buckets_as_asked(self, phase: PhaseView) -> None:
-        assert phase.fact("gradient_clipping") == 1.0
+        assert phase.fact("gradient_clipping") == asked(phase, "clip")
         size = phase.args["bucket_size"]
         assert phase.fact("reduce_bucket_size") == phase.fact("allgather_bucket_size") == size
 
     def test_global_batch_is_micro_batch_times_ranks(self, phase: PhaseView) -> None:
-        assert phase.fact("train_batch_size") == phase.args["micro_batch"] * phase.world_size
+        """Of as many micro batches as are accumulated."""
+        own = phase.args["micro_batch"] * asked(phase, "accumulation")
+        assert phase.fact("train_batch_size") == own * phase.world_size
 
     def test_fused_adam_is_compiled_on_cuda(self, phase: PhaseView) -> None:
-        require_cuda(phase, "FusedAdam")
-        assert phase.fact("optimizer") == "FusedAdam"
+        """Offloaded, it is DeepSpeed's Adam for CPUs."""
+        adam = "FusedAdam" if asked(phase, "offload") == "none" else "DeepSpeedCPUAdam"
+        if phase.ranks[0].start.get("device") == "cpu":
+            pytest.skip(f"{adam} needs CUDA; the ranks train on CPU")
+        assert phase.fact("optimizer") == adam
+
+    def test_engine_trains_in_the_precision_asked_for(self, phase: PhaseView) -> None:
+        precision = asked(phase, "precision")
+        assert phase.fact("precision") == precision
+        assert phase.fact("parameter_dtypes") == [DTYPES[precision]]
+
+    def test_loss_scale_is_found(self, phase: PhaseView) -> None:
+        """It is finite, and the steps that the scaler skipped on the way are few."""
+        if (precision := asked(phase, "precision")) != "fp16":
+            pytest.skip(f"{precision} needs no loss scale")
+        skipped, scale = phase.fact("skipped_steps"), float(phase.fact("loss_scale"))
+        assert 1 <= scale < float("inf"), f"the loss scale ended at {scale}"
+        most = MOST_SKIPPED_SHARE * phase.args["steps"]
+        assert skipped <= most, (
+            f"the scaler skipped {skipped} of {phase.args['steps']} steps; expected {most:g} at "
+            "most: gradients overflow at every scale"
+        )
 
     def test_checkpoint_has_one_optimizer_file_a_rank(self, phase: PhaseView) -> None:
         names = {name.rsplit("/", 1)[-1] for name in phase.checkpoint_files()}
@@ -73,18 +104,6 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
         assert all(share <= size <= share * SLACK + 2**20 for size in optimizer), optimizer
 
 
-def require_cuda(phase: PhaseView, what: str) -> None:
-    __tracebackhide__ = True
-    if phase.ranks[0].start.get("device") == "cpu":
-        pytest.skip(f"{what} needs CUDA; the ranks train on CPU")
-
-
-class TrainedWithZeroInBf16(TrainedWithZero):
-    def test_engine_trains_in_bf16(self, phase: PhaseView) -> None:
-        assert phase.fact("precision") == "bf16"
-        assert phase.fact("parameter_dtypes") == ["torch.bfloat16"]
-
-
 @pytest.mark.deepspeed
 @pytest.mark.phase(
     "zero1_2gpu",
@@ -94,7 +113,7 @@ class TrainedWithZeroInBf16(TrainedWithZero):
     small=SMALL,
     needs={"bf16": True, "writes_gib": 10.5},  # 14 bytes for each of 805,429,248 parameters
 )
-class TestZeroOneOnTwoGpus(TrainedWithZeroInBf16):
+class TestZeroOneOnTwoGpus(TrainedWithZero):
     """805,429,248 parameters on one node."""
 
 
@@ -108,7 +127,7 @@ class TestZeroOneOnTwoGpus(TrainedWithZeroInBf16):
     small=SMALL,
     needs={"bf16": True, "writes_gib": 14},  # 1,073,905,664 parameters
 )
-class TestZeroOneOnFourNodes(TrainedWithZeroInBf16, TalkedBetweenNodes):
+class TestZeroOneOnFourNodes(TrainedWithZero, TalkedBetweenNodes):
     """1,073,905,664 parameters on four nodes."""
 
 
@@ -125,20 +144,6 @@ class TestZeroOneOnFourNodes(TrainedWithZeroInBf16, TalkedBetweenNodes):
 class TestZeroTwoOnFourNodes(TrainedWithZero, TalkedBetweenNodes):
     """1,073,905,664 parameters on four nodes, in fp16 with dynamic loss scaling."""
 
-    def test_engine_trains_in_fp16(self, phase: PhaseView) -> None:
-        assert phase.fact("precision") == "fp16"
-        assert phase.fact("parameter_dtypes") == ["torch.float16"]
-
-    def test_loss_scale_is_found(self, phase: PhaseView) -> None:
-        """It is finite, and the steps that the scaler skipped on the way are few."""
-        skipped, scale = phase.fact("skipped_steps"), float(phase.fact("loss_scale"))
-        assert 1 <= scale < float("inf"), f"the loss scale ended at {scale}"
-        most = MOST_SKIPPED_SHARE * phase.args["steps"]
-        assert skipped <= most, (
-            f"the scaler skipped {skipped} of {phase.args['steps']} steps; expected {most:g} at "
-            "most: gradients overflow at every scale"
-        )
-
 
 @pytest.mark.deepspeed
 @pytest.mark.phase(
@@ -149,7 +154,7 @@ class TestZeroTwoOnFourNodes(TrainedWithZero, TalkedBetweenNodes):
     small=SMALL,
     needs={"bf16": True, "writes_gib": 10.5},  # 805,429,248 parameters; the model is written once
 )
-class TestZeroThreeOnTwoNodes(TrainedWithZeroInBf16, TalkedBetweenNodes):
+class TestZeroThreeOnTwoNodes(TrainedWithZero, TalkedBetweenNodes):
     """805,429,248 parameters, of which each of two nodes holds half, in the host's memory."""
 
     def test_each_rank_holds_its_share(self, phase: PhaseView) -> None:
@@ -169,11 +174,6 @@ class TestZeroThreeOnTwoNodes(TrainedWithZeroInBf16, TalkedBetweenNodes):
             expected = {part: [device] for part in ("weights", "masters", "moments")}
             found = phase.facts("devices")[rank.rank]
             assert found == expected, f"{rank} holds its parts on {found}; expected {expected}"
-
-    def test_fused_adam_is_compiled_on_cuda(self, phase: PhaseView) -> None:
-        """Offloaded, it is DeepSpeed's Adam for CPUs."""
-        require_cuda(phase, "DeepSpeedCPUAdam")
-        assert phase.fact("optimizer") == "DeepSpeedCPUAdam"
 
     def test_whole_model_loads_in_plain_torch(self, phase: PhaseView) -> None:
         assert MODEL in phase.checkpoint_files()
