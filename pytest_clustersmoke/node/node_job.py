@@ -33,6 +33,7 @@ from .abort_flag import Aborted, NodeFailed, raise_abort, visible
 RANK_VARIABLE, NAME_VARIABLE = "CLUSTERSMOKE_NODE_RANK", "CLUSTERSMOKE_NODE_NAME"
 OTHERS_S = 30.0  # for the results of the other nodes, before a requeue
 COMMAND_S = 30.0
+REQUEUE_S, REQUEUE_PAUSE_S = 60.0, 5.0  # Slurm is asked so long to requeue the job, with pauses
 REQUEUED_S = 60.0  # until Slurm ends this task
 POLL_S = 0.2
 CLAIM_POLL_S = 0.05
@@ -120,7 +121,7 @@ def run_node(spec: Mapping[str, Any]) -> dict[str, Any]:
         result = _run_attempt(job)
         goes_on = result.record.stopped and _all_stopped(job)
     if goes_on and result.record.requeues:
-        _requeue(job)
+        _requeue(job, result)
     return result.value_or_raise()
 
 
@@ -171,14 +172,31 @@ def _next_attempt(job: NodeJob, before: _Result) -> NodeJob:
     return after
 
 
-def _requeue(job: NodeJob) -> None:
+def _requeue(job: NodeJob, result: _Result) -> None:
     """Put the job back into the queue, for another attempt to go on. Node 0 does, and waits for
-    Slurm to end it. If Slurm refuses, the job ends here: its ranks were not started again."""
-    if job.node_rank == 0:
-        command = ["scontrol", "requeue", _task_id() or _job_id()]
-        answer = subprocess.run(command, timeout=COMMAND_S, check=False)
-        if answer.returncode == 0:
-            time.sleep(REQUEUED_S)
+    Slurm to end it. If Slurm refuses for a minute, the job ends here, and the result says why."""
+    if job.node_rank != 0:
+        return
+    deadline = time.monotonic() + REQUEUE_S
+    while words := _request_requeue():
+        # SIGTERM is blocked. Slurm ends the job: it may have requeued it without an answer to us.
+        if signal.sigtimedwait(ENDING, REQUEUE_PAUSE_S):
+            return
+        if time.monotonic() > deadline:
+            result.fail(f"Slurm did not requeue the job: {words}")
+    time.sleep(REQUEUED_S)
+
+
+def _request_requeue() -> str:
+    """Ask Slurm to requeue the job; returns why it did not, empty if it did."""
+    command = ["scontrol", "requeue", _task_id() or _job_id()]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
+    try:
+        answer = subprocess.run(command, timeout=COMMAND_S, check=False, **options)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    words = " ".join((answer.stderr or answer.stdout).split())
+    return (words or f"scontrol ended with status {answer.returncode}") if answer.returncode else ""
 
 
 class _StopRequest:

@@ -225,6 +225,58 @@ def test_node_that_is_ended_while_it_waits_for_the_claim_ends_at_once(
     assert why[other] in errors
 
 
+REQUEUING = """
+import json, signal, sys
+from pytest_clustersmoke.evidence.run_directory import write_json
+from pytest_clustersmoke.node import node_job
+node_job.REQUEUE_S, node_job.REQUEUE_PAUSE_S, node_job.REQUEUED_S, node_job.COMMAND_S = map(
+    float, sys.argv[2:])
+job = node_job.NodeJob(json.loads(sys.argv[1]), 0, "n0")
+result = node_job._Result(job)
+result.ended({"ok": True, "stopped": True, "requeue": True})
+write_json(job.dir.node_result(0), result.record.result)
+signal.pthread_sigmask(signal.SIG_BLOCK, node_job.ENDING)
+node_job._requeue(job, result)
+"""
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "why"),
+    [
+        ("echo Requested operation is presently disabled >&2; exit 1", "Requested operation is"),
+        ("exit 3", "scontrol ended with status 3"),
+        ("exec sleep 600", "timed out after 2.0 seconds"),
+        (None, "No such file or directory: 'scontrol'"),
+        ("test -e $0.asked || { touch $0.asked; exit 1; }", ""),
+        ("kill -TERM $PPID; exec sleep 600", ""),
+    ],
+    ids=["refuses", "fails", "hangs", "absent", "refuses_once", "requeues_without_an_answer"],
+)
+def test_requeue_that_slurm_refuses_is_the_reason_of_the_failure(
+    tmp_path: Path, scontrol: str | None, why: str
+) -> None:
+    """It is asked for a while; a job that it ends meanwhile was requeued after all."""
+    job = make_job(tmp_path / "run1" / "phases" / "small", 0, nodes=2)
+    create_phase(job.dir, 2)
+    if scontrol is not None:
+        (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{scontrol}\n")
+        (tmp_path / "scontrol").chmod(0o700)
+    limits = (0.1 if why else PATIENCE_S, 0.05, 0, 2)  # in the order of the program
+    process = subprocess.run(
+        [sys.executable, "-c", REQUEUING, json.dumps(job.spec), *map(str, limits)],
+        env={**os.environ, "PATH": f"{tmp_path}:/bin" if scontrol else str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        timeout=PATIENCE_S,
+    )
+    result = read_node_result(job.dir, 0)
+    assert (process.returncode, result.ok, result.requeues) == (bool(why), not why, not why)
+    if why:
+        assert result.why.startswith("Slurm did not requeue the job: ") and why in result.why
+        assert result.why in process.stderr
+
+
 def test_node_without_a_claim_of_node_0_goes_on_to_its_time_limit(tmp_path: Path) -> None:
     """The meeting of the nodes then says which node was not seen."""
     assert not start_claim(tmp_path, 1, wait_s=0.1).claim.exists()
