@@ -28,7 +28,7 @@ SMALL = {
     "max_steps": 10,
     "learning_rate": 0.005,
 }
-NEEDS = {"bf16": True, "downloads": "Mistral-7B"}
+NEEDS = {"bf16": True, "torch": "2.6", "downloads": "Mistral-7B"}
 # A shard is a part of the first dimension, so ranks hold a little more or less where it does not
 # divide evenly.
 UNEVEN = 0.1

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+try:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+except ImportError:
+    sys.exit(f"train_fsdp.py needs torch 2.6 or newer; this is torch {torch.__version__}")
 
 from fsdp_model import describe_units, load, state_of, watch_forward
 from pytest_clustersmoke.rank import Proof, Rank

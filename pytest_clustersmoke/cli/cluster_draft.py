@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -329,7 +330,7 @@ def _small_phases(
         ranks_needed = int(settings.get("gpus_per_node", marked.gpus_per_node))
         if fewest := marked.needs.min_nodes:
             needed = settings["nodes"] = int(min(needed, max(nodes, fewest)))
-        why = _too_few(needed, ranks_needed, nodes, ranks, "ranks")
+        why = _too_few(needed, ranks_needed, nodes, ranks, "ranks") or _lacks_torch(marked.needs)
         phases.append(DraftPhase(name, settings, why))
     return phases
 
@@ -344,7 +345,7 @@ def _phases(kind: NodeKind, most: int, choice: PartitionChoice | None = None) ->
         if needs.whole_nodes:
             gpus = max(kind.gpus, 1 if nodes > 1 else PAIR)
         why = _too_few(nodes, gpus, most, kind.gpus, "GPUs")
-        why = why or (lacks_bf16(kind.gpu) if needs.bf16 else "")
+        why = why or (lacks_bf16(kind.gpu) if needs.bf16 else "") or _lacks_torch(needs)
         settings: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus}
         if choice is not None:
             settings["slurm"] = {**_share(kind, gpus), "time": _time(nodes, choice)}
@@ -371,6 +372,17 @@ def _too_few(nodes: int, per_node: int, most: float, has: int, unit: str) -> str
     if per_node > has:
         return f"needs {per_node} {unit} per node, nodes have {has}"
     return f"needs {nodes} nodes, a job can have {most:g}" if nodes > most else ""
+
+
+def _lacks_torch(needs: Needs) -> str:
+    """Why a phase does not run with the torch of this interpreter, which the profile names; empty
+    if it does, or if there is none yet."""
+    try:
+        found = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+    wanted, has = ([int(part) for part in re.findall(r"\d+", v)[:2]] for v in (needs.torch, found))
+    return f"needs torch {needs.torch} or newer, this Python has {found}" if has < wanted else ""
 
 
 def _share(kind: NodeKind, gpus: int) -> dict[str, Any]:

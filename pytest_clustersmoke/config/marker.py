@@ -62,6 +62,7 @@ class Needs:
     writes_gib: float = 0.0  # its checkpoint
     downloads: str = ""  # what its ranks download from the Hugging Face hub
     extra: str = ""  # the extra of this package that its program needs besides `train`
+    torch: str = ""  # the oldest torch that its program runs with, if newer than `train` asks for
     whole_nodes: bool = False  # it uses all GPUs of its nodes
     min_nodes: int = 0  # the fewest nodes it is useful on; 0 if it needs all of its `nodes`
     min_ranks: int = 0  # the fewest ranks that its criteria can hold with

@@ -105,6 +105,21 @@ def test_limits_of_nodes_and_time_are_respected(slurm: Slurm, profile: Made) -> 
     assert {phase.slurm["time"] for phase in made.phases.values()} == {"00:20:00"}
 
 
+def test_phases_that_need_a_newer_torch_are_left_out(
+    slurm: Slurm, profile: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The profile names the Python that runs init, and so its torch. 2.10 is newer than 2.6."""
+    slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="gpu:h100:8") for i in range(4)))
+    for version, fits in (("2.10.1+cu130", True), ("2.5.1+cu124", False)):
+        shim = tmp_path / version / f"torch-{version}.dist-info"
+        shim.mkdir(parents=True)
+        (shim / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(str(shim.parent))
+        made, text = profile("--force")
+        assert ("fsdp_1node" in made.phases) == fits and "zero1_4node" in made.phases
+    assert "fsdp_1node is left out: needs torch 2.6 or newer, this Python has 2.5.1+cu124" in text
+
+
 def test_max_nodes_of_the_partition_limits_phases(slurm: Slurm, profile: Made) -> None:
     """The partition's MaxNodes decides what fits, not the number of its nodes."""
     slurm.partitions(partition("gpu", nodes="2"))

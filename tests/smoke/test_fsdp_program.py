@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,16 @@ def run(directory: Path, sharding: str, program: Path = PROGRAM, **options: Any)
 
 def judge(name: str, phase: PhaseView) -> None:
     getattr(suite.TrainedWithFsdp(), name)(phase)
+
+
+def test_older_torch_is_named(tmp_path: Path) -> None:
+    """One that has no `fully_shard`: the program ends with what it needs, and no traceback."""
+    without = "import torch.distributed.fsdp as fsdp; del fsdp.fully_shard; import train_fsdp"
+    ended = subprocess.run(
+        [sys.executable, "-c", without], cwd=SMOKE_TESTS, capture_output=True, text=True
+    )
+    words = r"train_fsdp.py needs torch 2\.6 or newer; this is torch \d\S+\n"
+    assert ended.returncode == 1 and re.fullmatch(words, ended.stderr), ended.stderr
 
 
 @pytest.mark.parametrize(
