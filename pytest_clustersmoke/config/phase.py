@@ -23,6 +23,7 @@ COMMAND_LINE = "--cluster-set"
 # Time for a job to take dumps, end its ranks and write its results, with a margin.
 WIND_UP_S = 60.0
 SETUP_S = 600.0  # what `setup` may take beyond the phase's own time
+SIGNAL_EARLY_S = 60.0  # Slurm may ask a job to stop so much before it should (man sbatch, --signal)
 # Phase, key, the name inside the key (empty if it has none), value.
 Setting = tuple[str, str, str, Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor
 
-from ..config.phase import SETUP_S, WIND_UP_S, Phase, has_default_timeout
+from ..config.phase import SETUP_S, SIGNAL_EARLY_S, WIND_UP_S, Phase, has_default_timeout
 from ..config.profile import Profile
 from ..evidence.run_directory import RunDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
@@ -203,7 +203,11 @@ class SlurmBackend:
         if "time" in phase.slurm or has_default_timeout(phase):
             return None
         setup_s = SETUP_S if self._profile.setup else 0.0
-        return math.ceil((float(phase.timeout_s.value) + WIND_UP_S + setup_s) / 60)
+        # A phase that is asked to stop has all of its own time before.
+        notice_s = self._profile.limits.stop_before_s + SIGNAL_EARLY_S
+        if not phase.resume.value:
+            notice_s = 0.0
+        return math.ceil((float(phase.timeout_s.value) + WIND_UP_S + setup_s + notice_s) / 60)
 
     def _ending(self, phase: Phase) -> dict[str, Any]:
         """A phase runs at most once, unless it can be resumed: then it wants to know in time."""

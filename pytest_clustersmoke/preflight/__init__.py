@@ -4,7 +4,7 @@ Usage errors, known without a scheduler; a dry run reports those in the user's o
 
 access.py               Slurm's commands, directories that can be written, Slurm's refusals
 shared_paths.py         paths that every node must see; mounts.py: their file systems
-phase_sizes.py          more nodes or GPUs than there are, or too few to show anything
+phase_sizes.py          more nodes or GPUs than there are, or too few to show anything, or no time
 precision.py            bf16 on hardware without it
 unfit_launchers.py      launchers that cannot start a phase here, or need SSH
 disk_space.py           space for what the phases write

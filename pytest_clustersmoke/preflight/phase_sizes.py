@@ -1,11 +1,13 @@
-"""Find phases with more nodes or GPUs than their cluster has, or too few to show anything."""
+"""Find phases with more nodes or GPUs than their cluster has, or too few to show anything, or with
+too little time to do a step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..config.phase import Phase
+from ..config.phase import SIGNAL_EARLY_S, Phase
 from ..config.profile import Profile
+from ..config.sbatch_options import parse_time_limit
 from ..text import Problem, plural
 
 
@@ -14,6 +16,21 @@ def find_unfit_sizes(phase: Phase, profile: Profile) -> Iterator[Problem]:
     healthy cluster would fail them."""
     yield from _find_excess(phase, profile)
     yield from _find_shortage(phase)
+    if profile.backend == "slurm" and phase.resume.value:
+        yield from _find_lack_of_time(phase, profile)
+
+
+def _find_lack_of_time(phase: Phase, profile: Profile) -> Iterator[Problem]:
+    """A job that is asked to stop as soon as it starts, start after start."""
+    time, notice_s = phase.slurm.get("time"), profile.limits.stop_before_s + SIGNAL_EARLY_S
+    if time and time.value and parse_time_limit(time.value) < notice_s:
+        yield Problem(
+            f"the job of phase `{phase.name}` may be asked to stop {notice_s:g} s before its time "
+            f"limit (`slurm.time`), which is {parse_time_limit(time.value):g} s",
+            time.source,
+            f"more than {notice_s:g} s, since the phase has `resume`",
+            "raise `slurm.time`, or lower `limits.stop_before_s`",
+        )
 
 
 def _find_excess(phase: Phase, profile: Profile) -> Iterator[Problem]:

@@ -147,6 +147,7 @@ def test_profile_python_starts_the_launcher(tmp_path: Path) -> None:
     [
         ({}, "#SBATCH --time=2"),
         ({"setup": ["module load cuda"]}, "#SBATCH --time=12"),
+        ({"phases": {"small": {"resume": True}}}, "#SBATCH --time=5"),
         ({"slurm": {"time": 10}}, "#SBATCH --time=10"),
         ({"slurm": {"time": None}}, ""),
     ],

@@ -41,6 +41,29 @@ def test_phase_too_small_for_its_criteria_is_refused_once(
 
 
 @pytest.mark.parametrize(
+    ("resume", "time", "refused"),
+    [
+        (5, "00:02:59", True),
+        (5, 3, False),
+        (0, 1, False),
+        (5, False, False),
+        (5, None, False),
+    ],
+)
+def test_phase_that_is_asked_to_stop_as_it_starts_is_refused(
+    tmp_path: Path, resume: int, time: object, refused: bool
+) -> None:
+    """Slurm asks up to a minute before `stop_before_s`."""
+    phases = {"small": {"resume": resume, "slurm": {"time": time}}}
+    profile = make_profile(tmp_path, backend="slurm", phases=phases)
+    problems = [*find_unfit_sizes(make_phase(profile), profile)]
+    assert [problem.where.partition(":")[0] for problem in problems] == (
+        [str(tmp_path / "cluster.yaml")] * refused
+    )
+    assert all("180 s before its time limit" in problem.what for problem in problems)
+
+
+@pytest.mark.parametrize(
     ("chosen", "setting", "source"),
     [
         ({"nodes": 1, "gpus_per_node": 1}, "", "cluster.yaml:"),
