@@ -260,15 +260,19 @@ class StepLog:
             return
         self._clock.wait()
         self._trace.end()
-        # Writing may take longer than the limit of a step, also for the ranks that only wait.
+        self._write_trace(self._trace)
+        self._memory.resume()
+
+    def _write_trace(self, trace: StepTrace) -> None:
+        """Write the trace of the steps done. That may take longer than the limit of a step, also
+        for the ranks that only wait."""
         self._events.event("trace_write", state="begin")
         with self.untimed(), self._memory.left_out():
-            if (fields := self._trace.write()) is not None:
-                first, last = self._trace.steps[0] + 1, self._trace.steps[-1] + 1
-                proven = sorted(step + 1 for step in self._proven & self._traced)
+            if (fields := trace.write()) is not None:
+                first, last = trace.steps[0] + 1, self.recorded
+                proven = sorted(s + 1 for s in self._proven & self._traced if s < last)
                 self._events.event("trace", first=first, last=last, proven=proven, **fields)
             meet(self._device)
-        self._memory.resume()
         self._events.event("trace_write", state="end")
 
     def _measure_own_step(self) -> None:
@@ -332,6 +336,8 @@ class StepLog:
     def finish_early(self) -> None:
         """End a loop before its last step, on all ranks; it has no rates."""
         self._clock.wait()
+        if self._trace is not None and self.recorded <= self._trace.steps[-1]:
+            self._write_trace(self._trace)
         means = self._watch.average_losses(self.recorded)
         self._events.event("stage", name="train", state="end")
         self._finish_watch(means)

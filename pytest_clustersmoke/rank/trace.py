@@ -27,6 +27,7 @@ KERNEL, COPIES, OPERATOR, ANNOTATION = (
     "user_annotation",
 )
 IN_USE = "the program's own profiler is running, and torch has one a process"
+NOT_BEGUN = "the loop stopped before the first step that was to be traced"
 STEP = "step {}"  # our annotation of a step
 US = 1e-6
 Span = tuple[float, float]  # begin and end, in µs
@@ -68,7 +69,7 @@ class StepTrace:
         self._on_cuda = on_cuda
         self._profiler: Any = None
         self._step: Any = None
-        self._reason = ""
+        self._reason = NOT_BEGUN
 
     def start(self) -> None:
         if self._path is None:

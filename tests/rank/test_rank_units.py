@@ -25,6 +25,7 @@ from pytest_clustersmoke.rank.process_group import end_gathers_at_once
 from pytest_clustersmoke.rank.rank_environment import (
     RankEnvironment,
     RankMisuse,
+    TraceOrder,
     read_rank_environment,
 )
 from pytest_clustersmoke.rank.rank_events import RankEventWriter
@@ -65,6 +66,38 @@ def step_log(environment: RankEnvironment, count: int, **settings: Any) -> StepL
 def events_of(environment: RankEnvironment) -> Events:
     assert environment.phase_dir is not None
     return read_events(environment.phase_dir.rank_events(environment.rank))
+
+
+@pytest.mark.parametrize(
+    ("stops_after", "fields"),
+    [
+        (2, {"reason": "the loop stopped before the first step that was to be traced"}),
+        (4, {"first": 3, "last": 4}),
+        (5, {"first": 3, "last": 5}),
+        (6, {"first": 3, "last": 5}),
+    ],
+)
+def test_loop_that_stops_early_has_its_trace_or_a_reason(
+    environment: RankEnvironment, tmp_path: Path, stops_after: int, fields: dict[str, Any]
+) -> None:
+    """The trace has the steps that were done, and the profiler ends with the loop."""
+    import torch
+    from torch._C._autograd import _profiler_enabled
+
+    path = tmp_path / "traces" / "rank.json.gz"
+    log = step_log(environment, 8, trace=TraceOrder(3, 5, path))
+    passes = log.passes(calls_begin=True)
+    next(passes)
+    for _ in range(stops_after):
+        log.begin()
+        torch.ones(64).add(1).sum()
+        log.record()
+    log.finish_early()
+    passes.close()
+    (event,) = events_of(environment).named("trace")
+    assert {name: event[name] for name in fields} == fields
+    assert path.exists() == ("span_s" in event) == ("reason" not in event)
+    assert not _profiler_enabled()
 
 
 def test_plain_python_is_rank_0_of_1() -> None:
