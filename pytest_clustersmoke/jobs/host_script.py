@@ -49,7 +49,7 @@ start() { # run, process and submitit-folder below it, time-limit tag log comman
   open_run "$1"
   process=/proc/self/fd/9/$2 logs=/proc/self/fd/9/$3 limit=$4 tag=$5 log=$6
   shift 6
-  if mkdir "$(dirname "$process")" 2>/dev/null; then
+  if why=$(mkdir "$(dirname "$process")" 2>&1); then
     cd "$logs" || exit
     export CLUSTERSMOKE_HOST_JOB="$tag"
     setsid timeout --foreground -k 60 "$limit" "$@" \
@@ -62,7 +62,8 @@ start() { # run, process and submitit-folder below it, time-limit tag log comman
     [ -e "$process" ] && break
     sleep 0.2
   done
-  echo "started $tag $(cat "$process")"
+  [ -e "$process" ] || echo "$why"
+  echo "started $tag $(cat "$process" 2>/dev/null)"
 }
 look() { # result tag pid start boot
   if is_same "$3" "$4" "$5"; then echo "runs $2"; return; fi
@@ -177,6 +178,11 @@ def parse_answers(lines: list[str]) -> list[HostAnswer]:
         if what in known and fields:
             answers.append(HostAnswer(what, fields[0], tuple(fields[1:])))
     return answers
+
+
+def find_error(lines: list[str]) -> str:
+    """The last line that a script printed and that is no answer; empty if there is none."""
+    return next((line for line in reversed(lines) if line and not parse_answers([line])), "")
 
 
 def _call(name: str, *arguments: object) -> str:

@@ -295,7 +295,7 @@ class SshBackend:
                 if answer.tag in nodes:
                     self._note(nodes[answer.tag][1], answer)
             for _, node in nodes.values():
-                node.shell_output = lines[-1] if node.process is None and lines else ""
+                node.shell_output = "" if node.process else host_script.find_error(lines)
 
     def _make_script(self, nodes: list[tuple[_Job, _Node]], grace_s: float) -> str:
         calls = []

@@ -87,6 +87,20 @@ def test_node_is_started_once_and_recorded(phase: PhaseDir) -> None:
     assert cancel(first) == host_script.ENDED
 
 
+def test_reason_of_a_node_that_was_not_started_is_shown(phase: PhaseDir) -> None:
+    """The host's own words, and not our answer, which names no process then."""
+    lines = ["Last login: today", f"started {TAG} 1 2 boot", "looks 3", f"runs {TAG}", ""]
+    assert host_script.find_error(lines) == "looks 3" and host_script.find_error(lines[3:]) == ""
+    phase.node_process(0).parent.parent.rmdir()
+    phase.node_process(0).parent.parent.write_text("")
+    script = host_script.make_script([start_call(phase)])
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S)
+    lines = done.stdout.splitlines()
+    (answer,) = host_script.parse_answers(lines)
+    assert (answer.what, answer.tag, answer.process) == ("started", TAG, None)
+    assert host_script.find_error(lines).endswith(": Not a directory"), done
+
+
 def test_cancel_ends_every_session_of_the_node(
     phase: PhaseDir, leftovers: tuple[str, Callable[[], list[str]]]
 ) -> None:
