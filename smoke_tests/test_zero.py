@@ -36,7 +36,7 @@ MOST_SKIPPED_SHARE = 0.3
 UNEVEN = 0.1
 
 
-def asked(phase: PhaseView, name: str) -> Any:
+def read_argument(phase: PhaseView, name: str) -> Any:
     return phase.args.get(name, DEFAULTS[name])
 
 
@@ -48,30 +48,30 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
         assert phase.fact("zero_stage") == phase.args["stage"]
 
     def test_engine_clips_and_buckets_as_asked(self, phase: PhaseView) -> None:
-        assert phase.fact("gradient_clipping") == asked(phase, "clip")
+        assert phase.fact("gradient_clipping") == read_argument(phase, "clip")
         size = phase.args["bucket_size"]
         assert phase.fact("reduce_bucket_size") == phase.fact("allgather_bucket_size") == size
 
     def test_global_batch_is_micro_batch_times_ranks(self, phase: PhaseView) -> None:
         """Of as many micro batches as are accumulated."""
-        own = phase.args["micro_batch"] * asked(phase, "accumulation")
+        own = phase.args["micro_batch"] * read_argument(phase, "accumulation")
         assert phase.fact("train_batch_size") == own * phase.world_size
 
     def test_fused_adam_is_compiled_on_cuda(self, phase: PhaseView) -> None:
         """Offloaded, it is DeepSpeed's Adam for CPUs."""
-        adam = "FusedAdam" if asked(phase, "offload") == "none" else "DeepSpeedCPUAdam"
+        adam = "FusedAdam" if read_argument(phase, "offload") == "none" else "DeepSpeedCPUAdam"
         if phase.ranks[0].start.get("device") == "cpu":
             pytest.skip(f"{adam} needs CUDA; the ranks train on CPU")
         assert phase.fact("optimizer") == adam
 
     def test_engine_trains_in_the_precision_asked_for(self, phase: PhaseView) -> None:
-        precision = asked(phase, "precision")
+        precision = read_argument(phase, "precision")
         assert phase.fact("precision") == precision
         assert phase.fact("parameter_dtypes") == [DTYPES[precision]]
 
     def test_loss_scale_is_found(self, phase: PhaseView) -> None:
         """It is finite, and the steps that the scaler skipped on the way are few."""
-        if (precision := asked(phase, "precision")) != "fp16":
+        if (precision := read_argument(phase, "precision")) != "fp16":
             pytest.skip(f"{precision} needs no loss scale")
         skipped, scale = phase.fact("skipped_steps"), float(phase.fact("loss_scale"))
         assert 1 <= scale < float("inf"), f"the loss scale ended at {scale}"
