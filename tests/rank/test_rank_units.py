@@ -93,7 +93,6 @@ def test_loop_that_stops_early_has_its_trace_or_a_reason(
         torch.ones(64).add(1).sum()
         log.record()
     log.finish_early()
-    passes.close()
     (event,) = events_of(environment).named("trace")
     assert {name: event[name] for name in fields} == fields
     assert path.exists() == ("span_s" in event) == ("reason" not in event)
