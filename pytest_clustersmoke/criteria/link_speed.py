@@ -133,29 +133,45 @@ class SlowCard:
 
     def __str__(self) -> str:
         card = self.made.card
-        guid = f", GUID {card.guid}" if card.guid else ""
         return (
-            f"its network card {card.name} ({card.rate}{guid}) carries {show(card.gb_per_s or 0)} "
-            f"GB/s of an all-reduce, that of other nodes {show(self.usual)} GB/s; this is the card "
-            "or its PCIe path, and need not be cable or switch"
+            f"its {card} carries {show(card.gb_per_s or 0)} GB/s of an all-reduce, that of other "
+            f"nodes {show(self.usual)} GB/s; this is the card or its PCIe path, and need not be "
+            "cable or switch"
         )
 
 
 def judge_cards(cards: Sequence[PlacedCard]) -> tuple[list[SlowCard], int]:
-    """The slow ones, the worst first, and how many were compared. One card of several nodes is
-    that of a machine whose virtual nodes measure at the same time."""
+    """The slow ones, the worst first, and how many were compared."""
+    alike = {
+        key: [number for number in numbers if cards[number].card.gb_per_s is not None]
+        for key, numbers in _group_cards(cards).items()
+    }
+    speeds = [(made.node, made.card.gb_per_s or 0.0) for made in cards]
+    slow, compared = _judge_speeds(speeds, alike)
+    return [SlowCard(cards[number], usual, number) for number, usual in slow], compared
+
+
+def find_unusable(cards: Sequence[PlacedCard]) -> Iterator[PlacedCard]:
+    """The ports that NCCL cannot use, where it can use the same one on half of the nodes or more.
+    A port that was not tried has no GPUs, and is like no other."""
+    for numbers in _group_cards(cards).values():
+        failed = [cards[number] for number in numbers if cards[number].card.gb_per_s is None]
+        if 2 * len(failed) <= len(numbers):
+            yield from failed
+
+
+def _group_cards(cards: Sequence[PlacedCard]) -> dict[Hashable, list[int]]:
+    """The numbers of ports that are alike. One card of several nodes is left out: it is that of a
+    machine whose virtual nodes measure at the same time."""
     owners: dict[str, set[str]] = defaultdict(set)
     for made in cards:
         owners[made.card.guid].add(made.node)
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for number, made in enumerate(cards):
-        is_shared = bool(made.card.guid) and len(owners[made.card.guid]) > 1
-        if made.card.gb_per_s is not None and not is_shared:
-            card = made.card
+        card = made.card
+        if not card.guid or len(owners[card.guid]) == 1:
             alike[made.model, made.cpu, card.name, card.rate, card.gpus].append(number)
-    speeds = [(made.node, made.card.gb_per_s or 0.0) for made in cards]
-    slow, compared = _judge_speeds(speeds, alike)
-    return [SlowCard(cards[number], usual, number) for number, usual in slow], compared
+    return alike
 
 
 def _judge_speeds(

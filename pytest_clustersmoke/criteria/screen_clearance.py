@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from .screen_judge import ODD, CheckJudgement
-from .screen_peaks import PEAKS, SLOW, WRONG
+from .screen_peaks import FAILED, PEAKS, SLOW, WRONG
 
 FEWEST_NODES = 3  # on which a check ran, of what it compares
 COMPARED = ODD | {"versions-differ"}
@@ -38,7 +38,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "interfaces": ("interface-down", "interface-missing"),
     "rdma": ("rdma-port-down", "rdma-port-slow"),
     "cpu": ("cpu-slow",),
-    PEAKS: (WRONG, SLOW),
+    PEAKS: (WRONG, SLOW, FAILED),
 }
 
 

@@ -1,15 +1,17 @@
 """Judges what the devices of screened nodes reached, by the judge of a phase's devices.
 
 A wrong answer is damage. Slow is what lies outside the figures of the other nodes, which each were
-measured alone. What was not measured, or has too few peers, is skipped with its reason: it speaks
-neither for nor against the node.
+measured alone. A node that could not measure what at least half of the nodes could is not as the
+others, and fails. What most nodes could not measure, or has too few peers, is skipped with its
+reason: it speaks neither for nor against the node.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from ..evidence.device_links import PAIRS
 from ..evidence.node_measurement import MeasuredDevice, NodeMeasurement
 from ..evidence.screen_files import NodeAnswer
 from ..evidence.telemetry import parse_int
@@ -22,13 +24,20 @@ from .link_speed import (
     PlacedPair,
     choose_link,
     find_below_floor,
+    find_unusable,
     judge_cards,
     judge_pairs,
 )
 from .screen_judge import FEWEST_CPUS, CheckJudgement
 
 PEAKS = "peaks"
-WRONG, SLOW = "device-wrong-answer", "device-slow"
+WRONG, SLOW, FAILED = "device-wrong-answer", "device-slow", "peaks-failed"
+# In the order in which they count, and what to do.
+FIXES = {
+    WRONG: "take it out of service",
+    SLOW: "look for throttling, a power cap, a narrow link or other work on the node",
+    FAILED: "read the log of its job (screen/job_logs), and look at the device on the node",
+}
 UNASKED = CheckJudgement("skipped", "what its devices reach is not measured (`peaks: never`)")
 SHARE = "not compared: the job does not have all cores of the node"
 TIMED_OUT = (124, 137)  # the statuses of `timeout`
@@ -37,10 +46,16 @@ Measured = Mapping[str, NodeMeasurement]
 
 
 def judge_peaks(
-    answers: Sequence[NodeAnswer], measured: Measured, limit_s: float
+    answers: Sequence[NodeAnswer],
+    measured: Measured,
+    limit_s: float,
+    spared: Mapping[str, str] | None = None,
+    explain: Callable[[str], str] = lambda node: "",
 ) -> dict[str, CheckJudgement]:
-    """By node, what its devices' figures show; `limit_s` is the time that it had for them."""
-    wrong = _group_texts(_find_wrong(measured))
+    """By node, what its devices' figures show; `limit_s` is the time that it had for them. `spared`
+    says of nodes why their measurement was cut short, for no fault of theirs; `explain` what the
+    log of a node's job gives as the cause."""
+    spared = spared or {}
     whole = {answer.node: answer.cpu for answer in answers if answer.work_s}
     texts, compared = _compare(whole, measured)
     linked = {
@@ -48,22 +63,70 @@ def judge_peaks(
         for answer in answers
         if answer.node in whole and not _hides_gpus(answer, measured[answer.node])
     }
-    links = [*_find_slow_pairs(linked, measured), *_find_slow_cards(linked, measured)]
-    slow = _group_texts(iter([*texts, *links]))
+    cards = [*_place_cards(linked, measured)]
+    silent = [
+        (node, ": ".join(filter(None, (why, explain(node)))))
+        for node, why in _find_silent(answers, measured, limit_s, spared)
+    ]
+    found = {
+        WRONG: [*_find_wrong(measured)],
+        SLOW: [*texts, *_find_slow_pairs(linked, measured), *_find_slow_cards(cards)],
+        FAILED: [*silent, *_find_unable(measured), *_find_unusable(cards)],
+    }
+    blamed = {id: _group_texts(pairs) for id, pairs in found.items()}
     judged: dict[str, CheckJudgement] = {}
     for answer in answers:
-        node, found = answer.node, measured[answer.node]
-        if node in wrong:
-            fix = "take it out of service"
-            judged[node] = CheckJudgement("failed", wrong[node], WRONG, fix, FAILURE)
-        elif node in slow:
-            fix = "look for throttling, a power cap, a narrow link or other work on the node"
-            judged[node] = CheckJudgement("failed", slow[node], SLOW, fix, FAILURE)
-        elif why := _explain_skip(answer, found, limit_s, node in compared):
+        node = answer.node
+        if bad := {id: by_node[node] for id, by_node in blamed.items() if node in by_node}:
+            fixes = "; ".join(FIXES[id] for id in bad)
+            judged[node] = CheckJudgement(
+                "failed", "; ".join(bad.values()), next(iter(bad)), fixes, FAILURE
+            )
+        elif why := _explain_skip(answer, measured[node], limit_s, spared, node in compared):
             judged[node] = CheckJudgement("skipped", why)
         else:
             judged[node] = CheckJudgement("passed")
     return judged
+
+
+def _find_silent(
+    answers: Sequence[NodeAnswer], measured: Measured, limit_s: float, spared: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """The nodes without a figure, where at least half of the nodes have one, and why."""
+    silent = [
+        answer
+        for answer in answers
+        if not measured[answer.node].figures and answer.node not in spared
+    ]
+    able = sum(bool(found.figures) for found in measured.values())
+    for answer in silent if len(silent) <= able else ():
+        why = _explain_missing(answer, measured[answer.node], limit_s)
+        yield answer.node, f"not measured, unlike {plural(able, 'other node')}: {why}"
+
+
+def _find_unable(measured: Measured) -> Iterator[tuple[str, str]]:
+    """The nodes with a device that could not measure something, where at least half of the nodes
+    with this model could, and why."""
+    tried: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    failed: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for node, found in measured.items():
+        for device in found.devices:
+            own = ("", device.identity)
+            names = {figure.name for figure in found.figures if figure.device in own}
+            for name in {*names, *device.not_measured, *([PAIRS] if device.pairs else [])}:
+                tried[device.model, name].add(node)
+            for name, why in device.not_measured.items():
+                text = f"{device.identity} could not measure {name}: {why}"
+                failed[device.model, name].setdefault(node, text)
+    for key, texts in failed.items():
+        if 2 * len(texts) <= len(tried[key]):
+            yield from texts.items()
+
+
+def _find_unusable(cards: Sequence[PlacedCard]) -> Iterator[tuple[str, str]]:
+    for made in find_unusable(cards):
+        why = made.card.why
+        yield made.node, f"NCCL cannot use its {made.card}, as it can on other nodes: {why}"
 
 
 def _find_wrong(measured: Measured) -> Iterator[tuple[str, str]]:
@@ -132,15 +195,15 @@ def _find_slow_pairs(linked: Mapping[str, str], measured: Measured) -> Iterator[
         yield found.made.node, f"{placed[found.at][0].identity}: {found}"
 
 
-def _find_slow_cards(linked: Mapping[str, str], measured: Measured) -> Iterator[tuple[str, str]]:
-    placed = [
-        PlacedCard(node, device.model, linked[node], card)
-        for node, found in measured.items()
-        if node in linked
-        for device in found.devices
-        for card in device.cards
-    ]
-    for found in judge_cards(placed)[0]:
+def _place_cards(linked: Mapping[str, str], measured: Measured) -> Iterator[PlacedCard]:
+    for node, found in measured.items():
+        for device in found.devices if node in linked else ():
+            for card in device.cards:
+                yield PlacedCard(node, device.model, linked[node], card)
+
+
+def _find_slow_cards(cards: Sequence[PlacedCard]) -> Iterator[tuple[str, str]]:
+    for found in judge_cards(cards)[0]:
         yield found.made.node, str(found)
 
 
@@ -164,9 +227,15 @@ def _find_place(
 
 
 def _explain_skip(
-    answer: NodeAnswer, found: NodeMeasurement, limit_s: float, is_compared: bool
+    answer: NodeAnswer,
+    found: NodeMeasurement,
+    limit_s: float,
+    spared: Mapping[str, str],
+    is_compared: bool,
 ) -> str:
     """Why nothing can be said of a node; empty if something can."""
+    if not found.figures and answer.node in spared:
+        return f"not measured: {spared[answer.node]}"
     if not found.figures:
         return f"not measured: {_explain_missing(answer, found, limit_s)}"
     for device in found.devices:
@@ -191,7 +260,7 @@ def _explain_missing(answer: NodeAnswer, found: NodeMeasurement, limit_s: float)
     return "its job ended before it had figures"
 
 
-def _group_texts(pairs: Iterator[tuple[str, str]]) -> dict[str, str]:
+def _group_texts(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     texts: defaultdict[str, list[str]] = defaultdict(list)
     for node, text in pairs:
         texts[node].append(text)

@@ -245,6 +245,14 @@ def _nodes(finding: Finding, evidence: FailureEvidence) -> Iterator[tuple[int, s
             yield node.node_rank, node.name
 
 
+def find_log_cause(path: Path) -> str:
+    """What a log by itself shows to be the cause, or else its last line; empty without a log."""
+    search = SignatureSearch(shipped_signatures())
+    _search_files(search, [(path, "", None)])
+    causes = (found.cause for found in order_findings(search) if found.primary)
+    return next(causes, "") or "".join(last.text for last in find_last_line(path))
+
+
 def _search_files(search: SignatureSearch, files: Iterable[tuple[Path, str, int | None]]) -> None:
     for path, host, rank in sorted(files)[:MAX_FILES]:
         # A log that does not exist or is not text: the finding stands without it.

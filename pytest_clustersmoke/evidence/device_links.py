@@ -144,6 +144,7 @@ def _read_word(path: Path) -> str:
 
 # Between the GPUs of a node, as a rank wrote it.
 
+PAIRS = "pairs of GPUs"  # where they could not be measured
 MAX_PAIRS, MAX_LINK = 64, 40  # of a GPU; characters
 
 
@@ -186,6 +187,10 @@ class CardSpeed:
     gb_per_s: float | None
     why: str = ""
     gpus: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        guid = f", GUID {self.guid}" if self.guid else ""
+        return f"network card {self.name} ({self.rate}{guid})"
 
     def figure(self, node: str) -> DeviceFigure | None:
         """What the card reached, under its GUID, which it keeps in another slot or node; without

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..config.profile import Profile
@@ -51,12 +51,14 @@ DROPPED = {
 FIGURES = "CLUSTERSMOKE_FIGURES"  # the file of a second part's figures
 MEASURE = "pytest_clustersmoke.rank.peaks"  # measures the devices of a node
 
+INTERRUPTED = "the screen was interrupted"
 EndKind = Literal["answered", "no answer", "not screened"]
 
 
 @dataclass(frozen=True)
 class NodeEnd:
-    """How the screen of a node ended. `word` counts a node that was not screened: `busy`."""
+    """How the screen of a node ended. `word` counts a node that was not screened: `busy`. `why`, of
+    one that answered: why its second part was cut short, for no fault of the node."""
 
     kind: EndKind
     why: str = ""
@@ -140,7 +142,7 @@ class ScreenJobs:
                 self._stopped.wait(LOOK_S)
         for node, job in self._jobs.items():  # interrupted while they measured
             if job.answered is not None:
-                ends[node] = self._make_answered(job, job.answered)
+                ends[node] = replace(self._make_answered(job, job.answered), why=INTERRUPTED)
                 report(node, ends[node])
         return ends
 

@@ -174,10 +174,12 @@ def _measure_ports(
             ranks.append(CardRanks(folder / str(number), other, [f"cuda:{gpu}" for gpu in own]))
             stack.callback(ranks[-1].end)
         left_s = until - time.monotonic()
-        late = {"why": f"no time was left: all {len(ports)} ports have {limit_s:g} s"}
-        found = ranks[turn].measure(min(TURN_S, left_s)) if left_s > 0 else late
+        if left_s > 0:
+            found = {"gpus": list(gpus), **ranks[turn].measure(min(TURN_S, left_s))}
+        else:  # without GPUs: it was not tried
+            found = {"why": f"no time was left: all {len(ports)} ports have {limit_s:g} s"}
         ranks[turn].end()
-        rows.append(port.row(gpus=list(gpus), **found))
+        rows.append(port.row(**found))
     return rows
 
 

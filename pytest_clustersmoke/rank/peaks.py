@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ..evidence.device_links import PAIRS
 from ..evidence.run_directory import RunDir, create_once, read_json, write_json
 from ..evidence.telemetry import typical_s
 from . import gpu_load, network_cards, pair_copies, process_group
@@ -33,7 +34,6 @@ from .rank_environment import PeakOrder, RankEnvironment, read_rank_environment
 ROUNDS = 5
 MAX_REASON = 300
 STAGE = "peaks"
-PAIRS = "pairs of GPUs"  # where they could not be measured
 # Local rank 0 may come later than the others.
 PAIRS_WITHIN_S = 2 * pair_copies.LIMIT_S + network_cards.MOST_S
 # Of a node that is measured outside of any phase: the file of its figures, and the precision.

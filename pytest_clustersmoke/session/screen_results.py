@@ -27,13 +27,13 @@ from ..evidence.screen_record import (
 )
 from ..evidence.telemetry import parse_text
 from ..evidence.transport_rule import TransportRule
-from ..jobs.screen_jobs import NodeEnd, ScreenJobs
+from ..jobs.screen_jobs import INTERRUPTED, NodeEnd, ScreenJobs
 from ..jobs.screen_plan import PlannedNode
 from ..text import FAILURE
 from .cancellation import Leftover
 from .live.board import Board
 
-INTERRUPTED = NodeEnd("not screened", "the screen was interrupted", "interrupted")
+UNREACHED = NodeEnd("not screened", INTERRUPTED, "interrupted")
 UNREADABLE = "its answer cannot be read"
 
 
@@ -103,11 +103,10 @@ def build_record(
     read = {name: files.read_answer(name) for name, end in ends.items() if end.kind == "answered"}
     answers = {name: answer for name, answer in read.items() if answer is not None}
     judged = judge_screen(list(answers.values()), make_spec(profile), files.answer)
-    peaks = _judge_devices(profile, answers, files)
+    cut = {name: end.why for name, end in ends.items() if end.kind == "answered" and end.why}
+    peaks = _judge_devices(profile, answers, files, cut)
     judged = {name: {**checks, PEAKS: peaks[name]} for name, checks in judged.items()}
-    nodes = [
-        _describe_node(node, ends.get(node.name, INTERRUPTED), answers, judged) for node in plan
-    ]
+    nodes = [_describe_node(node, ends.get(node.name, UNREACHED), answers, judged) for node in plan]
     cleared = list_cleared(judged)
     for node in nodes:
         node.cleared = cleared.get(node.node, []) if node.state == PASSING else []
@@ -117,12 +116,20 @@ def build_record(
 
 
 def _judge_devices(
-    profile: Profile, answers: Mapping[str, NodeAnswer], files: ScreenFiles
+    profile: Profile, answers: Mapping[str, NodeAnswer], files: ScreenFiles, cut: Mapping[str, str]
 ) -> Mapping[str, CheckJudgement]:
     if profile.peaks == "never":
         return dict.fromkeys(answers, UNASKED)
+    from ..diagnose.log_causes import find_log_cause
+
     measured = {name: read_measurement(files, name) for name in answers}
-    return judge_peaks(list(answers.values()), measured, profile.limits.screen_peaks_s)
+    return judge_peaks(
+        list(answers.values()),
+        measured,
+        profile.limits.screen_peaks_s,
+        cut,
+        explain=lambda node: find_log_cause(files.log(node)),
+    )
 
 
 def _describe_node(

@@ -1,5 +1,5 @@
-"""What the devices of screened nodes reached is judged; what is missing is skipped with its
-reason."""
+"""What the devices of screened nodes reached is judged; what one node alone could not measure fails
+it, and what most could not is skipped with its reason."""
 
 from __future__ import annotations
 
@@ -108,17 +108,24 @@ def test_pairs_of_nodes_with_hidden_gpus_are_not_compared(tmp_path: Path) -> Non
 
 
 def test_slow_network_card_fails_its_node(tmp_path: Path) -> None:
-    """Compared with the card of the same name in other nodes; a card that could not be measured
-    says nothing."""
+    """Compared with the card of the same name in other nodes. So does a card that NCCL cannot use
+    there alone; one that was not tried says nothing."""
     nodes = [written(number) for number in range(5)]
     for number, node in enumerate(nodes):
         card = {"name": "mlx5_0:1", "guid": f"b8cef60300a1{number:04x}", "rate": "400 Gb/sec"}
-        found: dict[str, Any] = {"gb_per_s": 6.0 if number == 2 else 24.0}
+        found: dict[str, Any] = {"gb_per_s": 6.0 if number == 2 else 24.0, "gpus": [0, 1]}
         if not number:
-            found = {"why": "no answer"}
+            found = {"why": "CUDA error: unspecified launch failure", "gpus": [0, 1]}
+        elif number == 1:
+            found = {"why": "this needs two GPUs, and the rank sees 1"}
         node["devices"][0]["cards"] = [{**card, **found}]
     judged = judge(tmp_path, [*nodes])
-    assert [node for node, check in judged.items() if check.result == "failed"] == ["n2"]
+    failed = {node: check.id for node, check in judged.items() if check.result == "failed"}
+    assert failed == {"n0": "peaks-failed", "n2": "device-slow"}
+    assert judged["n0"].text == (
+        "NCCL cannot use its network card mlx5_0:1 (400 Gb/sec, GUID b8cef60300a10000), as it can "
+        "on other nodes: CUDA error: unspecified launch failure"
+    )
     assert judged["n2"].text.startswith(
         "its network card mlx5_0:1 (400 Gb/sec, GUID b8cef60300a10002)"
     )
@@ -164,25 +171,72 @@ def test_wrong_answer_fails_also_where_nothing_is_compared(
     assert judged["n1"].id == "device-wrong-answer" and words in judged["n1"].text
 
 
-@pytest.mark.parametrize(
-    ("value", "answer", "words"),
-    [
-        (None, {"facts": {"packages": {"numpy": "2"}}}, "torch is not installed there"),
-        ({"status": 124}, {}, "no figures within 90 s (limits.screen_peaks_s)"),
-        ({"status": 3}, {}, "ended with status 3; see the log of its job"),
-        (None, {}, "its job ended before it had figures"),
-        (written(1), {"work_s": None}, "the job does not have all cores of the node"),
-        (written(1, not_measured={GEMM: "no memory"}), {}, f"could not measure {GEMM}: no memory"),
-        ({"figures": [3, {"name": GEMM}], "devices": "many", "status": "x"}, {}, "its job ended"),
-    ],
+NOT_MEASURED = (
+    (None, {"facts": {"packages": {"numpy": "2"}}}, "torch is not installed there"),
+    ({"status": 124}, {}, "no figures within 90 s (limits.screen_peaks_s)"),
+    ({"status": 3}, {}, "ended with status 3; see the log of its job"),
+    (None, {}, "its job ended before it had figures"),
+    (written(1, not_measured={GEMM: "CUDA error"}), {}, f"could not measure {GEMM}: CUDA error"),
+    ({"figures": [3, {"name": GEMM}], "devices": "many", "status": "x"}, {}, "its job ended"),
 )
-def test_node_without_figures_is_skipped_with_the_reason(
+
+
+@pytest.mark.parametrize(("value", "answer", "words"), NOT_MEASURED)
+def test_node_that_alone_could_not_measure_fails_with_the_reason(
     tmp_path: Path, value: dict[str, Any] | None, answer: dict[str, Any], words: str
 ) -> None:
-    """The others are judged as before."""
-    nodes = [written(0), value, *(written(number) for number in (2, 3, 4))]
-    judged = judge(tmp_path, nodes, **answer)
+    """It is not as the others, which are judged as before; also where there is one other."""
+    for others in ((2, 3, 4), ()):
+        nodes = [written(0), value, *(written(number) for number in others)]
+        judged = judge(tmp_path / str(len(others)), nodes, **answer)
+        assert (judged["n1"].result, judged["n1"].id) == ("failed", "peaks-failed")
+        assert words in judged["n1"].text
+        failed = [node for node, check in judged.items() if check.result == "failed"]
+        assert failed == ["n1"]
+
+
+@pytest.mark.parametrize(("value", "answer", "words"), NOT_MEASURED)
+def test_what_most_nodes_could_not_measure_is_skipped_with_the_reason(
+    tmp_path: Path, value: dict[str, Any] | None, answer: dict[str, Any], words: str
+) -> None:
+    """It is the cluster's setting, or the program's fault."""
+    judged = judge(tmp_path, [value, value, written(2)], **answer)
+    assert "failed" not in {check.result for check in judged.values()}
     assert judged["n1"].result == "skipped" and words in judged["n1"].text
+
+
+def test_node_whose_measurement_was_cut_short_for_no_fault_of_it_is_skipped(
+    tmp_path: Path,
+) -> None:
+    files = ScreenFiles(tmp_path)
+    judged = judge(tmp_path, [written(0), None, written(2), written(3)])
+    assert judged["n1"].result == "failed"
+    answers = [NodeAnswer(node, {}, work_s=0.001) for node in judged]
+    measured = {node: read_measurement(files, node) for node in judged}
+    spared = judge_peaks(answers, measured, LIMIT_S, {"n1": "the screen was interrupted"})
+    assert spared["n1"] == CheckJudgement("skipped", "not measured: the screen was interrupted")
+
+
+def test_failed_measurement_has_the_cause_that_the_log_gives(tmp_path: Path) -> None:
+    files = ScreenFiles(tmp_path)
+    files.create({})
+    nodes = [f"n{number}" for number in range(3)]
+    for number in range(2):
+        write_json(files.figures(nodes[number]), written(number))
+    answers = [NodeAnswer(node, {"packages": {"torch": "2"}}, work_s=0.001) for node in nodes]
+    measured = {node: read_measurement(files, node) for node in nodes}
+    judged = judge_peaks(answers, measured, LIMIT_S, explain=lambda node: f"{node} has no driver")
+    why = (
+        "not measured, unlike 2 other nodes: its job ended before it had figures: n2 has no driver"
+    )
+    assert judged["n2"].text == why
+
+
+def test_shared_node_is_not_compared(tmp_path: Path) -> None:
+    nodes = [written(number) for number in range(5)]
+    judged = judge(tmp_path, [*nodes], work_s=None)
+    assert judged["n1"].result == "skipped"
+    assert "the job does not have all cores of the node" in judged["n1"].text
     assert {check.result for node, check in judged.items() if node != "n1"} == {"passed"}
 
 

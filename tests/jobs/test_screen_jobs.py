@@ -334,6 +334,7 @@ def test_node_that_measures_when_the_screen_is_interrupted_has_answered(
 
     jobs.run(["n0", "n1"], take)
     assert {node: end.kind for node, end in ends.items()} == {"n0": "answered", "n1": "no answer"}
+    assert ends["n0"].why == "the screen was interrupted"
     assert ends["n0"].seconds, "the answer came before Slurm said that the job runs"
     assert jobs.close() == [] and "job-n0" in queue.cancelled
 
