@@ -70,6 +70,7 @@ def judge_screen(
         Node(rank, answer.node, answer.facts, path_of and path_of(answer.node))
         for rank, answer in enumerate(answers)
     ]
+    spec = _settle_device(nodes, spec)
     findings = _find_all(nodes, spec)
     odd = _find_odd(findings, len(nodes))
     speeds = _judge_cores(answers)
@@ -83,6 +84,13 @@ def judge_screen(
         }
         judged[answer.node] = {**by_check, CPU: speeds[answer.node]}
     return judged
+
+
+def _settle_device(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With `auto` the ranks of a node that lost a GPU train on its cores. Where any node has enough
+    GPUs, all must: otherwise nothing would be said of those that the node has lost."""
+    has_gpus = spec.get("device") == "auto" and any(uses_gpus(node, spec) for node in nodes)
+    return {**spec, "device": "cuda"} if has_gpus else spec
 
 
 Found = Mapping[tuple[str, str], Sequence[Finding]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from pytest_clustersmoke.criteria.screen_judge import CHECKS, PARTS, judge_screen
 from pytest_clustersmoke.evidence.screen_files import NodeAnswer
 from pytest_clustersmoke.node.checks import BETWEEN_NODES, ON_A_NODE
@@ -104,6 +106,33 @@ def test_memory_errors_of_a_gpu_fail_its_node() -> None:
     gpus = [dict(g) for g in answer("x").facts["gpus"]]
     gpus[1]["ecc.errors.uncorrected.volatile.total"] = "3"
     assert failures([*healthy(3), answer("ecc", gpus=gpus)]) == {("ecc", "gpus"): "gpu-ecc-errors"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "id"),
+    [
+        ({"gpus": answer("x").facts["gpus"][:1]}, "gpus-missing"),
+        ({"gpus": []}, "gpus-missing"),
+        ({"gpus": None, "gpu_driver": False}, "gpus-missing"),
+        ({"gpus": None, "gpu_tool_failed": "no answer within 30 s"}, "gpu-driver-failed"),
+    ],
+)
+def test_node_that_lost_a_gpu_fails_also_where_the_device_is_chosen_by_torch(
+    facts: dict[str, Any], id: str
+) -> None:
+    """Its ranks would train on its cores; the other nodes show that they have GPUs."""
+    found = failures([*healthy(3), answer("bad", **facts)], device="auto")
+    assert found == {("bad", "gpus"): id}
+    assert failures([*healthy(1), answer("bad", **facts)], device="auto") == found
+
+
+@pytest.mark.parametrize("gpu_on_bus", [False, True])
+def test_nodes_without_gpus_pass_where_the_device_is_chosen_by_torch(gpu_on_bus: bool) -> None:
+    """Also with a tool that fails on one of them, and too few GPUs on another."""
+    nodes = [answer(f"n{number}", gpus=None, gpu_driver=False) for number in range(4)]
+    failing = {"gpus": None, "gpu_tool_failed": "no driver", "gpu_on_bus": gpu_on_bus}
+    few = answer("few", gpus=answer("x").facts["gpus"][:1])
+    assert failures([*nodes, few, answer("tool", **failing)], device="auto") == {}
 
 
 def test_checks_of_gpus_are_skipped_where_ranks_train_on_cpus() -> None:

@@ -60,8 +60,8 @@ def test_slow_memory_and_ranks_that_do_not_start_are_named(
     results = {name: node["checks"]["peaks"]["result"] for name, node in nodes.items()}
     assert results == {**dict.fromkeys(nodes, "passed"), slow: "failed", broken: "failed"}
     assert nodes[broken]["reason"].startswith(
-        "peaks-failed: not measured, unlike 3 other nodes: its measurement ended with status 1; see the "
-        "log of its job: "
+        "peaks-failed: not measured, unlike 3 other nodes: its measurement ended with status 1; "
+        "see the log of its job: "
     )
     assert "CLUSTERSMOKE_PG_TIMEOUT_S" in nodes[broken]["reason"], nodes[broken]["reason"]
     capsys.readouterr()
