@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..evidence.finding import UNDECIDED, Finding
+from ..evidence.node_observation import DAMAGE, DEFINITE
 from ..evidence.screen_files import NodeAnswer
 from ..node.checks import BETWEEN_NODES, ON_A_NODE
 from ..node.checks.gpu_checks import list_unseen, uses_gpus
@@ -49,8 +50,8 @@ CheckResult = Literal["passed", "failed", "skipped"]
 @dataclass(frozen=True)
 class CheckJudgement:
     """What one check says of one node. A check that passed may have warnings as its text; `id` is
-    the finding's if it failed. `open` are the kinds of findings that it did not rule out: those of
-    warnings, and those that the node did not show."""
+    that of the gravest finding if it failed. `open` are the kinds of findings that it did not rule
+    out: those of warnings, and those that the node did not show."""
 
     result: CheckResult
     text: str = ""
@@ -58,6 +59,11 @@ class CheckJudgement:
     fix: str = ""
     severity: str = ""
     open: frozenset[str] = frozenset()
+
+    @property
+    def is_definite(self) -> bool:
+        """Whether it needs no second piece of evidence."""
+        return self.id in DEFINITE | DAMAGE and self.severity == FAILURE
 
 
 def judge_screen(
@@ -131,10 +137,10 @@ def _judge_check(
         and not found.detail.get(UNDECIDED)
     ]
     if bad:
+        bad.sort(key=lambda found: (found.severity != FAILURE, found.id not in DEFINITE | DAMAGE))
         fixes = "; ".join(dict.fromkeys(found.fix for found in bad))
         causes = "; ".join(found.cause for found in bad)
-        first = min(bad, key=lambda found: found.severity != FAILURE)
-        return CheckJudgement("failed", causes, first.id, fixes, first.severity)
+        return CheckJudgement("failed", causes, bad[0].id, fixes, bad[0].severity)
     if own := answer.found.get(name):
         return CheckJudgement("failed", own, name)
     if cut := answer.cut.get(PARTS[name]):

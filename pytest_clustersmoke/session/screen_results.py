@@ -161,6 +161,7 @@ def _describe_node(
     made = {ANSWER: ScreenCheckRecord(result="passed", text="")}
     made |= {name: _describe_check(check) for name, check in judged[plan.name].items()}
     failed = [check for check in judged[plan.name].values() if check.result == "failed"]
+    failed.sort(key=lambda check: not check.is_definite)  # the ledger goes by the first
     return ScreenedNode.model_validate(
         {
             **about,

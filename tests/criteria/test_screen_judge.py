@@ -10,6 +10,7 @@ import pytest
 from pytest_clustersmoke.criteria.screen_judge import CHECKS, PARTS, judge_screen
 from pytest_clustersmoke.evidence.screen_files import NodeAnswer
 from pytest_clustersmoke.node.checks import BETWEEN_NODES, ON_A_NODE
+from pytest_clustersmoke.node.checks.gpu_checks import ECC_ERRORS
 from tests.support.screens import SPEC, answer, healthy
 
 
@@ -106,6 +107,16 @@ def test_memory_errors_of_a_gpu_fail_its_node() -> None:
     gpus = [dict(g) for g in answer("x").facts["gpus"]]
     gpus[1]["ecc.errors.uncorrected.volatile.total"] = "3"
     assert failures([*healthy(3), answer("ecc", gpus=gpus)]) == {("ecc", "gpus"): "gpu-ecc-errors"}
+
+
+def test_definite_finding_of_a_check_comes_first() -> None:
+    """By its id the ledger knows what ends the evidence."""
+    gpus = [dict(g) for g in answer("x").facts["gpus"]]
+    gpus[0]["remapped_rows.pending"] = "Yes"
+    gpus[1][ECC_ERRORS] = "3"
+    judged = judge_screen([*healthy(3), answer("bad", gpus=gpus)], SPEC)["bad"]["gpus"]
+    assert judged.id == "gpu-ecc-errors" and judged.is_definite
+    assert "uncorrectable memory errors" in judged.text.split(";")[0]
 
 
 @pytest.mark.parametrize(

@@ -63,3 +63,15 @@ def test_node_that_an_interrupted_screen_left_measuring_passes(files: ScreenFile
     node = record(files, n2=NodeEnd("answered", "the screen was interrupted")).nodes[2]
     assert (node.state, node.checks["peaks"].result) == ("passing", "skipped")
     assert node.checks["peaks"].text == "not measured: the screen was interrupted"
+
+
+def test_reason_begins_with_what_is_definite(files: ScreenFiles) -> None:
+    """A new driver ends the evidence of another driver, and not that of a wrong device."""
+    gpus = [{**gpu, "driver_version": "535.1"} for gpu in answer("n1").facts["gpus"]]
+    wrong = {"identity": "GPU-1", "device": "cuda:0", "calls": 3000, "wrong": 2}
+    write_json(files.figures("n2"), FIGURES)
+    write_json(files.figures("n1"), {**FIGURES, "devices": [wrong]})
+    write_json(files.answer("n1"), answer("n1", gpus=gpus).as_dict())
+    bad = record(files).nodes[1]
+    assert bad.checks["driver"].finding == "driver-differs"
+    assert bad.reason.startswith("device-wrong-answer: ") and "; driver-differs: " in bad.reason
