@@ -160,6 +160,10 @@ class RunCounts(RecordModel):
         default=[], description="kinds of criteria without which no phase is FIT"
     )
     selection: str = Field(default="", description="what was selected or changed, in words")
+    avoided: list[str] = Field(
+        default=[],
+        description="nodes that no job got, by --cluster-avoid: the verdict excepts them",
+    )
     undefined_phases: list[str] = Field(
         default=[], description="phases of the cluster that no collected test defines"
     )

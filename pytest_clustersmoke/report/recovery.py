@@ -19,7 +19,7 @@ from ..evidence.phase_result import OUTCOMES
 from ..evidence.run_counts import CriterionRecord, KnownRecord, RunTally
 from ..evidence.run_directory import RunDir, read_json
 from ..evidence.run_record import RunRecord
-from ..evidence.telemetry import Events, EventWriter, read_events
+from ..evidence.telemetry import Events, EventWriter, parse_texts, read_events
 from ..jobs.outcome import Judgement, judge_attempts
 from ..text import UsageProblems
 from .unreported_runs import find_unreported, is_whole, mark_unreportable
@@ -100,6 +100,7 @@ def _count_journal(run: RunDir, about: Mapping[str, Any]) -> RunTally:
     tally.phases_of_cluster = [str(name) for name in about.get("phases_of_cluster", ())]
     tally.counts.require = sorted(map(str, about.get("require", ())))
     tally.counts.selection = str(about.get("selection", ""))
+    tally.counts.avoided = parse_texts(about.get("avoided"))
     for name in about.get("phases_chosen", ()):
         directory = run.phase(str(name))
         outcome = (read_json(directory.result) or {}).get("outcome")

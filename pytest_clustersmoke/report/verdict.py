@@ -47,7 +47,7 @@ OF_PROGRAM = (
     "gradients",
     "checkpoint",
 )
-MAX_NAMES = 3
+MAX_NAMES, MAX_AVOIDED = 3, 8
 MAX_PART = 160  # characters of a part of the sentence; the lists have everything
 EXIT_INCONCLUSIVE = 6  # pytest itself uses 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
@@ -167,7 +167,8 @@ def _make_verdict(
     named = [*filter(None, reasons)]
     why = f" ({clip(shorten(named, MAX_NAMES, '; '), MAX_PART)})" if named else ""
     ends = (_describe_retried(record), _describe_unproven(record, name))
-    scope = f"; selected: {clip(selection, MAX_PART)}{_count_chosen(record)}" if selection else ""
+    selected = _add_avoided(record, selection)
+    scope = f"; selected: {clip(selected, MAX_PART)}{_count_chosen(record)}" if selected else ""
     reported, every = _count_criteria(record)
     return RunVerdict(
         name=name,
@@ -179,6 +180,14 @@ def _make_verdict(
         known=[],
         partial=_describe_end(record, unjudged),
     )
+
+
+def _add_avoided(record: RunRecord, selection: str) -> str:
+    """What was selected, in words, without the nodes that no job got. These do not make it a run of
+    a part, which has no place among the nights of its cluster."""
+    if not (avoided := record.counts.avoided):
+        return selection
+    return f"{selection or 'all'} without {shorten(avoided, MAX_AVOIDED)} (--cluster-avoid)"
 
 
 def _describe_interrupt(record: RunRecord) -> str:

@@ -46,6 +46,11 @@ class Attachment:
         """The phases that the run chose."""
         return parse_texts(self.about.get("phases_chosen"))
 
+    @property
+    def avoided(self) -> list[str]:
+        """The nodes that no job of the run got, by --cluster-avoid."""
+        return parse_texts(self.about.get("avoided"))
+
     def keep_chosen(
         self, config: pytest.Config, items: list[pytest.Item], names: Mapping[PhaseClass, str]
     ) -> None:

@@ -41,12 +41,6 @@ class AvoidedNodes:
             for node, reason in self.reasons.items()
         ]
 
-    def add_to(self, selection: str) -> str:
-        """What a run selects, with these nodes: its verdict does not hold for them."""
-        if not self.reasons:
-            return selection
-        return f"{selection or 'all'} without {shorten(self.names, MOST_SHOWN)} ({OPTION})"
-
 
 def refuse_backend(profile: Profile, here: bool) -> None:
     """Raise UsageError where no job can be kept off a node."""

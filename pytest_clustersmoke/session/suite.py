@@ -153,8 +153,8 @@ class Suite:
         """Count the chosen phases and criteria for the verdict."""
         names = self.collection.phases_of_cluster
         count_selection(self.tally, self.config, phases, names, defined, selected)
-        counts = self.tally.counts
-        counts.selection = self.collection.avoided.add_to(counts.selection)
+        past = self.attachment
+        self.tally.counts.avoided = [*(past.avoided if past else self.collection.avoided.names)]
 
     def start(self, phases: list[Phase]) -> None:
         """Run the preflight checks, then submit. Raises UsageError with all problems."""
@@ -236,6 +236,7 @@ class Suite:
             "phases_chosen": list(self.tally.phases),
             "phases_of_cluster": self.tally.phases_of_cluster,
             "selection": self.tally.counts.selection,
+            "avoided": self.tally.counts.avoided,
             "here": self.collection.here,
             "config": str(config.absolute()),
         }

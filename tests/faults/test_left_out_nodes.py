@@ -61,8 +61,10 @@ def test_next_job_takes_the_word_and_phases_avoid_the_node(
     (node,) = outcome.phase("small")["nodes"]
     assert node["node"] in nodes[1:]
     record = outcome.record()
-    assert record["selection"] == f"all without {bad} (--cluster-avoid)"
-    assert record["sentence"].startswith("FIT") and bad in record["sentence"]
+    assert (record["selection"], record["counts"]["avoided"]) == ("", [bad])
+    assert record["sentence"].startswith("FIT")
+    assert record["sentence"].endswith(f"; selected: all without {bad} (--cluster-avoid)")
+    assert (lab_suite.reports / "metrics-one.prom").is_file(), "a whole run"
     shown = shell(lab_suite, f"{COMMAND} nodes --cluster one --report-dir {lab_suite.reports}")
     lines = {line.split()[0]: line for line in shown.splitlines()[3:]}
     assert lines.keys() == {bad, node["node"]}

@@ -326,7 +326,11 @@ def test_unneeded_entry_is_reported(
 
 
 @pytest.mark.parametrize(
-    "part", [{"selection": "x"}, {"interrupted": True}, {"exit_status": 2}, {"wide": ""}]
+    "part",
+    [
+        *({"selection": "x"}, {"avoided": ["n7"]}, {"interrupted": True}),
+        *({"exit_status": 2}, {"wide": ""}),
+    ],
 )
 def test_partial_run_reports_no_unneeded_entries(
     held: Callable[..., Acknowledgements], tmp_path: Path, part: dict[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pytest_clustersmoke.evidence.measured_peaks import measured_in
 from pytest_clustersmoke.evidence.metric import BETWEEN, INSIDE
 from pytest_clustersmoke.evidence.phase_result import OUTCOMES
 from pytest_clustersmoke.evidence.run_counts import RunTally
+from pytest_clustersmoke.report.publication import metrics_path
 from pytest_clustersmoke.report.verdict import (
     EXIT_INCONCLUSIVE,
     FIT,
@@ -22,7 +24,7 @@ from pytest_clustersmoke.report.verdict import (
 )
 from pytest_clustersmoke.session.tally import count_report
 from tests.report.pytest_reports import report
-from tests.support.records import counted
+from tests.support.records import counted, judged
 
 
 def tally(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> RunTally:
@@ -148,6 +150,24 @@ def test_sentence_counts_the_phases() -> None:
     made = tally(report(phase="b"), a="lost", b="passed", c="")
     assert judge(made).sentence.startswith("INCONCLUSIVE: 1 of 3 phases finished (a: lost; c: ")
     assert verdict_of(a="passed", b="passed").sentence == "FIT: 2 of 2 phases passed"
+
+
+def test_sentence_names_the_nodes_that_no_job_got() -> None:
+    """The run is whole all the same: its place is among the nights of the cluster, and its metrics
+    replace those of the night before. Many nodes are counted."""
+    made = tally(report(phase="a"), a="passed")
+    made.counts.avoided = ["n3"]
+    record = judged(made)
+    assert (
+        record.sentence == "FIT: 1 of 1 phases passed; selected: all without n3 (--cluster-avoid)"
+    )
+    assert (record.selection, record.partial) == ("", "")
+    assert metrics_path(record, Path("reports")) == [Path("reports/metrics-gilbreth.prom")]
+    made.counts.selection = "multinode"
+    end = "; selected: multinode without n3 (--cluster-avoid)"
+    assert judge(made).sentence.endswith(end) and judge(made).scope == "multinode"
+    made.counts.avoided = [f"n{number}" for number in range(10)]
+    assert judge(made).sentence.endswith("n7 and 2 more (--cluster-avoid)")
 
 
 def test_no_result_is_inconclusive() -> None:

@@ -9,7 +9,6 @@ import pytest
 from pytest_clustersmoke.evidence.history import history_store
 from pytest_clustersmoke.evidence.history.node_history import DAY_S
 from pytest_clustersmoke.evidence.node_observation import SCREEN, NodeObservation
-from pytest_clustersmoke.session.avoided_nodes import AvoidedNodes
 from tests.fakes.slurm import FakeSlurm
 from tests.support import records
 from tests.support.harness import Suite, lines_with
@@ -101,13 +100,3 @@ def test_other_backends_are_refused(suite: Suite, words: tuple[str, ...]) -> Non
     (line,) = suite.refused(*words)
     assert line.startswith(f"{AVOID} with ")
     assert line.endswith(f"leave {AVOID} out")
-
-
-def test_verdict_does_not_hold_for_the_nodes() -> None:
-    """The selection names them; many are counted."""
-    few = AvoidedNodes({"n3": "x"})
-    assert few.add_to("") == "all without n3 (--cluster-avoid)"
-    assert few.add_to("multinode") == "multinode without n3 (--cluster-avoid)"
-    assert AvoidedNodes(remark="x").add_to("") == ""
-    many = AvoidedNodes(dict.fromkeys(NODES, "x"))
-    assert many.add_to("").endswith("n7 and 2 more (--cluster-avoid)")
