@@ -35,6 +35,8 @@ ODD = frozenset(
 )
 FEWEST_CPUS = 3  # nodes without which no core is compared with others
 # The part of the facts that each check reads (node/node_facts.py): without it, it is not judged.
+# `system` also reads limits, and fails for any part that no check is named for: a node on which
+# something hangs is not as the others.
 PARTS = {
     "gpus": "gpus",
     "gpu_model": "gpus",
@@ -143,9 +145,15 @@ def _judge_check(
         return CheckJudgement("failed", causes, bad[0].id, fixes, bad[0].severity)
     if own := answer.found.get(name):
         return CheckJudgement("failed", own, name)
-    if cut := answer.cut.get(PARTS[name]):
-        return CheckJudgement("failed", f"its facts ({PARTS[name]}) gave {cut}", "part-hung")
-    return None
+    hung = [
+        f"its facts ({part}) gave {why}" for part, why in answer.cut.items() if _reads(name, part)
+    ]
+    return CheckJudgement("failed", "; ".join(hung), "part-hung") if hung else None
+
+
+def _reads(name: str, part: str) -> bool:
+    """Whether a check reads this part of the facts; `system` stands for what no check reads."""
+    return PARTS[name] == part or (name == "system" and part not in PARTS.values())
 
 
 def _pass_check(name: str, node: Node, findings: Sequence[Finding]) -> CheckJudgement:

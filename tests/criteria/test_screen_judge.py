@@ -11,6 +11,7 @@ from pytest_clustersmoke.criteria.screen_judge import CHECKS, PARTS, judge_scree
 from pytest_clustersmoke.evidence.screen_files import NodeAnswer
 from pytest_clustersmoke.node.checks import BETWEEN_NODES, ON_A_NODE
 from pytest_clustersmoke.node.checks.gpu_checks import ECC_ERRORS
+from pytest_clustersmoke.node.node_facts import fact_groups
 from tests.support.screens import SPEC, answer, healthy
 
 
@@ -96,6 +97,16 @@ def test_part_that_hung_fails_the_checks_that_need_it() -> None:
     facts = {name: value for name, value in hung.facts.items() if name != "gpus"}
     found = failures([*healthy(3), replace(hung, facts=facts)])
     assert {node for node, _ in found} == {"hung"} and ("hung", "gpus") in found
+
+
+def test_part_that_no_check_is_named_for_fails_its_node_too() -> None:
+    """Every part of the facts that a node collects has a check that fails where it hung."""
+    for part in fact_groups(0, "n", "cuda"):
+        stuck = replace(answer("stuck"), cut={part: "no answer within 5 s"})
+        found = failures([*healthy(3), stuck])
+        assert {node for node, _ in found} == {"stuck"} and {*found.values()} == {"part-hung"}
+        if part in ("settings", "kernel"):
+            assert found == {("stuck", "system"): "part-hung"}
 
 
 def test_what_only_the_node_saw_counts() -> None:
