@@ -48,6 +48,12 @@ DROPPED = {
     *("time", "time_min", "begin", "deadline", "dependency", "hold", "wait_all_nodes"),
 }
 
+# Slurm's states of a job that others ended, each with a word and the words for it.
+TAKEN = {
+    "PREEMPTED": ("preempted", "its job was preempted"),
+    "CANCELLED": ("cancelled", "somebody cancelled its job"),
+}
+
 FIGURES = "CLUSTERSMOKE_FIGURES"  # the file of a second part's figures
 MEASURE = "pytest_clustersmoke.rank.peaks"  # measures the devices of a node
 
@@ -289,7 +295,9 @@ class ScreenJobs:
         started = job.started if job.started is not None else answered
         # Slurm may say only after the answer that the job has started.
         began = started if started < answered else job.submitted
-        return NodeEnd("answered", job_id=job.job_id, seconds=answered - began)
+        has_figures = self._second is None or self._files.figures(job.node).is_file()
+        why = "" if has_figures else self._find_taker(job)[1]
+        return NodeEnd("answered", why, job_id=job.job_id, seconds=answered - began)
 
     def _is_through(self, job: _NodeJob, now: float) -> bool:
         """Whether a job that has answered has nothing left to do, or was ended."""
@@ -306,9 +314,22 @@ class ScreenJobs:
         assert job.state is not None
         if job.cancelled is not None and job.started is None:
             return self._explain_wait(job)
+        word, why = self._find_taker(job)
+        if word:
+            return NodeEnd("not screened", why, word, job.job_id)
         state = f"Slurm's state: {job.state.raw or 'unknown'}" if job.is_ours else STRANGER
         words = [f"its job ended without an answer ({state})", self._last_words(job)]
         return NodeEnd("no answer", ": ".join(filter(None, words)), job_id=job.job_id)
+
+    def _find_taker(self, job: _NodeJob) -> tuple[str, str]:
+        """How others took the job from its node, in a word and in words; empty where nobody did.
+        Slurm also cancels a job that its node could not launch, and drains the node."""
+        raw = job.state.raw if job.state and job.is_ours and job.cancelled is None else ""
+        if job.state is None or raw not in TAKEN:
+            return "", ""
+        record = self._client.job_record(job.job_id, job.state, job.node, self._words(job.node))
+        is_out = record is not None and any(node.down or node.drained for node in record.nodes)
+        return ("", "") if is_out else TAKEN[raw]
 
     def _explain_wait(self, job: _NodeJob) -> NodeEnd:
         reason = f" ({job.state.reason})" if job.state and job.state.reason else ""

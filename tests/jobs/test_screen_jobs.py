@@ -14,12 +14,18 @@ import pytest
 
 from pytest_clustersmoke.config.profile import Profile
 from pytest_clustersmoke.evidence.node_measurement import NodeMeasurement, read_measurement
-from pytest_clustersmoke.evidence.scheduler_record import JobState
+from pytest_clustersmoke.evidence.scheduler_record import JobState, NodeStatus, SchedulerRecord
 from pytest_clustersmoke.evidence.screen_files import ScreenFiles
 from pytest_clustersmoke.evidence.whole_files import write_json
 from pytest_clustersmoke.jobs import screen_jobs
 from pytest_clustersmoke.jobs.backend import Refused, Unanswered
-from pytest_clustersmoke.jobs.screen_jobs import NodeEnd, ScreenJobs, SecondPart, make_script
+from pytest_clustersmoke.jobs.screen_jobs import (
+    TAKEN,
+    NodeEnd,
+    ScreenJobs,
+    SecondPart,
+    make_script,
+)
 from pytest_clustersmoke.rank import peaks
 from tests.support.evidence import make_profile
 from tests.support.waiting import wait_for
@@ -39,6 +45,8 @@ class FakeQueue:
         self.cancelled: list[str] = []
         self.options: dict[str, tuple[str, ...]] = {}
         self.at_most = 0
+        self.drained: set[str] = set()  # by Slurm, after their jobs
+        self.takes_late: set[str] = set()  # whose job is taken only after the answer
         self._open: set[str] = set()
         self._lock = threading.Lock()
 
@@ -72,6 +80,10 @@ class FakeQueue:
             return JobState("running", "RUNNING", nodes=node, name="train-llm")
         if how == "waits":
             return JobState("pending", "PENDING", "Resources")
+        if how in TAKEN and node in self.takes_late:
+            write_json(self.files.answer(node), {"node": node, "facts": {"a": 1}})
+        if how in TAKEN:
+            return JobState("ended", how)
         if how == "hangs":
             return JobState("running", "RUNNING", nodes=node)
         self._open.discard(node)
@@ -80,6 +92,14 @@ class FakeQueue:
             return JobState("ended", "FAILED")
         write_json(self.files.answer(node), {"node": node, "facts": {"a": 1}})
         return JobState("ended", "COMPLETED")
+
+    def job_record(
+        self, job: str, state: JobState, nodes: str, words: tuple[str, str]
+    ) -> SchedulerRecord:
+        is_out = nodes in self.drained
+        return SchedulerRecord(
+            nodes=(NodeStatus(nodes, "drained" if is_out else "idle", drained=is_out),)
+        )
 
     def cancel(self, *words: str, timeout_s: float | None = None) -> bool:
         self.cancelled += [word for word in words if not word.startswith("--state")]
@@ -203,6 +223,22 @@ def test_job_that_does_not_start_in_time_is_cancelled_and_its_node_busy(
     assert (end.kind, end.word) == ("not screened", "busy")
     assert end.why == "its job did not start within 0.5 s"
     assert queue.cancelled == ["job-n1"]
+
+
+@pytest.mark.parametrize("how", TAKEN)
+def test_node_whose_job_others_took_is_not_screened(
+    files: ScreenFiles, profile: Profile, how: str
+) -> None:
+    """That says nothing of the node; unless Slurm took the node out of service: then it could not
+    launch the job. A node that had answered stands, and its figures are missing for that reason."""
+    queue = FakeQueue(files, n0=how, n1=how, n2=how)
+    queue.drained, queue.takes_late = {"n1"}, {"n2"}
+    ends = screen(queue, profile, ["n0", "n1", "n2"], SecondPart("measure", 60))
+    word, why = TAKEN[how]
+    assert (ends["n0"].kind, ends["n0"].word, ends["n0"].why) == ("not screened", word, why)
+    assert ends["n1"].kind == "no answer" and how in ends["n1"].why
+    assert (ends["n2"].kind, ends["n2"].why) == ("answered", why)
+    assert queue.cancelled == []
 
 
 def test_job_that_ends_without_an_answer_says_how(files: ScreenFiles, profile: Profile) -> None:
