@@ -181,11 +181,12 @@ def _add_trace_options(group: pytest.OptionGroup) -> None:
 def _parse_share(text: str) -> float:
     import argparse
     import re
+    from decimal import Decimal
 
     match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?) ?%", text, re.ASCII)
     if not match or float(match[1]) > 100:
         raise argparse.ArgumentTypeError(f"expected a percentage such as 90%, got {text!r}")
-    return float(match[1]) / 100
+    return float(Decimal(match[1]) / 100)  # 99.9 / 100 is not 0.999
 
 
 def _add_isolation_options(group: pytest.OptionGroup) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from fractions import Fraction
 from typing import Literal
 
 from pydantic import Field
@@ -78,10 +80,11 @@ class ScreenRecord(RecordModel):
         return f"{groups.total()} not screened: {counted}" if groups else ""
 
     @property
-    def fewest(self) -> float:
-        """How many nodes must pass, of those that phases may get."""
+    def fewest(self) -> int:
+        """How many nodes must pass, of those that phases may get. In decimals, as it was asked for:
+        0.55 * 100 is more than 55."""
         barred = sum(node.group in (OTHER_FEATURES, EXCLUDED) for node in self.nodes)
-        return self.minimum * (len(self.nodes) - barred)
+        return math.ceil(Fraction(str(self.minimum)) * (len(self.nodes) - barred))
 
     @property
     def size(self) -> str:

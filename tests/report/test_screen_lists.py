@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke import plugin
 from pytest_clustersmoke.evidence.node_observation import NodeObservation
 from pytest_clustersmoke.evidence.run_counts import RunTally
 from pytest_clustersmoke.evidence.run_record import RunRecord
@@ -100,6 +101,14 @@ def test_node_without_an_answer_is_inconclusive_and_never_fit() -> None:
 def test_screen_of_no_node_is_inconclusive(nodes: tuple[ScreenedNode, ...]) -> None:
     made = verdict_of(*nodes)
     assert made.name == INCONCLUSIVE and "no node was screened" in made.sentence
+
+
+@pytest.mark.parametrize(("share", "fit", "busy"), [("55%", 55, 45), ("99.9%", 999, 1)])
+def test_share_that_is_met_to_the_node_is_enough(share: str, fit: int, busy: int) -> None:
+    """As floating-point numbers, 0.55 * 100 is more than 55, and 99.9 / 100 more than 0.999."""
+    minimum = plugin._parse_share(share)
+    assert verdict_of(*good(fit), *[BUSY] * busy, minimum=minimum).name == FIT
+    assert verdict_of(*good(fit - 1), *[BUSY] * (busy + 1), minimum=minimum).name == INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("minimum", "verdict"), [(0.8, FIT), (0.81, INCONCLUSIVE)])
