@@ -55,9 +55,11 @@ class JobState:
 
 
 def show_time(seconds: float | None) -> str:
-    """A time as Slurm prints it, without a zone; empty if it is unknown or no date."""
+    """A time as Slurm prints it, with the offset of local time, which Slurm leaves out; empty if it
+    is unknown or no date."""
     try:
-        return "" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%dT%H:%M:%S}"
+        local = None if seconds is None else datetime.fromtimestamp(int(seconds)).astimezone()
+        return "" if local is None else local.isoformat()
     except (OverflowError, ValueError, OSError):
         return ""
 

@@ -16,6 +16,7 @@ from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs import slurm_jobs
 from pytest_clustersmoke.jobs.job_watch import read_messages
 from pytest_clustersmoke.jobs.outcome import Judgement, judge_job
+from pytest_clustersmoke.jobs.slurm_records import add_zone
 from tests.support.evidence import Evidence
 
 SHOWN = (
@@ -73,7 +74,7 @@ def test_node_that_is_down_is_named_with_slurms_reason(job: ScheduledJob) -> Non
     job.recorded("NODE_FAIL", f"n0|idle|Unknown|Unknown|none\n{down}")
     outcome, finding = job.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
     assert (outcome, finding.id, finding.hosts) == ("cluster_failed", "node-down", ("n1",))
-    assert "n1 is down*: Not responding [slurm@2026-01-02T03:09:00]" in finding.cause
+    assert f"n1 is down*: Not responding [slurm@{add_zone('2026-01-02T03:09:00')}]" in finding.cause
     assert finding.evidence[0].text == down.strip()
     lines = job.evidence.dir.scheduler.read_text().splitlines()
     assert down.strip() in lines[finding.evidence[0].line - 1]
@@ -223,7 +224,8 @@ def test_slurms_time_limit_is_reported_with_its_length(job: ScheduledJob) -> Non
     job.evidence.rank(0, trains, ("step", {"step": 7, "steps": 20}))
     outcome, finding = job.recorded("TIMEOUT").finding(JobState("ended", "TIMEOUT", "TimeLimit"))
     assert (outcome, finding.id, finding.hosts, finding.ranks) == ("failed", "time-limit", (), ())
-    spent = "00:10:00 (from 2026-01-02T03:04:05 to 2026-01-02T03:09:05)"
+    began, ended = map(add_zone, ("2026-01-02T03:04:05", "2026-01-02T03:09:05"))
+    spent = f"00:10:00 (from {began} to {ended})"
     where = "rank 0: train, after step 7 of 20; rank 1: init"
     assert finding.cause == f"Slurm ended the job at its time limit of {spent}; {where}"
 
@@ -273,7 +275,7 @@ def test_job_that_waited_for_drained_nodes_names_them(job: ScheduledJob) -> None
     job.recorded("PENDING", "n1|drained|2026-01-01T00:00:00|ann|bad dimm\n")
     outcome, finding = job.finding(None, ours)
     assert (outcome, finding.id, finding.hosts) == ("never_ran", "node-drained", ("n1",))
-    assert "n1 is drained: bad dimm [ann@2026-01-01T00:00:00]" in finding.cause
+    assert f"n1 is drained: bad dimm [ann@{add_zone('2026-01-01T00:00:00')}]" in finding.cause
 
 
 def test_job_that_waited_for_a_node_that_is_down_accuses_no_other(job: ScheduledJob) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pytest_clustersmoke.evidence.scheduler_record import (
 )
 from pytest_clustersmoke.jobs import slurm_client
 from pytest_clustersmoke.jobs.slurm_client import SlurmClient
+from pytest_clustersmoke.jobs.slurm_records import add_zone
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import Evidence
 
@@ -52,7 +54,8 @@ def test_node_state_reason_and_time_are_read(slurm: FakeSlurm) -> None:
     slurm.answers("sinfo", NODES)
     record = ask(slurm, JobState("ended", "NODE_FAIL", "NodeDown", "n[1-3]"))
     assert (
-        show_time(record.job.ended) == "2026-01-02T03:09:05" and record.job.memory_per_node == "4G"
+        show_time(record.job.ended) == add_zone("2026-01-02T03:09:05")
+        and record.job.memory_per_node == "4G"
     )
     assert record.job.qos == "" and record.job.shown == SHOWN
     assert [(entry.name, entry.down, entry.drained) for entry in record.nodes] == [
@@ -60,7 +63,10 @@ def test_node_state_reason_and_time_are_read(slurm: FakeSlurm) -> None:
         ("n2", True, False),
         ("n3", False, True),
     ]
-    assert record.nodes[1].why == "n2 is down*: Not responding [root@2026-01-02T03:09:00]"
+    assert (
+        record.nodes[1].why
+        == f"n2 is down*: Not responding [root@{add_zone('2026-01-02T03:09:00')}]"
+    )
     assert record.nodes[2].reason == "bad | dimm"
     lines = record.path.read_text().splitlines()
     evidence = record.evidence(record.job, *record.nodes)
@@ -188,6 +194,16 @@ def test_values_that_are_no_times_are_missing(value: str, tmp_path: Path) -> Non
     path.write_text(f'{{"schema": 2}}\n{{"kind": "job", "started": {value}, "ended": 7}}\n')
     job = read_scheduler_record(path).job
     assert (job.started, job.ended) == (None, 7.0)
+
+
+def test_time_has_the_offset_that_slurm_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of its day: in winter another one than in summer."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/Chicago")
+        time.tzset()
+        shown = [show_time(at) for at in (1767344945.0, 1783059545.9)]
+    time.tzset()
+    assert shown == ["2026-01-02T03:09:05-06:00", "2026-07-03T01:19:05-05:00"]
 
 
 @pytest.mark.parametrize("seconds", [None, 1e300, -1e300, 1e12])

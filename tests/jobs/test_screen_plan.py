@@ -9,7 +9,7 @@ import pytest
 from pytest_clustersmoke.jobs.screen_plan import plan_screen
 from pytest_clustersmoke.jobs.slurm_client import SlurmClient
 from pytest_clustersmoke.jobs.slurm_jobs import parse_partition_nodes
-from pytest_clustersmoke.jobs.slurm_records import names_own_limit
+from pytest_clustersmoke.jobs.slurm_records import add_zone, names_own_limit
 from tests.fakes.slurm import FakeSlurm
 
 SINFO = """\
@@ -49,7 +49,7 @@ def test_only_idle_nodes_are_screened_and_the_others_keep_slurms_words() -> None
         "n6": "reserved",
     }
     (drained,) = (node for node in plan if node.name == "n3")
-    assert drained.why == "n3 is drained*: bad | fan [root@2026-11-01T08:00:00]"
+    assert drained.why == f"n3 is drained*: bad | fan [root@{add_zone('2026-11-01T08:00:00')}]"
 
 
 def test_nodes_of_a_reservation_are_free_for_who_uses_it() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke.jobs.slurm_records import add_zone
 from tests.fakes.slurm import FakeSlurm
 from tests.support.harness import Suite, lines_with
 
@@ -79,7 +80,7 @@ def test_node_that_fails_a_check_is_a_failed_test_with_its_next_step(
     (line,) = lines_with(outcome, "FAILED ")
     assert line.startswith("FAILED screen::n2::system - n2: system: cannot create files in /tmp")
     assert lines_with(outcome, "Next step: free or repair that file system")
-    skipped = "screen:1: not screened: n3 is drained: fan [root@2026-11-01T08:00:00]"
+    skipped = f"screen:1: not screened: n3 is drained: fan [root@{add_zone('2026-11-01T08:00:00')}]"
     assert lines_with(outcome, skipped)
     assert lines_with(outcome, "leave out what is not fit: --exclude=n2")
 
