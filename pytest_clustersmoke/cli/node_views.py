@@ -23,8 +23,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """The newest value of a device's figure, with the median of all other devices' newest values
-    and of its own earlier ones; None if there are none."""
+    """The newest value of a device's figure, with the median of the newest values of all other
+    devices of its model, and of its own earlier ones; None if there are none."""
 
     figure: PastFigure
     peers: float | None
@@ -50,14 +50,14 @@ def compare_figures(by_node: Mapping[str, Sequence[PastFigure]]) -> dict[str, li
     for node, figures in by_node.items():
         for figure in figures:
             series.setdefault((node, figure.device, figure.name, figure.unit), []).append(figure)
-    newest: dict[tuple[str, str], list[float]] = {}
+    newest: dict[tuple[str, str, str], list[float]] = {}
     for (*_, name, unit), values in series.items():
-        newest.setdefault((name, unit), []).append(values[0].value)
+        newest.setdefault((name, unit, values[0].model), []).append(values[0].value)
     for values_of_all in newest.values():
         values_of_all.sort()
     compared: dict[str, list[ComparedFigure]] = {}
     for (node, _, name, unit), values in series.items():
-        peers = _median_without(newest[name, unit], values[0].value)
+        peers = _median_without(newest[name, unit, values[0].model], values[0].value)
         past = median(seen.value for seen in values[1:]) if len(values) > 1 else None
         compared.setdefault(node, []).append(ComparedFigure(values[0], peers, past))
     return compared
@@ -128,6 +128,7 @@ def _describe_node(node: NodeSummary, figures: Sequence[ComparedFigure]) -> dict
         "figures": [
             {
                 "device": made.figure.device,
+                "model": made.figure.model,
                 "name": made.figure.name,
                 "value": made.figure.value,
                 "unit": made.figure.unit,

@@ -199,7 +199,7 @@ class CardSpeed:
             return None
         port = self.name.rpartition(":")[2]
         device = f"NIC-{self.guid}:{port}" if self.guid else f"{node}/{self.name}"
-        return DeviceFigure(node, device, CARD_FIGURE, self.gb_per_s, "GB/s", True)
+        return DeviceFigure(node, device, CARD_FIGURE, self.gb_per_s, "GB/s", True, model=self.rate)
 
 
 def parse_cards(value: Any) -> tuple[CardSpeed, ...]:

@@ -77,13 +77,16 @@ def read_rank_peaks(rank: RankResult) -> RankPeaks | None:
 
 def _read_figures(rank: RankResult, event: dict[str, Any]) -> list[DeviceFigure]:
     figures = []
+    texts = (rank.device_name, parse_text(event.get("cpu")))
+    of_device, of_node = (sanitize_line((text or "")[:MAX_TEXT]) for text in texts)
     for record in parse_rows(event.get("figures"))[:MAX_FIGURES]:
         texts = [parse_text(record.get(key)) for key in ("device", "name", "unit")]
         device, name, unit = (sanitize_line((text or "")[:MAX_TEXT]) for text in texts)
         value = parse_finite(record.get("value"))
         if None not in texts and value is not None and value >= 0:
             higher = record.get("higher_is_better") is True
-            figures.append(DeviceFigure(rank.node, device, name, value, unit, higher))
+            model = of_device if device else of_node
+            figures.append(DeviceFigure(rank.node, device, name, value, unit, higher, model=model))
     return figures
 
 

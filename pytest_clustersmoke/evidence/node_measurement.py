@@ -4,7 +4,7 @@ this: it has a tenth of a second."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..text import sanitize_line
@@ -36,6 +36,7 @@ class MeasuredDevice:
     link: PcieLink | None = None  # between the host and it
     pairs: tuple[DevicePair, ...] = ()  # copies to the other GPUs of the node
     cards: tuple[CardSpeed, ...] = ()  # of the node, each alone between two of its GPUs
+    cpu: str = ""  # the model of the node's CPU
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,14 @@ def read_measurement(files: ScreenFiles, node: str) -> NodeMeasurement:
     """What a node's job wrote of its devices; empty if it wrote nothing. A row without a figure
     counts as missing."""
     value = read_json(files.figures(node), MAX_NODE_BYTES) or {}
+    devices = tuple(_parse_device(row) for row in parse_rows(value.get("devices"))[:MAX_DEVICES])
+    models = {device.identity: device.model for device in devices}
+    models[""] = devices[0].cpu if devices else ""
     rows = parse_rows(value.get("figures"))[:MAX_FIGURES]
+    found = (_parse_figure(node, row) for row in rows)
     return NodeMeasurement(
-        tuple(figure for row in rows if (figure := _parse_figure(node, row)) is not None),
-        tuple(_parse_device(row) for row in parse_rows(value.get("devices"))[:MAX_DEVICES]),
+        tuple(replace(each, model=models.get(each.device, "")) for each in found if each),
+        devices,
         parse_int(value.get("status")),
     )
 
@@ -75,9 +80,9 @@ def _parse_figure(node: str, row: Mapping[str, Any]) -> DeviceFigure | None:
 
 
 def _parse_device(row: Mapping[str, Any]) -> MeasuredDevice:
-    names = ("identity", "device_name", "device", "torch", "cuda", "precision")
+    names = ("identity", "device_name", "device", "torch", "cuda", "precision", "cpu")
     texts = (sanitize_line(parse_text(row.get(name)) or "")[:MAX_NAME] for name in names)
-    identity, model, device, torch, cuda, precision = texts
+    identity, model, device, torch, cuda, precision, cpu = texts
     return MeasuredDevice(
         identity,
         model,
@@ -93,4 +98,5 @@ def _parse_device(row: Mapping[str, Any]) -> MeasuredDevice:
         parse_link(row.get("pcie_link")),
         parse_pairs(row.get("pairs")),
         parse_cards(row.get("cards")),
+        cpu,
     )

@@ -94,7 +94,8 @@ class DeviceFigure:
     """What a device reached: `gemm_tflops` of a GPU, `nic_busbw_gb_per_s` of a network card.
 
     `device` is the UUID or serial number of a GPU or a network card; empty for the node itself.
-    `phase` is the one that measured it; empty outside of any, as in a screen.
+    `phase` is the one that measured it; empty outside of any, as in a screen. `model` is that of
+    the GPU or CPU, of a network card its rate; empty if it is unknown.
     """
 
     node: str
@@ -104,6 +105,7 @@ class DeviceFigure:
     unit: str
     higher_is_better: bool
     phase: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True)

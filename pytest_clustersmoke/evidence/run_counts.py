@@ -246,6 +246,9 @@ class FigureRecord(RecordModel):
     value: float
     unit: str
     higher_is_better: bool
+    model: str = Field(
+        default="", description="of the GPU or CPU; of a network card its rate; empty: not known"
+    )
     dense_share: float | None = Field(
         default=None,
         description="of what the GPU could multiply at its highest clock; null: not known",

@@ -39,7 +39,7 @@ PAIRS_WITHIN_S = 2 * pair_copies.LIMIT_S + network_cards.MOST_S
 # Of a node that is measured outside of any phase: the file of its figures, and the precision.
 FIGURES, PRECISION = "CLUSTERSMOKE_FIGURES", "CLUSTERSMOKE_PRECISION"
 ANSWERED = ("calls", "wrong", "answer", "precision", "not_measured", "near_device")
-LINKED = ("pcie_link", "pairs", "cards")
+LINKED = ("pcie_link", "pairs", "cards", "cpu")
 DESCRIBED = ("local_rank", "device", "device_name", "torch", "cuda")
 # name -> unit, whether higher is better
 UNITS = {

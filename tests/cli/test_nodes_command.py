@@ -103,6 +103,32 @@ def test_figures_are_compared_with_peers_and_past(tmp_path: Path, nodes: Nodes) 
     assert [node["node"] for node in made["nodes"]] == ["n0", "n1", "n2", "n3"]
 
 
+def test_peers_are_devices_of_the_same_model(tmp_path: Path, nodes: Nodes) -> None:
+    """In a cluster with two models no node of the older one looks bad. A device whose model an
+    older version did not store has it from its next measurement on."""
+    speeds = {"H100": 700.0, "A100": 250.0}
+
+    def figures(*, model: bool) -> list[DeviceFigure]:
+        return [
+            DeviceFigure(
+                f"{name}-{n}",
+                f"GPU-{name}-{n}",
+                *("gemm_tflops", speed, "TFLOP/s", True),
+                model=name if model else "",
+            )
+            for name, speed in speeds.items()
+            for n in range(3)
+        ]
+
+    store(tmp_path, 2, observations=[], figures=figures(model=False))
+    assert "A100-1" in nodes()[1] and "% worse" in nodes()[1]
+    store(tmp_path, 1, observations=[], figures=figures(model=True))
+    assert "% worse" not in nodes()[1]
+    made = json.loads(nodes("--json")[1])
+    (figure,) = next(node for node in made["nodes"] if node["node"] == "A100-1")["figures"]
+    assert (figure["model"], figure["median_of_peers"]) == ("A100", 250.0)
+
+
 def test_json_has_every_phase_of_a_node(tmp_path: Path, nodes: Nodes) -> None:
     """How often it was good, bad and unknown there, and the newest observations."""
     found = records.finding(id="gpu-ecc-errors", cause="GPU 3", hosts=["node1"])

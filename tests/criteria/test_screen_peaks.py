@@ -251,5 +251,14 @@ def test_too_few_peers_judge_nobody(tmp_path: Path) -> None:
     }
 
 
+def test_figures_have_the_models_of_their_devices(tmp_path: Path) -> None:
+    """Those of the node itself that of its CPU."""
+    files = ScreenFiles(tmp_path)
+    files.create({})
+    write_json(files.figures("n0"), written(0, cpu="EPYC"))
+    models = {made.name: made.model for made in read_measurement(files, "n0").figures}
+    assert models == {GEMM: "H100", LATENCY: "EPYC"}
+
+
 def test_node_that_wrote_nothing_has_no_measurement(tmp_path: Path) -> None:
     assert read_measurement(ScreenFiles(tmp_path), "n0") == NodeMeasurement()

@@ -183,7 +183,7 @@ def test_peaks_are_recorded_with_their_share_of_the_dense_peak(tmp_path: Path) -
     node = {"device": "", "name": "cpu_latency_ns", "value": 90.0, "unit": "ns"}
     figures = [{**figure, "higher_is_better": True}, {**node, "higher_is_better": False}]
     counted = {"calls": 3000, "wrong": 1, "precision": "bf16", "seconds": 2.5}
-    reasons: dict[str, Any] = {"not_measured": {"overlap_share": "RuntimeError: no"}}
+    reasons: dict[str, Any] = {"not_measured": {"overlap_share": "RuntimeError: no"}, "cpu": "EPYC"}
     reasons |= {"pairs": [{"from": 0, "to": 3, "link": "NVLink", "gb_per_s": 370.0}]}
     evidence.rank(0, ("start", start), ("peaks", {"figures": figures, **counted, **reasons}))
     gpus = [{"uuid": "GPU-0", "clocks.max.sm": "1830 MHz"}]
@@ -197,6 +197,7 @@ def test_peaks_are_recorded_with_their_share_of_the_dense_peak(tmp_path: Path) -
     assert record.not_measured == ["rank 0 (n0, GPU 0) overlap_share: RuntimeError: no"]
     gemm, latency = record.figures
     assert gemm.dense_share == pytest.approx(500 / 989, rel=0.01)
+    assert (gemm.model, latency.model) == ("NVIDIA H100 80GB HBM3", "EPYC")
     assert (gemm.node, gemm.device, gemm.value) == ("n0", "GPU-0", 500.0)
     assert (latency.device, latency.dense_share, latency.higher_is_better) == ("", None, False)
 

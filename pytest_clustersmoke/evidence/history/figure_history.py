@@ -15,6 +15,7 @@ from .accepted_levels import AcceptedLevel, find_accepted_level, read_accepted_l
 from .history_database import open_for_reading
 from .history_schema import (
     WITH_FIGURES_BY_PHASE,
+    WITH_MODELS,
     WITH_NODES,
     Setup,
     read_version,
@@ -59,17 +60,23 @@ def insert_figures(
     devices = RowNumbers(connection, "devices", ("cluster", "name", "node"))
     names = RowNumbers(connection, "figures", ("name", "unit", "higher_is_better"))
     phases = dict(connection.execute("SELECT phase, id FROM phases WHERE run = ?", (run,)))
-    values = {}
+    values, models = {}, {}
     for made in islice(figures, MAX_FIGURES):
         if made.node and math.isfinite(made.value):
             device = devices.find(cluster, *_name_device(made))
             node = nodes.find(cluster, shorten_line(made.node, MAX_NODE))
             key = (device, names.find(*_name_figure(made)), node)
             values[key] = (float(made.value), phases.get(made.phase))
+            if made.model:
+                models[device] = shorten_line(made.model)
     connection.executemany(
         "INSERT INTO device_figures (device, figure, node, seen, run, value, phase) "
         "VALUES (?, ?, ?, ?, ?, ?, ?)",
         [(*key, seen, run, *value) for key, value in values.items()],
+    )
+    connection.executemany(
+        "UPDATE devices SET model = ? WHERE id = ?",
+        [(model, device) for device, model in models.items()],
     )
     connection.executemany(
         "DELETE FROM device_figures WHERE device = ? AND figure = ? AND seen < ?",
@@ -130,12 +137,14 @@ def read_figures(
     connection: Connection, cluster: str, since: float = -math.inf
 ) -> dict[str, list[PastFigure]]:
     """By node, what its devices reached since a time, the newest first, at most MAX_READ."""
-    if (read_version(connection) or 0) < WITH_NODES:
+    if (version := read_version(connection) or 0) < WITH_NODES:
         return {}
+    model = "d.model" if version >= WITH_MODELS else "''"
     by_node: dict[str, list[PastFigure]] = {}
     for node, name in list_nodes(connection, cluster):
         rows = connection.execute(
-            "SELECT d.name, f.name, v.value, f.unit, f.higher_is_better, r.run_id, v.seen "
+            "SELECT d.name, f.name, v.value, f.unit, f.higher_is_better, r.run_id, v.seen, "
+            f"{model} "
             "FROM device_figures v JOIN devices d ON d.id = v.device "
             "JOIN figures f ON f.id = v.figure JOIN runs r ON r.id = v.run "
             "WHERE v.node = ? AND v.seen >= ? "
@@ -145,10 +154,11 @@ def read_figures(
         if figures := [
             PastFigure(
                 *(name, str(device), str(figure), float(value), str(unit), bool(higher)),
+                model=str(model),
                 run_id=str(run_id),
                 seen=float(seen),
             )
-            for device, figure, value, unit, higher, run_id, seen in rows
+            for device, figure, value, unit, higher, run_id, seen, model in rows
         ]:
             by_node[name] = figures
     return by_node

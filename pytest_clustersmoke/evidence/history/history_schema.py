@@ -206,18 +206,23 @@ _CURVES = (
 # The offset of the local time where a run began, in seconds east of UTC; NULL: unknown.
 _OFFSET = ("ALTER TABLE runs ADD COLUMN utc_offset_s INTEGER",)
 
+# Of a GPU or CPU, of a network card its rate; empty: unknown. Only those of one are peers.
+_MODELS = ("ALTER TABLE devices ADD COLUMN model TEXT NOT NULL DEFAULT ''",)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     *(_TABLES, _INDEXES, _ACCEPTED_LEVELS, _GPUS, _NODES),
     (*_REFERENCES, *_FIGURES_BY_PHASE),
     _CURVES,
     (*_PUBLISH, *_ATTEMPTS),
     _OFFSET,
+    _MODELS,
 )
 WITH_ACCEPTED_LEVELS, WITH_GPUS, WITH_NODES, WITH_REFERENCES = 3, 4, 5, 6
 WITH_FIGURES_BY_PHASE = WITH_REFERENCES
 WITH_CURVES = 7
 WITH_PUBLISH = WITH_ATTEMPTS = 8
 WITH_OFFSET = 9
+WITH_MODELS = 10
 VERSION = len(MIGRATIONS)
 
 
