@@ -272,8 +272,10 @@ class ScreenJobs:
         return ends
 
     def _find_end(self, job: _NodeJob, now: float) -> NodeEnd | None:
-        if job.answered is None and not self._is_too_late(job):
-            job.answered = now if self._files.answer(job.node).is_file() else None
+        is_open = job.answered is None and not self._is_too_late(job)
+        if is_open and self._files.answer(job.node).is_file():
+            job.answered = now
+            job.started = job.started or now  # Slurm may say only later that it has started
         if job.answered is not None:
             is_through = self._is_through(job, now)
             return self._make_answered(job, job.answered) if is_through else None
@@ -292,9 +294,7 @@ class ScreenJobs:
         return None
 
     def _make_answered(self, job: _NodeJob, answered: float) -> NodeEnd:
-        started = job.started if job.started is not None else answered
-        # Slurm may say only after the answer that the job has started.
-        began = started if started < answered else job.submitted
+        began = job.started if job.started and job.started < answered else job.submitted
         has_figures = self._second is None or self._files.figures(job.node).is_file()
         why = "" if has_figures else self._find_taker(job)[1]
         return NodeEnd("answered", why, job_id=job.job_id, seconds=answered - began)

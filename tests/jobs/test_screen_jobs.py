@@ -313,6 +313,17 @@ def test_second_part_has_a_limit_of_its_own_and_the_answer_stands(
     assert read_measurement(files, "n1").figures == ()
 
 
+def test_node_that_measures_while_slurm_says_that_its_job_waits_has_its_time(
+    files: ScreenFiles, profile: Profile, clock: Clock
+) -> None:
+    """An answer shows that the job runs: it is not cancelled as one that did not start."""
+    write_json(files.answer("n0"), {"node": "n0", "facts": {"a": 1}})
+    queue, began = FakeQueue(files, n0="waits"), clock.now
+    (end,) = screen(queue, profile, ["n0"], SecondPart("measure", 5.0)).values()
+    assert end.kind == "answered" and queue.cancelled == ["job-n0"]
+    assert clock.now - began > LIMIT_S + 5.0
+
+
 def test_second_part_runs_after_the_first_in_the_same_job(
     files: ScreenFiles, profile: Profile
 ) -> None:
