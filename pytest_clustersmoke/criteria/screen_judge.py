@@ -35,8 +35,7 @@ ODD = frozenset(
 )
 FEWEST_CPUS = 3  # nodes without which no core is compared with others
 # The part of the facts that each check reads (node/node_facts.py): without it, it is not judged.
-# `system` also reads limits, and fails for any part that no check is named for: a node on which
-# something hangs is not as the others.
+# `system` fails for every part that no check is named for: a node on which one hangs is not fit.
 PARTS = {
     "gpus": "gpus",
     "gpu_model": "gpus",
