@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,8 @@ from ..evidence.run_journal import JournalledJob, RunJournal
 from ..jobs.backend import Submission
 from .cancellation import Leftover
 from .phase_ledger import PhaseLedger
+
+ARRAY_TASK = re.compile(r"(\d+)_\d+", re.ASCII)  # the names of other backends' jobs may have a `_`
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def sort_jobs(
 
 def _complete_ids(jobs: list[JournalledJob]) -> list[JournalledJob]:
     """The tasks of an array, with the ids of those whose line the journal does not have."""
-    array = next((job.job_id.partition("_")[0] for job in jobs if "_" in job.job_id), "")
-    if not array:
+    task = next(filter(None, (ARRAY_TASK.fullmatch(job.job_id) for job in jobs)), None)
+    if task is None:
         return jobs
-    return [replace(job, job_id=f"{array}_{index}") for index, job in enumerate(jobs)]
+    return [replace(job, job_id=f"{task[1]}_{index}") for index, job in enumerate(jobs)]

@@ -107,6 +107,16 @@ def test_journal_is_read_behind_the_fence(run: JobRun, monkeypatch: pytest.Monke
     session.close()
 
 
+def test_job_of_this_machine_keeps_its_name(run: JobRun) -> None:
+    """It has the phase's name, in which `_` and a number begin no task of an array."""
+    names = ("ddp_2gpu", "ddp_2node", "ddp_1")
+    run.start(*names)
+    until(lambda: run.submitted() == [*names])
+    run.attach()
+    until(lambda: len(run.backend.named("adopt")) == len(names))
+    assert run.backend.named("adopt") == [(name,) for name in names]
+
+
 def test_job_that_slurmctld_sets_back_is_judged_alike_by_every_controller(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
