@@ -159,6 +159,9 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
             jobs.pop(phase, None)
         elif event["event"] == "unconfirmed" and before is not None:
             jobs[phase] = replace(before, may_run=True)
+        elif event["event"] == "confirmed" and before is not None:
+            is_last = before.job_id == event.get("job_id")  # of the phase, which may run again
+            jobs[phase] = replace(before, may_run=before.may_run and not is_last)
         elif event["event"] == "ended" and before is not None:
             is_left = event.get("confirmed") is False
             jobs[phase] = replace(before, has_ended=not is_left, may_run=is_left)

@@ -29,7 +29,6 @@ __all__ = [
     "STRANGER",
     "ArrayBackend",
     "Backend",
-    "JobEnder",
     "JobState",
     "QueueBackend",
     "Refused",
@@ -187,13 +186,6 @@ class SearchableBackend(Protocol):
     def find_submitted(self, jobs: Sequence[Submission]) -> list[str] | None:
         """The ids of these jobs, which were submitted together; empty while they are not found,
         None if the scheduler does not answer."""
-
-
-class JobEnder(Protocol):
-    """What ends jobs: a backend, or a controller that first makes sure that they are its own."""
-
-    def cancel(self, job_ids: Iterable[str]) -> bool:
-        """Cancel these jobs with one call; return whether the scheduler accepted it."""
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ from ..evidence.telemetry import Events, parse_text, read_events
 from ..evidence.whole_files import is_full
 from ..node.abort_flag import visible
 from ..text import format_here
-from .backend import ANY_JOB, STRANGER, Backend, JobEnder, Words, names_job
+from .backend import ANY_JOB, STRANGER, Backend, Words, names_job
 from .slurm_jobs import parse_message
 
 # A shared file system may show a result some seconds after the scheduler reports the job's end.
@@ -251,11 +251,6 @@ class WatchedJob:
             return f"the job cannot start within {CYCLE_S:g} s{why}{expects}"
         return ""
 
-    def cancel(self, ender: JobEnder) -> None:
-        """Cancel the job, unless its id is, or may be, another job's now."""
-        if self.may_end:
-            ender.cancel([self.job_id])
-
     def _await_restart(self) -> None:
         """Expect the job's next start; its wait in the queue counts from now."""
         self.restarts, self.was_requeued = self.restarts + 1, True
@@ -265,7 +260,7 @@ class WatchedJob:
 
     @property
     def may_end(self) -> bool:
-        """Whether this run may end the job of this id."""
+        """Whether this run may end the job of this id, which is not, or may not be, another's."""
         return self.is_ours and self.is_sure
 
     @property
@@ -278,8 +273,14 @@ class WatchedJob:
     def has_left_queue(self) -> bool:
         """Whether the scheduler has seen its end, or has forgotten it: no other job can wait for it
         there."""
-        is_forgotten = self.unknown_since is not None and not self.is_queued
-        return self.ended_at is not None or is_forgotten
+        return self.ended_at is not None or self.is_gone
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the scheduler shows it as ended, or not at all: it was not requeued since."""
+        if self.unknown_since is not None:
+            return not self.is_queued
+        return self.state is not None and self.state.kind == "ended"
 
     def is_over(self) -> bool:
         """Whether no more results can be expected from the job."""

@@ -49,7 +49,8 @@ class Poller:
         self._interval_s = FIRST_POLL_S
         self._next = min(self._next, time.monotonic() + FIRST_POLL_S)
 
-    def poll(self, jobs: Iterable[WatchedJob]) -> None:
+    def poll(self, jobs: Iterable[WatchedJob]) -> bool:
+        """Ask, if it is time; return whether the scheduler answered."""
         jobs = list(jobs)
         now = time.monotonic()
         if any(job.complete_since and not job.ended_at for job in jobs):
@@ -57,7 +58,7 @@ class Poller:
         elif any(job.running for job in jobs):  # perhaps known only from its claim
             self._next = min(self._next, now + self._running_s)
         if not jobs or now < max(self._next, self._earliest):
-            return
+            return False
         self._earliest = now + self._running_s
         states = self._backend.states([job.job_id for job in jobs])
         for job in jobs:
@@ -68,3 +69,4 @@ class Poller:
         else:
             self._interval_s = min(self._interval_s * 1.5, PENDING_POLL_S)
         self._next = time.monotonic() + self._interval_s
+        return bool(states)

@@ -126,6 +126,7 @@ class ScreenJobs:
         self._limit_s, self._second = profile.limits.screen_s, second
         self._script = make_script(profile, files, second)
         self._jobs: dict[str, _NodeJob] = {}
+        self._refused: dict[str, _NodeJob] = {}  # by id, those that Slurm did not agree to end
         self._stopped = threading.Event()
         self._asked = 0.0
         self._limited: float | None = None  # since when Slurm takes no more of this user's jobs
@@ -157,8 +158,13 @@ class ScreenJobs:
 
     def close(self) -> list[str]:
         """Cancel what is left; return the ids of jobs that Slurm did not accept to cancel."""
-        ids = [job.job_id for job in self._jobs.values() if job.is_ours]
+        ids = [job.job_id for job in self._watched.values() if job.is_ours]
         return ids if ids and not self._client.cancel(*ids) else []
+
+    @property
+    def _watched(self) -> dict[str, _NodeJob]:
+        """By id, the jobs of nodes whose end is awaited, and those that Slurm has yet to end."""
+        return {job.job_id: job for job in self._jobs.values()} | self._refused
 
     # Submission
 
@@ -221,13 +227,13 @@ class ScreenJobs:
 
     def _ask_slurm(self) -> None:
         """Ask Slurm for the states of all jobs, at most every ASK_S."""
-        now = time.monotonic()
-        if not self._jobs or now - self._asked < ASK_S:
+        now, jobs = time.monotonic(), self._watched
+        if not jobs or now - self._asked < ASK_S:
             return
-        words = {job.job_id: self._words(job.node) for job in self._jobs.values()}
+        words = {job.job_id: self._words(job.node) for job in jobs.values()}
         states = self._client.job_states(words, words)
         self._asked = time.monotonic()
-        for job in self._jobs.values():
+        for job in jobs.values():
             if (state := states.get(job.job_id)) is None:
                 continue
             job.is_ours = names_job(words[job.job_id], state.name, state.comment)
@@ -236,7 +242,7 @@ class ScreenJobs:
                 job.started, job.cancelled = now, None
             if state.kind in ("ended", "unknown") and job.ended is None:
                 job.ended = now
-        self._cancel(self._find_overdue(now), now)
+        self._end_overdue(now)
 
     def _find_overdue(self, now: float) -> tuple[list[_NodeJob], list[_NodeJob]]:
         """The jobs that did not start in time, and those that run for too long."""
@@ -254,14 +260,23 @@ class ScreenJobs:
         more = self._second.limit_s if self._second and job.answered is not None else 0.0
         return self._limit_s + more
 
-    def _cancel(self, overdue: tuple[list[_NodeJob], list[_NodeJob]], now: float) -> None:
-        late, long = overdue
-        if late:  # one that starts just now goes on
-            self._client.cancel("--state=PENDING", *(job.job_id for job in late))
-        if long:
-            self._client.cancel(*(job.job_id for job in long))
+    def _end_overdue(self, now: float) -> None:
+        """End the jobs whose time is over, also those that Slurm did not agree to end before."""
+        late, long = self._find_overdue(now)
+        refused, self._refused = self._refused, {}
+        for job in refused.values():
+            if job.ended is None and (job.cancelled is not None or job.node not in self._jobs):
+                (late if job.started is None else long).append(job)
+        self._cancel(late, "--state=PENDING")  # one that starts just now goes on
+        self._cancel(long)
         for job in (*late, *long):
-            job.cancelled = now
+            job.cancelled = job.cancelled or now
+
+    def _cancel(self, jobs: Iterable[_NodeJob], *options: str) -> None:
+        """Cancel these jobs, and remember them if Slurm does not agree."""
+        ids = {job.job_id: job for job in jobs}
+        if ids and not self._client.cancel(*options, *ids):
+            self._refused |= ids
 
     def _find_ends(self) -> dict[str, NodeEnd]:
         self._files.refresh()
@@ -288,7 +303,7 @@ class ScreenJobs:
             return self._explain_wait(job)
         longest = START_S + self._limit_of(job) + SILENT_S
         if now - job.submitted > longest:
-            self._client.cancel(job.job_id)
+            self._cancel([job])
             why = f"Slurm has not said for {longest:g} s what became of its job"
             return NodeEnd("not screened", why, "unknown", job.job_id)
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
@@ -74,6 +74,8 @@ class Cancellation:
         self.submitting: Sequence[Submission] = ()
         self.ended_ids: set[str] = set()
         self.unconfirmed: dict[str, str] = {}  # by phase, the jobs that may run on
+        # By id, jobs of phases that are over, which the scheduler did not agree to end so far.
+        self.refused: dict[str, WatchedJob] = {}
         self._ending, self._stepping = threading.Lock(), threading.Lock()
         self._left: threading.Thread | None = None  # the watch that the run has ended without
         self._stepping_on: Sequence[str] = ()  # the phases of the step that it is at
@@ -155,10 +157,27 @@ class Cancellation:
         called = self._called_at if self._backend.chains else None
         return self._has_returned or (called is not None and time.monotonic() - called > HURRY_S)
 
-    def cancel(self, job_ids: Iterable[str]) -> bool:
-        """Cancel these jobs, as a backend does. Raises Superseded."""
+    def end(self, job: WatchedJob) -> None:
+        """End a job whose phase is over, unless its id is, or may be, another job's now. One that
+        the scheduler does not agree to end is remembered. Raises Superseded."""
         self._fence.check()
-        return self._backend.cancel(job_ids)
+        if job.may_end and not self._backend.cancel([job.job_id]):
+            self.refused[job.job_id] = job
+
+    def end_refused(self) -> None:
+        """End such jobs again, unless the scheduler, which was just asked, shows that they have
+        ended. Raises Superseded."""
+        self._forget_refused()
+        if jobs := [*self.refused]:
+            self._fence.check()
+            if self._backend.cancel(jobs):
+                self._forget_refused(jobs)
+
+    def _forget_refused(self, agreed: Container[str] = ()) -> None:
+        """Note which of them are not left: the scheduler agreed to end them, or shows their end."""
+        for job_id, job in [*self.refused.items()]:
+            if (job.is_gone or job_id in agreed) and self.refused.pop(job_id, None):
+                self._journal.write("confirmed", phase=job.phase, job_id=job_id)
 
     def end_wait(self, job: WatchedJob) -> None:
         """Take a job out of the queue unless it starts just now; the watch sees which. Raises
@@ -174,7 +193,8 @@ class Cancellation:
     def end_jobs(self) -> None:
         """End the jobs that were not ended yet, with one call."""
         with self._ending:
-            watched = {job.job_id: job for job in list(self._watched.values()) if job.may_end}
+            known = [*self._watched.values(), *self.refused.values()]
+            watched = {job.job_id: job for job in known if job.may_end}
             jobs = watched.keys() - self.ended_ids
             try:
                 self._fence.check()
@@ -184,6 +204,7 @@ class Cancellation:
                 if jobs and self._backend.cancel(sorted(jobs)):
                     self.ended_ids |= jobs
                     self._journal.write("cancelled", jobs=sorted(jobs))
+                    self._forget_refused(jobs)
             finally:
                 self._has_returned = True
 
@@ -205,18 +226,19 @@ class Cancellation:
         however slow this machine is. Jobs that had not started are settled while others still
         end."""
         left, deadline = list(self._watched.values()), time.monotonic() + CANCEL_CONFIRM_S
-        while left:
-            states = self._backend.states([job.job_id for job in left])
-            for job in left:
+        while jobs := [*left, *self.refused.values()]:
+            states = self._backend.states([job.job_id for job in jobs])
+            for job in jobs:
                 if job.job_id in states:
                     job.record_state(states[job.job_id])
+            self._forget_refused()
             self.end_jobs()  # again, if the scheduler did not accept it
             for job in [job for job in left if job.has_left_queue and not job.running]:
                 settle(job)
             left = [job for job in left if not job.has_left_queue]
             if time.monotonic() > deadline:
                 return
-            if left:
+            if left or self.refused:
                 time.sleep(TICK_S)
 
     def may_run(self, job: WatchedJob) -> bool:
@@ -228,11 +250,15 @@ class Cancellation:
         self.unconfirmed[job.phase] = job.job_id
         return True
 
+    def is_left(self, phase: str, job: WatchedJob | None) -> bool:
+        """Whether the last job of this phase, which is over, may run on."""
+        return phase in self.unconfirmed or (job is not None and job.job_id in self.refused)
+
     def list_left(self, submitting: Sequence[Submission]) -> Leftover:
         """What may still run; `submitting`: the jobs whose submission was given up."""
         watched = [job for job in list(self._watched.values()) if job.phase not in self.hung]
         still = [job.job_id for job in watched if self.may_run(job)]
-        jobs = dict.fromkeys([*self.unconfirmed.values(), *still])
+        jobs = dict.fromkeys([*self.unconfirmed.values(), *self.refused, *still])
         phases = dict.fromkeys([*(job.phase.name for job in submitting), *self.hung])
         return Leftover(tuple(jobs), tuple(phases))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import RESTART, PhaseDir, write_json
 from ..evidence.telemetry import to_json_value
 from ..evidence.whole_files import is_full
-from ..jobs.backend import Backend, JobEnder
+from ..jobs.backend import Backend
 from ..jobs.job_watch import WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_attempts, judge_job
 from ..report.run_archive import name_archived
@@ -26,11 +26,11 @@ def judge_end(
     job: WatchedJob,
     backend: Backend | None,
     cancelled: Judgement | None,
-    ender: JobEnder | None = None,
+    end: Callable[[WatchedJob], object] | None = None,
 ) -> tuple[PhaseResult, Judgement, list[Finding]]:
     """Read the evidence of a job that is over, and judge it. `backend`: to be asked for details;
-    `cancelled`: the judgement if this run ended the job; `ender`: what ends one that still holds
-    its nodes."""
+    `cancelled`: the judgement if this run ended the job; `end`: what ends one that still holds its
+    nodes."""
     # Loaded while jobs run (early_load), since it would hold up the first submission.
     from .. import diagnose
     from ..criteria.hardware_health import warn_of_devices
@@ -43,8 +43,8 @@ def judge_end(
             with contextlib.suppress(OSError):
                 attempt.node_environment(node).unlink(missing_ok=True)
     result = job.save_details(backend, result)
-    if backend is not None and ender is not None and job.holds_nodes:
-        job.cancel(ender)  # after its details, which would show the cancellation
+    if backend is not None and end is not None and job.holds_nodes:
+        end(job)  # after its details, which would show the cancellation
     judgement = judge_job(result, job.last_state(), cancelled)
     findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
     if judgement.outcome == "failed":  # the reason that a node gave may be a consequence

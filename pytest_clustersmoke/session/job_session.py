@@ -184,7 +184,8 @@ class JobSession:
             while self._has_work() and not self._stop.is_set():
                 self.journal.beat()
                 self._take_requests()
-                poller.poll(self._watched.values())
+                if poller.poll([*self._watched.values(), *self._ending.refused.values()]):
+                    self._ending.end_refused()
                 self.submitter.note_queued()
                 self.submitter.take_answers()
                 self._check_jobs(poller)
@@ -254,7 +255,7 @@ class JobSession:
     def _end_expired(self, name: str, why: str) -> None:
         judgement = Judgement("cancelled", why)
         if job := self._watched.get(name):
-            job.cancel(self._ending)
+            self._ending.end(job)
             self._settle(job, judgement)
         elif name not in self.outcomes:
             self.submitter.queue.drop({name})
@@ -310,7 +311,7 @@ class JobSession:
                 self._end_wait(job, end)
                 poller.poll_soon()
             elif job.is_straggling():
-                job.cancel(self._ending)
+                self._ending.end(job)
                 self._settle(job)
             else:
                 self.board.update(job)
@@ -323,7 +324,7 @@ class JobSession:
             self.fence.check()
             with contextlib.suppress(OSError):  # it is cancelled as well
                 withdraw(job.directory, job.token, end.reason)
-            job.cancel(self._ending)
+            self._ending.end(job)
             reason = f"{end.reason}; the scheduler has not confirmed that it is cancelled"
             self._settle(job, Judgement("never_ran", reason))
         elif now - end.asked_at > WAIT_ASK_S:
@@ -351,8 +352,8 @@ class JobSession:
     def _settle(self, job: WatchedJob, cancelled: Judgement | None = None) -> None:
         backend = None if self._stop.is_set() else self._backend
         if backend is not None and job.may_run and not job.has_succeeded():
-            job.cancel(self._ending)
-        result, judgement, findings = judge_end(job, backend, cancelled, self._ending)
+            self._ending.end(job)
+        result, judgement, findings = judge_end(job, backend, cancelled, self._ending.end)
         # A requeue that a phase with `resume` did not ask for may hide a node that failed.
         may_hide = job.resumes and judgement.ended_by == REQUEUED
         if not self._stop.is_set() and not may_hide:
@@ -392,7 +393,7 @@ class JobSession:
             self._watched.pop(name, None)
             estimate = self.submitter.starts.get(name)
             marks = {**fault_mark(self.phases[name]), "estimated_start": estimate}
-            left = {"confirmed": False} if name in self._ending.unconfirmed else {}
+            left = {"confirmed": False} if self._ending.is_left(name, job) else {}
             if left:  # before the result, which would say that the job has ended
                 self.journal.write("unconfirmed", phase=name)
             written = write_result(

@@ -295,14 +295,14 @@ class Submitter:
         elif job.running or self._withdraw(job, "the phase that it waits for is tried again"):
             job.after = ""
         else:
-            job.cancel(self._ending)
+            self._ending.end(job)
             self._wait_again(job.phase, before)
 
     def give_up_follower(self, job: WatchedJob) -> None:
         """End a job that must not run, because the phase that it waits for did not pass. While the
         scheduler has not shown it, only the job itself can: as it starts."""
         has_started = self._withdraw(job, "the phase that it waits for did not pass")
-        job.cancel(self._ending)
+        self._ending.end(job)
         if has_started and not job.may_end:
             self._ending.may_run(job)  # which notes it
 

@@ -103,6 +103,7 @@ class FakeQueue:
 
     def cancel(self, *words: str, timeout_s: float | None = None) -> bool:
         self.cancelled += [word for word in words if not word.startswith("--state")]
+        self._open -= {word.removeprefix("job-") for word in words}
         return True
 
 
@@ -410,3 +411,26 @@ def test_script_asks_for_a_whole_node_with_the_profiles_account_and_no_choice_of
     order = ("module load cuda", "export A='it'\"'\"'s'", "unset B")
     assert [lines.index(line) for line in order] == sorted(lines.index(line) for line in order)
     assert lines[-1].endswith(f'node_screen {files.run} "$SLURMD_NODENAME" || exit')
+
+
+@pytest.mark.parametrize("how", ["hangs", "waits"])
+@pytest.mark.parametrize("refusals", [3, 10**6])
+def test_job_that_slurm_did_not_agree_to_end_is_ended_again(
+    files: ScreenFiles, profile: Profile, monkeypatch: pytest.MonkeyPatch, how: str, refusals: int
+) -> None:
+    """It would hold its node, and the place of another job. Where Slurm never agrees, it is
+    named."""
+    queue, asked = FakeQueue(files, most=1, n0=how), list[tuple[str, ...]]()
+    cancel = queue.cancel
+
+    def refuse(*words: str, timeout_s: float | None = None) -> bool:
+        asked.append(words)
+        return len(asked) > refusals and cancel(*words)
+
+    monkeypatch.setattr(queue, "cancel", refuse)
+    monkeypatch.setattr(screen_jobs, "CANCEL_S", 0.1)
+    jobs = ScreenJobs(queue, profile, "run", files)  # type: ignore[arg-type]
+    ends = jobs.run(["n0", "n1"], lambda node, end: None)
+    assert ends["n0"].kind == ("no answer" if how == "hangs" else "not screened")
+    assert ends["n1"].kind == ("answered" if refusals == 3 else "not screened")
+    assert jobs.close() == ([] if refusals == 3 else ["job-n0"])

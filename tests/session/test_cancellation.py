@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_journal import read_journal
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs.backend import Submission, prepare_jobs
 from pytest_clustersmoke.report.run_archive import delete_output
@@ -435,3 +436,84 @@ def test_phases_that_were_left_over_end_in_the_order_of_the_run(
     slow.may_go_on.set()
     session._thread.join()
     assert [phase for event, phase in run.events() if event == "ended"] == names
+
+
+class ScancelThatFails:
+    """A scancel that fails, as while slurmctld restarts, until it `works`."""
+
+    def __init__(self, run: JobRun) -> None:
+        self.works, self.asked, self._cancel = False, list[list[str]](), run.backend.cancel
+
+    def __call__(self, job_ids: Iterable[str]) -> bool:
+        self.asked.append([*job_ids])
+        return self.works and self._cancel(self.asked[-1])
+
+
+def keep_nodes(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> ScancelThatFails:
+    """Start two phases, and let the job of `a` fail, which Slurm still runs and does not end."""
+    run.start("a", "b")
+    run.run_job("a")
+    scancel = ScancelThatFails(run)
+    monkeypatch.setattr(run.backend, "cancel", scancel)
+    run.fails("a")
+    run.sessions[0].wait("a", ignore)
+    return scancel
+
+
+@pytest.mark.parametrize("by", ["scancel", "squeue"])
+def test_failed_job_that_slurm_did_not_agree_to_end_is_ended_again(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """It would keep its nodes. It is asked for until Slurm agrees, or shows that it has ended."""
+    scancel = keep_nodes(run, monkeypatch)
+    until(lambda: len(scancel.asked) > 2)
+    assert ("confirmed", "a") not in run.events() and read_journal(run.run).jobs["a"].may_run
+    if by == "scancel":
+        scancel.works = True
+    else:
+        run.backend.jobs["a"] = JobState("ended", "FAILED")
+    until(lambda: ("confirmed", "a") in run.events())
+    assert not read_journal(run.run).jobs["a"].may_run
+    run.show_states()
+    asked = len(scancel.asked)
+    run.show_states()
+    assert len(scancel.asked) == asked and {*map(tuple, scancel.asked)} == {("a",)}
+    run.passes("b")
+    assert run.sessions[0].close() == Leftover() and has_closed(run)
+
+
+def test_failed_job_that_slurm_never_agreed_to_end_is_named(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is not closed, so that the next one names it, too."""
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 0.05)
+    keep_nodes(run, monkeypatch)
+    run.passes("b")
+    run.sessions[0].wait("b", ignore)
+    assert run.sessions[0].close() == Leftover(("a",)) and not has_closed(run)
+    journal = read_journal(run.run)
+    assert [(job.phase, job.may_run) for job in journal.left] == [("a", True)]
+    assert {name: run.result(name)["outcome"] for name in "ab"} == {"a": "failed", "b": "passed"}
+
+
+def test_job_of_a_phase_that_runs_again_is_ended_again(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm has put the job that was preempted back into the queue, and does not end it. It is the
+    phase's next job that counts; the run names the other."""
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 0.05)
+    session = run.start("a", limits={"poll_s": 0.05, "retries": 1})
+    run.run_job("a")
+    run.run.phase("a").last_job.claim.touch()
+    scancel = ScancelThatFails(run)
+    monkeypatch.setattr(run.backend, "cancel", scancel)
+    monkeypatch.setattr(run.backend, "_accept", lambda job: "second")
+    run.backend.jobs["second"] = JobState("running", "RUNNING")
+    run.backend.jobs["a"] = JobState("pending", "PENDING", "BeginTime")
+    until(lambda: run.submitted() == ["a", "a"])
+    until(lambda: len(scancel.asked) > 2)
+    run.passes("a")
+    session.wait("a", ignore)
+    assert session.outcomes["a"].outcome == "passed"
+    assert session.close() == Leftover(("a",)) and not has_closed(run)
+    assert read_journal(run.run).jobs["a"].has_ended
