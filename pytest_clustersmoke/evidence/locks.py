@@ -193,6 +193,10 @@ class Superseded(OSError):
     """Another controller has taken the run over, so this one must not touch its jobs or files."""
 
 
+class Unclear(Superseded):
+    """The run's directory does not show whether another controller has taken it over."""
+
+
 class ControllerFence:
     """The number of this process among the controllers of a run: each takes the next one, and stops
     once there is a higher one."""
@@ -207,21 +211,25 @@ class ControllerFence:
         self.successor = run.controller(number + 1)  # exists once another has taken the run over
 
     def check(self) -> None:
-        """Raise Superseded if the run has another controller. To be called before every command
-        that changes a job, and before every line of the journal."""
-        # Listed, not looked up: NFS remembers for up to a minute that a file is missing.
-        if self.successor.name in list_names(self.successor.parent):
+        """Raise Superseded if the run has another controller, or may have one (Unclear). To be
+        called before every command that changes a job, and before every line of the journal."""
+        try:
+            # Listed, not looked up: NFS remembers for up to a minute that a file is missing.
+            names = {path.name for path in self.successor.parent.iterdir()}
+        except OSError as error:
+            raise Unclear(f"cannot tell who controls this run: {error}") from error
+        if self.successor.name in names:
             about = read_json(self.successor) or {}
             who = f"pid {about.get('pid')} on {sanitize_line(str(about.get('host')))[:MAX_WORD]}"
             raise Superseded(f"{who} has taken this run over")
 
     @property
     def is_superseded(self) -> bool:
-        """Whether the run has another controller."""
+        """Whether the run is known to have another controller."""
         try:
             self.check()
-        except Superseded:
-            return True
+        except Superseded as error:
+            return not isinstance(error, Unclear)
         return False
 
 

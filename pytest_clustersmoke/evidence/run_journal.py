@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..text import plural
-from .locks import HEARTBEAT_S, ControllerFence, ControllerLock, send_heartbeat
+from .locks import HEARTBEAT_S, ControllerFence, ControllerLock, Unclear, send_heartbeat
 from .run_counts import CriterionRecord
 from .run_directory import RunDir
 from .telemetry import (
@@ -62,8 +62,10 @@ class FencedJournal(EventWriter):
         return [f"{plural(self.lost, 'line')} of the journal {words}"] if self.lost else []
 
     def beat(self) -> None:
-        """Show other hosts, every few seconds, that the controller is alive. Raises Superseded."""
-        self._fence.check()
+        """Show other hosts, every few seconds, that the controller is alive. Raises Superseded, but
+        not while that is unclear: nothing is done yet that another controller would mind."""
+        with contextlib.suppress(Unclear):
+            self._fence.check()
         if time.monotonic() - self._beaten >= HEARTBEAT_S:
             self._beaten = time.monotonic()
             if self.controller is not None:

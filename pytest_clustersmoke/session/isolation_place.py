@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..config.phase import Phase, Sourced
 from ..config.profile import Profile
-from ..evidence.locks import Superseded
+from ..evidence.locks import Superseded, Unclear
 from ..evidence.run_directory import PhaseDir
 from ..jobs.job_watch import CYCLE_S
 from ..jobs.node_hold import NodeHold
@@ -73,6 +73,8 @@ class IsolationPlace:
             session.journal.write("allocation", phase=name, nodes=[*nodes])
             why = hold.ask(within_s, left_s)
             session.journal.write("allocation", phase=name, job_id=hold.job_id, refused=why)
+        except Unclear as error:
+            why = str(error)
         except Superseded:  # so is the watch, which ends pytest, and submits nothing before
             return
         except OSError as error:

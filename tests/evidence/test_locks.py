@@ -190,6 +190,22 @@ def test_successor_is_seen_although_nfs_remembers_that_its_file_is_missing(
     assert fence.is_superseded
 
 
+def test_directory_that_cannot_be_listed_may_have_a_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether another controller has the run is unclear, so that this one touches no job; it is not
+    known to have one, which would write the report."""
+    fence = ControllerFence(made(tmp_path))
+
+    def fail(path: Path) -> list[Path]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    with pytest.raises(Superseded, match="cannot tell who controls this run: "):
+        fence.check()
+    assert not fence.is_superseded
+
+
 def test_report_directory_points_to_the_run(tmp_path: Path) -> None:
     """Both files have the selection; the report's also names the evidence."""
     run = made(tmp_path)

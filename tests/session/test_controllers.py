@@ -4,10 +4,12 @@ no longer touches."""
 from __future__ import annotations
 
 import errno
+import os
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +46,32 @@ def test_controller_with_a_successor_cancels_no_job(run: JobRun) -> None:
     assert run.backend.named("cancel") == run.backend.named("cancel_named") == []
     assert run.events() == events
     assert not run.result("a") and not run.result("b")
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE])
+def test_controller_that_cannot_see_whether_it_has_a_successor_cancels_no_job(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """The jobs may be the successor's. It watches them, and names them when it ends."""
+    session = run.start("a", "b", limits={"max_jobs": 1, "poll_s": 0.05})
+    until(lambda: ("submitted", "a") in run.events())
+    run.show_states()
+    ControllerFence(run.run)
+    iterdir = Path.iterdir
+
+    def fail(path: Path) -> Iterator[Path]:
+        if path == run.run.root:
+            raise OSError(error, os.strerror(error))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    run.show_states()
+    assert session._thread.is_alive()
+    session.cancel()
+    assert session.close().jobs == ("a",)
+    until(lambda: not session._thread.is_alive())
+    assert run.backend.named("cancel") == run.backend.named("cancel_named") == []
+    assert not run.result("a") and ("closed", None) not in run.events()
 
 
 def test_controller_with_a_successor_submits_nothing(run: JobRun) -> None:
