@@ -93,7 +93,7 @@ def _end_run(run: RunDir, profile: Profile, backend: RunBackend) -> tuple[set[st
         cancelled = Judgement("cancelled", WHY)
         jobs.judge(profile, journal, dict.fromkeys(ended, cancelled))
         phases = parse_texts((read_json(run.run) or {}).get("phases_chosen"))
-        jobs.judge_others(phases, profile, cancelled)
+        jobs.judge_others(phases, profile, cancelled, cancelled)
         journal.write("closed", reaped=True)
     finally:
         journal.close()

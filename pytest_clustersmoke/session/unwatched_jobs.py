@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..config.profile import Profile
+from ..evidence.finding import Finding
 from ..evidence.job_results import read_claim
 from ..evidence.phase_attempts import read_attempts
 from ..evidence.run_directory import PhaseDir, RunDir, read_json
@@ -18,6 +19,11 @@ from ..jobs.outcome import Judgement
 from .job_end import judge_end, write_result
 from .lost_answers import withdraw
 from .phase_ledger import read_ending
+
+UNANSWERED = Judgement(
+    "never_ran",
+    "its submission had no answer when the run's process ended, and no job of it was found",
+)
 
 
 class UnwatchedJobs:
@@ -118,18 +124,44 @@ class UnwatchedJobs:
         reason = parse_text(result.get("reason")) or ""
         return Judgement("cancelled", reason) if result.get("outcome") == "cancelled" else None
 
-    def judge_others(self, phases: Sequence[str], profile: Profile, judgement: Judgement) -> None:
-        """Write a result for those of these phases that have none, because nothing of them was
-        ever submitted. Raises OSError."""
+    def judge_others(
+        self,
+        phases: Sequence[str],
+        profile: Profile,
+        unsubmitted: Judgement,
+        unanswered: Judgement = UNANSWERED,
+    ) -> None:
+        """Write a result for those of these phases that have none, because nothing of them was ever
+        submitted, and for those whose submission had no answer and was withdrawn. Raises
+        OSError."""
+        from ..diagnose import explain_lost_answer
+
         for name in phases:
-            directory = self._run.phase(name)
-            if name not in self._journal.jobs and not directory.result.exists():
-                before = read_attempts(directory)
-                written = write_result(
-                    directory, profile, None, judgement, None, [], None, {}, before
-                )
-                if written.error is not None:
-                    raise written.error
+            if name not in self._journal.jobs:
+                self._judge_other(name, profile, unsubmitted)
+        for job in self._journal.unanswered:
+            if job.phase not in self.jobs:
+                script = self._run.phase(job.phase).job(job.number).batch_script
+                finding = explain_lost_answer(unanswered, script)
+                self._judge_other(job.phase, profile, unanswered, [finding], job)
+
+    def _judge_other(
+        self,
+        name: str,
+        profile: Profile,
+        judgement: Judgement,
+        findings: Sequence[Finding] = (),
+        job: JournalledJob | None = None,
+    ) -> None:
+        directory, submitted = self._run.phase(name), job.intended if job else None
+        if directory.result.exists():
+            return
+        before = read_attempts(directory, job.number if job else None)
+        written = write_result(
+            directory, profile, None, judgement, None, findings, submitted, {}, before
+        )
+        if written.error is not None:
+            raise written.error
 
 
 def _has_started(directory: PhaseDir) -> bool:

@@ -407,6 +407,10 @@ def test_submission_without_an_answer_is_withdrawn_before_the_report(
     directory = dead.submitted("a")
     report(tmp_path, slurm)
     assert directory.withdrawn("ta").exists() and read_journal(dead.run).closed
+    assert dead.outcomes() == dict.fromkeys("abc", "never_ran")
+    result = read_json(directory.result) or {}
+    assert result["reason"] == unwatched_jobs.UNANSWERED.reason
+    assert [finding["id"] for finding in result["findings"]] == ["submission-unanswered"]
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
@@ -545,10 +549,11 @@ def test_reaped_job_that_had_failed_is_not_called_cancelled(
 def test_reap_withdraws_submissions_without_an_answer(
     dead: DeadRun, slurm: FakeSlurm, profile: Profile
 ) -> None:
-    """They may reach Slurm after it was asked."""
+    """They may reach Slurm after it was asked. Their phases are cancelled, as the others."""
     directory = dead.submitted("a")
     assert reap(profile, slurm.environ, ["all"], print) == 0
     assert directory.withdrawn("ta").exists()
+    assert dead.outcomes() == dict.fromkeys("abc", "cancelled")
 
 
 def test_reap_that_slurm_does_not_confirm_leaves_the_run_open(
