@@ -99,7 +99,8 @@ class JournalledJob:
     the phase, 0 if that is not retried; `outcome` is how it ended if another is to follow it.
     `has_ended`: the job has; `may_run`: it is not known to have, although its phase has a result,
     since the run ended before the scheduler confirmed the job's end. `queued`: when this start of
-    it was submitted, by the scheduler's clock, as a controller first saw it."""
+    it was submitted, by the scheduler's clock, as a controller first saw it; `index`: of a task of
+    an array."""
 
     phase: str
     token: str
@@ -110,6 +111,7 @@ class JournalledJob:
     outcome: str = ""
     may_run: bool = False
     queued: float | None = None
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,10 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
         if event["event"] == "intent":
             jobs.pop(phase, None)
             token = parse_text(event.get("token")) or ""
-            number = parse_int(event.get("attempt")) or 0
-            jobs[phase] = JournalledJob(phase, token, float(event["time"]), number=number)
+            number, index = parse_int(event.get("attempt")) or 0, parse_int(event.get("index"))
+            jobs[phase] = JournalledJob(
+                phase, token, float(event["time"]), number=number, index=index
+            )
         elif event["event"] == "submitted" and before is not None:
             jobs[phase] = replace(before, job_id=parse_text(event.get("job_id")) or "")
         elif event["event"] == "queued" and before is not None:

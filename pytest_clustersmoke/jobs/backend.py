@@ -63,16 +63,24 @@ class Unanswered(Exception):
 class Submission:
     """A phase to be submitted: where its job writes, and a token that its spec, its comment in the
     scheduler's queue and its claim carry, and that no other submission has (empty in a dry run).
-    Phases that are submitted together, as the tasks of an array, have one token. `behind`: the id
-    of a job that must end first, however it does, or several, separated by colons. `avoid`: nodes
-    that it must not get."""
+    Phases that are submitted together, as the tasks of an array, have one token, and each has an
+    `index`. `behind`: the id of a job that must end first, however it does, or several, separated
+    by colons. `avoid`: nodes that it must not get."""
 
     phase: Phase
     directory: PhaseDir
     token: str = ""
-    in_array: bool = False
+    index: int | None = None
     behind: str = ""
     avoid: tuple[str, ...] = ()
+
+    @property
+    def in_array(self) -> bool:
+        return self.index is not None
+
+    def own_id(self, job_id: str) -> str:
+        """The id of its job, which the scheduler took under this one: an array has one, too."""
+        return f"{job_id}_{self.index}" if self.in_array else job_id
 
     @property
     def words(self) -> Words:
@@ -235,10 +243,10 @@ def prepare_jobs(
     """Write the specs of phases that are submitted together, with one token, in the directories of
     their jobs. Raises OSError."""
     token, jobs = secrets.token_hex(8), []
-    for phase, directory in zip(phases, directories, strict=True):
+    for position, (phase, directory) in enumerate(zip(phases, directories, strict=True)):
         write_json(directory.spec, make_spec(phase, profile, directory, token))
-        together = len(phases) > 1
-        jobs.append(Submission(phase, directory, token, together, behind, tuple(avoid)))
+        index = position if len(phases) > 1 else None
+        jobs.append(Submission(phase, directory, token, index, behind, tuple(avoid)))
     return jobs
 
 

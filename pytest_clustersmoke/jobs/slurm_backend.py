@@ -57,9 +57,9 @@ class SlurmBackend:
         first = jobs[0]
         array = first.directory.array
         array.mkdir(mode=0o700, exist_ok=True)  # it does if Slurm could not accept it before
-        for index, job in enumerate(jobs):
+        for job in jobs:
             batch_script.write_call(job)
-            link = array / str(index)
+            link = array / str(job.index)
             link.unlink(missing_ok=True)
             link.symlink_to(Path(os.path.relpath(job.directory.root, array)))
         script = self._script(first, after, len(jobs), at_once)
@@ -76,9 +76,8 @@ class SlurmBackend:
 
     def _note(self, jobs: Sequence[Submission], job_id: str) -> list[str]:
         """Note what Slurm calls these jobs, which it took under this id; return the id of each."""
-        job_ids = _task_ids(jobs, job_id)
-        self._words |= {own: job.words for own, job in zip(job_ids, jobs, strict=True)}
-        return job_ids
+        self._words |= {job.own_id(job_id): job.words for job in jobs}
+        return [job.own_id(job_id) for job in jobs]
 
     def jobs_of_runs(self, runs: Sequence[RunDir]) -> dict[str, list[str]]:
         try:
@@ -235,11 +234,6 @@ def _merge_nodes(own: object, more: Iterable[str]) -> str:
         except (OSError, ValueError) as error:
             raise Refused(f"slurm.exclude: {names[0]} cannot be read: {error}") from error
     return ",".join([*names, *more])
-
-
-def _task_ids(jobs: Sequence[Submission], job_id: str) -> list[str]:
-    """The ids of these jobs. The tasks of an array have its id and their number."""
-    return [f"{job_id}_{index}" if job.in_array else job_id for index, job in enumerate(jobs)]
 
 
 class _BatchScript(SlurmExecutor):

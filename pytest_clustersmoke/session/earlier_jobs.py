@@ -52,7 +52,7 @@ def sort_jobs(
     for jobs in map(_complete_ids, together.values()):
         made = [
             Submission(
-                phases[job.phase], run.phase(job.phase).job(job.number), job.token, len(jobs) > 1
+                phases[job.phase], run.phase(job.phase).job(job.number), job.token, job.index
             )
             for job in jobs
         ]
@@ -68,8 +68,11 @@ def sort_jobs(
 
 
 def _complete_ids(jobs: list[JournalledJob]) -> list[JournalledJob]:
-    """The tasks of an array, with the ids of those whose line the journal does not have."""
+    """The tasks of an array, with the ids of those whose line the journal does not have. It did not
+    always have their index."""
+    if len(jobs) > 1 and jobs[0].index is None:
+        jobs = [replace(job, index=position) for position, job in enumerate(jobs)]
     task = next(filter(None, (ARRAY_TASK.fullmatch(job.job_id) for job in jobs)), None)
     if task is None:
         return jobs
-    return [replace(job, job_id=f"{task[1]}_{index}") for index, job in enumerate(jobs)]
+    return [replace(job, job_id=f"{task[1]}_{job.index}") for job in jobs]

@@ -42,8 +42,7 @@ class LostAnswer:
         ids = [claim.job_id for claim, token in claims if claim and claim.token == token]
         if not ids or not self.jobs[0].in_array:
             return ids
-        array = ids[0].partition("_")[0]
-        return [f"{array}_{index}" for index in range(len(self.jobs))]
+        return [job.own_id(ids[0].partition("_")[0]) for job in self.jobs]
 
     def give_up(self) -> list[str]:
         """Give the jobs up: one that starts anyway ends at once. Returns the ids if they have

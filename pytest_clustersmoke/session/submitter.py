@@ -155,7 +155,8 @@ class Submitter:
             job.directory.result.unlink(missing_ok=True)
             create_phase(job.directory, job.phase.nodes.value)
             number = {"attempt": job.directory.number} if job.directory.number else {}
-            mark = {"token": job.token, **number, **fault_mark(job.phase)}
+            index = {"index": job.index} if job.in_array else {}
+            mark = {"token": job.token, **number, **index, **fault_mark(job.phase)}
             self._journal.write("intent", phase=job.phase.name, **mark)
             self.submitted[job.phase.name] = time.time()
         self._ending.submitting = jobs

@@ -281,11 +281,11 @@ def test_points_of_a_sweep_are_one_array(slurm: FakeSlurm, tmp_path: Path) -> No
     names = ("small-x-1", "small-x-2")
     profile = make_profile(tmp_path, backend="slurm", phases=dict.fromkeys(names))
     jobs = []
-    for name in names:
+    for index, name in enumerate(names):
         phase = make_phase(profile, name)
         directory = PhaseDir(tmp_path / "run1" / "phases" / name)
         write_json(directory.spec, make_spec(phase, profile, directory, "t1"))
-        jobs.append(Submission(replace(phase, base="small"), directory, "t1", in_array=True))
+        jobs.append(Submission(replace(phase, base="small"), directory, "t1", index))
     chosen = SlurmBackend(profile, slurm.environ)
     assert chosen.submit_array(jobs, at_once=1, after="12") == ["4711_0", "4711_1"]
     first, second = (job.directory for job in jobs)
@@ -315,11 +315,11 @@ def test_array_of_several_phases_has_their_tokens_name(slurm: FakeSlurm, tmp_pat
     each phase keeps the script that runs it."""
     profile = make_profile(tmp_path, backend="slurm", phases=dict.fromkeys("ab"))
     jobs = []
-    for name in "ab":
+    for index, name in enumerate("ab"):
         phase = make_phase(profile, name)
         directory = PhaseDir(tmp_path / "run1" / "phases" / name)
         write_json(directory.spec, make_spec(phase, profile, directory, "t1"))
-        jobs.append(Submission(phase, directory, "t1", in_array=True))
+        jobs.append(Submission(phase, directory, "t1", index))
     chosen = SlurmBackend(profile, slurm.environ)
     slurm.answers("sbatch", "4711\n")
     assert chosen.submit_array(jobs, at_once=2) == ["4711_0", "4711_1"]
@@ -329,6 +329,7 @@ def test_array_of_several_phases_has_their_tokens_name(slurm: FakeSlurm, tmp_pat
     assert jobs[1].directory.batch_script.read_text() == script
     slurm.answers("squeue", "4711|clustersmoke run=run1 array token=t1\n")
     assert chosen.find_submitted(jobs) == ["4711_0", "4711_1"]
+    assert chosen.find_submitted(jobs[1:]) == ["4711_1"]  # the other has ended
     chosen.cancel_named(jobs[0])
     assert slurm.calls()[-1] == "scancel --name=clustersmoke-run1-array-t1"
 

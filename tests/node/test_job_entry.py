@@ -182,7 +182,7 @@ def test_task_of_an_array_finds_its_phase_by_a_link(job: Submission) -> None:
     array = job.directory.array
     array.mkdir()
     (array / "3").symlink_to(Path("..") / ".." / "small")
-    command = by_entry(replace(job, in_array=True))
+    command = by_entry(replace(job, index=0))
     done = run(job, ["env", "SLURM_ARRAY_TASK_ID=3", *command])
     assert done.returncode == 0, done.stderr
     assert (job.directory.run.root / "ran").exists()

@@ -145,6 +145,38 @@ def test_job_of_this_machine_keeps_its_name(run: JobRun) -> None:
     assert run.backend.named("adopt") == [(name,) for name in names]
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_task_of_an_array_keeps_its_index_when_another_has_ended(
+    run: JobRun, answered: bool
+) -> None:
+    """Whether the journal has its id, another task's, or only a claim shows the array's."""
+    names = ("a", "b", "c", "d")
+    if answered:
+        run.backend.array_id = "7"
+    else:
+        run.backend.silent["a"] = False
+    run.start(*names, limits={"poll_s": 0.05, "scheduler_patience_s": 60})
+    event = ("submitted", "d") if answered else ("unanswered", None)
+    until(lambda: event in run.events())
+    ControllerFence(run.run)
+    run.sessions[0]._thread.join()
+    lines = run.run.journal.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"submitted"' not in line or '"d"' in line]
+    run.run.journal.write_text("".join(kept))
+    journal = EventWriter(run.run.journal)
+    journal.write("intent", phase="a", token="of a later submission")
+    journal.write("submitted", phase="a", job_id="8")
+    journal.write("ended", phase="a", job_id="8")
+    journal.close()
+    write_json(run.run.phase("a").result, {"outcome": "passed"})
+    token = (read_json(run.run.phase("c").spec) or {})["token"]
+    write_json(run.run.phase("c").claim, {"token": token, "job_id": "7_2", "node": "n0"})
+    session = run.attach()
+    until(lambda: len(session._watched) == 3)
+    jobs = {name: job.job_id for name, job in session._watched.items()}
+    assert jobs == {"b": "7_1", "c": "7_2", "d": "7_3"}
+
+
 def test_job_that_slurmctld_sets_back_is_judged_alike_by_every_controller(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
