@@ -381,6 +381,7 @@ def _claim(job: NodeJob, deadline: float) -> None:
     while (claim := read_claim(job.dir)) is None and time.monotonic() < deadline:
         if visible(job.dir.abort):
             return  # the meeting of the nodes says why
+        _refuse_withdrawn(job)  # node 0 may have taken its claim back
         time.sleep(pause_s)
         pause_s = min(1.0, pause_s * 1.2)
     # Again: the controller looks for a claim after it gives the job up, and one of us sees it.
@@ -415,6 +416,10 @@ def _refuse_withdrawn(job: NodeJob) -> None:
     if visible(job.dir.withdrawn(job.token)) or visible(declined):
         with contextlib.suppress(OSError):  # a full disk: the job's log says it
             declined.touch()
+        claim = read_claim(job.dir)
+        if job.node_rank == 0 and claim and (claim.token, claim.start) == (job.token, _start()):
+            with contextlib.suppress(OSError):  # another submission may run the phase
+                job.dir.claim.unlink()
         raise NodeFailed(f"phase {job.spec['phase']} was given up before this job started")
 
 

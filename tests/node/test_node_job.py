@@ -180,6 +180,33 @@ def test_job_of_which_one_node_has_seen_that_it_was_given_up_runs_on_none(tmp_pa
     assert directory.declined("t1").exists() and read_claim(directory) is None
 
 
+def test_job_that_is_given_up_just_after_its_claim_takes_that_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The phase may be submitted again: that job would take it for one that has started. The other
+    node does not wait for a claim that comes no more."""
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    create = node_job.create_once
+
+    def give_up_meanwhile(path: Path, value: dict[str, Any]) -> bool:
+        created = create(path, value)
+        directory.withdrawn("t1").touch()
+        return created
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(start_claim, tmp_path, 1)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.3)
+        monkeypatch.setattr(node_job, "create_once", give_up_meanwhile)
+        with pytest.raises(NodeFailed, match="was given up before this job started"):
+            start_claim(tmp_path, 0)
+        with pytest.raises(NodeFailed, match="was given up before this job started"):
+            waiting.result(timeout=10)
+    assert directory.declined("t1").exists() and read_claim(directory) is None
+    monkeypatch.setattr(node_job, "create_once", create)
+    start_claim(tmp_path, 0, token="t2")
+
+
 WAITING = """
 import json, sys
 from pytest_clustersmoke.node import abort_flag, node_job
