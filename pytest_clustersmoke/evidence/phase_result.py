@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from .interfaces import Unmatched
     from .nccl.log_reader import NodeLogs
 
+MAX_RANKS = 2**16  # of one phase
 OUTCOMES = (
     "passed",
     "failed",
@@ -271,11 +272,7 @@ def collect_phase(
 def _collect_attempt(
     directory: PhaseDir, results: Mapping[int, NodeResult] | None = None
 ) -> PhaseResult:
-    spec = read_json(directory.spec) or {
-        "phase": directory.name,
-        "nodes": 0,
-        "ranks_per_node": 0,
-    }
+    spec = _read_spec(directory)
     refresh_directories(directory, int(spec["nodes"]))
     nodes = tuple(
         _read_node(directory, node, (results or {}).get(node)) for node in range(int(spec["nodes"]))
@@ -292,6 +289,17 @@ def _collect_attempt(
         ),
     )
     return add_scheduler_record(result)
+
+
+def _read_spec(directory: PhaseDir) -> dict[str, Any]:
+    """The job's spec; without a node if it cannot be read, or is none of ours: jobs can write it,
+    too."""
+    spec = read_json(directory.spec) or {}
+    nodes, per_node = (parse_int(spec.get(key)) or 0 for key in ("nodes", "ranks_per_node"))
+    is_ours = parse_text(spec.get("phase")) and isinstance(spec.get("args", {}), dict)
+    if is_ours and min(nodes, per_node) >= 0 and max(nodes, nodes * per_node) <= MAX_RANKS:
+        return {**spec, "nodes": nodes, "ranks_per_node": per_node}
+    return {"phase": directory.name, "nodes": 0, "ranks_per_node": 0}
 
 
 def _find_launch(

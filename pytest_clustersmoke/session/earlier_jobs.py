@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ..config.phase import Phase
 from ..evidence.run_directory import RunDir, read_json
 from ..evidence.run_journal import JournalledJob, RunJournal
+from ..evidence.telemetry import parse_int
 from ..jobs.backend import Submission
 from .cancellation import Leftover
 from .phase_ledger import PhaseLedger
@@ -37,7 +38,7 @@ def list_left(journal: RunJournal) -> Leftover:
 def restore_test(run: RunDir, name: str, phase: Phase) -> Phase:
     """A test of --cluster-isolate that an earlier controller submitted, of this phase."""
     spec = read_json(run.phase(name).spec) or {}
-    nodes = replace(phase.nodes, value=int(spec.get("nodes") or phase.nodes.value))
+    nodes = replace(phase.nodes, value=parse_int(spec.get("nodes")) or phase.nodes.value)
     return replace(phase, name=name, nodes=nodes, trace=None)
 
 

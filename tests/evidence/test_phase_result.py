@@ -17,7 +17,8 @@ from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.fingerprint import fingerprint_of
 from pytest_clustersmoke.evidence.job_results import RankResult
 from pytest_clustersmoke.evidence.metric import Unmeasured
-from pytest_clustersmoke.evidence.run_directory import write_json
+from pytest_clustersmoke.evidence.phase_result import collect_phase
+from pytest_clustersmoke.evidence.run_directory import read_json, write_json
 from pytest_clustersmoke.evidence.scheduler_record import (
     JobState,
     ScheduledJob,
@@ -135,6 +136,20 @@ def test_job_that_never_started(tmp_path: Path) -> None:
     for check in (result.check_gradients, result.check_reload):
         with pytest.raises(AssertionError):
             check()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [None, {"phase": 7}, {"nodes": "2"}, {"nodes": -1}, {"nodes": 10**9}, {"args": [1]}],
+)
+def test_spec_that_a_job_overwrote_is_no_traceback(tmp_path: Path, changed: Any) -> None:
+    """It lies where the job can write. Nothing of such a job passes."""
+    evidence = Evidence(tmp_path, 1, 1).done()
+    spec = read_json(evidence.dir.spec) or {}
+    write_json(evidence.dir.spec, {} if changed is None else {**spec, **changed})
+    result = collect_phase(evidence.dir)
+    assert (result.name, result.nodes, result.world_size, result.args) == ("small", (), 0, {})
+    assert judge_job(result, JobState("ended", "COMPLETED")).outcome == "failed"
 
 
 JUNK = st.recursive(

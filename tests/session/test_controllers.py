@@ -177,6 +177,17 @@ def test_task_of_an_array_keeps_its_index_when_another_has_ended(
     assert jobs == {"b": "7_1", "c": "7_2", "d": "7_3"}
 
 
+@pytest.mark.parametrize(("nodes", "restored"), [(3, 3), ("many", 2), (None, 2)])
+def test_test_of_an_isolation_whose_job_overwrote_its_spec_is_taken_up(
+    run: JobRun, nodes: Any, restored: int
+) -> None:
+    """It has as many nodes as its phase then."""
+    run.start("a", nodes=2)
+    write_json(run.run.phase("a.isolate.1").spec, {} if nodes is None else {"nodes": nodes})
+    test = earlier_jobs.restore_test(run.run, "a.isolate.1", run.phases[0])
+    assert (test.name, test.nodes.value) == ("a.isolate.1", restored)
+
+
 def test_job_that_slurmctld_sets_back_is_judged_alike_by_every_controller(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -356,6 +356,17 @@ def test_failed_job_that_the_scheduler_still_runs_is_cancelled(run: JobRun) -> N
     assert run.backend.named("cancel") == [("a",)]
 
 
+def test_job_that_overwrites_its_spec_costs_its_own_phase_alone(run: JobRun) -> None:
+    """The watch goes on, and so does the other phase."""
+    session = run.start("a", "b")
+    until(lambda: run.submitted() == ["a", "b"])
+    write_json(run.run.phase("a").spec, {"phase": "a"})
+    for name in "ab":
+        run.passes(name)
+        session.wait(name, ignore)
+    assert session.outcomes["a"].outcome != "passed" and session.outcomes["b"].outcome == "passed"
+
+
 def test_late_result_counts(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says COMPLETED before the file system shows the result: passed."""
     monkeypatch.setattr(job_watch, "RESULT_GRACE_S", WITHIN_S)
