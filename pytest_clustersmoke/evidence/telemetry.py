@@ -43,13 +43,16 @@ class EventWriter:
 
     def __init__(self, path: Path, **common: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(path, flags | os.O_NONBLOCK, 0o600)  # a FIFO blocks nobody
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+        info = os.fstat(self._fd)
+        if not stat.S_ISREG(info.st_mode):
             os.close(self._fd)
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         self._common = common
-        self._is_torn = False
+        # A writer before may have been killed, or the disk full, in the midst of a line.
+        last = os.pread(self._fd, 1, info.st_size - 1) if info.st_size else b"\n"
+        self._is_torn = last != b"\n"
 
     def write(self, event: str, **fields: Any) -> None:
         """Write an event with the wall clock (`time`, Unix s) and the monotonic one (`mono`, s).

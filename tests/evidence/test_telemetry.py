@@ -215,3 +215,17 @@ def test_without_marks_only_the_last_step_is_read(tmp_path: Path) -> None:
 def test_disturbed_passes_do_not_count() -> None:
     """Two of ten passes may take any time."""
     assert typical_s([1.0] * 8 + [9.0, 0.1]) == 1.0
+
+
+def test_writer_begins_a_new_line_after_one_that_another_left_torn(tmp_path: Path) -> None:
+    """A controller was killed as it wrote: the first line of the next one counts."""
+    path = tmp_path / "journal.jsonl"
+    for event in ("intent", "attached", "closed"):
+        writer = EventWriter(path)
+        writer.write(event)
+        writer.close()
+        if event == "intent":
+            path.write_text(path.read_text() + '{"event": "subm')
+    events = read_events(path)
+    assert [record["event"] for record in events.records] == ["intent", "attached", "closed"]
+    assert events.unreadable_lines == 1
