@@ -17,6 +17,7 @@ from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.jobs import ssh_backend
 from pytest_clustersmoke.jobs.backend import Submission
+from pytest_clustersmoke.jobs.outcome import HOST_LOST
 from pytest_clustersmoke.jobs.ssh_backend import SshBackend
 from pytest_clustersmoke.jobs.ssh_client import UNREACHABLE, HostUnavailable, SshHost
 from tests.faults.watched_phase import WatchedPhase
@@ -162,7 +163,7 @@ def test_host_that_only_misses_the_last_question_is_not_lost(
     silent.add("b")
     monkeypatch.setattr(ssh_backend, "LOST_S", 0.0)
     state = backend.states([job_id])[job_id]
-    assert state.raw == ssh_backend.HOST_LOST
+    assert state.raw == HOST_LOST
     details = backend.details(job_id, state, "")
     assert details is not None and [node.name for node in details.nodes] == ["a"]
 

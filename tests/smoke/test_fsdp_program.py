@@ -250,12 +250,14 @@ def test_missing_shard_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hybrid_shards_of_two_nodes_resume_in_new_processes(tmp_path: Path) -> None:
+def test_hybrid_shards_of_two_nodes_resume_in_new_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each node holds a replica; the state loaded is the one saved, and the training goes on."""
     args = {**ARGS, "sharding": "hybrid", "max_steps": 9}
     for attempt in ("0", "1"):
-        number = {ATTEMPT_VARIABLE: attempt}
-        outcome = run_program(PROGRAM, tmp_path, args, nodes=2, per_node=2, resume=4, **number)
+        monkeypatch.setenv(ATTEMPT_VARIABLE, attempt)
+        outcome = run_program(PROGRAM, tmp_path, args, nodes=2, per_node=2, resume=4)
         assert outcome.statuses == [0, 0], outcome.output
     judged = suite.TestFsdpOnOneNode()
     judged.test_training_resumes_where_it_stopped(outcome.phase)
