@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView
-from pytest_clustersmoke.evidence.run_directory import ATTEMPT_VARIABLE
 from tests.rank.conftest import SMOKE_TESTS
 from tests.smoke.agents import Outcome, break_program, check_fails, run_program
 from tests.support.needs import need_packages
@@ -250,14 +249,13 @@ def test_missing_shard_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hybrid_shards_of_two_nodes_resume_in_new_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hybrid_shards_of_two_nodes_resume_in_new_processes(tmp_path: Path) -> None:
     """Each node holds a replica; the state loaded is the one saved, and the training goes on."""
     args = {**ARGS, "sharding": "hybrid", "max_steps": 9}
     for attempt in ("0", "1"):
-        monkeypatch.setenv(ATTEMPT_VARIABLE, attempt)
-        outcome = run_program(PROGRAM, tmp_path, args, nodes=2, per_node=2, resume=4)
+        outcome = run_program(
+            PROGRAM, tmp_path, args, nodes=2, per_node=2, resume=4, CLUSTERSMOKE_ATTEMPT=attempt
+        )
         assert outcome.statuses == [0, 0], outcome.output
     judged = suite.TestFsdpOnOneNode()
     judged.test_training_resumes_where_it_stopped(outcome.phase)
