@@ -375,8 +375,7 @@ def _claim(job: NodeJob, deadline: float) -> None:
         process = {"node": job.node_name, "host": socket.gethostname(), "pid": os.getpid()}
         identity = {"token": job.token, "job_id": _task_id() or _job_id(), "start": _start()}
         if not create_once(job.dir.claim, {**identity, **process, "time": time.time()}):
-            write_atomically(job.dir.started_again, f"{job.node_name} {_job_id()} {time.time()}\n")
-            raise _already_started(job)
+            _refuse_second_start(job)
     pause_s = CLAIM_POLL_S
     while (claim := read_claim(job.dir)) is None and time.monotonic() < deadline:
         if visible(job.dir.abort):
@@ -391,7 +390,7 @@ def _claim(job: NodeJob, deadline: float) -> None:
 def _refuse_other_start(job: NodeJob, claim: StartClaim | None) -> None:
     """Raise NodeFailed if the attempt is not this start's, and never will be."""
     if claim is not None and (claim.token, claim.start) != (job.token, _start()):
-        raise _already_started(job)
+        _refuse_second_start(job)
     _refuse_withdrawn(job)
 
 
@@ -400,10 +399,12 @@ def _start() -> str:
     return f"{_job_id()}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if _in_slurm() else ""
 
 
-def _already_started(job: NodeJob) -> NodeFailed:
+def _refuse_second_start(job: NodeJob) -> NoReturn:
+    """Raise NodeFailed, and leave a mark: any node does, since srun ends the others then."""
+    write_atomically(job.dir.started_again, f"{job.node_name} {_job_id()} {time.time()}\n")
     claim = read_claim(job.dir)
     where = f"on {claim.node}, by job {claim.job_id}" if claim else "by another job"
-    return NodeFailed(
+    raise NodeFailed(
         f"phase {job.spec['phase']} was already started {where} (was the job requeued?); a phase "
         "runs at most once"
     )
