@@ -95,6 +95,7 @@ class PhaseQueue:
         the user, empty if they are given up."""
         if refusal.for_now:
             return self._put_off(phases, str(refusal))
+        self.note_answer()
         if len(phases) == 1 or phases[0].base:
             return ""
         # Arrays may be disabled, or this one exceeds a limit on submitted jobs.
@@ -112,8 +113,8 @@ class PhaseQueue:
         self._retry_at = now + min(MOST_RETRY_S, max(FIRST_RETRY_S, waited_s / 4))
         return f"it cannot accept jobs now ({why}); trying again for up to {patience_s:g} s"
 
-    def note_success(self) -> None:
-        """Note that the scheduler accepts jobs."""
+    def note_answer(self) -> None:
+        """Note that the scheduler accepts jobs, or refuses one for good: it answers."""
         self._refused_since = None
 
     def _next_phase(

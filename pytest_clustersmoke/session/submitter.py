@@ -224,7 +224,7 @@ class Submitter:
             # First, so that any later error cancels the job.
             self._watched[job.phase.name] = watch_job(job, job_id, after)
         self._ending.submitting = ()
-        self.queue.note_success()
+        self.queue.note_answer()
         if self._detaches:
             self._lanes.add(job_ids)
         for job, job_id in zip(jobs, job_ids, strict=True):

@@ -1,12 +1,16 @@
-"""What the queue of a run costs grows with its phases, and no faster."""
+"""The queue of a run: what it costs grows with its phases, and no faster; how long it waits for a
+scheduler."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_clustersmoke.config.phase import Phase
+from pytest_clustersmoke.jobs.backend import Refused
+from pytest_clustersmoke.session import phase_queue
 from pytest_clustersmoke.session.phase_queue import PhaseQueue
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import make_phase, make_profile
@@ -46,3 +50,23 @@ def test_four_times_the_phases_cost_four_times_the_comparisons(
     few = count_shapes(tmp_path / "few", 50, alike, monkeypatch)
     many = count_shapes(tmp_path / "many", 200, alike, monkeypatch)
     assert few >= 50 and many <= 4.4 * few
+
+
+@pytest.mark.parametrize("between", ["accepted", "refused", ""])
+def test_patience_with_the_scheduler_begins_anew_once_it_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    """An outage says nothing about another one, an hour later."""
+    now, busy = [1000.0], Refused("temporarily unable to accept job", for_now=True)
+    monkeypatch.setattr(phase_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    profile = make_profile(tmp_path, phases={"a": None}, limits={"scheduler_patience_s": 60})
+    phase = make_phase(profile, "a")
+    queue = PhaseQueue({"a": phase}, FakeBackend(), profile.limits)
+    assert queue.put_back([phase], busy)
+    now[0] += 30
+    if between == "accepted":
+        queue.note_answer()
+    elif between:
+        assert not queue.put_back([phase], Refused("Invalid account"))
+    now[0] += 60
+    assert bool(queue.put_back([phase], busy)) == bool(between)
