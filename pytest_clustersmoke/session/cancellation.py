@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
-from ..evidence.locks import ControllerFence, Superseded
+from ..evidence.locks import ControllerFence, Superseded, Unclear
 from ..evidence.run_journal import FencedJournal
 from ..jobs.backend import Backend, QueueBackend, Submission
 from ..jobs.job_watch import WatchedJob
@@ -76,6 +76,7 @@ class Cancellation:
         self.unconfirmed: dict[str, str] = {}  # by phase, the jobs that may run on
         # By id, jobs of phases that are over, which the scheduler did not agree to end so far.
         self.refused: dict[str, WatchedJob] = {}
+        self.unfound: set[str] = set()  # phases whose jobs were given up while they were looked for
         self._ending, self._stepping = threading.Lock(), threading.Lock()
         self._left: threading.Thread | None = None  # the watch that the run has ended without
         self._stepping_on: Sequence[str] = ()  # the phases of the step that it is at
@@ -259,19 +260,21 @@ class Cancellation:
         watched = [job for job in list(self._watched.values()) if job.phase not in self.hung]
         still = [job.job_id for job in watched if self.may_run(job)]
         jobs = dict.fromkeys([*self.unconfirmed.values(), *self.refused, *still])
-        phases = dict.fromkeys([*(job.phase.name for job in submitting), *self.hung])
+        unfound = sorted(self.unfound - self.unconfirmed.keys())
+        phases = dict.fromkeys([*(job.phase.name for job in submitting), *unfound, *self.hung])
         return Leftover(tuple(jobs), tuple(phases))
 
     def withdraw_submission(self) -> Sequence[Submission]:
         """Give up the submission that the scheduler does not answer: its jobs end before they claim
         anything, and their name is cancelled. Returns them. Raises Superseded."""
         jobs = self.submitting
-        if jobs:
-            self._fence.check()
-            with contextlib.suppress(OSError):  # their name is cancelled as well
-                for job in jobs:
-                    withdraw(job.directory, job.token, self.why)
-            _run_in_thread(lambda: self.end_named(jobs)).join(timeout=LAST_CALL_S)
+        with contextlib.suppress(Unclear):  # they are named all the same
+            if jobs:
+                self._fence.check()
+                with contextlib.suppress(OSError):  # their name is cancelled as well
+                    for job in jobs:
+                        withdraw(job.directory, job.token, self.why)
+                _run_in_thread(lambda: self.end_named(jobs)).join(timeout=LAST_CALL_S)
         return jobs
 
     def _serve(self) -> None:

@@ -346,6 +346,7 @@ class Submitter:
         while self._lost.waiting:
             lost = self._lost.waiting.pop()
             self._note_started(lost, lost.give_up())
+            self._ending.unfound |= {job.phase.name for job in lost.jobs}
             judgement = Judgement("cancelled", f"{why} before the job was found: {lost.why}")
             self._drop(lost.jobs, judgement)
         while self.queue.waiting:

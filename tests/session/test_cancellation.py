@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,6 +205,28 @@ def test_submission_on_its_way_is_withdrawn_by_an_interruption(
     assert run.result("a")["outcome"] == "cancelled"
     assert run.result("a")["reason"].endswith("before the scheduler answered the submission")
     until(lambda: run.backend.named("cancel_named") == [("a",)])
+    sbatch.answer.set()
+
+
+def test_submission_on_its_way_is_named_where_nobody_can_tell_who_controls_the_run(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's directory cannot be listed as the run ends: it is not withdrawn."""
+    monkeypatch.setattr(cancellation, "CLOSE_S", 0.2)
+    sbatch, iterdir = SilentCommand(), Path.iterdir
+
+    def fail(path: Path) -> Iterator[Path]:
+        if path == run.run.root:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return iterdir(path)
+
+    monkeypatch.setattr(run.backend, "submit", lambda job, after: sbatch() and "a")
+    session = run.start("a")
+    assert sbatch.called.wait(WITHIN_S)
+    monkeypatch.setattr(Path, "iterdir", fail)
+    assert session.close() == Leftover(phases=("a",)) and not has_closed(run)
+    assert run.backend.named("cancel_named") == []
+    assert not list(run.run.phase("a").root.glob("withdrawn.*"))
     sbatch.answer.set()
 
 

@@ -542,11 +542,11 @@ def test_full_disk_does_not_keep_an_unanswered_job_from_its_end(
 
 
 def test_unanswered_job_is_given_up_by_an_interruption(run: JobRun) -> None:
-    """It was not found yet."""
+    """It was not found yet, and may come to the queue: it is named, and the run is not closed."""
     run.backend.silent["a"] = False
     session = run.start("a")
     until(lambda: run.backend.named("find"))
-    session.close()
+    assert session.close() == Leftover(phases=("a",)) and ("closed", None) not in run.events()
     assert run.result("a")["outcome"] == "cancelled"
     assert run.backend.named("cancel_named") == [("a",)]
     assert list(run.run.phase("a").root.glob("withdrawn.*"))
