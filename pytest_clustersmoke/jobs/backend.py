@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from typing_extensions import assert_never  # in typing from Python 3.11 on
@@ -38,6 +38,7 @@ __all__ = [
     "Submission",
     "Unanswered",
     "Words",
+    "allow",
     "make_backend",
     "make_spec",
     "names_job",
@@ -59,13 +60,18 @@ class Unanswered(Exception):
     """The scheduler may have accepted the job or not; the text says what was seen of its answer."""
 
 
+def allow() -> None:
+    """Let a job be submitted."""
+
+
 @dataclass(frozen=True)
 class Submission:
     """A phase to be submitted: where its job writes, and a token that its spec, its comment in the
     scheduler's queue and its claim carry, and that no other submission has (empty in a dry run).
     Phases that are submitted together, as the tasks of an array, have one token, and each has an
     `index`. `behind`: the id of a job that must end first, however it does, or several, separated
-    by colons. `avoid`: nodes that it must not get."""
+    by colons. `avoid`: nodes that it must not get. `check`: to be called just before the scheduler
+    is asked to take it; raises OSError if this process must not submit it any more."""
 
     phase: Phase
     directory: PhaseDir
@@ -73,6 +79,7 @@ class Submission:
     index: int | None = None
     behind: str = ""
     avoid: tuple[str, ...] = ()
+    check: Callable[[], object] = field(default=allow, compare=False)
 
     @property
     def in_array(self) -> bool:
@@ -239,6 +246,7 @@ def prepare_jobs(
     directories: Sequence[PhaseDir],
     behind: str = "",
     avoid: Iterable[str] = (),
+    check: Callable[[], object] = allow,
 ) -> list[Submission]:
     """Write the specs of phases that are submitted together, with one token, in the directories of
     their jobs. Raises OSError."""
@@ -246,7 +254,7 @@ def prepare_jobs(
     for position, (phase, directory) in enumerate(zip(phases, directories, strict=True)):
         write_json(directory.spec, make_spec(phase, profile, directory, token))
         index = position if len(phases) > 1 else None
-        jobs.append(Submission(phase, directory, token, index, behind, tuple(avoid)))
+        jobs.append(Submission(phase, directory, token, index, behind, tuple(avoid), check))
     return jobs
 
 

@@ -17,7 +17,7 @@ from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.variable_names import hide_assignments
 from ..node import job_entry, node_job
-from .backend import Backend, Submission
+from .backend import Backend, Refused, Submission
 
 # A function of the shell that opens the run's directory as descriptor 9, by which its files are
 # read then, as `node.job_entry` does. On one line, since comments of scripts show it.
@@ -85,10 +85,13 @@ def sbatch_options(script: str) -> tuple[str, ...]:
 
 
 def write_call(job: Submission) -> None:
-    """Write what submitit runs in the job: `run_node` with the job's spec. Raises OSError."""
+    """Write what submitit runs in the job: `run_node` with the job's spec. Raises OSError, and
+    Refused if the spec has become another submission's."""
+    spec = read_json(job.directory.spec) or {}
+    if spec.get("token") != job.token:
+        raise Refused(f"{job.directory.spec} was overwritten before its job was submitted")
     job.directory.submitit.mkdir(parents=True, exist_ok=True, mode=0o700)
-    call = DelayedSubmission(node_job.run_node, read_json(job.directory.spec))
-    call.dump(job.directory.call(job.token))
+    DelayedSubmission(node_job.run_node, spec).dump(job.directory.call(job.token))
 
 
 def _place(job: Submission) -> str:

@@ -79,7 +79,7 @@ class NodeHold:
         self._fence.check()
         self._is_asked = True
         try:
-            self.job_id = self._client.submit(self._script)
+            self.job_id = self._client.submit(self._script, check=self._fence.check)
         except (Refused, Unanswered) as error:
             return f"sbatch: {sanitize_line(str(error))[:MAX_WORDS]}"
         return self._wait(time.monotonic() + within_s, within_s)

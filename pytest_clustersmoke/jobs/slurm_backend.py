@@ -51,7 +51,7 @@ class SlurmBackend:
             return self._in_allocation(str(allocation.value)).submit(job)
         batch_script.write_call(job)
         write_atomically(job.directory.batch_script, self._script(job, after))
-        return self._note([job], self._client.submit(job.directory.batch_script))[0]
+        return self._sbatch([job])[0]
 
     def submit_array(self, jobs: Sequence[Submission], at_once: int, after: str = "") -> list[str]:
         first = jobs[0]
@@ -65,7 +65,12 @@ class SlurmBackend:
         script = self._script(first, after, len(jobs), at_once)
         for job in jobs:
             write_atomically(job.directory.batch_script, script)
-        return self._note(jobs, self._client.submit(first.directory.batch_script))
+        return self._sbatch(jobs)
+
+    def _sbatch(self, jobs: Sequence[Submission]) -> list[str]:
+        """Submit the script of the first of these jobs for all of them; return the id of each."""
+        script, check = jobs[0].directory.batch_script, jobs[0].check
+        return self._note(jobs, self._client.submit(script, check=check))
 
     def _in_allocation(self, job_id: str) -> AllocationBackend:
         environ = {**self._client.environ, "SLURM_JOB_ID": job_id}

@@ -13,14 +13,14 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from ..evidence.scheduler_record import AccountingEntry, JobState, NodeStatus, SchedulerRecord
 from ..text import sanitize_line
 from . import slurm_jobs, slurm_records
-from .backend import ANY_JOB, Refused, Unanswered, Words, names_job
+from .backend import ANY_JOB, Refused, Unanswered, Words, allow, names_job
 from .slurm_jobs import Allocation, JobStep, TrialSubmission
 from .slurm_records import Association, SlurmConfig, SlurmNode, SlurmPartition, SlurmQos
 
@@ -180,15 +180,18 @@ class SlurmClient:
             return TrialSubmission(None, f"`sbatch --test-only` cannot be run: {error}")
         return slurm_jobs.parse_test_only(answer.returncode, f"{answer.stderr}\n{answer.stdout}")
 
-    def submit(self, script: Path, *options: str) -> str:
-        """Submit a batch script; return the job id. Raises Refused and Unanswered."""
+    def submit(self, script: Path, *options: str, check: Callable[[], object] = allow) -> str:
+        """Submit a batch script; return the job id. `check` is called just before each sbatch.
+        Raises Refused and Unanswered, and what `check` does."""
         try:
+            check()
             return self._submit_once(script, *options)
         except Refused as refusal:
             if not slurm_jobs.NO_NODES.search(str(refusal)):
                 raise
             if self._is_starting():
                 raise Refused(str(refusal), for_now=True) from refusal
+        check()
         return self._submit_once(script, *options)  # slurmctld may have known no node before
 
     def _submit_once(self, script: Path, *options: str) -> str:

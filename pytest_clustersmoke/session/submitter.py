@@ -146,7 +146,7 @@ class Submitter:
         avoid = self._ledger.avoided(phases[0].name)
         behind = self._lanes.find_behind(len(phases)) if self._detaches else ""
         self._fence.check()
-        return prepare_jobs(phases, self._profile, places, behind, avoid)
+        return prepare_jobs(phases, self._profile, places, behind, avoid, self._fence.check)
 
     def _intend(self, jobs: Sequence[Submission]) -> None:
         """Journal what is about to be submitted. Raises OSError, and then nothing must be."""

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from submitit.core.utils import DelayedSubmission
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
-from pytest_clustersmoke.jobs.backend import Submission, make_backend
-from pytest_clustersmoke.jobs.batch_script import nameless_script, sbatch_options
+from pytest_clustersmoke.jobs.backend import Refused, Submission, make_backend, prepare_jobs
+from pytest_clustersmoke.jobs.batch_script import nameless_script, sbatch_options, write_call
 from tests.support.evidence import make_phase, make_profile
 
 BACKENDS: dict[str, tuple[dict[str, Any], bool]] = {
@@ -57,3 +58,18 @@ def test_nameless_script_has_all_that_jobs_differ_in_but_names_and_arguments(
     assert scripts["a"] == scripts["b"] != scripts["env"]
     options = {name: sbatch_options(script) for name, script in scripts.items()}
     assert options["a"] == options["env"] != options["time"]
+
+
+def test_call_of_a_submission_never_has_the_token_of_another(tmp_path: Path) -> None:
+    """A controller that has taken the run over has written a spec of its own meanwhile: that job
+    has another name, and would claim the phase for a submission that nobody watches."""
+    profile = make_profile(tmp_path, backend="slurm")
+    phase, directory = make_phase(profile), PhaseDir(tmp_path / "run1" / "phases" / "small")
+    (first,) = prepare_jobs([phase], profile, [directory])
+    (second,) = prepare_jobs([phase], profile, [directory])
+    with pytest.raises(Refused, match=r"spec\.json was overwritten before its job was submitted"):
+        write_call(first)
+    write_call(second)
+    assert not directory.call(first.token).exists()
+    call = DelayedSubmission.load(directory.call(second.token))
+    assert call.args[0]["token"] == second.token

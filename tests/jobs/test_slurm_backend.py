@@ -14,10 +14,17 @@ import pytest
 from submitit.core.utils import DelayedSubmission
 
 from pytest_clustersmoke.config.phase import Sourced
+from pytest_clustersmoke.evidence.locks import Superseded
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, write_json
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs import batch_script
-from pytest_clustersmoke.jobs.backend import Refused, Submission, Unanswered, make_spec
+from pytest_clustersmoke.jobs.backend import (
+    Refused,
+    Submission,
+    Unanswered,
+    make_spec,
+    prepare_jobs,
+)
 from pytest_clustersmoke.jobs.slurm_backend import ALLOCATION, KEEP_SIGNAL, SlurmBackend
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
@@ -432,6 +439,26 @@ def test_controller_that_does_not_know_its_nodes_yet_is_asked_again(
     with pytest.raises(Refused) as refusal:
         submit(backend(tmp_path, slurm.environ), tmp_path)
     assert refusal.value.for_now == for_now
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_run_that_is_taken_over_before_an_sbatch_submits_nothing_more(
+    slurm: FakeSlurm, tmp_path: Path, allowed: int
+) -> None:
+    """Before the first, while its files were written, or before that which follows a refusal."""
+    slurm.answers("sbatch", "", FAILED + "Requested node configuration is not available", 1)
+    slurm.answers("scontrol", "NodeName=n1 State=IDLE CPUTot=8 Partitions=main\n")
+    profile = make_profile(tmp_path, backend="slurm")
+    phase, directory = make_phase(profile), PhaseDir(tmp_path / "run1" / "phases" / "small")
+
+    def check() -> None:
+        if slurm.commands().count("sbatch") == allowed:
+            raise Superseded("pid 7 on login2 has taken this run over")
+
+    (job,) = prepare_jobs([phase], profile, [directory], check=check)
+    with pytest.raises(Superseded):
+        backend(tmp_path, slurm.environ).submit(job)
+    assert slurm.commands().count("sbatch") == allowed
 
 
 def test_missing_sbatch_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
