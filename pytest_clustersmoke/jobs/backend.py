@@ -57,7 +57,12 @@ class Refused(Exception):
 
 
 class Unanswered(Exception):
-    """The scheduler may have accepted the job or not; the text says what was seen of its answer."""
+    """The scheduler may have accepted the job or not; the text says what was seen of its answer.
+    `refused_so_far`: it could not accept jobs then, and was asked again."""
+
+    def __init__(self, message: str, *, refused_so_far: bool = False) -> None:
+        super().__init__(message)
+        self.refused_so_far = refused_so_far
 
 
 def allow() -> None:

@@ -30,6 +30,8 @@ DETAILS_TIMEOUT_S = 10.0
 # The database learns of a job's end about a second late (seen with slurmdbd 22.05).
 ACCOUNTING_LAG_S, ACCOUNTING_POLL_S = 2.0, 0.25
 MAX_DETAILS, MAX_MESSAGE = 2**20, 300
+# What sbatch prints once, as it begins to ask again by itself (22.05).
+TRIES_AGAIN = re.compile(r"(sleeping and|temporarily disabled,) retrying")
 # Variables of an enclosing job that would change what our jobs request.
 OUTER_JOB = re.compile(
     r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SCANCEL|SQUEUE|SACCT|SCONTROL|PMI|PMIX|SUBMITIT)_"
@@ -198,7 +200,14 @@ class SlurmClient:
         try:
             answer = self.run("sbatch", "--parsable", *options, str(script))
         except subprocess.TimeoutExpired as error:
-            raise Unanswered(f"sbatch did not answer within {error.timeout:g} s") from error
+            wrote = error.stderr or b""
+            wrote = wrote if isinstance(wrote, str) else wrote.decode(errors="replace")
+            shown = sanitize_line(wrote.strip())[:MAX_MESSAGE]
+            said = f" (it printed {shown!r})" if shown else ""
+            raise Unanswered(
+                f"sbatch did not answer within {error.timeout:g} s{said}",
+                refused_so_far=bool(TRIES_AGAIN.search(wrote)),
+            ) from error
         except OSError as error:
             raise Refused(f"sbatch cannot be run: {error}") from error
         message = answer.stderr.strip() or answer.stdout.strip()

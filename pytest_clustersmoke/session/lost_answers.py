@@ -12,7 +12,7 @@ from ..evidence.run_directory import PhaseDir, write_atomically
 from ..jobs.backend import Backend, SearchableBackend, Submission
 
 FIRST_LOOK_S, MOST_S = 0.5, 15.0  # between two looks
-# After a controller was killed, its sbatch may still be on its way.
+# After a controller or its sbatch was killed, a submission may still be on its way.
 ABSENT_S = 5.0
 
 
@@ -25,7 +25,8 @@ def withdraw(directory: PhaseDir, token: str, why: str) -> None:
 @dataclass
 class LostAnswer:
     """Jobs that were submitted together, the phase that they wait for, and what was seen of the
-    scheduler's answer. Times are monotonic seconds."""
+    scheduler's answer; `refused_so_far`: it could not accept them then. Times are monotonic
+    seconds."""
 
     jobs: Sequence[Submission]
     after: str
@@ -34,6 +35,7 @@ class LostAnswer:
     look_at: float = 0.0
     interval_s: float = FIRST_LOOK_S
     resubmits: bool = False  # if the scheduler answers, and does not have them
+    refused_so_far: bool = False
     is_absent: bool = False
 
     def claimed_ids(self) -> list[str]:
@@ -75,7 +77,8 @@ class LostAnswers:
                 continue
             job_ids = self._find(lost)
             answered = job_ids is not None
-            lost.is_absent = answered and lost.resubmits and now - lost.since >= ABSENT_S
+            may_resubmit = lost.resubmits or lost.refused_so_far
+            lost.is_absent = answered and may_resubmit and now - lost.since >= ABSENT_S
             if job_ids or lost.is_absent or now - lost.since >= self.patience_s:
                 self.waiting.remove(lost)
                 yield lost, job_ids or []

@@ -168,7 +168,8 @@ class Submitter:
         try:
             job_ids = self._call_backend(jobs, before.job_id if before else "")
         except Unanswered as silence:
-            self._expect_answer(LostAnswer(jobs, after, str(silence)))
+            refused = silence.refused_so_far
+            self._expect_answer(LostAnswer(jobs, after, str(silence), refused_so_far=refused))
         except Refused as refusal:
             self._ending.submitting = ()
             self._take_refusal(phases, jobs, refusal)
@@ -260,6 +261,9 @@ class Submitter:
         for lost, found in self._lost.look():
             if job_ids := found or self._give_up(lost):
                 self._watch(lost.jobs, job_ids, lost.after)
+            elif lost.is_absent and lost.refused_so_far:
+                refusal = Refused(lost.why, for_now=True)
+                self._take_refusal([job.phase for job in lost.jobs], lost.jobs, refusal)
             elif lost.is_absent:
                 self.queue.put_first(job.phase for job in lost.jobs)
             else:

@@ -91,15 +91,34 @@ def test_task_of_an_array_is_known_by_its_own_id(slurm: FakeSlurm, client: Slurm
     assert " --array -j 7_1 -o JobID," in slurm.calls()[-1]
 
 
-def test_sbatch_that_times_out_may_have_submitted_the_job(tmp_path: Path) -> None:
-    """Nobody knows."""
+@pytest.mark.parametrize(
+    ("prints", "said", "refused_so_far"),
+    [
+        ("", "", False),
+        ("the project is over its budget", " (it printed 'the project is over its budget')", False),
+        *(
+            (f"sbatch: error: {words}", f" (it printed 'sbatch: error: {words}')", True)
+            for words in (  # of sbatch 22.05, which asks again by itself
+                "Slurm temporarily unable to accept job, sleeping and retrying",
+                "Slurm job queue full, sleeping and retrying",
+                "Job creation temporarily disabled, retrying",
+            )
+        ),
+    ],
+)
+def test_sbatch_that_times_out_may_have_submitted_the_job(
+    tmp_path: Path, prints: str, said: str, refused_so_far: bool
+) -> None:
+    """Nobody knows. What it printed until then says why it took so long."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "sbatch").write_text("#!/bin/sh\nsleep 60\n")
+    (folder / "sbatch").write_text(f"#!/bin/sh\nprintf %s '{prints}' >&2\nexec sleep 60\n")
     (folder / "sbatch").chmod(0o755)
     client = SlurmClient({"PATH": f"{folder}:{os.environ['PATH']}"}, timeout_s=1)
-    with pytest.raises(Unanswered, match=r"sbatch did not answer within 1 s"):
+    with pytest.raises(Unanswered) as silence:
         client.submit(tmp_path / "x.sh")
+    assert str(silence.value) == f"sbatch did not answer within 1 s{said}"
+    assert silence.value.refused_so_far == refused_so_far
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pytest_clustersmoke.evidence.run_directory import (
 )
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs import job_watch
-from pytest_clustersmoke.jobs.backend import Submission
+from pytest_clustersmoke.jobs.backend import Submission, Unanswered
 from pytest_clustersmoke.jobs.slurm_backend import SlurmBackend
 from pytest_clustersmoke.node.abort_flag import raise_flag
 from pytest_clustersmoke.preflight.slurm_check import SlurmCheck
@@ -471,6 +471,39 @@ def test_job_of_a_lost_answer_is_found_and_watched(run: JobRun) -> None:
     session.wait("a", ignore)
     assert session.outcomes["a"].outcome == "passed"
     assert [name for name, _ in run.events()][:3] == ["intent", "unanswered", "submitted"]
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_job_that_sbatch_was_still_asking_to_be_accepted_is_submitted_again(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch, accepts: bool
+) -> None:
+    """Slurm could not accept it so far, and does not have it. The first submission is withdrawn, in
+    case that it comes to the queue late. If Slurm never accepts it, the reason has its words."""
+    for module, name in ((lost_answers, "ABSENT_S"), (phase_queue, "FIRST_RETRY_S")):
+        monkeypatch.setattr(module, name, 0.05)
+    monkeypatch.setattr(lost_answers, "FIRST_LOOK_S", 0.01)
+    words, submit = "sbatch did not answer within 60 s (it printed 'retrying')", run.backend.submit
+    tokens: list[str] = []
+
+    def ask(job: Submission, after: str = "") -> str:
+        tokens.append(job.token)
+        if accepts and len(tokens) == 3:
+            return submit(job, after)
+        raise Unanswered(words, refused_so_far=True)
+
+    monkeypatch.setattr(run.backend, "submit", ask)
+    patience_s = 60 if accepts else 0.5
+    session = run.start("a", limits={"poll_s": 0.05, "scheduler_patience_s": patience_s})
+    if accepts:
+        until(lambda: ("submitted", "a") in run.events())
+        run.passes("a")
+    session.wait("a", ignore)
+    judged = session.outcomes["a"]
+    assert judged.outcome == ("passed" if accepts else "never_ran")
+    assert accepts or words in judged.reason
+    directory = run.run.phase("a")
+    assert len({*tokens}) == len(tokens) > 1
+    assert all(directory.withdrawn(token).exists() for token in tokens[:-1])
 
 
 def test_job_whose_claim_is_seen_is_watched(run: JobRun) -> None:
