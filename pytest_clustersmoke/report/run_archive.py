@@ -214,9 +214,11 @@ def list_protected(report_dir: Path) -> set[str]:
 
 
 def _read_report_path(run: Path) -> Path | None:
-    """Where the report of a run is, by its run.json."""
+    """Where the report of a run of this user's is, by its run.json."""
+    if not RUN_ID.fullmatch(run.name) or not _is_own(run):
+        return None
     report = parse_text((read_json(RunDir(run).run) or {}).get("report"))
-    return Path(report) if report else None
+    return Path(report) if report and "\0" not in report else None
 
 
 def list_reported_elsewhere(run_dir: Path, report_dir: Path) -> set[str]:
@@ -225,8 +227,7 @@ def list_reported_elsewhere(run_dir: Path, report_dir: Path) -> set[str]:
     here = report_dir.resolve()
     found = set()
     for run in run_dir.iterdir():
-        report = _read_report_path(run) if RUN_ID.fullmatch(run.name) else None
-        if report is None:
+        if (report := _read_report_path(run)) is None:
             continue
         is_elsewhere = report.parent.resolve() != here
         if is_visible(report / KEEP) or (is_elsewhere and is_visible(report)):
@@ -246,12 +247,21 @@ def prune_runs(directory: Path, keep: int, protected: Collection[str] = ()) -> N
             shutil.rmtree(run)
 
 
+def _is_own(run: Path) -> bool:
+    """Whether a run's directory is this user's: pruning takes no other, and believes no other."""
+    try:
+        info = run.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
+
+
 def _began(run: Path) -> float | None:
     """When a run of ours that is over started: from its journal or, if it was killed before it
     wrote one, from its directory. None for anything else."""
+    if not _is_own(run):
+        return None
     try:
-        if run.is_symlink() or run.lstat().st_uid != os.getuid():
-            return None
         touched = run.lstat().st_mtime
     except OSError:
         return None

@@ -11,7 +11,12 @@ import pytest
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.report.publication import publish
-from pytest_clustersmoke.report.run_archive import _is_evidence, list_protected, prune_runs
+from pytest_clustersmoke.report.run_archive import (
+    _is_evidence,
+    list_protected,
+    list_reported_elsewhere,
+    prune_runs,
+)
 from pytest_clustersmoke.report.terminal import write_summary
 from pytest_clustersmoke.text import sanitize_lines
 from tests.support import records
@@ -440,6 +445,32 @@ def test_run_whose_report_is_in_another_report_directory_is_not_pruned(tmp_path:
     assert publish(record, run, here, {}, keep_runs=1) == []
     kept = {path.name for path in runs.iterdir()}
     assert kept == {reports[0].name, reports[2].name, record.run_id}
+
+
+def test_run_json_of_another_user_or_with_garbage_does_not_stop_pruning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a shared directory that several users have, each finds the others' runs. Nothing of those
+    is read or taken."""
+    here, runs, lstat = tmp_path / "reports", tmp_path / "runs", Path.lstat
+    here.mkdir()
+    for number in range(4):
+        run = RunDir(runs / f"20261101-02000{number}-abcdef")
+        run.root.mkdir(parents=True, mode=0o700)
+        run.journal.write_text(f'{{"event": "closed", "time": {number}, "mono": 1}}\n')
+        run.run.write_text(json.dumps({"report": "re\0port"}))
+    others = runs / "20261101-020000-abcdef"
+
+    def lstat_of_others(path: Path) -> os.stat_result:
+        info = list(lstat(path))
+        return os.stat_result([*info[:4], info[4] + (path == others), *info[5:]])
+
+    monkeypatch.setattr(Path, "lstat", lstat_of_others)
+    RunDir(others).run.write_text(json.dumps({"report": str(tmp_path / "trap")}))
+    (tmp_path / "trap").mkdir()
+    assert list_reported_elsewhere(runs, here) == set()
+    prune_runs(runs, 1)
+    assert {path.name[14] for path in runs.iterdir()} == {"0", "3"}
 
 
 def test_nothing_is_pruned_without_the_history(tmp_path: Path) -> None:
