@@ -35,7 +35,7 @@ class FencedJournal(EventWriter):
 
     def __init__(self, run: RunDir, fence: ControllerFence) -> None:
         super().__init__(run.journal)
-        self._run, self._fence = run, fence
+        self._run, self.fence = run, fence
         self._judged: dict[tuple[str, str], str] = {}
         self._beaten = time.monotonic()
         self._writing, self._is_closed = threading.Lock(), False
@@ -45,7 +45,7 @@ class FencedJournal(EventWriter):
     def write(self, event: str, **fields: Any) -> None:
         """Write a line; after `closed`, none. On a full disk it is lost; but for those that others
         act on, `KEPT`, that raises OSError."""
-        self._fence.check()
+        self.fence.check()
         try:
             with self._writing:  # by any thread; none that is late says more of a closed run
                 if not self._is_closed:
@@ -65,7 +65,7 @@ class FencedJournal(EventWriter):
         """Show other hosts, every few seconds, that the controller is alive. Raises Superseded, but
         not while that is unclear: nothing is done yet that another controller would mind."""
         with contextlib.suppress(Unclear):
-            self._fence.check()
+            self.fence.check()
         if time.monotonic() - self._beaten >= HEARTBEAT_S:
             self._beaten = time.monotonic()
             if self.controller is not None:

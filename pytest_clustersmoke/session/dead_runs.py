@@ -294,14 +294,14 @@ def _settle_jobs(
     """Judge the jobs of a dead run; return whether all of them have ended. Without a backend, their
     own results are all that is known; if it `gives_up`, jobs that have not started are kept from
     starting."""
-    from .unwatched_jobs import UnwatchedJobs
+    from .unwatched_jobs import UnwatchedJobs, withdraw_unanswered
 
     fence = ControllerFence(run)
     journal = FencedJournal(run, fence)
     try:
         known = read_journal(run)
+        withdraw_unanswered(run, known)
         jobs = UnwatchedJobs(run, known, backend)
-        jobs.withdraw()
         unstarted = jobs.give_up(NOT_STARTED) if gives_up else {}
         if unstarted is None:
             return False  # one has started just before
@@ -312,7 +312,7 @@ def _settle_jobs(
         jobs.judge(profile, journal, unstarted)
         why = "the run's process was killed before it submitted the phase"
         phases = parse_texts(about.get("phases_chosen"))
-        jobs.judge_others(phases, profile, Judgement("never_ran", why))
+        jobs.judge_others(phases, profile, journal, Judgement("never_ran", why))
     finally:
         journal.close()
     return True

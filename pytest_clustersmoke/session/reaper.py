@@ -16,7 +16,7 @@ from ..jobs.outcome import Judgement
 from ..text import Problem, UsageProblems, plural, shorten
 from .dead_runs import MOST_JOBS, find_blind_spot, find_controller, list_dead_runs
 from .dead_runs import REAP as OPTION
-from .unwatched_jobs import UnwatchedJobs
+from .unwatched_jobs import UnwatchedJobs, withdraw_unanswered
 
 ALL = "all"
 CONFIRM_S, POLL_S = 30.0, 0.5
@@ -85,15 +85,16 @@ def _end_run(run: RunDir, profile: Profile, backend: RunBackend) -> tuple[set[st
     fence = ControllerFence(run)
     journal = FencedJournal(run, fence)
     try:
-        jobs = UnwatchedJobs(run, read_journal(run), backend)
-        jobs.withdraw()
+        known = read_journal(run)
+        withdraw_unanswered(run, known)
+        jobs = UnwatchedJobs(run, known, backend)
         ended, left = _end_jobs(run, jobs, backend, fence, journal)
         if left:
             return ended, left
         cancelled = Judgement("cancelled", WHY)
         jobs.judge(profile, journal, dict.fromkeys(ended, cancelled))
         phases = parse_texts((read_json(run.run) or {}).get("phases_chosen"))
-        jobs.judge_others(phases, profile, cancelled, cancelled)
+        jobs.judge_others(phases, profile, journal, cancelled, cancelled)
         journal.write("closed", reaped=True)
     finally:
         journal.close()

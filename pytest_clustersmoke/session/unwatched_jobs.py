@@ -26,6 +26,15 @@ UNANSWERED = Judgement(
 )
 
 
+def withdraw_unanswered(run: RunDir, journal: RunJournal) -> None:
+    """Give up the submissions that had no answer: a job of theirs that starts later ends at once,
+    and one that had started has a claim by then. Raises OSError."""
+    for job in journal.unanswered:
+        if job.token:
+            words = "the run's process had ended before it had an answer"
+            withdraw(run.phase(job.phase).job(job.number), job.token, words)
+
+
 class UnwatchedJobs:
     """The jobs of a run whose controller has ended, as its journal has them: those that are not
     known to have ended, and whose ids are known. Without a backend nobody knows more of them than
@@ -38,14 +47,6 @@ class UnwatchedJobs:
             for job in (*journal.left, *journal.unanswered)
             if (watched := _watch(run, job)) is not None
         }
-
-    def withdraw(self) -> None:
-        """Give up the submissions that had no answer: a job of theirs that starts later ends at
-        once. Raises OSError."""
-        for job in self._journal.unanswered:
-            if job.token:
-                words = "the run's process had ended before it had an answer"
-                withdraw(self._run.phase(job.phase).job(job.number), job.token, words)
 
     def give_up(self, why: str) -> dict[str, Judgement] | None:
         """Give up every job, so that none starts any more; return by id the judgement of those that
@@ -110,6 +111,7 @@ class UnwatchedJobs:
                 judgement = Judgement(ending.outcome, ending.reason)
                 findings = [*ending.findings]
             before = read_attempts(directory, known.number)
+            journal.fence.check()
             written = write_result(
                 directory, profile, result, judgement, job, findings, known.intended, {}, before
             )
@@ -128,6 +130,7 @@ class UnwatchedJobs:
         self,
         phases: Sequence[str],
         profile: Profile,
+        journal: FencedJournal,
         unsubmitted: Judgement,
         unanswered: Judgement = UNANSWERED,
     ) -> None:
@@ -138,17 +141,18 @@ class UnwatchedJobs:
 
         for name in phases:
             if name not in self._journal.jobs:
-                self._judge_other(name, profile, unsubmitted)
+                self._judge_other(name, profile, journal, unsubmitted)
         for job in self._journal.unanswered:
             if job.phase not in self.jobs:
                 script = self._run.phase(job.phase).job(job.number).batch_script
                 finding = explain_lost_answer(unanswered, script)
-                self._judge_other(job.phase, profile, unanswered, [finding], job)
+                self._judge_other(job.phase, profile, journal, unanswered, [finding], job)
 
     def _judge_other(
         self,
         name: str,
         profile: Profile,
+        journal: FencedJournal,
         judgement: Judgement,
         findings: Sequence[Finding] = (),
         job: JournalledJob | None = None,
@@ -157,6 +161,7 @@ class UnwatchedJobs:
         if directory.result.exists():
             return
         before = read_attempts(directory, job.number if job else None)
+        journal.fence.check()
         written = write_result(
             directory, profile, None, judgement, None, findings, submitted, {}, before
         )

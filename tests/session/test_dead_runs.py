@@ -556,6 +556,40 @@ def test_reap_withdraws_submissions_without_an_answer(
     assert dead.outcomes() == dict.fromkeys("abc", "cancelled")
 
 
+def test_job_that_claims_as_its_submission_is_withdrawn_keeps_its_outcome(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks for a claim first, and withdraws then, would never see it."""
+    directory = dead.submitted("a")
+
+    def claim_before(place: PhaseDir, token: str, why: str) -> None:
+        write_json(directory.claim, {"token": token, "job_id": "7", "node": "n0"})
+        dead.passes("a")
+        lost_answers.withdraw(place, token, why)
+
+    monkeypatch.setattr(unwatched_jobs, "withdraw", claim_before)
+    assert reap(profile, slurm.environ, [RUN_ID], print) == 0
+    result = read_json(directory.result) or {}
+    assert (result["outcome"], result["job_id"]) == ("passed", "7")
+
+
+def test_run_that_is_taken_over_while_it_is_judged_gets_no_more_results(
+    dead: DeadRun, slurm: FakeSlurm, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the successor's, which may await its jobs again."""
+    for name, job_id in (("a", "7"), ("b", ""), ("c", "9")):
+        dead.submitted(name, job_id)
+    judge_end = unwatched_jobs.judge_end
+
+    def supersede(*values: Any) -> Any:
+        ControllerFence(dead.run)
+        return judge_end(*values)
+
+    monkeypatch.setattr(unwatched_jobs, "judge_end", supersede)
+    assert reap(profile, slurm.environ, [RUN_ID], print) == 1
+    assert dead.outcomes() == {}
+
+
 def test_reap_that_slurm_does_not_confirm_leaves_the_run_open(
     dead: DeadRun,
     slurm: FakeSlurm,
