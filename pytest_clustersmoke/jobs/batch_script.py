@@ -89,7 +89,7 @@ def write_call(job: Submission) -> None:
     Refused if the spec has become another submission's."""
     spec = read_json(job.directory.spec) or {}
     if spec.get("token") != job.token:
-        raise Refused(f"{job.directory.spec} was overwritten before its job was submitted")
+        raise Refused(f"{job.directory.spec} is another submission's, or cannot be read")
     job.directory.submitit.mkdir(parents=True, exist_ok=True, mode=0o700)
     DelayedSubmission(node_job.run_node, spec).dump(job.directory.call(job.token))
 

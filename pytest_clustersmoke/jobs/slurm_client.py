@@ -200,8 +200,8 @@ class SlurmClient:
         try:
             answer = self.run("sbatch", "--parsable", *options, str(script))
         except subprocess.TimeoutExpired as error:
-            wrote = error.stderr or b""
-            wrote = wrote if isinstance(wrote, str) else wrote.decode(errors="replace")
+            data: str | bytes = error.stderr or ""  # bytes, whatever was asked for
+            wrote = data if isinstance(data, str) else data.decode(errors="replace")
             shown = sanitize_line(wrote.strip())[:MAX_MESSAGE]
             said = f" (it printed {shown!r})" if shown else ""
             raise Unanswered(

@@ -177,7 +177,8 @@ class Cancellation:
     def _forget_refused(self, agreed: Container[str] = ()) -> None:
         """Note which of them are not left: the scheduler agreed to end them, or shows their end."""
         for job_id, job in [*self.refused.items()]:
-            if (job.is_gone or job_id in agreed) and self.refused.pop(job_id, None):
+            is_over = job.is_gone or job_id in agreed
+            if is_over and self.refused.pop(job_id, None) is not None:
                 self._journal.write("confirmed", phase=job.phase, job_id=job_id)
 
     def end_wait(self, job: WatchedJob) -> None:

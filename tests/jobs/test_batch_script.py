@@ -67,7 +67,7 @@ def test_call_of_a_submission_never_has_the_token_of_another(tmp_path: Path) -> 
     phase, directory = make_phase(profile), PhaseDir(tmp_path / "run1" / "phases" / "small")
     (first,) = prepare_jobs([phase], profile, [directory])
     (second,) = prepare_jobs([phase], profile, [directory])
-    with pytest.raises(Refused, match=r"spec\.json was overwritten before its job was submitted"):
+    with pytest.raises(Refused, match=r"spec\.json is another submission's"):
         write_call(first)
     write_call(second)
     assert not directory.call(first.token).exists()

@@ -16,7 +16,7 @@ import pytest
 from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.jobs import ssh_backend
-from pytest_clustersmoke.jobs.backend import Submission
+from pytest_clustersmoke.jobs.backend import prepare_jobs
 from pytest_clustersmoke.jobs.outcome import HOST_LOST
 from pytest_clustersmoke.jobs.ssh_backend import SshBackend
 from pytest_clustersmoke.jobs.ssh_client import UNREACHABLE, HostUnavailable, SshHost
@@ -127,7 +127,7 @@ def test_host_is_lost_later_while_its_connection_lives(
     monkeypatch.setattr(ssh_backend, "LOST_S", 0.0)
     profile = make_profile(tmp_path, backend="ssh", hosts=["a"])
     phase = make_phase(profile)
-    job = Submission(phase, RunDir(tmp_path / "run").phase(phase.name))
+    (job,) = prepare_jobs([phase], profile, [RunDir(tmp_path / "run").phase(phase.name)])
     backend = SshBackend(profile, os.environ)
     job_id = backend.submit(job)
     ended = [backend.states([job_id])[job_id].kind == "ended" for _ in range(2)]
@@ -141,7 +141,7 @@ def test_host_that_only_misses_the_last_question_is_not_lost(
     """Its part of the phase had ended; the phase is over since another host is lost."""
     profile = make_profile(tmp_path, backend="ssh", hosts=["a", "b", "c"])
     phase = make_phase(profile, nodes=2)
-    job = Submission(phase, RunDir(tmp_path / "run").phase(phase.name))
+    (job,) = prepare_jobs([phase], profile, [RunDir(tmp_path / "run").phase(phase.name)])
     tags = {host: f"run/{phase.name}/{rank}@{host}" for rank, host in enumerate("ab")}
     silent: set[str] = set()
     answers = {host: f"started {tag} 1 2 boot" for host, tag in tags.items()}

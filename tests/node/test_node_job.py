@@ -19,6 +19,7 @@ import pytest
 from pytest_clustersmoke.evidence.job_results import read_claim, read_node_result
 from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, write_json
+from pytest_clustersmoke.evidence.whole_files import create_once
 from pytest_clustersmoke.node import abort_flag, node_job
 from pytest_clustersmoke.node.abort_flag import NodeFailed
 from tests.fakes import nvidia_smi
@@ -188,10 +189,9 @@ def test_job_that_is_given_up_just_after_its_claim_takes_that_back(
     """The phase may be submitted again: that job would take it for one that has started. The other
     node does not wait for a claim that comes no more."""
     directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
-    create = node_job.create_once
 
     def give_up_meanwhile(path: Path, value: dict[str, Any]) -> bool:
-        created = create(path, value)
+        created = create_once(path, value)
         directory.withdrawn("t1").touch()
         return created
 
@@ -205,7 +205,7 @@ def test_job_that_is_given_up_just_after_its_claim_takes_that_back(
         with pytest.raises(NodeFailed, match="was given up before this job started"):
             waiting.result(timeout=10)
     assert directory.declined("t1").exists() and read_claim(directory) is None
-    monkeypatch.setattr(node_job, "create_once", create)
+    monkeypatch.undo()
     start_claim(tmp_path, 0, token="t2")
 
 

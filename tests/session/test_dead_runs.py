@@ -21,6 +21,7 @@ from pytest_clustersmoke.node.node_job import NodeFailed, NodeJob
 from pytest_clustersmoke.session import dead_runs, lost_answers, reaper, unwatched_jobs
 from pytest_clustersmoke.session.attachment import describe_start, find_attachment
 from pytest_clustersmoke.session.dead_runs import report_dead_runs
+from pytest_clustersmoke.session.job_end import judge_end
 from pytest_clustersmoke.session.reaper import reap
 from pytest_clustersmoke.session.unwatched_jobs import UnwatchedJobs
 from pytest_clustersmoke.text import UsageProblems, format_here
@@ -579,7 +580,6 @@ def test_run_that_is_taken_over_while_it_is_judged_gets_no_more_results(
     """They are the successor's, which may await its jobs again."""
     for name, job_id in (("a", "7"), ("b", ""), ("c", "9")):
         dead.submitted(name, job_id)
-    judge_end = unwatched_jobs.judge_end
 
     def supersede(*values: Any) -> Any:
         ControllerFence(dead.run)
