@@ -289,7 +289,9 @@ def test_shards_are_read_by_another_world_size(
     def train(nodes: int, per_node: int, sharding: str = "full", **environ: str) -> dict[str, Any]:
         args = {**ARGS, "precision": precision, "sharding": sharding}
         folder = tmp_path / f"{nodes}-{per_node}-{sharding}-{'-'.join(environ)}"
-        outcome = run_program(WORLD_SIZES, folder, args, nodes=nodes, per_node=per_node, **environ)
+        outcome = run_program(
+            WORLD_SIZES, folder, args, nodes=nodes, per_node=per_node, resume=0, **environ
+        )
         assert outcome.statuses == [0] * nodes, outcome.output
         assert outcome.phase.ranks_done == nodes * per_node
         share = 1 / (per_node if sharding == "hybrid" else nodes * per_node)
