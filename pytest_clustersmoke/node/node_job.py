@@ -339,10 +339,7 @@ def _reason(error: NodeFailed) -> dict[str, Any]:
     from .rendezvous import NotSeen
 
     if isinstance(error, PreflightFailed):
-        return {
-            "reason": "preflight",
-            "findings": [finding.as_dict() for finding in error.findings],
-        }
+        return {"reason": "preflight", "findings": [found.as_dict() for found in error.findings]}
     if isinstance(error, NotSeen):
         return {"reason": "unseen", "nodes": error.nodes}
     return {"reason": "node"}
