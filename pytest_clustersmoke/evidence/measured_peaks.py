@@ -77,8 +77,8 @@ def read_rank_peaks(rank: RankResult) -> RankPeaks | None:
 
 def _read_figures(rank: RankResult, event: dict[str, Any]) -> list[DeviceFigure]:
     figures = []
-    texts = (rank.device_name, parse_text(event.get("cpu")))
-    of_device, of_node = (sanitize_line((text or "")[:MAX_TEXT]) for text in texts)
+    models = (rank.device_name, parse_text(event.get("cpu")))
+    of_device, of_node = (sanitize_line((model or "")[:MAX_TEXT]) for model in models)
     for record in parse_rows(event.get("figures"))[:MAX_FIGURES]:
         texts = [parse_text(record.get(key)) for key in ("device", "name", "unit")]
         device, name, unit = (sanitize_line((text or "")[:MAX_TEXT]) for text in texts)

@@ -171,7 +171,7 @@ def test_wrong_answer_fails_also_where_nothing_is_compared(
     assert judged["n1"].id == "device-wrong-answer" and words in judged["n1"].text
 
 
-NOT_MEASURED = (
+NOT_MEASURED: tuple[tuple[dict[str, Any] | None, dict[str, Any], str], ...] = (
     (None, {"facts": {"packages": {"numpy": "2"}}}, "torch is not installed there"),
     ({"status": 124}, {}, "no figures within 90 s (limits.screen_peaks_s)"),
     ({"status": 3}, {}, "ended with status 3; see the log of its job"),
