@@ -411,6 +411,7 @@ def test_crontab_runs_on_slurm(home: Path) -> None:
     assert newest(home / "clustersmoke" / "reports")[1] > 10
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 def test_workflow_runs_on_slurm(home: Path) -> None:
     """Run its steps as a runner does: a real phase is FIT, the step finds this run's report, the

@@ -61,7 +61,9 @@ def test_run_directories_distinguish_nodes_of_one_host_name(
     assert "k1 (0000) -> k1 (0001)" in out
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
+)
 def test_mutated_logs_are_reported_in_every_form(seed: int, tmp_path: Path) -> None:
     """Whatever was cut, repeated or changed in a log, each form is complete and printable."""
     chance = random.Random(seed)

@@ -118,6 +118,7 @@ def own_lab() -> Iterator[lab.Lab]:
     lab.stop_lab(running.name)
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 def test_init_from_the_wheel_and_real_run(installed: dict[str, str], own_lab: lab.Lab) -> None:
     """On a real Slurm: a dry run, then a phase on two nodes; phases that are too large are left

@@ -223,6 +223,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_real_dumps_of_gloo_are_read(tmp_path: Path) -> None:
     """Rank 1 did not make the second call, in which rank 0 waits."""
     pytest.importorskip("torch")

@@ -68,6 +68,7 @@ def test_endless_line() -> None:
     assert len(finding.evidence[0].text) <= log_lines.MAX_TEXT
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_log() -> None:
     """Tens of megabytes of findings and tracebacks need only a few."""
 

@@ -351,6 +351,7 @@ def test_cores_of_the_kernel_are_read() -> None:
     assert parse_cpulist("0-2,8\n") == {0, 1, 2, 8} and parse_cpulist("\n") == set()
 
 
+@pytest.mark.slow
 def test_ranks_measure_between_init_and_the_program(torchrun: Callable[..., Run]) -> None:
     """The stage is no part of `init`, its time stands in its own stage, and the peak of memory that
     the kernel counts is the program's again."""
@@ -377,6 +378,7 @@ def test_ranks_measure_between_init_and_the_program(torchrun: Callable[..., Run]
     assert len(answers) == 1
 
 
+@pytest.mark.slow
 def test_never_measures_nothing(torchrun: Callable[..., Run]) -> None:
     """No stage, no event."""
     run = torchrun("open_group.py", ranks=1, peaks="never")

@@ -78,6 +78,7 @@ def check_records(phase: PhaseDir) -> None:
     assert any(frame["filename"].endswith("hang.py") for frame in ahead["frames"])
 
 
+@pytest.mark.slow
 def test_exception_is_recorded_and_ends_the_rank(torchrun: Callable[..., Run]) -> None:
     """A rank that raises records the error and exits, although its peer waits in a collective."""
     with Pressure() as pressure:

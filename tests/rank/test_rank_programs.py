@@ -165,12 +165,13 @@ def test_program_runs_by_hand(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("clustersmoke-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "steps", "own"),
     [
         ("train_mlp", 10, ("--hidden-size", "16", "--steps", "10")),
-        pytest.param("train_zero", 10, ("--steps", "10"), marks=pytest.mark.slow),
-        pytest.param("train_lora_sft", 5, ("--max-steps", "5"), marks=pytest.mark.slow),
+        ("train_zero", 10, ("--steps", "10")),
+        ("train_lora_sft", 5, ("--max-steps", "5")),
     ],
 )
 def test_cost_of_a_proof_is_measured_in_the_programs_own_loop(

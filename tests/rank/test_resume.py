@@ -36,6 +36,7 @@ def train(folder: Path, *words: str, resume: int, attempts: int) -> PhaseView:
     return view_phase(collect_phase(place))
 
 
+@pytest.mark.slow
 def test_both_parts_are_the_training_that_does_not_stop(tmp_path: Path) -> None:
     """Losses and final weights are equal bit by bit, with dropout and AdamW; steps count on."""
     whole = train(tmp_path / "whole", resume=0, attempts=1)

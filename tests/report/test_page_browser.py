@@ -253,7 +253,7 @@ def test_hostile_text_does_nothing(browse: Browse) -> None:
     )
 
 
-@pytest.mark.parametrize("phases", [1, 8])
+@pytest.mark.parametrize("phases", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_512_ranks_open_in_under_two_seconds(browse: Browse, phases: int) -> None:
     """One phase or eight, each with 64 nodes, 512 ranks and 2,080 groups of links: parsed, laid out
     and drawn in under two seconds of the page's CPU time, which other load does not affect."""
@@ -271,6 +271,7 @@ def test_512_ranks_open_in_under_two_seconds(browse: Browse, phases: int) -> Non
     assert "rank 341 on node42" in card.inner_text()
 
 
+@pytest.mark.slow
 def test_distant_charts_are_drawn_later(browse: Browse) -> None:
     """A chart is drawn when the user scrolls near it; for printing, all are drawn."""
     opened = browse(staged.ladder())

@@ -364,7 +364,8 @@ def test_label_covers_no_other_line(browse: Browse) -> None:
         assert len(through) == 1
 
 
-@pytest.mark.parametrize("nodes", [4, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [4, 5])
 def test_slowest_pair_is_labelled_on_its_own_line(browse: Browse, nodes: int) -> None:
     """For every pair as the slowest one, even if its line crosses others."""
     for slowest in range(nodes * (nodes - 1) // 2):

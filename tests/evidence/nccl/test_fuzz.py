@@ -176,6 +176,7 @@ def broken(text: bytes, cuts: list[tuple[int, int]], inside: list[tuple[int, int
     return b"".join(line for line, _ in lines)
 
 
+@pytest.mark.slow
 @bounded(250)
 @given(st.one_of(st.sampled_from(SAMPLES), SEEDS), CUTS, CUTS, st.integers(0, 200))
 def test_damaged_writes_do_not_invent_edges(

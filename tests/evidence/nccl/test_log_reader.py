@@ -471,6 +471,7 @@ def test_all_pairs_of_a_job() -> None:
     assert {edge.communicators for edge in log.edges} == {(0,)}
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_bytes() -> None:
     """Ten times as many lines of the same edges need no more memory."""
     edge = "Channel {:02d}/0 : {}[0] -> {}[1] [send] via NET/IB/0/GDRDMA"
