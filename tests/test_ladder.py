@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.support.ladder import (
     LAB_LAUNCHERS,
     NODES,
     ON_SLURM,
+    ON_THIS_MACHINE,
     ONE_RANK_A_NODE,
     PHASES,
     check_phases,
@@ -65,20 +66,31 @@ def check_phase_on_page(opened: Opened, phase: dict[str, Any]) -> None:
         assert opened.figures(cell) == [(show(metric["value"]), json.dumps(metric["value"]))]
 
 
+def choose(phases: Set[str]) -> list[str]:
+    """The options that select these phases."""
+    return ["-k", " or ".join(sorted(phases))]
+
+
 @pytest.fixture(scope="module")
 def local_ladder(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
-    """The whole ladder, once, on this machine."""
+    """The ladder of ON_THIS_MACHINE, once, there."""
     words = [f"--cluster-set={phase}.gpus_per_node=1" for phase in ONE_RANK_A_NODE]
-    return run_ladder(tmp_path_factory.mktemp("ladder"), "local", *words)
+    folder = tmp_path_factory.mktemp("ladder")
+    return run_ladder(folder, "local", *choose(ON_THIS_MACHINE), *words)
 
 
-def test_every_phase_passes_on_this_machine(local_ladder: RunFiles) -> None:
-    """The whole ladder is FIT on local, and each case has its phase's properties."""
-    check_phases(local_ladder)
-    check_files(local_ladder)
-    for name, (_, names) in property_names(local_ladder).items():
+def check_local(ladder: RunFiles, chosen: Set[str]) -> None:
+    """Each case has its phase's properties, too."""
+    check_phases(ladder, chosen)
+    check_files(ladder)
+    for name, (_, names) in property_names(ladder).items():
         measured = "busbw_gb_per_s" if "AllReduce" in name else "steps_per_s"
         assert {"job_id", "nodes", "outcome", "queue_s", "run_s", measured} <= names, name
+
+
+def test_ladder_passes_on_this_machine(local_ladder: RunFiles) -> None:
+    """The phases of ON_THIS_MACHINE are FIT on local."""
+    check_local(local_ladder, ON_THIS_MACHINE)
 
 
 def test_page_shows_the_ladder_of_this_machine(local_ladder: RunFiles) -> None:
@@ -87,10 +99,22 @@ def test_page_shows_the_ladder_of_this_machine(local_ladder: RunFiles) -> None:
 
 
 @pytest.fixture(scope="module")
+def other_local_ladder(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
+    """The ladder of ON_SLURM, once, on this machine."""
+    return run_ladder(tmp_path_factory.mktemp("others"), "local", *choose(ON_SLURM))
+
+
+@pytest.mark.slow
+def test_other_phases_pass_on_this_machine(other_local_ladder: RunFiles) -> None:
+    """The phases of ON_SLURM are FIT on local as well."""
+    check_local(other_local_ladder, ON_SLURM)
+
+
+@pytest.fixture(scope="module")
 def slurm_ladder() -> Iterator[RunFiles]:
     """The ladder of ON_SLURM, once, on a real Slurm without accounting."""
     with visible_folder() as folder:
-        yield run_on_lab(folder, "-k", " or ".join(sorted(ON_SLURM)))
+        yield run_on_lab(folder, *choose(ON_SLURM))
 
 
 @pytest.mark.lab
@@ -103,14 +127,15 @@ def test_ladder_passes_on_slurm(slurm_ladder: RunFiles) -> None:
     assert any("_" in job_id for job_id in job_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 def test_every_launcher_gives_the_same_losses(
-    local_ladder: RunFiles, slurm_ladder: RunFiles
+    other_local_ladder: RunFiles, slurm_ladder: RunFiles
 ) -> None:
     """The first and last losses are those of the same phase under torchrun, to 1e-6."""
     by_launcher = [
         {phase["phase"]: phase for phase in ladder.record()["phases"]}
-        for ladder in (local_ladder, slurm_ladder)
+        for ladder in (other_local_ladder, slurm_ladder)
     ]
     for name, launcher in LAB_LAUNCHERS.items():
         torchrun, other = (phases[name]["metrics"] for phases in by_launcher)

@@ -34,17 +34,18 @@ PHASES = {
     "allreduce_1node",
     "allreduce_multinode",
 }
-# What `make test` runs on a real Slurm, with each launcher at least once; `make test-all` runs all
-# phases there. lora_sft_2node has the program of lora_sft_ddp.
-ON_SLURM = PHASES - {
+# What `make test` runs on this machine, and what on a real Slurm, there with each launcher at least
+# once; `make test-all` runs all phases on both.
+ON_THIS_MACHINE = {
     "zero1_4node",
     "zero2_4node",
     "zero3_offload_2node",
     "lora_sft_ddp",
     "fsdp_1node",
     "fsdp_lora_2node",
-    "allreduce_multinode",  # test_wheel.py runs it on a real Slurm
+    "allreduce_multinode",
 }
+ON_SLURM = PHASES - ON_THIS_MACHINE
 # `make test` runs it on this machine with one rank on each node: each rank takes 5 s of CPU, and
 # zero1_4node runs there with two on each node. `make test-all` runs both so on the lab.
 ONE_RANK_A_NODE = ("zero2_4node",)
