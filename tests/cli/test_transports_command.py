@@ -203,6 +203,7 @@ def test_names_that_are_not_text_are_printed(tmp_path: Path) -> None:
     assert b"\\ufffd .log:4" in done.stdout
 
 
+@pytest.mark.slow
 def test_job_of_512_ranks_is_reported_within_ten_seconds(tmp_path: Path) -> None:
     """64 nodes of 8 ranks, 16 channels, in each form, including start-up: of CPU time, which other
     work on this machine affects little."""

@@ -151,6 +151,7 @@ def check(findings: list[Finding]) -> None:
     assert primary == sorted(primary, reverse=True)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.lists(st.sampled_from(SAMPLES), max_size=6), st.integers(0, 2**32 - 1))
 def test_damaged_logs_are_read_to_the_end(samples: list[str], seed: int) -> None:

@@ -108,6 +108,7 @@ def test_aborting_rank_writes_its_flight_recorder(tmp_path: Path) -> None:
     assert recorded(phase, 0)["entries"][-1]["input_sizes"] == [[5]]
 
 
+@pytest.mark.slow
 def test_raising_rank_writes_its_flight_recorder_before_the_error(
     torchrun: Callable[..., Run],
 ) -> None:

@@ -182,7 +182,8 @@ def test_buckets_are_freed_one_after_another(
     assert len(held) == 5  # four buckets and the norms
 
 
-@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2])
 def test_probe_detects_wrong_reductions_under_zero(
     torchrun: Callable[..., Run], stage: int
 ) -> None:

@@ -205,6 +205,7 @@ def test_cost_of_a_proof_leaves_out_the_steps_that_are_proven() -> None:
     assert Block.read(events) == Block(step=2.0, train=156.0, proofs=94.0, steps=6)
 
 
+@pytest.mark.slow
 def test_single_rank_under_a_trainer_gets_a_group(torchrun: Callable[..., Run]) -> None:
     """A Trainer opens none for one rank; what rank 0 shares arrives."""
     run = torchrun("lone_trainer.py", ranks=1)

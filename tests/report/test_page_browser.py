@@ -189,6 +189,7 @@ def test_axe_finds_nothing(browse: Browse, name: str, scheme: Any) -> None:
     assert opened.find_violations() == []
 
 
+@pytest.mark.slow
 def test_axe_finds_nothing_on_a_phone(browse: Browse) -> None:
     """axe-core finds no violation where tables scroll in their boxes."""
     opened = browse(staged.run(), size=PHONE)

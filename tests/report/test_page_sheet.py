@@ -59,7 +59,8 @@ def count_sheets(opened: Opened, paper: str) -> int:
 @pytest.mark.parametrize(
     "make",
     [
-        *(records.run, staged.run, many_phases, killed_run, staged.ladder),
+        *(records.run, staged.run, many_phases, killed_run),
+        pytest.param(staged.ladder, marks=pytest.mark.slow),
         *(RUNS[name] for name in ("proof", "hostile")),
     ],
     ids=["FIT", "UNFIT", "60 phases", "killed", "512 ranks", "proof", "hostile"],
