@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from ..evidence.finding import Finding
-from ..evidence.job_results import NodeResult
+from ..evidence.job_results import NodeResult, RankResult
 from ..evidence.measured_peaks import first_attempt, read_peaks
 from ..evidence.metric import Unmeasured, WrongDevice, fail
 from ..evidence.phase_result import PhaseResult
@@ -139,25 +138,26 @@ def warn_of_devices(phase: PhaseResult) -> list[Finding]:
 
 
 def _find_wrong_devices(phase: PhaseResult) -> list[Finding]:
-    """One for each rank, by the first of its criteria that accuses its device."""
-    accused: dict[int, str] = {}
-    for check, words in PROOFS.items():
-        try:
-            with suppress(pytest.skip.Exception):  # not measured
-                check(replace(phase, judged=set()))
-        except WrongDevice as wrong:
-            accused = {**dict.fromkeys(wrong.ranks, words), **accused}
-        except AssertionError:  # its records accuse no device, or are not whole
-            continue
+    """One for each rank, by the first of its criteria that accuses its device, in any attempt."""
+    accused: dict[int, tuple[RankResult, str]] = {}
+    for attempt in (*phase.earlier, phase):
+        for check, words in PROOFS.items():
+            try:
+                check(replace(attempt, judged=set()))
+            except WrongDevice as wrong:
+                for rank in wrong.ranks:
+                    accused.setdefault(rank, (attempt.ranks[rank], words))
+            except (AssertionError, pytest.skip.Exception):
+                continue  # its records accuse no device, or are not whole
     return [
         Finding(
             "device-computes-wrongly",
-            f"{identify_device(phase.ranks[rank])} computes wrongly: {words}",
+            f"{identify_device(rank)} computes wrongly: {words}",
             "take the device out of service and test it (dcgmi diag -r 3)",
-            hosts=(phase.ranks[rank].node,),
-            ranks=(rank,),
+            hosts=(rank.node,),
+            ranks=(number,),
         )
-        for rank, words in sorted(accused.items())
+        for number, (rank, words) in sorted(accused.items())
     ]
 
 

@@ -76,4 +76,4 @@ def _complete_ids(jobs: list[JournalledJob]) -> list[JournalledJob]:
     task = next(filter(None, (ARRAY_TASK.fullmatch(job.job_id) for job in jobs)), None)
     if task is None:
         return jobs
-    return [replace(job, job_id=f"{task[1]}_{job.index}") for job in jobs]
+    return [replace(job, job_id=job.job_id or f"{task[1]}_{job.index}") for job in jobs]

@@ -123,7 +123,7 @@ class IsolationPlan:
                 return self._name_nodes() if self._rounds.down else passed
             answer = yield from self._search()
             if answer.kind in (NODES, SWITCH) and (yield from self._rounds.refute_pairs()):
-                return self.give_up("no two nodes passed, also none that larger groups passed with")
+                return self.give_up("no two nodes passed, not even two that passed in a group")
             return answer
         except BudgetSpent:
             return self.give_up(f"the budget of {plural(self._rounds.most_tests, 'test')} is spent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,4 +133,6 @@ def test_device_that_a_proof_of_training_accuses_is_in_the_list_of_the_job(tmp_p
     (finding,) = warn_of_devices(result)
     assert (finding.id, finding.hosts, finding.ranks) == ("device-computes-wrongly", ("n0",), (1,))
     assert finding.cause.startswith("rank 1 (n0) on h computes wrongly: a proven step, repeated")
+    resumed = replace(Evidence(tmp_path / "resumed").done().result(), earlier=(result,))
+    assert warn_of_devices(resumed) == [finding]
     assert result.judged == set()

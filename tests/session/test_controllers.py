@@ -17,7 +17,7 @@ import pytest
 from pytest_clustersmoke.config.phase import Phase
 from pytest_clustersmoke.evidence.locks import ControllerFence
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_json, write_json
-from pytest_clustersmoke.evidence.run_journal import FencedJournal
+from pytest_clustersmoke.evidence.run_journal import FencedJournal, JournalledJob
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs import job_watch
@@ -175,6 +175,12 @@ def test_task_of_an_array_keeps_its_index_when_another_has_ended(
     until(lambda: len(session._watched) == 3)
     jobs = {name: job.job_id for name, job in session._watched.items()}
     assert jobs == {"b": "7_1", "c": "7_2", "d": "7_3"}
+
+
+def test_last_task_of_an_array_keeps_its_id_in_a_journal_without_indices() -> None:
+    """The journal did not always have them."""
+    left = JournalledJob("d", "t", 1.0, job_id="7_3")
+    assert earlier_jobs._complete_ids([left]) == [left]
 
 
 @pytest.mark.parametrize(("nodes", "restored"), [(3, 3), ("many", 2), (None, 2)])

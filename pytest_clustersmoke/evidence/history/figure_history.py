@@ -139,12 +139,12 @@ def read_figures(
     """By node, what its devices reached since a time, the newest first, at most MAX_READ."""
     if (version := read_version(connection) or 0) < WITH_NODES:
         return {}
-    model = "d.model" if version >= WITH_MODELS else "''"
+    column = "d.model" if version >= WITH_MODELS else "''"
     by_node: dict[str, list[PastFigure]] = {}
     for node, name in list_nodes(connection, cluster):
         rows = connection.execute(
             "SELECT d.name, f.name, v.value, f.unit, f.higher_is_better, r.run_id, v.seen, "
-            f"{model} "
+            f"{column} "
             "FROM device_figures v JOIN devices d ON d.id = v.device "
             "JOIN figures f ON f.id = v.figure JOIN runs r ON r.id = v.run "
             "WHERE v.node = ? AND v.seen >= ? "
