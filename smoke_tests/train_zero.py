@@ -33,6 +33,7 @@ from zero_engine import (
 )
 
 TAG, MODEL = "final", "model_16bit.pt"
+WHOLE_FROM_STAGE = 2  # the first whose phase saves the model
 
 
 def parse_args() -> argparse.Namespace:
@@ -78,13 +79,13 @@ def backward(
 def save(engine: Any, directory: Path) -> None:
     """The checkpoint; and the whole model in 16 bits, for programs without DeepSpeed."""
     engine.save_checkpoint(str(directory), tag=TAG)
-    if engine.zero_optimization_stage() == 3:
+    if engine.zero_optimization_stage() >= WHOLE_FROM_STAGE:
         engine.save_16bit_model(str(directory), MODEL)
 
 
 def check_whole_model(engine: Any, path: Path, args: argparse.Namespace, rank: int) -> bool:
     """Whether the 16-bit model is all that a model without DeepSpeed needs, and has what this rank
-    trained in the place of its part."""
+    trained: all of it, or at stage 3 its part."""
     if not path.exists():
         return False
     weights = torch.load(path, map_location="cpu", weights_only=True)
@@ -92,8 +93,9 @@ def check_whole_model(engine: Any, path: Path, args: argparse.Namespace, rank: i
         plain = build_model(args.hidden_size, args.layers)
     plain.load_state_dict(weights, assign=True)
     for name, parameter in engine.module.named_parameters():
-        own = parameter.ds_tensor.detach().cpu()
-        first = rank * own.numel()
+        part = getattr(parameter, "ds_tensor", None)
+        own = (parameter if part is None else part).detach().cpu().flatten()
+        first = 0 if part is None else rank * own.numel()
         whole = weights[name].flatten()[first : first + own.numel()]  # the last part is padded
         if not torch.equal(whole, own[: whole.numel()]):
             return False
@@ -151,7 +153,7 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
     # Checkpoint. All ranks save, each its own share of the optimizer.
     rank.save_checkpoint(lambda: save(engine, rank.output_dir))
     trained = rank.digest(state_of(engine))
-    if args.stage == 3:
+    if args.stage >= WHOLE_FROM_STAGE:
         path = rank.output_dir / MODEL
         rank.fact(whole_model_is_right=check_whole_model(engine, path, args, rank.rank))
     engine.destroy()

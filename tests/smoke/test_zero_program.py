@@ -111,10 +111,10 @@ def test_combinations_that_the_ladder_leaves_out(
     ):
         getattr(criteria, name)(outcome.phase)
     assert outcome.phase.fact("offload_optimizer") == offload
+    criteria.test_whole_model_loads_in_plain_torch(outcome.phase)
     if stage == 3:
         criteria.test_each_rank_holds_its_share(outcome.phase)
         criteria.test_weights_and_optimizer_are_offloaded(outcome.phase)
-        criteria.test_whole_model_loads_in_plain_torch(outcome.phase)
 
 
 WITH_CONFIG = """
