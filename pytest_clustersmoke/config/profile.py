@@ -158,7 +158,7 @@ class Limits(f.Section):
         default=IsolationBudget(),
         description="what --cluster-isolate may take for each phase that failed",
     )
-    keep_runs: f.Count = Field(default=30, description="number of runs to keep")
+    keep_runs: f.Count = Field(default=30, description="number of runs to keep, and of screens")
     publish: Literal["names", "all"] = Field(
         default="all",
         description="`names`: reports have no user, path, UUID or serial number, nor copies of the "

@@ -22,6 +22,7 @@ from ..evidence.history.newest_runs import find_last_verdicts
 from ..evidence.run_directory import RUN_ID, PhaseDir, RunDir, read_json
 from ..evidence.run_journal import is_closed
 from ..evidence.run_record import PhaseRecord
+from ..evidence.screen_files import ScreenFiles
 from ..evidence.telemetry import parse_text, read_events
 from ..evidence.whole_files import SHARED, is_visible, make_shared_directory, shared_mode
 from ..text import plural
@@ -236,11 +237,14 @@ def list_reported_elsewhere(run_dir: Path, report_dir: Path) -> set[str]:
 
 
 def prune_runs(directory: Path, keep: int, protected: Collection[str] = ()) -> None:
-    """Delete the oldest runs beyond `keep`, but none of these: only our own directories, by name,
-    owner and content, and only of runs that are over."""
+    """Delete the oldest runs beyond `keep`, and the oldest screens beyond as many, which may run
+    each hour, but none of these: only our own directories, by name, owner and content, and only of
+    runs that are over."""
     runs = [path for path in directory.iterdir() if RUN_ID.fullmatch(path.name)]
     begun = sorted((when, run) for run in runs if (when := _began(run)) is not None)
-    for _, run in begun[:-keep]:
+    screens = [run for _, run in begun if ScreenFiles(run).root.is_dir()]
+    others = [run for _, run in begun if run not in screens]
+    for run in (*others[:-keep], *screens[:-keep]):
         if run.name in protected or (run / KEEP).exists():
             continue
         with contextlib.suppress(OSError):

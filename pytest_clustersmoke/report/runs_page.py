@@ -2,8 +2,8 @@
 
 A strip of the last nights by phase, the past of each phase's rate, a matrix of nodes by phases, and
 a row for each run, whose id is the run's id: the pages of runs link there, so that later runs and
-pruning break no link. The page shows the newest NIGHTS runs of a cluster, and older ones whose
-reports are kept.
+pruning break no link. The page shows the newest NIGHTS runs of a cluster that ran phases, as many
+of any kind, and older ones whose reports are kept.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class ClusterSection:
     anchor: str
     total: int
     runs: list[RunRow]  # the newest first, and older ones whose reports are kept
-    strip: list[RunRow]  # the oldest first
+    strip: list[RunRow]  # those that ran phases, the oldest first
     months: list[tuple[str, int]]  # above the strip, with the number of runs
     phases: list[PhaseRow]
     hidden_phases: int
@@ -190,6 +190,12 @@ class ClusterSection:
     def clock(self) -> str:
         """What the days and the axes of the charts show."""
         return "local time" if any(row.run.utc_offset_s for row in self.strip) else "UTC"
+
+    @property
+    def is_strip_of_all(self) -> bool:
+        """Whether the strip leaves out no run since it begins: a screen ran no phases."""
+        since = self.strip[0].run.begun
+        return sum(row.run.begun >= since for row in self.runs) == len(self.strip)
 
     @property
     def printed(self) -> set[str]:
@@ -273,8 +279,8 @@ def _hide(runs: ClusterRuns, is_closed: bool) -> ClusterRuns:
             phases={name: hide_phase(phase) for name, phase in run.phases.items()},
         )
 
-    newest, older = ([hide_run(run) for run in some] for some in (runs.newest, runs.older))
-    return replace(runs, newest=newest, older=older)
+    newest, others = ([hide_run(run) for run in some] for some in (runs.newest, runs.others))
+    return replace(runs, newest=newest, others=others)
 
 
 def _build_sections(
@@ -293,10 +299,8 @@ def _build_section(
     names = list(dict.fromkeys(name for run in runs.newest for name in run.phases))
     shown = names[:MAX_PHASES]
     changes = {run.run_id: _describe_changes(strip[:at], run) for at, run in enumerate(strip)}
-    rows = {
-        run.run_id: _make_row(run, kept, changes.get(run.run_id, {}))
-        for run in (*runs.newest, *runs.older)
-    }
+    every = sorted((*runs.newest, *runs.others), key=lambda run: (run.begun, run.id), reverse=True)
+    rows = {run.run_id: _make_row(run, kept, changes.get(run.run_id, {})) for run in every}
     counted = count_node_states(connection, runs.cluster, strip[0].begun)
     verdicts = Counter((rows[run.run_id].words, rows[run.run_id].tone) for run in strip)
     return ClusterSection(

@@ -398,6 +398,19 @@ def test_pruning_keeps_the_last_fit_and_unfit_run_and_runs_marked_to_keep(tmp_pa
     assert kept == {*protected, *ids[-2:]}
 
 
+def test_pruning_counts_screens_apart(tmp_path: Path) -> None:
+    """Those of each hour take no night, and old screens go all the same."""
+    for number in range(8):
+        record = records.run(begun=records.BEGUN + number)
+        record["run_id"] = f"20261101-0200{number:02}-abcdef"
+        make_over(tmp_path, record)
+        if number not in (0, 3, 4):
+            (tmp_path / record["run_id"] / "screen").mkdir()
+    prune_runs(tmp_path, 2)
+    kept = {path.name[13:15] for path in tmp_path.iterdir() if path.is_dir()}
+    assert kept == {"03", "04", "06", "07"}
+
+
 def test_parts_and_screens_do_not_unprotect_the_last_whole_runs(tmp_path: Path) -> None:
     """Neither do runs of which not all is known. The newest of any kind stays, too."""
     made: list[dict[str, object]] = [{}, {"selection": "-k small"}, {"phases": []}]

@@ -212,10 +212,16 @@ def heading(text: str) -> tuple[str, str]:
     return text.split('<h1 data-field="verdict">')[1].split("<")[0], str(header["class"])
 
 
-@pytest.mark.parametrize("changes", [{"selection": "-k small"}, {"phases": []}])
-def test_heading_is_the_newest_run_of_all_phases(tmp_path: Path, changes: records.Record) -> None:
+@pytest.mark.parametrize(
+    ("changes", "last"),
+    [({"selection": "-k small"}, ("none", "◐FIT of a part")), ({"phases": []}, ("bad", "✗UNFIT"))],
+    ids=["part", "screen"],
+)
+def test_heading_is_the_newest_run_of_all_phases(
+    tmp_path: Path, changes: records.Record, last: tuple[str, str]
+) -> None:
     """A FIT run of one phase or a FIT screen after an UNFIT night makes nothing green, even if
-    there are so many that the night is not in the strip."""
+    there are so many that the night is not in the strip, which leaves out screens."""
     bad = {**rated("wide", 10.0), "outcome": "failed"}
     for number in range(NIGHTS + 2):
         later = night(number, rated("small", 10.0), **changes)
@@ -226,8 +232,30 @@ def test_heading_is_the_newest_run_of_all_phases(tmp_path: Path, changes: record
             assert heading(text) == ("UNFIT", "verdict bad") and f">{part}</span> run" in text
             tables = Cells(text).tables
             tone, words, _ = tables["strip"][2][-1]
-            assert tone == "none" and words.strip() == f"◐{part}"
+            assert (tone, words.strip()) == last
             assert tables["runs"][-1][1][1] == "UNFIT" and tables["runs"][1][1][1] == part
+
+
+def test_hourly_screens_hide_no_night(tmp_path: Path) -> None:
+    """The strip and the rates are of the nights alone; the list also has the newest screens."""
+    ids = store_nights(tmp_path, 3, ["wide"])
+    assert "screens" not in render_runs_page(tmp_path).split('data-table="strip"')[0]
+    screens = [night(3 + number, phases=[]) for number in range(NIGHTS + 1)]
+    for made in screens:
+        records.store_run(made, tmp_path)
+    text = render_runs_page(tmp_path)
+    tables = Cells(text).tables
+    assert [tone for tone, _, _ in tables["strip"][2][1:]] == ["good", "good", "bad"]
+    assert len(tables["trend"]) == 1 + 3
+    rows = [row[2][1].split()[0] for row in tables["runs"][1:]]
+    assert rows == [*(made["run_id"] for made in screens[:0:-1]), *ids[::-1]]
+    assert "The last 3 runs" in text and "screens are in the list of each run" in text
+
+
+def test_cluster_that_was_only_screened_has_a_strip(tmp_path: Path) -> None:
+    records.store_run(night(0, phases=[]), tmp_path)
+    tables = Cells(render_runs_page(tmp_path)).tables
+    assert tables["strip"][2][-1][1].strip() == "◐FIT of a screen"
 
 
 def test_later_bad_part_takes_the_green_from_the_heading(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from .setup_changes import describe_setup_changes
 
 # The metric that stands for a phase: the first of these that it has.
 HEADLINES = ("busbw_gb_per_s", "steps_per_s")
-# Of runs: those whose verdict judges the cluster.
-_WHOLE = "selection = '' AND EXISTS (SELECT 1 FROM phases WHERE phases.run = runs.id)"
+# Of runs: all but screens; and those whose verdict judges the cluster.
+_WITH_PHASES = "EXISTS (SELECT 1 FROM phases WHERE phases.run = runs.id)"
+_WHOLE = f"selection = '' AND {_WITH_PHASES}"
 MAX_OLDER = 200  # kept reports of a cluster that are older than its newest runs
 # A variable of SQLite for each; it has at least 999.
 _MOST_IDS = 900
@@ -92,19 +93,21 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class ClusterRuns:
-    """The runs of a cluster, the newest first: all of the newest, and older ones that were asked
-    for or are the newest whole one. `total` is how many the history has."""
+    """The runs of a cluster, the newest first: the newest that ran phases, so that hourly screens
+    do not hide the nights (the newest of any kind where none ran phases); and others, which are
+    the newest screens, those that were asked for, and the newest whole one. `total` is how many the
+    history has."""
 
     cluster: str
     total: int
     newest: Sequence[ListedRun]
-    older: Sequence[ListedRun]
+    others: Sequence[ListedRun]
 
 
 def read_newest_runs(
     connection: Connection, limit: int, kept: Collection[str] = ()
 ) -> list[ClusterRuns]:
-    """The newest runs of each cluster, and older ones whose id is in `kept`; the cluster with the
+    """The newest runs of each cluster, and others whose id is in `kept`; the cluster with the
     newest run comes first."""
     counts = connection.execute(
         "SELECT cluster, count(*) FROM runs GROUP BY cluster ORDER BY max(begun) DESC"
@@ -118,23 +121,20 @@ def _read_cluster(
 ) -> ClusterRuns:
     columns = "id, run_id, begun, written, verdict, sentence, selection, interrupted, partial, "
     columns += _name_columns(read_version(connection) or 0)
-    order = "ORDER BY begun DESC, id DESC LIMIT ?"
-    newest = connection.execute(
-        f"SELECT {columns} FROM runs WHERE cluster = ? {order}", (cluster, limit)
-    ).fetchall()
-    whole = connection.execute(
-        f"SELECT {columns} FROM runs WHERE cluster = ? AND {_WHOLE} {order}", (cluster, 1)
-    ).fetchall()
-    listed = {str(row["run_id"]) for row in (*newest, *whole)}
-    others = [run_id for run_id in kept if run_id not in listed]
-    older = connection.execute(
-        f"SELECT {columns} FROM runs WHERE run_id IN ({', '.join('?' * len(others))}) "
-        f"AND cluster = ? {order}",
-        (*others, cluster, MAX_OLDER),
-    ).fetchall()
-    older += [row for row in whole if row["id"] not in {row["id"] for row in newest}]
-    older.sort(key=lambda row: (row["begun"], row["id"]), reverse=True)
-    runs = [_parse_run(row) for row in (*newest, *older)]
+
+    def read(condition: str, limit: int, ids: Sequence[str] = ()) -> list[Row]:
+        order = "ORDER BY begun DESC, id DESC LIMIT ?"
+        text = f"SELECT {columns} FROM runs WHERE cluster = ? AND {condition} {order}"
+        return connection.execute(text, (cluster, *ids, limit)).fetchall()
+
+    newest = read(_WITH_PHASES, limit) or read("TRUE", limit)
+    shown = {str(row["run_id"]) for row in newest}
+    found = [*read("TRUE", limit), *read(_WHOLE, 1)]
+    asked = [run_id for run_id in kept if run_id not in shown]
+    found += read(f"run_id IN ({', '.join('?' * len(asked))})", MAX_OLDER, asked)
+    others = {row["id"]: row for row in found if row["run_id"] not in shown}
+    order = sorted(others.values(), key=lambda row: (row["begun"], row["id"]), reverse=True)
+    runs = [_parse_run(row) for row in (*newest, *order)]
     by_id = {run.id: run for run in runs}
     for run, phase, made in _read_phases(connection, list(by_id)):
         by_id[run].phases[phase] = made
