@@ -40,6 +40,7 @@ from .node_findings import (
     find_foreign_events,
     find_missing_program,
     find_node_reasons,
+    find_overwritten_spec,
     find_stray_fault,
     find_unreadable_results,
     log_tail,
@@ -50,6 +51,7 @@ from .scheduler_findings import find_scheduler_action
 
 # The judge that explains most comes first.
 JUDGES = (
+    find_overwritten_spec,
     find_stray_fault,
     find_failed_setup,
     find_foreign_directory,

@@ -25,7 +25,7 @@ from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.staged_marks import find_unrequested_fault
 from ..evidence.telemetry import parse_int, parse_ints, read_start
 from ..evidence.variable_names import hide_assignments
-from ..evidence.whole_files import MAX_NODE_BYTES, explain_unreadable
+from ..evidence.whole_files import MAX_JSON_BYTES, MAX_NODE_BYTES, explain_unreadable
 from ..node import checks
 from ..node.job_entry import MISSING, REFUSAL
 from ..text import FAILURE, WARNING
@@ -133,6 +133,25 @@ def find_missing_program(evidence: FailureEvidence) -> list[Finding]:
             )
         ]
     return []
+
+
+def find_overwritten_spec(evidence: FailureEvidence) -> list[Finding]:
+    """A job whose spec says of no node that it belonged to it: nothing of it can be read."""
+    if evidence.result.nodes:
+        return []
+    path = evidence.directory.spec
+    why = explain_unreadable(path, MAX_JSON_BYTES) or (
+        "is not the one that this run wrote" if path.exists() else "is gone"
+    )
+    return [
+        Finding(
+            "spec-overwritten",
+            f"the job's {path.name} {why}, so which nodes and ranks it had is unknown",
+            "find out what changed this file, which only the job and this user can write: most "
+            "likely the program, whose own files belong into `rank.output_dir`",
+            evidence=(Evidence(str(path), 1, why),),
+        )
+    ]
 
 
 def find_unreadable_results(evidence: FailureEvidence) -> list[Finding]:

@@ -308,6 +308,27 @@ def test_result_of_a_node_that_cannot_be_read_is_a_finding(tmp_path: Path, kind:
     assert finding.evidence[0].file == str(path)
 
 
+@pytest.mark.parametrize("kind", [*UNREADABLE, "foreign", "gone"])
+def test_overwritten_spec_is_the_finding(tmp_path: Path, kind: str) -> None:
+    """Whatever else the job left: nobody knows which nodes and ranks it had."""
+    evidence = Evidence(tmp_path, 2).done()
+    path = evidence.dir.spec
+    path.unlink()
+    if kind == "foreign":
+        write_json(path, {"phase": "small"})
+        why = "is not the one that this run wrote"
+    elif kind == "gone":
+        why = "is gone"
+    else:
+        make, why = UNREADABLE[kind]
+        make(path)
+    result = collect_phase(evidence.dir)
+    (finding,) = diagnose(result, judge_job(result, JobState("ended", "COMPLETED")))
+    assert (finding.id, finding.primary) == ("spec-overwritten", True)
+    assert finding.cause.startswith(f"the job's spec.json {why}")
+    assert finding.evidence[0].file == str(path)
+
+
 def test_unreadable_result_stands_beside_another_cause(tmp_path: Path) -> None:
     """The rank's error explains the failure; the file is mentioned."""
     error = {"type": "ValueError", "message": "boom", "traceback": "tb"}

@@ -357,14 +357,18 @@ def test_failed_job_that_the_scheduler_still_runs_is_cancelled(run: JobRun) -> N
 
 
 def test_job_that_overwrites_its_spec_costs_its_own_phase_alone(run: JobRun) -> None:
-    """The watch goes on, and so does the other phase."""
+    """The watch goes on, and so does the other phase; the finding names the file."""
     session = run.start("a", "b")
     until(lambda: run.submitted() == ["a", "b"])
-    write_json(run.run.phase("a").spec, {"phase": "a"})
+    spec = run.run.phase("a").spec
+    write_json(spec, {"phase": "a"})
     for name in "ab":
         run.passes(name)
         session.wait(name, ignore)
     assert session.outcomes["a"].outcome != "passed" and session.outcomes["b"].outcome == "passed"
+    (finding,) = run.result("a")["findings"]
+    assert finding["id"] == "spec-overwritten"
+    assert finding["evidence"][0]["file"] == str(spec)
 
 
 def test_late_result_counts(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:

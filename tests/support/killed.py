@@ -41,14 +41,14 @@ def attach(suite: Suite, *words: str) -> Outcome:
     return suite.run_apart(*ATTACH, *words)
 
 
-def check_whole(suite: Suite, outcome: Outcome, *phases: str) -> None:
-    """All phases passed, and each ran once."""
+def check_whole(suite: Suite, outcome: Outcome, *phases: str, attached: int = 1) -> None:
+    """All phases passed, each ran once, and the run was attached so often."""
     assert outcome.ret == 0, outcome.output
     record = suite.record()
     assert {phase["phase"]: phase["outcome"] for phase in record["phases"]} == dict.fromkeys(
         phases, "passed"
     )
-    assert record["verdict"] == "FIT" and len(record["attached"]) == 1
+    assert record["verdict"] == "FIT" and len(record["attached"]) == attached
     (run,) = (path for path in suite.runs() if path.is_dir())
     for phase in phases:
         claims = [

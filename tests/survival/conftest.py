@@ -12,9 +12,17 @@ from tests.support.harness import Suite
 from tests.support.labs import running_lab
 
 
-@pytest.fixture(scope="package")
-def own_lab() -> Iterator[lab.Lab]:
-    with running_lab(lab.LabSettings(name="survival", nodes=2)) as running:
+@pytest.fixture(
+    scope="package",
+    params=[
+        pytest.param(False, id="plain"),
+        pytest.param(True, id="accounting", marks=pytest.mark.slow),
+    ],
+)
+def own_lab(request: pytest.FixtureRequest) -> Iterator[lab.Lab]:
+    """Without accounting and with it, where Slurm also knows jobs that slurmctld has forgotten."""
+    settings = lab.LabSettings(name="survival", nodes=2, accounting=request.param)
+    with running_lab(settings) as running:
         yield running
 
 

@@ -35,6 +35,15 @@ def test_run_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
     check_whole(suite, attach(suite), "small", "second")
 
 
+@pytest.mark.slow
+def test_run_that_attaches_may_be_killed_as_well(suite: Suite) -> None:
+    """Also at its first line."""
+    suite.phase("small", script=str(IDLE), args={"seconds": 1})
+    kill_at(suite, "submitted:1")
+    kill_at(suite, "attached:1", *ATTACH)
+    check_whole(suite, attach(suite), "small", attached=2)
+
+
 def test_running_job_is_awaited_by_the_run_that_attaches(suite: Suite) -> None:
     """Nothing is started a second time, and the header says that the run was attached."""
     suite.phase("small", script=str(IDLE), args={"seconds": 3})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,9 +12,10 @@ import pytest
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import IDLE, Suite
-from tests.support.killed import attach, check_whole, kill_at
+from tests.support.killed import KILLER, attach, check_whole, kill_at
+from tests.support.labs import stopped_controller
 from tests.support.strikes import StruckLab
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.lab
 
@@ -72,7 +74,10 @@ def test_detached_array_is_kept_in_order_by_slurm_and_judged_later(lab_suite: Su
     "event",
     [
         "submitted:2",
-        *(pytest.param(e, marks=pytest.mark.slow) for e in ("intent:1", "ended:1", "judged:2")),
+        *(
+            pytest.param(event, marks=pytest.mark.slow)
+            for event in ("intent:1", "queued:1", "ended:1", "judged:2")
+        ),
     ],
 )
 def test_run_on_slurm_goes_on_after_its_controller_was_killed(lab_suite: Suite, event: str) -> None:
@@ -82,6 +87,70 @@ def test_run_on_slurm_goes_on_after_its_controller_was_killed(lab_suite: Suite, 
     kill_at(lab_suite, event)
     outcome = attach(lab_suite)
     check_whole(lab_suite, outcome, "small", "second")
+    lab_suite.check_queue(outcome)
+
+
+@pytest.mark.slow
+def test_run_that_was_killed_as_it_left_its_jobs_goes_on(lab_suite: Suite) -> None:
+    """As one that said so."""
+    lab_suite.phase("small", script=str(IDLE), args={"seconds": 1})
+    lab_suite.phase("second", nodes=2)
+    kill_at(lab_suite, "detached:1", "--cluster-detach")
+    check_whole(lab_suite, attach(lab_suite), "small", "second")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("event", ["intent:3", "submitted:1", "ended:2"])
+def test_array_goes_on_after_its_controller_was_killed(lab_suite: Suite, event: str) -> None:
+    """Before it was submitted, with the id of one task in the journal, and with some tasks over."""
+    names = [f"p{number}" for number in range(4)]
+    for name in names:
+        lab_suite.phase(name, script=str(IDLE), args={"seconds": 1})
+    lab_suite.profile["phases"].pop("small")  # the harness lists one
+    kill_at(lab_suite, event)
+    intents = read_events(lab_suite.run_dir().journal).named("intent")
+    assert [intent["index"] for intent in intents] == [*range(3 if event == "intent:3" else 4)]
+    outcome = attach(lab_suite)
+    check_whole(lab_suite, outcome, *names)
+    assert {"_" in event["job_id"] for event in outcome.events("submitted")} == {True}
+    lab_suite.check_queue(outcome)
+
+
+@pytest.mark.slow
+def test_phase_that_slurm_refuses_is_refused_after_its_controller_was_killed(
+    lab_suite: Suite,
+) -> None:
+    """With Slurm's words; the other phase runs once."""
+    lab_suite.profile["phases"]["small"] = {"slurm": {"partition": "nope"}}
+    lab_suite.phase("small")
+    lab_suite.phase("second", script=str(IDLE), args={"seconds": 1})
+    kill_at(lab_suite, "refused:1")
+    outcome = attach(lab_suite)
+    assert outcome.ret == 1, outcome.output
+    assert outcome.phase("small")["outcome"] == "never_ran"
+    assert "nope" in outcome.finding("small")["cause"]
+    assert outcome.phase("second")["outcome"] == "passed"
+    lab_suite.check_queue(outcome)
+
+
+@pytest.mark.slow
+def test_lost_answer_is_looked_for_by_the_run_that_attaches(
+    lab_suite: Suite, own_lab: lab.Lab
+) -> None:
+    """slurmctld serves the request once it goes on, when no process of the run lives."""
+    go = lab_suite.path / "go"
+    lab_suite.profile["limits"] |= {"max_jobs": 1}
+    lab_suite.phase("first", args={"wait_for": str(go)})
+    lab_suite.phase("second", script=str(IDLE), args={"seconds": 1})
+    lab_suite.profile["phases"].pop("small")
+    (lab_suite.path / "conftest.py").write_text(KILLER)
+    with lab_suite.started(KILL_AT="unanswered:1") as running:
+        running.wait_for_ranks("first")
+        with stopped_controller(own_lab):
+            go.touch()
+            assert running.process.wait(PATIENCE_S) == -signal.SIGKILL, running.output()
+    outcome = attach(lab_suite)
+    check_whole(lab_suite, outcome, "first", "second")
     lab_suite.check_queue(outcome)
 
 

@@ -12,6 +12,7 @@ import pytest
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import IDLE, RunningPytest, Suite
+from tests.support.killed import KILLER, attach, kill_at
 from tests.support.labs import stopped_controller
 from tests.support.load import load_factor
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -66,6 +67,39 @@ def test_interrupted_run_leaves_a_silent_slurm_and_names_its_jobs(
         assert phase["outcome"] == "cancelled" and phase["job_id"] in jobs
         assert "not confirmed that job" in phase["reason"]
     assert not outcome.events("closed")
+    reaped = lab_suite.run_apart("--cluster-reap", run_id)
+    assert reaped.ret == 0, reaped.output
+    assert jobs_in_queue(lab_suite) == []
+    assert read_events(lab_suite.run_dir().journal).last("closed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("event", ["cancelled:1", "ended:1"])
+def test_run_that_is_killed_as_it_cancels_its_jobs_is_reported_as_cancelled(
+    lab_suite: Suite, event: str
+) -> None:
+    """By the run that attaches it: its jobs were ended on purpose, and nothing is submitted."""
+    lab_suite.phase("small", script=str(IDLE), args=LONG)
+    lab_suite.phase("second", script=str(IDLE), args=LONG)
+    (lab_suite.path / "conftest.py").write_text(KILLER)
+    with lab_suite.started(KILL_AT=event) as running:
+        for name in ("small", "second"):
+            running.wait_for_ranks(name)
+        running.interrupt(signal.SIGINT)
+        assert running.process.wait(PATIENCE_S) == -signal.SIGKILL, running.output()
+    outcome = attach(lab_suite)
+    outcomes = [phase["outcome"] for phase in outcome.record()["phases"]]
+    assert outcomes == ["cancelled", "cancelled"], outcome.output
+    assert len(outcome.events("submitted")) == 2 and outcome.events("closed")
+    assert jobs_in_queue(lab_suite) == []
+
+
+@pytest.mark.slow
+def test_reaping_that_is_killed_is_done_again(lab_suite: Suite) -> None:
+    lab_suite.phase("small", script=str(IDLE), args=LONG)
+    kill_at(lab_suite, "submitted:1")
+    run_id = lab_suite.run_dir().run_id
+    kill_at(lab_suite, "cancelled:1", "--cluster-reap", run_id)
     reaped = lab_suite.run_apart("--cluster-reap", run_id)
     assert reaped.ret == 0, reaped.output
     assert jobs_in_queue(lab_suite) == []

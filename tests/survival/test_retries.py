@@ -169,6 +169,31 @@ def test_attached_run_remembers_the_node_that_failed(retried: Suite, event: str)
     assert claims(retried.run_dir().phase("small")) == [1, 1]
 
 
+@pytest.mark.slow
+def test_attached_run_submits_again_what_waited_for_the_retry(retried: Suite) -> None:
+    """Its controller was killed just after it took that job out of the queue."""
+    retried.profile["limits"] |= {"retried": "pass"}
+    add_phase(retried)
+    retried.phase("second", script=str(IDLE), args={"seconds": 0.2}, after="small")
+    (retried.path / "conftest.py").write_text(KILLER)
+    with retried.started(KILL_AT="held:1") as running:
+        _, node = first_job(retried, running)
+        journal = retried.run_dir().journal
+        both = ("small", "second")
+        running.wait_for(
+            "the job that waits",
+            lambda: tuple(e["phase"] for e in read_events(journal).named("submitted")) == both,
+        )
+        with node_down(retried, node):
+            assert running.process.wait(60) == -signal.SIGKILL, running.output()
+            outcome = attach(retried)
+    assert outcome.ret == 0, outcome.output
+    assert attempts(outcome) == ["cluster_failed", "passed"]
+    assert outcome.phase("second")["outcome"] == "passed"
+    assert claims(retried.run_dir().phase("second")) == [1]
+    retried.check_queue(outcome)
+
+
 def claims(phase: PhaseDir) -> list[int]:
     """How often each job of a phase started."""
     return [len([*read_events(job.node_events(0)).named("claim")]) for job in phase.jobs()]
