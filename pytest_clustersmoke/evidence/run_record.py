@@ -314,6 +314,11 @@ class PhaseRecord(RecordModel):
         description="FLOP/s of the training over the GEMM that its devices reached, of the lowest "
         "rank: per token 4 x parameters + 2 x trained ones; null: not known",
     )
+    dense_share: float | None = Field(
+        default=None,
+        description="the same over what that rank's device could multiply at its highest clock; "
+        "null: not known",
+    )
     traces: list[TraceRecord] = Field(default=[], description="those of --cluster-trace")
     places: PlacesRecord | None = Field(default=None, description="null: not known")
     collectives: list[CurveRecord] = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from ..criteria import gpu_past, stragglers
 from ..criteria.training_proofs import list_proofs
@@ -185,37 +185,47 @@ def _list_silent_cards(peak: RankPeaks) -> Iterator[tuple[str, str]]:
             yield f"network card {card.name}".strip(), card.why
 
 
-def measure_peak_shares(results: Mapping[str, PhaseResult]) -> dict[str, float]:
+@dataclass(frozen=True)
+class PeakShare:
+    """FLOP/s of a training as a share of its devices' own GEMM, and of what they could at their
+    highest clock (None: not known)."""
+
+    measured: float
+    dense: float | None
+
+
+def measure_peak_shares(results: Mapping[str, PhaseResult]) -> dict[str, PeakShare]:
     """Phase -> what its training reached of its devices' own GEMM, measured in any phase of the
     run, on the rank that reached least; phases of which that is not known for every rank are left
     out. Each parameter costs a token two FLOP in the forward pass and two in the backward pass, and
     each that is trained two more."""
-    reached = {
-        figure.device: figure.value * 1e12
+    gemms = {
+        figure.device: figure
         for result in results.values()
-        for peak in read_peaks(first_attempt(result).ranks)
-        for figure in peak.figures
+        if (peaks := peaks_record(result)) is not None
+        for figure in peaks.figures
         if figure.name.startswith("gemm_") and figure.value > 0
     }
     found = {
-        name: [_peak_share(rank, reached) for rank in result.ranks]
+        name: [_peak_share(rank, gemms) for rank in result.ranks]
         for name, result in results.items()
     }
     return {
-        name: min(share for share in shares if share is not None)
+        name: min((share for share in shares if share is not None), key=lambda one: one.measured)
         for name, shares in found.items()
         if shares and None not in shares
     }
 
 
-def _peak_share(rank: RankResult, reached: Mapping[str, float]) -> float | None:
-    peak = reached.get(rank.gpu_uuid or f"{rank.node}/{rank.device}:{rank.local_rank}")
+def _peak_share(rank: RankResult, gemms: Mapping[str, FigureRecord]) -> PeakShare | None:
+    gemm = gemms.get(rank.gpu_uuid or f"{rank.node}/{rank.device}:{rank.local_rank}")
     tokens = rank.metrics().get("tokens_per_s_per_rank")
     sizes = rank.events.last("own_steps") or {}
     held, trained = parse_int(sizes.get("parameters")), parse_int(sizes.get("trained"))
-    if not peak or held is None or trained is None or tokens is None or not math.isfinite(tokens):
+    if not gemm or held is None or trained is None or tokens is None or not math.isfinite(tokens):
         return None
-    return tokens * (4 * held + 2 * trained) / peak
+    measured = tokens * (4 * held + 2 * trained) / (gemm.value * 1e12)
+    return PeakShare(measured, gemm.dense_share and measured * gemm.dense_share)
 
 
 def _dense_share(peak: RankPeaks, figure: DeviceFigure, clock: str | None) -> float | None:

@@ -180,7 +180,8 @@ def make_record(run: FinishedRun) -> RunRecord:
     record = count_run(run, evidence)
     shares = measure_peak_shares(results)
     for phase in record.phases:
-        phase.peak_share = shares.get(phase.phase)
+        if share := shares.get(phase.phase):
+            phase.peak_share, phase.dense_share = share.measured, share.dense
     store_verdict(record, judge_record(record))
     collector = FactsCollector()
     for result in results.values():

@@ -204,19 +204,26 @@ def test_peaks_are_recorded_with_their_share_of_the_dense_peak(tmp_path: Path) -
 
 def test_training_is_a_share_of_the_peak_that_an_earlier_phase_measured(tmp_path: Path) -> None:
     """Of 1,000 parameters 100 are trained: 4,200 FLOP a token. The lower rank counts, and without
-    any of it there is no share."""
+    any of it there is no share; that of the dense peak needs the clock of its own device."""
     first = Evidence(tmp_path / "first", ranks_per_node=2).started()
     second = Evidence(tmp_path / "second", ranks_per_node=2).started()
-    for rank, tokens in ((0, 1e6), (1, 2e6)):
+    for rank, tokens in ((0, 1e9), (1, 2e9)):
         start = {"rank": rank, "node": "n0", "device": f"cuda:{rank}", "gpu_uuid": f"GPU-{rank}"}
-        figure = {"device": f"GPU-{rank}", "name": "gemm_bf16_tflops", "value": 0.1, "unit": "T"}
+        start |= {"capability": "9.0", "multiprocessors": 132}
+        figure = {"device": f"GPU-{rank}", "name": "gemm_bf16_tflops", "value": 100, "unit": "T"}
         sizes = {"parameters": 1000, "trained": 100}
-        first.rank(rank, ("start", start), ("peaks", {"figures": [figure]}))
+        peaks = {"figures": [figure], "precision": "bf16"}
+        first.rank(rank, ("start", start), ("peaks", peaks))
         metrics = {"values": {"tokens_per_s_per_rank": tokens}}
         second.rank(rank, ("start", start), ("own_steps", sizes), ("metrics", metrics))
     results = {"first": first.result(), "second": second.result()}
-    assert measure_peak_shares(results) == {"second": pytest.approx(0.042)}
+    share = measure_peak_shares(results)["second"]
+    assert (share.measured, share.dense) == (pytest.approx(0.042), None)
     assert measure_peak_shares({"second": second.result()}) == {}
+    gpus = [{"uuid": "GPU-0", "clocks.max.sm": "1830 MHz"}]
+    write_json(first.dir.node_facts(0), {"node": "n0", "host": "h", "gpus": gpus})
+    results["first"] = first.result()
+    assert measure_peak_shares(results)["second"].dense == pytest.approx(4.2 / 989, rel=0.01)
     second.rank(1, ("own_steps", {"parameters": 1000}))
     results["second"] = second.result()
     assert measure_peak_shares(results) == {}
