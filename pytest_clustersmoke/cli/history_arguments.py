@@ -99,12 +99,13 @@ def one_of(names: Sequence[str]) -> str:
 
 def find_run(connection: Connection, word: str, cluster: str | None) -> PastRun:
     """Find a run by its id, a prefix of its id, `latest` or `previous` (the run before the latest
-    on the same cluster). Raises UsageProblems."""
+    on the same cluster), of which neither is a screen. Raises UsageProblems."""
     word = sanitize_line(word)
     if word in (LATEST, PREVIOUS):
-        runs = read_runs(connection, cluster=cluster, limit=1)
+        runs = read_runs(connection, cluster=cluster, with_phases=True, limit=1)
         if runs and word == PREVIOUS:
-            runs = read_runs(connection, cluster=runs[0].cluster, limit=2)[1:]
+            of = runs[0].cluster
+            runs = read_runs(connection, cluster=of, with_phases=True, limit=2)[1:]
         if not runs:
             refuse(f"the history has no {word} run")
         return runs[0]

@@ -107,18 +107,17 @@ def _block(past: GoodRuns) -> tuple[list[str], str]:
     runs = past.runs
     if len(runs) < MIN_RUNS:
         return [], _too_few(past.count, runs)
-    source = _source(runs)
     written: list[str] = []
     left_out: list[str] = []
     for name, newest in runs[0].metrics.items():
-        here = measure_level(
-            value for run in runs if (value := run.value(name, newest.unit)) is not None
-        )
+        values = [(run, run.value(name, newest.unit)) for run in runs]
+        have = [(run, value) for run, value in values if value is not None]
+        here = measure_level(value for _, value in have)
         why = _unfit(name, newest, here)
         if here is None or why:
             left_out.append(f"# {_name(name)} is left out: {why}")
         else:
-            written += _reference(name, newest, here, source)
+            written += _reference(name, newest, here, _source([run for run, _ in have]))
     if not written:
         return [], "none of its metrics can have bounds"
     title = f"{INDENT}  {_name(past.count.phase)}:  # on {sanitize_line(runs[0].setup.hardware)}"

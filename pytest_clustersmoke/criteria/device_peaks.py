@@ -223,8 +223,6 @@ def check_peaks(phase: PhaseResult) -> None:
         pytest.skip("what its devices can do was not measured (`peaks: never`)")
     peaks = read_peaks(first_attempt(phase).ranks)
     slow_links = [*_find_slow_pairs(phase, peaks), *_find_slow_cards(phase, peaks)]
-    if not slow_links:  # otherwise it fails, whoever measured the devices themselves
-        _require_events(phase, peaks)
     wrong = [*find_unsteady(peaks), *find_dissenting(peaks)]
     pairs = [(figure, peak.rank) for peak in peaks for figure in peak.figures]
     figures = [figure for figure, _ in pairs]
@@ -242,6 +240,7 @@ def check_peaks(phase: PhaseResult) -> None:
     if wrong or slow or slow_links:
         phase.judged.add(KIND)
         fail("\n".join([*wrong, *slow, *slow_links]))
+    _require_events(phase, peaks)
     _require_figures(peaks)
     for found in became:
         words = f"{pairs[found.at][1]}{_of(found.figure)}: {found} (history_check: warn)"

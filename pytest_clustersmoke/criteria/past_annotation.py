@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,13 @@ from ..evidence.history.drift_judge import MAX_FIRST, judge_drift
 from ..evidence.history.history_database import open_for_reading
 from ..evidence.history.history_query import PhaseRun, StoredMetric, read_phase_runs, read_runs
 from ..evidence.history.history_schema import Setup, shorten_line
-from ..evidence.history.outlier_judge import FAILING_UNITS, WINDOW, OutlierJudge, SetupChanges
+from ..evidence.history.outlier_judge import (
+    FAILING_UNITS,
+    MIN_RUNS,
+    WINDOW,
+    OutlierJudge,
+    SetupChanges,
+)
 from ..evidence.history.past_places import count_bad_runs, read_places
 from ..evidence.node_naming import PlacesRecord
 from ..evidence.run_record import (
@@ -48,8 +54,9 @@ def past_of(
     metrics: Mapping[str, Number],
     report_dir: Path,
     before: float = math.inf,
-) -> dict[str, PastRecord]:
-    """Each metric compared with the good runs that began before a time (Unix seconds). Raises
+) -> tuple[dict[str, PastRecord], list[str]]:
+    """Each metric compared with the good runs that began before a time (Unix seconds); and in words
+    those that could fail, which good runs measured and this one did not. Raises
     HistoryUnusable."""
     measured = {
         name: StoredMetric(float(value), METRICS[name].unit, METRICS[name].higher_is_better)
@@ -58,7 +65,7 @@ def past_of(
     setup = Setup.of(hardware, shape, versions)
     with open_for_reading(report_dir) as connection:
         past = _PhasePast(connection, cluster, phase, setup, _stored(versions), before)
-        return past.judge_metrics(measured)
+        return past.judge_metrics(measured), past.list_missing(measured)
 
 
 def annotate(record: RunRecord, report_dir: Path) -> None:
@@ -192,6 +199,20 @@ class _PhasePast:
     def judge_metrics(self, metrics: Mapping[str, StoredMetric]) -> dict[str, PastRecord]:
         return {name: self._judge_metric(name, metric) for name, metric in metrics.items()}
 
+    def list_missing(self, metrics: Mapping[str, StoredMetric]) -> list[str]:
+        """The metrics that could fail, which enough runs of the same setup have."""
+        counts = Counter(
+            name
+            for run in self._same
+            for name, metric in run.metrics.items()
+            if name in METRICS and metric.unit in FAILING_UNITS and name not in metrics
+        )
+        return [
+            f"{name} is missing; {count} of the last {len(self._same)} good runs have it"
+            for name, count in sorted(counts.items())
+            if count >= MIN_RUNS
+        ]
+
     def _judge_metric(self, name: str, metric: StoredMetric) -> PastRecord:
         measured = f"{name} is {show(metric.value)} {metric.unit}".rstrip()
         fails = metric.unit in FAILING_UNITS
@@ -258,10 +279,17 @@ def _trend_value(run: PhaseRun, name: str, unit: str | None) -> float | None:
 
 def _changes(connection: Connection, record: RunRecord, phases: list[PhaseRecord]) -> list[str]:
     """What changed since each phase last ran on this cluster; the verdict since the last run with
-    the same selection."""
+    the same selection, or the last screen."""
     cluster, begun = record.cluster, record.begun
     selection = shorten_line(record.selection)  # as the history stores it
-    before = read_runs(connection, cluster=cluster, before=begun, selection=selection, limit=1)
+    before = read_runs(
+        connection,
+        cluster=cluster,
+        before=begun,
+        selection=selection,
+        with_phases=record.screen is None,
+        limit=1,
+    )
     words = []
     if before and before[0].verdict != record.verdict:
         words.append(f"verdict {before[0].verdict} -> {record.verdict}")

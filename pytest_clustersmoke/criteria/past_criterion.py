@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from ..config.metrics import METRICS
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.history_database import HistoryUnusable
-from ..evidence.history.outlier_judge import NOT_ENOUGH, is_too_noisy
+from ..evidence.history.outlier_judge import FAILING_UNITS, NOT_ENOUGH, is_too_noisy
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir, read_json, write_json
@@ -38,7 +38,7 @@ def judge_past(result: PhaseResult) -> None:
         raise Unmeasured(KIND, "there is no history to compare with")
     who = fingerprint_of(result)
     try:
-        judged = past_of(
+        judged, missing = past_of(
             past.cluster,
             result.name,
             who.hardware,
@@ -55,7 +55,7 @@ def judge_past(result: PhaseResult) -> None:
     with contextlib.suppress(OSError):  # a full disk: the record is then judged again
         write_json(result.directory.past, {"past": judged})
     try:
-        check_past(judged)
+        check_past(judged, missing)
     except AssertionError as error:
         if past.fails:
             result.judged.add(KIND)
@@ -64,18 +64,18 @@ def judge_past(result: PhaseResult) -> None:
     result.judged.add(KIND)
 
 
-def check_past(past: Mapping[str, PastRecord]) -> None:
-    """Fail, naming each metric that fails; a warning does not. Unmeasured if no metric has enough
-    history on these versions, or if the history of one that could fail is too noisy."""
+def check_past(past: Mapping[str, PastRecord], missing: Sequence[str] = ()) -> None:
+    """Fail, naming each metric that fails; a warning does not. Unmeasured if one that could fail
+    has not enough history on these versions, or a too noisy one, or is `missing`, in words."""
     __tracebackhide__ = True
     failed = [record["text"] for record in past.values() if record["status"] == "fail"]
     if failed:
         fail("; ".join(failed))
-    noisy = [record["text"] for record in past.values() if _is_judged(record) and _is_blind(record)]
-    if noisy:
-        raise Unmeasured(KIND, "; ".join(noisy))
     if not any(map(_is_judged, past.values())):
         raise Unmeasured(KIND, _why(past))
+    blind = [past[name]["text"] for name in past if _is_blind(name, past[name])]
+    if blind or missing:
+        raise Unmeasured(KIND, "; ".join([*blind, *missing]))
 
 
 def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
@@ -113,8 +113,10 @@ def _is_judged(record: PastRecord) -> bool:
     return record["status"] != NOT_ENOUGH and not record.get("other_versions")
 
 
-def _is_blind(record: PastRecord) -> bool:
-    """Whether a metric that could fail passes only because its past is too noisy."""
+def _is_blind(name: str, record: PastRecord) -> bool:
+    """Whether a metric that could fail passes only because its past is too short or too noisy."""
+    if not _is_judged(record):
+        return METRICS[name].unit in FAILING_UNITS
     return record["fail"] is not None and is_too_noisy(record)
 
 

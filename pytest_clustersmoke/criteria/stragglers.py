@@ -198,7 +198,7 @@ def _slow_alone(phase: PhaseResult) -> Iterator[Straggler]:
     for role in _roles(phase):
         for part, times in role.times.items():
             verdict = role.verdict if part == OWN_STEP else judge_by_factor(times, PART_FACTOR)
-            by_spread = part == OWN_STEP and not role.cpu
+            by_spread = part == OWN_STEP and verdict.factor is None
             alone_s = LATE_ALONE_S["cpu" if role.cpu else "cuda"]
             least_s = 0.0 if by_spread else max(alone_s, MOST_SHARE * role.verdict.usual_s)
             for number in verdict.slow:

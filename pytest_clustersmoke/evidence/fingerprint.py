@@ -35,10 +35,10 @@ VERSIONS = (
 COMPARED = ("driver", "cuda", "nccl", "torch", "deepspeed")
 # Keys of a shape other than the program's arguments.
 SHAPE = ("nodes", "ranks_per_node", "launcher", "resume", "proof", "env", "sbatch")
-# Options of sbatch that say when and for whom a job runs, not what it measures.
+# Options of sbatch that say when and for whom a job runs, or where it does not, not what it measures.
 QUEUEING = {
     *("account", "qos", "priority", "nice", "wckey", "comment", "mail_type", "mail_user"),
-    *("time", "time_min", "begin", "deadline"),
+    *("time", "time_min", "begin", "deadline", "exclude"),
 }
 DIGEST = 8  # hex digits
 MAX_WORDS = 200
@@ -88,7 +88,8 @@ def _describe_shape(result: PhaseResult) -> str:
     launcher = spec.get("launcher", TORCHRUN)
     shape |= {"launcher": launcher} if launcher != TORCHRUN else {}  # as in earlier versions
     shape |= {"proof": "twin"} if spec.get("proof") == "twin" else {}
-    env = [spec.get("env_set") or {}, sorted(spec.get("env_unset") or [])]
+    # A token may be new each day.
+    env = [hide_values(spec.get("env_set") or {}), sorted(spec.get("env_unset") or [])]
     sbatch = {
         name: value
         for name, value in (spec.get("sbatch") or {}).items()

@@ -58,7 +58,8 @@ from .unreported_runs import mark_unreportable
 
 OPEN_HISTORY = (
     "history.db is another user's, who alone can close it to others: this run is stored as it is "
-    "published, so its GPUs are not compared with the past"
+    "published, so its GPUs are not compared with the past, nor is a phase whose arguments hide "
+    "something"
 )
 METRICS = "metrics.prom"
 RUNS = "the page over all runs, index.html of the report directory,"

@@ -96,7 +96,9 @@ def test_commands_use_the_accepted_level(reports: Path, capsys: pytest.CaptureFi
     capsys.readouterr()
     words = ("references", "propose", "--cluster", "gilbreth", "--report-dir", str(reports))
     assert main(words) == 0
-    assert "# 8 runs, median 9 steps/s" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "# 8 runs, median 9 steps/s" in shown
+    assert "median of 8 runs, 2026-12-18 to 2026-12-25" in shown
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,8 @@ def test_runs_are_found_by_id_prefix_and_name(
     def ids(*words: str) -> list[str]:
         return [run["run_id"] for run in compared(capsys, tmp_path, *words)[1]["runs"]]
 
-    assert ids("previous", "latest") == ["20261101-ab", "20261103-d"]
+    store_run({**of_night(4, run_id="20261104-e", cluster="one"), "phases": []}, tmp_path)
+    assert ids("previous", "latest") == ["20261101-ab", "20261103-d"]  # not the screen
     assert ids("20261101-a", "20261102") == ["20261101-a", "20261102-c"]
     assert ids("latest", "latest", "--cluster", "two") == ["20261102-c"] * 2
 

@@ -109,6 +109,13 @@ def test_wrong_answers_are_named_with_host_and_uuid(tmp_path: Path) -> None:
     )
 
 
+def test_wrong_answers_are_named_where_another_rank_is_silent(tmp_path: Path) -> None:
+    """What is visibly wrong fails, whatever else is missing."""
+    events: list[Mapping[str, Any] | None] = [*gemms(HEALTHY)]
+    events[2], events[5] = {**(events[2] or {}), "wrong": 40}, None
+    assert failure(ran(tmp_path, events)).startswith("rank 2 (n0, GPU 2) on h0 computes wrongly")
+
+
 def test_gpu_that_is_always_wrong_is_outvoted(tmp_path: Path) -> None:
     """All of its answers agree, and differ from those of the others."""
     events = gemms(HEALTHY)

@@ -274,6 +274,15 @@ def test_trend_has_the_newest_runs_oldest_first(tmp_path: Path) -> None:
     assert {len(values) for values in trend["metrics"].values()} == {60}
 
 
+def test_screen_between_two_nights_hides_no_change(tmp_path: Path) -> None:
+    """A night follows the night before."""
+    store_run(of_night(0, phase("a")), tmp_path)
+    store_run({**of_night(1, verdict="UNFIT"), "phases": []}, tmp_path)
+    record = of_night(2, phase("a"), verdict="UNFIT")
+    annotate(record, tmp_path)
+    assert record["changes"] == ["verdict FIT -> UNFIT"]
+
+
 def test_changes_since_the_previous_run(tmp_path: Path) -> None:
     """Verdict, phases, criteria, versions and nodes that changed, each in a few words."""
     held = [phase(name) for name in ("a", "b", "c", "d")]

@@ -23,6 +23,10 @@ def judged(record: Record, directory: Path) -> PastRecord:
 
 
 def of_values(directory: Path, **metrics: Any) -> dict[str, PastRecord]:
+    return of_all(directory, **metrics)[0]
+
+
+def of_all(directory: Path, **metrics: Any) -> tuple[dict[str, PastRecord], list[str]]:
     held = phase()
     return past_of(
         "gilbreth",
@@ -88,7 +92,7 @@ def test_later_runs_are_not_the_past_of_a_criterion(tmp_path: Path) -> None:
     nights(tmp_path, 1, first=20)
     record = night(10, 5.0)
     held = record["phases"][0]
-    past = past_of(
+    past, _ = past_of(
         record["cluster"],
         held["phase"],
         held["hardware"],
@@ -132,6 +136,36 @@ def test_noisy_time_does_not_hide_the_criterion(tmp_path: Path) -> None:
     past = of_values(tmp_path, steps_per_s=9.5, step_time_p95_s=1.0)
     assert past["step_time_p95_s"]["status"] == "too noisy"
     check_past(past)
+
+
+BOTH = {"steps_per_s": metric(9.5), "samples_per_s": metric(95.0, "samples/s")}
+
+
+def test_metric_that_could_fail_and_has_no_past_is_unmeasured(tmp_path: Path) -> None:
+    """Whatever other metrics show; one that only warns is not missed."""
+    nights(tmp_path, 30)
+    nights(tmp_path, 7, first=30, metrics=BOTH)
+    past = of_values(tmp_path, steps_per_s=9.5, samples_per_s=95.0, step_time_p50_s=0.1)
+    assert past["steps_per_s"]["status"] == "ok"
+    with pytest.raises(Unmeasured) as raised:
+        check_past(past)
+    words = str(raised.value)
+    assert "samples_per_s is 95.00 samples/s: not enough history: 7 good runs" in words
+    assert "steps_per_s" not in words and "step_time" not in words
+    with pytest.raises(AssertionError, match=r"steps_per_s is 1\.000"):
+        check_past(of_values(tmp_path, steps_per_s=1.0, samples_per_s=95.0))
+
+
+def test_metric_that_good_runs_have_and_this_one_lacks_is_unmeasured(tmp_path: Path) -> None:
+    """It may be what failed; eight good runs must have it."""
+    nights(tmp_path, 7, metrics=BOTH)
+    nights(tmp_path, 5, first=7)
+    assert of_all(tmp_path, steps_per_s=9.5)[1] == []
+    nights(tmp_path, 1, first=12, metrics=BOTH)
+    past, missing = of_all(tmp_path, steps_per_s=9.5)
+    assert missing == ["samples_per_s is missing; 8 of the last 13 good runs have it"]
+    with pytest.raises(Unmeasured, match="samples_per_s is missing"):
+        check_past(past, missing)
 
 
 def test_lasting_loss_fails_the_criterion(tmp_path: Path) -> None:

@@ -204,6 +204,16 @@ def test_own_steps_of_another_type_count_as_none(tmp_path: Path, parts: Any) -> 
     assert rank.own_passes_s(cpu=False) == rank.own_passes_s(cpu=True) == {}
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gpu_of_few_is_not_named_for_less_than_a_millisecond(tmp_path: Path, ranks: int) -> None:
+    """A step of 0.9 ms waits for the host that launches it; one of 70 ms does not."""
+    short = [own_step(0.0133)] * (ranks - 1)
+    check_stragglers(measured_alone(tmp_path / "short", own_step(0.0133 * 1.6), *short))
+    whole = [own_step()] * (ranks - 1)
+    with pytest.raises(AssertionError, match="rank 0 .* falls behind"):
+        check_stragglers(measured_alone(tmp_path / "whole", own_step(1.6), *whole))
+
+
 def test_gpu_is_named_by_the_spread_of_the_others(tmp_path: Path) -> None:
     """7 % slower than peers that differ by less than 1 %; the message says what is visible."""
     own = [own_step(1 + rank / 1000) for rank in range(8)]

@@ -56,7 +56,7 @@ def shape_of(folder: Path, **spec: Any) -> dict[str, Any]:
 
 def test_the_shape_follows_the_environment_and_options_of_sbatch(tmp_path: Path) -> None:
     """The shape has digests of the variables that are set or unset and of the sbatch options, in
-    any order; options that only say when and for whom a job runs are left out."""
+    any order; options that only say when and for whom a job runs, or where not, are left out."""
     sets = {"NCCL_IB_HCA": "mlx5_0", "A": "1"}
     spec: dict[str, Any] = {
         "args": {"steps": 5},
@@ -68,6 +68,7 @@ def test_the_shape_follows_the_environment_and_options_of_sbatch(tmp_path: Path)
     assert shape["steps"] == 5 and len(shape["env"]) == len(shape["sbatch"]) == 8
     turned = {"env_set": dict(reversed(sets.items())), "env_unset": ["C", "B"]}
     queue = {"time": "10:00", "account": "a", "requeue": False, "constraint": None, "mem": 0}
+    queue["exclude"] = "n7"
     assert shape_of(tmp_path / "same", **{**spec, **turned, "sbatch": queue}) == shape
     others: list[tuple[str, dict[str, Any]]] = [
         ("env", {"env_set": {**sets, "NCCL_IB_DISABLE": "1"}}),
@@ -78,6 +79,14 @@ def test_the_shape_follows_the_environment_and_options_of_sbatch(tmp_path: Path)
         changed = shape_of(tmp_path / str(number), **{**spec, **other})
         assert {name for name in shape if changed[name] != shape[name]} == {key}
     assert shape_of(tmp_path / "bare") == {"nodes": 2, "ranks_per_node": 4}
+
+
+def test_new_token_is_no_other_shape(tmp_path: Path) -> None:
+    """A CI job may have one of its own; no other variable is left out."""
+    one, other = (
+        shape_of(tmp_path / token, env_set={"HF_TOKEN": token, "A": "1"}) for token in "xy"
+    )
+    assert one == other != shape_of(tmp_path / "none", env_set={"A": "1"})
 
 
 def test_runs_with_a_twin_run_are_compared_with_their_like(tmp_path: Path) -> None:

@@ -109,10 +109,15 @@ def read_runs(
     before: float = math.inf,
     selection: str | None = None,
     prefix: str = "",
+    with_phases: bool | None = None,
     limit: int = -1,
 ) -> list[PastRun]:
-    """Runs that began before a time and whose ids start with `prefix`; `limit` -1 means all."""
+    """Runs that began before a time and whose ids start with `prefix`, on request only those with
+    phases or those without, such as screens; `limit` -1 means all."""
     conditions = ["begun < ?", "substr(run_id, 1, ?) = ?"]
+    if with_phases is not None:
+        exists = "EXISTS (SELECT 1 FROM phases WHERE run = runs.id)"
+        conditions.append(exists if with_phases else f"NOT {exists}")
     values: list[Any] = [before, len(prefix), prefix]
     for column, value in (("cluster", cluster), ("selection", selection)):
         if value is not None:

@@ -142,7 +142,7 @@ def test_past_of_answers_in_under_a_second(years: tuple[Path, int], nccl: str) -
     records: list[dict[str, object]] = []
 
     def work() -> None:
-        past = past_of(
+        past, _ = past_of(
             *("gilbreth", "phase_0", current["hardware"], current["shape"]),
             *({**VERSIONS, "nccl": nccl}, dict.fromkeys(METRICS, 5.0), directory),
         )
