@@ -38,7 +38,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from benchmarks.device_faults import CLASSES, SAME, Corruption, Flip
 from benchmarks.trained_programs import PROGRAMS
 from pytest_clustersmoke.criteria.outvoted_ranks import Vote, find_outvoted, read_vote
-from pytest_clustersmoke.criteria.training_proofs import Proofs, find_disagreements
+from pytest_clustersmoke.criteria.repeated_passes import find_disagreements
+from pytest_clustersmoke.criteria.training_proofs import Proofs
 from pytest_clustersmoke.criteria.twin_run import find_divergence
 from pytest_clustersmoke.rank import Proof, Rank
 from pytest_clustersmoke.rank.own_step import OwnStep

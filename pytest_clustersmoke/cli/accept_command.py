@@ -10,6 +10,7 @@ from sqlite3 import Connection
 
 from ..config.metrics import METRICS
 from ..evidence.history.accepted_levels import AcceptedLevel, store_accepted_level
+from ..evidence.history.figure_history import read_figure_names
 from ..evidence.history.history_database import HistoryUnusable
 from ..evidence.history.history_query import read_phase_runs
 from ..evidence.history.outlier_judge import MIN_RUNS
@@ -36,7 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     accept = add(subparsers, "accept", "accept the level of metrics", DESCRIPTION, EXAMPLES)
     accept.add_argument("--cluster", metavar="C", required=True, help="the cluster (required)")
     accept.add_argument("--phase", metavar="P", required=True, help="the phase (required)")
-    accept.add_argument("--metric", metavar="M", default="", help="only this metric (default: all)")
+    accept.add_argument(
+        "--metric", metavar="M", default="", help="only this metric or device figure (default: all)"
+    )
     accept.add_argument("--reason", metavar="TEXT", required=True, help="what changed (required)")
     accept.add_argument("--by", metavar="NAME", help="who accepts it (default: your user name)")
     arguments.add_report_dir(accept)
@@ -73,6 +76,7 @@ def _run_command(parsed: argparse.Namespace) -> int:
 def _check_metric(connection: Connection, parsed: argparse.Namespace) -> None:
     runs = read_phase_runs(connection, parsed.cluster, parsed.phase)
     names = {name for run in runs for name in run.metrics}
+    names |= read_figure_names(connection, parsed.cluster, parsed.phase)
     if parsed.metric not in names:
         known = sorted(names) or list(METRICS)
         arguments.refuse(

@@ -7,11 +7,12 @@ if other parts of the profile are wrong.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -182,6 +183,20 @@ def _argument(value: Any) -> Scalar | None:
         raise misfit("text, a number, true, false or null")
     if isinstance(value, str) and ("\n" in value or "\0" in value):
         raise misfit("one line of text")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise misfit("a finite number")
+    return value
+
+
+def _resume(value: Any) -> Any:
+    if not isinstance(value, int) or value < 0:
+        raise misfit("a number of steps, 0, true or false")
+    return value
+
+
+def _after(value: Any) -> Any:
+    if not isinstance(value, str) or (value and re.fullmatch(NAME, value) is None):
+        raise misfit(f'the name of a phase ({NAME_FORM}), or "" for none')
     return value
 
 
@@ -262,5 +277,8 @@ Day = Annotated[
     WithJsonSchema({"type": "string", "format": "date", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}),
 ]
 Count = Annotated[int, Field(gt=0)]
+# These say what is wrong before the union does, which names each of its branches.
+Resume = Annotated[Count | Literal[0] | bool, BeforeValidator(_resume)]
+After = Annotated[PhaseName | Literal[""], BeforeValidator(_after)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NoneToEmpty = BeforeValidator(_none_to_empty)

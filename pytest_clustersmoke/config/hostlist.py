@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 # More than any cluster has. A list in a job's output could name more than memory can hold.
 MAX_HOSTS = 100_000
@@ -13,6 +14,13 @@ MAX_RANGES = 5
 # Text before a range, the range, and the rest, which may hold more ranges; or a plain name.
 _PART = re.compile(r"([^,\[]*)\[([^\[\]]*)\]((?:[^,\[]|\[[^\[\]]*\])*)|([^,\[]+)")
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
+
+
+def read_host_option(text: str) -> str:
+    """A node list as sbatch's `nodelist` and `exclude` take it: with commas or spaces, or, with a
+    slash in it, a file of names. Raises OSError, or ValueError if the file is no text."""
+    listed = Path(text).read_text() if "/" in text else text
+    return re.sub(r"[\s,]+", ",", listed.strip())
 
 
 def expand_hostlist(hosts: str) -> list[str]:

@@ -175,7 +175,7 @@ class PhaseSettings(f.Section):
     launcher: LauncherName | None = Field(
         default=None, description="what starts the ranks on the nodes; torchrun by default"
     )
-    after: f.PhaseName | Literal[""] | None = Field(
+    after: f.After | None = Field(
         default=None, description="the phase whose job must pass before this one starts"
     )
     proof: Literal["sampled", "twin"] | None = Field(
@@ -190,7 +190,7 @@ class PhaseSettings(f.Section):
     peaks: Literal["once", "never"] | None = Field(
         default=None, description="as for the cluster, for this phase"
     )
-    resume: f.Count | Literal[0] | bool | None = Field(
+    resume: f.Resume | None = Field(
         default=None,
         description="steps after which the phase stops, saves, and goes on in new processes; "
         "true: only where the scheduler asks it to; 0: it does not stop",

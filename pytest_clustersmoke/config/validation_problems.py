@@ -16,6 +16,7 @@ from .profile import (
     EnvBlock,
     EnvSettings,
     Hardware,
+    IsolationBudget,
     Limits,
     PhaseSettings,
     Profile,
@@ -109,6 +110,7 @@ def _section_model(route: Route) -> type[BaseModel] | None:
     models: dict[tuple[str, int], type[BaseModel]] = {
         ("hardware", 1): Hardware,
         ("limits", 1): Limits,
+        ("limits", 2): IsolationBudget,
         ("hosts", 2): Host,
         ("ssh", 1): SshSettings,
         ("env", 1): EnvSettings,

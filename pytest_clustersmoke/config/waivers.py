@@ -19,9 +19,10 @@ from .hostlist import MAX_HOSTS, expand_hostlist
 
 # A quarter: the person responsible for a failure must review it at least that often.
 LONGEST_DAYS = 90
-# A name with one bracketed range, and wildcards only after it; or a plain name.
+# A name with bracketed ranges, and wildcards only after them; or a plain name.
 _RANGE = r"\d{1,9}(?:-\d{1,9})?"
-_HOST = rf"(?:[^,\[\]\s*?]+\[{_RANGE}(?:,{_RANGE})*\][^,\[\]\s]*|[^,\[\]\s]+)"
+_RANGES = rf"\[{_RANGE}(?:,{_RANGE})*\]"
+_HOST = rf"(?:[^,\[\]\s*?]+{_RANGES}(?:[^,\[\]\s*?]*{_RANGES})*[^,\[\]\s]*|[^,\[\]\s]+)"
 _HOST_LIST = re.compile(rf"{_HOST}(?:,{_HOST})*")
 # One criterion's name, with or without parameters in brackets.
 _ONE_NAME = re.compile(r"\w+(?:\[[^*?\[\]]*\])?")

@@ -3,8 +3,9 @@
 phase_criteria.py holds the base classes. A criterion is a short method there; what judges is in
 one of the other modules:
 
-training       workload.py (data, batches, precision), training_proofs.py (reduction, repetition,
-               replicas, reload), outvoted_ranks.py, finite_values.py, twin_run.py, resumption.py
+training       workload.py (data, batches, precision), training_proofs.py (reduction, replicas,
+               reload), repeated_passes.py, outvoted_ranks.py, finite_values.py, twin_run.py,
+               resumption.py
 slow ranks     stragglers.py, peer_judge.py (by their peers), gpu_past.py (by their own past)
 devices        device_peaks.py, hardware_health.py
 communication  transport_sides.py, placed_links.py, bandwidth.py, node_pairs.py

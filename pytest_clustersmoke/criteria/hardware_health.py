@@ -28,7 +28,8 @@ from ..node.checks.rail_checks import check_traffic, read_traffic
 from ..node.gpu_facts import share
 from ..text import FAILURE, WARNING, plural, shorten
 from .outvoted_ranks import check_cross_replay
-from .training_proofs import check_replay, identify_device
+from .repeated_passes import check_replay
+from .training_proofs import identify_device
 from .transport_sides import Transports
 from .twin_run import check_twin
 

@@ -21,6 +21,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import parse_int, parse_ints, parse_text, parse_texts
 from ..text import ranges
 from .finite_values import find_first_step
+from .repeated_passes import NEVER_REPEATS, never_repeat
 from .training_proofs import NO_PROOF, identify_device, list_proofs, require_all_ranks
 
 KIND = "cross_replay"
@@ -58,6 +59,8 @@ def check_cross_replay(phase: PhaseResult) -> None:
         pytest.skip(f"a majority needs {RANKS} ranks; this phase has {phase.world_size}")
     reasons: list[str] = []
     votes = list(_read_votes(phase, reasons))
+    if never_repeat(list_proofs(phase), phase.world_size):
+        raise Unmeasured(KIND, NEVER_REPEATS)
     outvoted = find_outvoted(votes)
     lines = [_describe_outvoted(phase, rank, votes, outvoted[rank]) for rank in sorted(outvoted)]
     lines += _describe_open(votes, set(outvoted))

@@ -30,6 +30,7 @@ from . import (
     finite_values,
     gpu_past,
     outvoted_ranks,
+    repeated_passes,
     resumption,
     stragglers,
     training_proofs,
@@ -216,7 +217,7 @@ class Trained(Started):
 
     def test_repeated_steps_give_the_same_gradients(self, phase: PhaseView) -> None:
         """Each rank, repeating its own pass from the same state, gets the same bits."""
-        training_proofs.check_replay(phase)
+        repeated_passes.check_replay(phase)
 
     def test_other_ranks_compute_the_same_gradients(self, phase: PhaseView) -> None:
         """Two other ranks, repeating a rank's pass from the same state, get the same bits."""

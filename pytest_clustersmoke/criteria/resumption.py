@@ -13,7 +13,14 @@ from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.process_start import identity
 from ..evidence.telemetry import parse_int, parse_number, parse_numbers, parse_text, parse_texts
-from . import finite_values, outvoted_ranks, training_proofs, twin_run, workload
+from . import (
+    finite_values,
+    outvoted_ranks,
+    repeated_passes,
+    training_proofs,
+    twin_run,
+    workload,
+)
 from .transport_sides import Transports
 
 # Relative differences between two losses of the same batch on the same weights, computed once
@@ -34,7 +41,7 @@ def _check_transports_between(phase: PhaseResult) -> None:
 PROOFS: tuple[Callable[[PhaseResult], None], ...] = (
     finite_values.check_finite_values,
     training_proofs.check_gradients,
-    training_proofs.check_replay,
+    repeated_passes.check_replay,
     outvoted_ranks.check_cross_replay,
     training_proofs.check_replicas,
     workload.check_data,

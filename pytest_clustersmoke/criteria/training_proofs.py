@@ -1,4 +1,4 @@
-"""Judges the proofs of training that the ranks recorded: reduction, repetition, replicas, reload.
+"""Judges the proofs of training that the ranks recorded: reduction, replicas, reload.
 
 A program that hands `rank.steps` a `Proof` has its first step, its last and some drawn ones proven;
 each such step is a `proof` event. One that calls `rank.verify_gradients` proves a single pass. Two
@@ -19,7 +19,6 @@ from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import (
-    UNNAMED_KERNELS,
     parse_finite,
     parse_int,
     parse_text,
@@ -60,7 +59,7 @@ def check_gradients(phase: PhaseResult) -> None:
     comparisons = [*_compare_steps(phase, proofs), *([_Comparison(0, alone)] if alone else [])]
     for comparison in comparisons:
         _check_comparison(phase, comparison)
-    if reason := _find_reason(proofs):
+    if reason := find_reason(proofs):
         raise Unmeasured("gradients", reason)
     if not comparisons:
         raise Unmeasured("gradients", "no proven step is left whose numbers are sound")
@@ -90,7 +89,7 @@ def _compare_steps(phase: PhaseResult, proofs: Proofs) -> Iterator[_Comparison]:
         sound = {rank: g if isinstance(g, dict) else {} for rank, g in gradients.items()}
         differs = any(record.get("differing_count") for record in records.values())
         repeated = not any(
-            _reason_of(record) or record.get("overflowed") is True for record in records.values()
+            reason_of(record) or record.get("overflowed") is True for record in records.values()
         ) and (not differs or all(map(_find_factor, sound.values())))
         if repeated and step < finite_before:
             yield _Comparison(step, sound, sound_until)
@@ -109,7 +108,7 @@ def _check_comparison(phase: PhaseResult, comparison: _Comparison) -> None:
     if unsynced:
         record = comparison.records[unsynced[0]]
         fail(
-            f"gradients are not in sync on {_name_ranks(phase, unsynced)}{comparison.where}: "
+            f"gradients are not in sync on {name_ranks(phase, unsynced)}{comparison.where}: "
             f"{_describe_factor(record, phase.world_size)}relative error "
             f"{record.get('max_relative_error')} at {record.get('worst')}, tolerance "
             f"{record.get('tolerance')} for {record.get('precision')}"
@@ -174,151 +173,14 @@ def _may_be_left_over(records: Sequence[Mapping[str, Any]]) -> bool:
     return alike and (len(errors) == 1 or min(errors) > 1)
 
 
-def check_replay(phase: PhaseResult) -> None:
-    """Fail, naming each rank whose own pass gave other bits when it was repeated; unmeasured if the
-    program gave no proof, or if its kernels add in any order."""
-    __tracebackhide__ = True
-    proofs = list_proofs(phase)
-    if not proofs:
-        raise Unmeasured("replay", NO_PROOF)
-    for step, records in proofs.items():
-        require_all_ranks(phase, records, f"the proof of step {step}")
-        for rank, record in records.items():
-            if not _reason_of(record) and not record.get("replayed"):
-                fail(f"{phase.ranks[rank]} repeated no gradient at step {step}; expected all")
-    first, kernels = find_disagreements(proofs, phase.world_size)
-    elsewhere = [rank for rank in sorted(first) if _drew_anew(rank, first[rank][0], proofs)]
-    if elsewhere and kernels in ("", UNNAMED_KERNELS):
-        fail(
-            f"{_name_ranks(phase, elsewhere)} repeated step {first[elsewhere[0]][0]} with another "
-            "batch than the step trained on, so nothing shows whether the device computes "
-            "correctly; expected Proof.local_loss(index) to compute the loss of the batch of that "
-            "step: keep the batch, or draw it by the index, and draw no new one"
-        )
-    if kernels:
-        raise Unmeasured(
-            "replay",
-            f"not deterministic: {kernels}; or Proof.local_loss is not the loss of the step",
-        )
-    if _share_statistics(proofs) and len(first) > 1:
-        fail(
-            f"{_name_ranks(phase, sorted(first))} disagree with themselves: repeated from the same "
-            "state, a step gave other gradients. Batch norms average over the ranks, so the error "
-            "of one of them reaches all: each may be the one that computes wrongly"
-        )
-    if other := [rank for rank in sorted(first) if _trained_on_another_loss(rank, proofs)]:
-        fail(
-            f"{_name_ranks(phase, other)} trained on another loss than the one that "
-            f"Proof.local_loss computes: in each of the {len(proofs)} proven steps all gradients "
-            "differ from those of the step, while repeated passes give the same bits. Expected the "
-            "loss on which the loop calls backward(), with the same weight, state and batch. If it "
-            f"is the same, test {' and '.join(identify_device(phase.ranks[r]) for r in other)} "
-            "(dcgmi diag -r 3)"
-        )
-    if first:
-        lines = (_describe_disagreement(phase, rank, *first[rank]) for rank in sorted(first))
-        fail("\n".join(lines), wrong_ranks=first)
-    if reason := _find_reason(proofs):
-        raise Unmeasured("replay", reason)
-
-
-def _drew_anew(rank: int, step: int, proofs: Proofs) -> bool:
-    """Whether the model got other tensors when the rank repeated this step. Not if it also did in a
-    step that gave the same bits: then it ran for something else as well."""
-    agreeing = [of_step[rank] for of_step in proofs.values() if rank in of_step]
-    agreeing = [record for record in agreeing if record.get("differing_count") == 0]
-    return _saw_another_batch(proofs[step][rank]) and not any(map(_saw_another_batch, agreeing))
-
-
-def _trained_on_another_loss(rank: int, proofs: Proofs) -> bool:
-    """Whether all gradients of each proven step differ from those of its repetitions, which agree
-    with each other. A device that is wrong in every step would be so in the repetitions as well."""
-    records = [of_step[rank] for of_step in proofs.values() if rank in of_step]
-    return len(records) >= FEWEST_STEPS and all(
-        record.get("differing_count") == record.get("replayed")
-        and parse_texts(record.get("nondeterministic")) == [UNNAMED_KERNELS]
-        for record in records
-    )
-
-
-def _saw_another_batch(record: Mapping[str, Any]) -> bool:
-    batches = {parse_int(record.get("batch")), parse_int(record.get("repeated_batch"))}
-    return None not in batches and len(batches) > 1
-
-
-def find_disagreements(
-    proofs: Proofs, world_size: int
-) -> tuple[dict[int, tuple[int, Mapping[str, Any]]], str]:
-    """Each rank that disagrees with itself, with the first step at which it does and its record
-    there; and the kernels that explain it, empty if none do."""
-    first: dict[int, tuple[int, Mapping[str, Any]]] = {}
-    for step, records in proofs.items():
-        for rank, record in records.items():
-            if not _reason_of(record) and record.get("differing_count") != 0:
-                first.setdefault(rank, (step, record))
-    kernels = [record.get("nondeterministic") for _, record in first.values()]
-    explained = add_in_any_order(kernels, world_size, proofs)
-    return first, ", ".join(parse_texts(kernels[0])) if explained else ""
-
-
-def add_in_any_order(kernels: Sequence[Any], world_size: int, proofs: Proofs) -> bool:
-    """Whether the ranks whose passes differ, with the kernels that each of them lists, differ since
-    kernels add in any order.
-
-    All ranks run the same kernels: where torch did not name them, all ranks must differ. That says
-    nothing if there is only one, or if one's error reaches all; the proven steps must show it then.
-    """
-    listed = [parse_texts(of_rank) for of_rank in kernels]
-    if not listed or not all(listed):
-        return False
-    if all(any(text != UNNAMED_KERNELS for text in of_rank) for of_rank in listed):
-        return True
-    if len(listed) < world_size:
-        return False
-    return _differ_in_most(proofs) or not (world_size == 1 or _share_statistics(proofs))
-
-
-def _share_statistics(proofs: Proofs) -> bool:
-    """Whether batch norms average over the ranks, so that one's error reaches all."""
-    records = (record for of_step in proofs.values() for record in of_step.values())
-    return any(record.get("shares_statistics") is True for record in records)
-
-
-def _differ_in_most(proofs: Proofs) -> bool:
-    """Whether more than half of the proven steps differ, on any rank, and in each of them all
-    passes with deterministic kernels are equal. With a kernel that adds in any order it is so; a
-    device that is wrong so often seldom gives that many equal passes."""
-    differing = [
-        [record for record in records.values() if record.get("differing_count")]
-        for records in proofs.values()
-    ]
-    explained = all(
-        parse_texts(record.get("nondeterministic")) for records in differing for record in records
-    )
-    return explained and sum(map(bool, differing)) > len(proofs) / 2
-
-
-def _reason_of(record: Mapping[str, Any]) -> str:
+def reason_of(record: Mapping[str, Any]) -> str:
     """Why a rank could not repeat its step; empty if it could."""
     return parse_text(record.get("not_measured")) or ""
 
 
-def _find_reason(proofs: Proofs) -> str:
-    reasons = (_reason_of(record) for records in proofs.values() for record in records.values())
+def find_reason(proofs: Proofs) -> str:
+    reasons = (reason_of(record) for records in proofs.values() for record in records.values())
     return next(filter(None, reasons), "")
-
-
-def _describe_disagreement(
-    phase: PhaseResult, rank: int, step: int, record: Mapping[str, Any]
-) -> str:
-    differing = record.get("differing")
-    names = ", ".join(map(str, differing)) if isinstance(differing, list) else "unknown"
-    return (
-        f"{identify_device(phase.ranks[rank])} disagrees with itself: repeated from the same "
-        f"state, step {step} gave other gradients for {record.get('differing_count')} of "
-        f"{record.get('replayed')} parameters ({names}); expected the same bits. Its device or its "
-        "memory computes wrongly: take it out of service and test it (dcgmi diag -r 3)"
-    )
 
 
 def identify_device(rank: RankResult) -> str:
@@ -364,7 +226,7 @@ def _describe_groups(phase: PhaseResult, record: Mapping[str, Any]) -> str:
     others = sorted(rank for group in groups if group is not largest for rank in group)
     if len(largest) > phase.world_size / 2 and others:
         verb = "differs" if len(others) == 1 else "differ"
-        return f"{_name_ranks(phase, others)} {verb} from most ranks in the parameters"
+        return f"{name_ranks(phase, others)} {verb} from most ranks in the parameters"
     return f"ranks {ranges(sorted(largest + others))} differ in the parameters"
 
 
@@ -384,7 +246,7 @@ def check_reload(phase: PhaseResult) -> None:
     records = phase.events("reload")
     require_all_ranks(phase, records, "the comparison after reload")
     for rank, record in records.items():
-        compared = record.get("tensors") or _reason_of(record)
+        compared = record.get("tensors") or reason_of(record)
         if record.get("equal") is not True or not compared:
             if record.get("tensors") and _has_buffers_of_another(record, records):
                 continue
@@ -397,7 +259,7 @@ def check_reload(phase: PhaseResult) -> None:
                 f"{record.get('tensors')} tensors compared with what was saved, mismatched: "
                 f"{record.get('mismatched')}"
             )
-    if reason := next(filter(None, map(_reason_of, records.values())), ""):
+    if reason := next(filter(None, map(reason_of, records.values())), ""):
         raise Unmeasured("checkpoint", reason)
     if shared := next(filter(None, (parse_texts(r.get("shared")) for r in records.values())), []):
         raise Unmeasured(
@@ -443,7 +305,7 @@ def list_precisions(phase: PhaseResult) -> set[str]:
     return {str(p["precision"]) for p in passes if isinstance(p, dict) and "precision" in p}
 
 
-def _name_ranks(phase: PhaseResult, ranks: Sequence[int]) -> str:
+def name_ranks(phase: PhaseResult, ranks: Sequence[int]) -> str:
     """One rank with its host, several by their numbers, or all."""
     if len(ranks) == 1:
         return str(phase.ranks[ranks[0]])

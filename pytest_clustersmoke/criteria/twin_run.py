@@ -18,14 +18,8 @@ from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import parse_int, parse_texts
 from ..text import ranges
-from .training_proofs import (
-    NO_PROOF,
-    Proofs,
-    add_in_any_order,
-    identify_device,
-    list_proofs,
-    require_all_ranks,
-)
+from .repeated_passes import NEVER_REPEATS, add_in_any_order, never_repeat
+from .training_proofs import NO_PROOF, Proofs, identify_device, list_proofs, require_all_ranks
 
 KIND = "twin"
 # In the order in which a step makes them; a rank's loss and its local gradients show the same pass.
@@ -146,7 +140,7 @@ def _find_reason(
         kernels = [records[rank].get("nondeterministic") for rank in differing]
         if add_in_any_order(kernels, world_size, proofs):
             return f"not deterministic: {', '.join(parse_texts(kernels[0]))}"
-    return ""
+    return NEVER_REPEATS if never_repeat(proofs, world_size) else ""
 
 
 def _find_first(record: Mapping[str, Any]) -> Difference | None:

@@ -278,6 +278,20 @@ class RankResult:
         """The UUID of its GPU, `GPU-5b1c...`."""
         return parse_text(self.start.get("gpu_uuid"))
 
+    @property
+    def mean_losses(self) -> list[Any] | None:
+        """The loss of each step of this attempt, averaged over all ranks; None without them, or if
+        one of the lines of a long loop is missing."""
+        last, means = self.events.last("losses"), list[Any]()
+        if last is None:
+            return None
+        for part in (*self.events.named("earlier_losses"), last):
+            values = part.get("mean")
+            if not isinstance(values, list) or part.get("first", len(means)) != len(means):
+                return None
+            means += values
+        return means
+
     @cached_property
     def role(self) -> RankRole:
         """Which other ranks it may be compared with."""

@@ -157,9 +157,7 @@ class PhaseResult:
     def losses(self) -> list[float]:
         """The loss of every step of all attempts, averaged over all ranks; fails if ranks
         differ."""
-        per_rank = {
-            rank.rank: (rank.events.last("losses") or {}).get("mean") for rank in self.ranks
-        }
+        per_rank = {rank.rank: rank.mean_losses for rank in self.ranks}
         before = [loss for attempt in self.earlier for loss in attempt.losses]
         return before + parse_numbers(self._agreed("losses", per_rank))
 

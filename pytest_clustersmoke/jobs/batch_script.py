@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from submitit.core.utils import DelayedSubmission
 
-from ..config.phase import Phase
+from ..config.phase import SETUP_S, SIGNAL_EARLY_S, WIND_UP_S, Phase, has_default_timeout
 from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir, read_json
 from ..evidence.variable_names import hide_assignments
@@ -82,6 +83,17 @@ def nameless_script(phase: Phase, backend: Backend) -> str:
 
 def sbatch_options(script: str) -> tuple[str, ...]:
     return tuple(line for line in script.splitlines() if line.startswith("#SBATCH "))
+
+
+def limit_minutes(phase: Phase, profile: Profile) -> int | None:
+    """The time limit of a job whose profile sets none (submitit's own is five minutes). The default
+    limit of a phase, which nobody chose, leaves it to the partition."""
+    if "time" in phase.slurm or has_default_timeout(phase):
+        return None
+    setup_s = SETUP_S if profile.setup else 0.0
+    # A phase that is asked to stop has all of its own time before.
+    notice_s = profile.limits.stop_before_s + SIGNAL_EARLY_S if phase.resume.value else 0.0
+    return math.ceil((float(phase.timeout_s.value) + WIND_UP_S + setup_s + notice_s) / 60)
 
 
 def write_call(job: Submission) -> None:

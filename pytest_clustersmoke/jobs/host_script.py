@@ -153,8 +153,9 @@ def start_call(
 
 
 def look_call(directory: PhaseDir, node_rank: int, tag: str, process: HostProcess) -> str:
-    """Whether the node still runs. Once it does not, whatever is left of it is ended."""
-    result = directory.node_result(node_rank)
+    """Whether the node still runs, in whichever attempt. Once it does not, whatever is left of it
+    is ended."""
+    result = directory.newest.node_result(node_rank)
     return _call("look", result, tag, process.pid, process.start, process.boot)
 
 

@@ -20,7 +20,7 @@ import psutil
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.job_results import read_claim
+from ..evidence.job_results import read_claim, read_node_result
 from ..evidence.process_start import identity
 from ..evidence.run_directory import PhaseDir, RunDir, read_json, write_atomically, write_json
 from ..evidence.scheduler_record import JobState
@@ -284,10 +284,13 @@ def count_cores() -> int:
 
 def _abort_after_failed_node(job: _Job, codes: list[int | None]) -> None:
     """End all nodes when one failed and left no result, as `srun --kill-on-bad-exit` does."""
-    *_, place = places = job.directory.attempts()
+    places = job.directory.attempts()
+    place = places[-1]
     for node_rank, code in enumerate(codes):
+        results = [read_node_result(each, node_rank) for each in places]
         # A node that failed in an attempt before has a result there, and none later.
-        if code and not any(p.node_result(node_rank).exists() for p in places):
+        has_ended = bool(results[-1].result) or any(r.result and not r.stopped for r in results)
+        if code and not has_ended:
             why = f"the node's launcher ended with status {code} and left no result"
             cause = {"reason": "launcher", "why": why, "rank": None, "gone": node_rank}
             with contextlib.suppress(OSError):  # a full disk; the others' own watch remains

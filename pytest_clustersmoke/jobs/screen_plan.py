@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..config.hostlist import expand_hostlist
+from ..config.hostlist import expand_hostlist, read_host_option
 from ..evidence.scheduler_record import NodeStatus
 from ..evidence.screen_record import EXCLUDED, OTHER_FEATURES
 from ..text import Problem, near, sanitize_line, shorten
@@ -59,7 +59,11 @@ def plan_screen(
     if hostlist and not wanted:
         problems.append(Problem(f"`{hostlist}` names no node", OPTION, "a list such as gpu[0-7]"))
     chosen = set(wanted) if hostlist else known
-    rule = _Rule.of(options or {})
+    try:
+        rule = _Rule.of(options or {})
+    except (OSError, ValueError) as error:
+        problem = Problem(f"its file cannot be read: {error}", "slurm.exclude", "names of nodes")
+        return [], [*problems, problem]
     return [rule.plan(node) for node in nodes if node.name in chosen], problems
 
 
@@ -79,10 +83,11 @@ class _Rule:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> _Rule:
+        """Raises OSError or ValueError if `exclude` names a file that cannot be read."""
         return cls(
             _RESERVED if options.get("reservation") else _IDLE,
             NodeConstraint.parse(str(options.get("constraint") or "")),
-            frozenset(expand_hostlist(str(options.get("exclude") or ""))),
+            frozenset(expand_hostlist(read_host_option(str(options.get("exclude") or "")))),
         )
 
     def plan(self, node: NodeStatus) -> PlannedNode:

@@ -5,7 +5,6 @@ A phase that names an allocation (ALLOCATION) is a step of that instead.
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,8 @@ from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor
 
-from ..config.phase import SETUP_S, SIGNAL_EARLY_S, WIND_UP_S, Phase, has_default_timeout
+from ..config.hostlist import read_host_option
+from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.run_directory import RunDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
@@ -187,7 +187,7 @@ class SlurmBackend:
             comment=comment,
             nodes=phase.nodes.value,
             ntasks_per_node=1,
-            time=self._minutes(phase),
+            time=batch_script.limit_minutes(phase, self._profile),
             setup=batch_script.preparation_lines(job, self._profile),
             srun_args=srun_args,
             wckey=None,
@@ -200,18 +200,6 @@ class SlurmBackend:
         if job.in_array:
             executor.parameters |= {"map_count": tasks, "array_parallelism": at_once}
         return executor.text()
-
-    def _minutes(self, phase: Phase) -> int | None:
-        """The time limit of a job whose profile sets none (submitit's own is five minutes). The
-        default limit of a phase, which nobody chose, leaves it to the partition."""
-        if "time" in phase.slurm or has_default_timeout(phase):
-            return None
-        setup_s = SETUP_S if self._profile.setup else 0.0
-        # A phase that is asked to stop has all of its own time before.
-        notice_s = self._profile.limits.stop_before_s + SIGNAL_EARLY_S
-        if not phase.resume.value:
-            notice_s = 0.0
-        return math.ceil((float(phase.timeout_s.value) + WIND_UP_S + setup_s + notice_s) / 60)
 
     def _ending(self, phase: Phase) -> dict[str, Any]:
         """A phase runs at most once, unless it can be resumed: then it wants to know in time."""
@@ -232,13 +220,11 @@ def _split_ids(job_ids: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]
 def _merge_nodes(own: object, more: Iterable[str]) -> str:
     """The profile's own list of nodes, which may be a file of names, with more of them. Raises
     Refused if the file cannot be read."""
-    names = [str(own)] if own else []
-    if names and "/" in names[0]:  # man sbatch, --exclude
-        try:
-            names = Path(names[0]).read_text().split()
-        except (OSError, ValueError) as error:
-            raise Refused(f"slurm.exclude: {names[0]} cannot be read: {error}") from error
-    return ",".join([*names, *more])
+    try:
+        names = read_host_option(str(own or ""))
+    except (OSError, ValueError) as error:
+        raise Refused(f"slurm.exclude: {own} cannot be read: {error}") from error
+    return ",".join(filter(None, [names, *more]))
 
 
 class _BatchScript(SlurmExecutor):

@@ -28,7 +28,8 @@ REBOOTS = frozenset(
 # Drained until it is powered down (scontrol's POWER_DOWN_ASAP), then ready to be powered up.
 DRAINS = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 POWER_DOWNS = frozenset({"POWER_DOWN", "POWER_DRAIN", "POWERING_DOWN"})
-AWAY = REBOOTS | POWER_DOWNS | {"NOT_RESPONDING", "MAINT", "MAINTENANCE", "RESERVED", "UNKNOWN"}
+RESERVED = frozenset({"MAINT", "MAINTENANCE", "RESERVED"})  # free to jobs of the reservation
+AWAY = REBOOTS | POWER_DOWNS | RESERVED | {"NOT_RESPONDING", "UNKNOWN"}
 SHOWN_OF_NODES = (
     *("NodeName", "State", "Gres", "CPUTot", "RealMemory"),
     *("AvailableFeatures", "Partitions", "NodeHostName"),

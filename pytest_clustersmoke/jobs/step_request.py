@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..config.hostlist import expand_hostlist
+from ..config.hostlist import expand_hostlist, read_host_option
 from ..config.phase import Phase, Sourced, has_default_timeout
 from ..config.profile import Profile
 from ..text import plural, shorten
@@ -71,6 +71,12 @@ class StepRequest:
 
     def _find_left_out(self, everything: tuple[AllocatedNode, ...]) -> StepMisfit | None:
         """The options that choose nodes hold for steps, too."""
+        for option in ("nodelist", "exclude"):
+            try:
+                self._hosts(option)
+            except (OSError, ValueError) as error:
+                words = f"the file of its `{option}` cannot be read: {error}"
+                return StepMisfit(words, option, self._phase.slurm[option], "mend the path")
         usable = {node.name for node in self._usable(everything)}
         missing = [name for name in self._hosts("nodelist") if name not in usable]
         if missing:
@@ -113,7 +119,8 @@ class StepRequest:
         return max(0, self.nodes - len(required))
 
     def _hosts(self, option: str) -> list[str]:
-        return expand_hostlist(str(self._option(option) or ""))
+        """Raises OSError or ValueError if the option names a file that cannot be read."""
+        return expand_hostlist(read_host_option(str(self._option(option) or "")))
 
     def _option(self, name: str) -> Any:
         setting = self._phase.slurm.get(name)

@@ -101,8 +101,9 @@ def _add_health(tool: str, facts: dict[str, Any]) -> None:
     if busy_processes(facts):
         time.sleep(LOOK_AGAIN_S)
         (again,) = run_all([[tool, PROCESSES, "--format=csv,noheader"]])
-        left = {process["pid"] for process in parse_processes(again.text, by_uuid) or []}
-        facts["gpu_processes"] = [p for p in facts["gpu_processes"] if p["pid"] in left]
+        if (seen := parse_processes(again.text, by_uuid)) is not None:
+            left = {process["pid"] for process in seen}
+            facts["gpu_processes"] = [p for p in facts["gpu_processes"] if p["pid"] in left]
 
 
 def parse_processes(text: str | None, known: Iterable[Any]) -> list[dict[str, str]] | None:

@@ -122,10 +122,11 @@ class PortDelta:
 
 
 def subtract(before: int | None, after: int | None, *bits: int) -> Delta:
-    """What a counter of so many bits has counted between two readings."""
+    """What a counter of so many bits has counted between two readings: at least that, if it has
+    reached its maximum meanwhile. One that may have any of several sizes is not known then."""
     if before is None or after is None:
         return Delta(None, MISSING)
-    if any(after == 2**size - 1 for size in bits):
+    if any(after == 2**size - 1 for size in bits) and (len(bits) > 1 or before >= after):
         return Delta(None, SATURATED)
     if after < before:
         return Delta(None, BACKWARDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from math import inf
 
-from ..config.sbatch_options import parse_time_limit
 from ..evidence.finding import Finding
 from ..jobs.slurm_records import AccountingLimits, Association, SlurmQos
 from ..text import near
@@ -32,10 +31,17 @@ COLUMNS = {
 NODES, GPUS = "node", "gres/gpu"
 
 
-def is_lifted(finding: Finding, request: RequestedResources, slurm: Slurm) -> bool:
-    """Whether the phase's QOS lifts the partition limit that the finding reports."""
+def is_lifted(
+    finding: Finding, request: RequestedResources, slurm: Slurm, starts: bool = False
+) -> bool:
+    """Whether the phase's QOS lifts the partition limit that the finding reports. One that is not
+    known may, where Slurm would start the phase (`starts`)."""
+    if finding.id not in LIFTS:
+        return False
     qos = _find_qos(request, slurm)
-    return qos is not None and LIFTS.get(finding.id, "-") in qos.flags
+    if qos is None:
+        return starts and bool(slurm.enforced)
+    return LIFTS[finding.id] in qos.flags
 
 
 def check_rights(
@@ -151,24 +157,26 @@ def _check_partition_rule(request: RequestedResources, key: str, name: str) -> I
     )
 
 
-def check_limits(request: RequestedResources, slurm: Slurm) -> Iterator[Finding]:
+def check_limits(
+    request: RequestedResources, slurm: Slurm, starts: bool = False
+) -> Iterator[Finding]:
     """Check the limits of QOS and association, if Slurm enforces them.
 
     The first limit of the partition's QOS, the job's QOS and the association applies (Resource
-    Limits, "Hierarchy").
+    Limits, "Hierarchy"). Those of the association do not count where the QOS, which comes before,
+    is not known, and Slurm would start the phase (`starts`).
     """
     if not slurm.enforced & {"limits", "safe"}:
         return
-    levels = _limit_levels(request, slurm)
+    levels = _limit_levels(request, slurm, starts)
     wall = next((level for level in levels if level.max_wall < inf), None)
-    if wall and request.time is not None and parse_time_limit(request.time.value) > wall.max_wall:
+    if wall and request.time_s is not None and request.time_s > wall.max_wall:
         yield Finding(
             "time-over-limit",
-            f"phase {request.phase.name} asks for "
-            f"{format_time(parse_time_limit(request.time.value))}, but {wall.owner} "
+            f"phase {request.phase.name} asks for {format_time(request.time_s)}, but {wall.owner} "
             f"allows a job at most {format_time(wall.max_wall)}",
-            f"set `slurm.time` to at most {format_time(wall.max_wall)}, or choose another QOS",
-            evidence=(*setting_evidence(request.time, "time"), request.note(wall.text)),
+            f"{request.time_fix} at most {format_time(wall.max_wall)}, or choose another QOS",
+            evidence=(*setting_evidence(*request.time_setting), request.note(wall.text)),
         )
     for column, whose in COLUMNS.items():
         yield from _check_tres(request, levels, column, whose)
@@ -201,7 +209,9 @@ def _check_tres(
             )
 
 
-def _limit_levels(request: RequestedResources, slurm: Slurm) -> list[AccountingLimits]:
+def _limit_levels(
+    request: RequestedResources, slurm: Slurm, starts: bool
+) -> list[AccountingLimits]:
     known = slurm.qos or {}
     partitions, jobs = known.get(request.partition.qos), _find_qos(request, slurm)
     order: list[SlurmQos | None] = [partitions, jobs]
@@ -209,7 +219,9 @@ def _limit_levels(request: RequestedResources, slurm: Slurm) -> list[AccountingL
         order.reverse()
     association = _find_association(request, slurm)
     levels = [qos.limits for qos in order if qos is not None]
-    return [*levels, association.limits] if association is not None else levels
+    if association is None or (jobs is None and starts):
+        return levels
+    return [*levels, association.limits]
 
 
 def _find_qos(request: RequestedResources, slurm: Slurm) -> SlurmQos | None:

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from ..config.hostlist import expand_hostlist
+from ..config.hostlist import expand_hostlist, read_host_option
 from ..config.phase import Phase, Sourced
 from ..config.profile import Profile
 from ..config.sbatch_options import parse_time_limit
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
+from ..jobs.batch_script import limit_minutes
 from ..jobs.node_constraint import NodeConstraint
 from ..jobs.slurm_records import (
+    AWAY,
+    RESERVED,
     Association,
     SlurmNode,
     SlurmPartition,
@@ -69,10 +72,48 @@ class RequestedResources:
         return sbatch_option(self.phase, "qos")
 
     @property
-    def time(self) -> Sourced | None:
-        """The shortest time limit that the phase accepts."""
+    def time_s(self) -> float | None:
+        """The shortest time limit that the phase accepts; None: the partition's default."""
+        setting, key = self.time_setting
+        if key == "timeout_s":
+            minutes = limit_minutes(self.phase, self.profile)
+            return None if minutes is None else 60.0 * minutes
+        return parse_time_limit(setting.value)
+
+    @property
+    def time_setting(self) -> tuple[Sourced, str]:
+        """The setting that the limit follows from, and its key."""
         keys = [key for key in ("time_min", "time") if sbatch_option(self.phase, key)]
-        return self.phase.slurm[keys[0]] if keys else None
+        return (self.phase.slurm[keys[0]], "time") if keys else (self.phase.timeout_s, "timeout_s")
+
+    @property
+    def time_fix(self) -> str:
+        """How to ask for less time; a limit follows this."""
+        is_own = self.time_setting[1] == "time"
+        return "set `slurm.time` to" if is_own else "lower `timeout_s`, so that the job asks for"
+
+    def hosts(self, key: str) -> list[str]:
+        """The nodes that `nodelist` or `exclude` names. Raises OSError or ValueError if that is a
+        file that cannot be read."""
+        return expand_hostlist(read_host_option(sbatch_option(self.phase, key)))
+
+    def known_hosts(self, key: str) -> set[str]:
+        """The same; none if they cannot be read, which is a finding of its own."""
+        try:
+            return set(self.hosts(key))
+        except (OSError, ValueError):
+            return set()
+
+    @property
+    def takes_reserved(self) -> bool:
+        """Whether it asks for the cores that Slurm keeps for the system."""
+        return any(sbatch_option(self.phase, key) for key in ("core_spec", "thread_spec"))
+
+    def cpus_of(self, node: SlurmNode) -> int:
+        return node.cpus if self.takes_reserved else node.usable_cpus
+
+    def memory_of(self, node: SlurmNode) -> int:
+        return node.memory if self.takes_reserved else node.usable_memory
 
 
 def sbatch_option(phase: Phase, name: str) -> str:
@@ -149,14 +190,14 @@ def check_partition(request: RequestedResources) -> Iterator[Finding]:
             "ask for more nodes, or choose another partition",
             evidence=(*setting_evidence(phase.nodes, "nodes"), request.note(partition.text)),
         )
-    if request.time is not None and parse_time_limit(request.time.value) > partition.max_time:
+    if request.time_s is not None and request.time_s > partition.max_time:
         yield Finding(
             "time-over-limit",
-            f"phase {phase.name} asks for {format_time(parse_time_limit(request.time.value))}, but "
+            f"phase {phase.name} asks for {format_time(request.time_s)}, but "
             f"partition {partition.name} allows at most {format_time(partition.max_time)}",
-            f"set `slurm.time` to at most {format_time(partition.max_time)}, or choose another "
+            f"{request.time_fix} at most {format_time(partition.max_time)}, or choose another "
             "partition",
-            evidence=(*setting_evidence(request.time, "time"), request.note(partition.text)),
+            evidence=(*setting_evidence(*request.time_setting), request.note(partition.text)),
         )
 
 
@@ -205,8 +246,8 @@ def _check_capacity(
         *[
             ("submission-refused", unit, most, has, phase.slurm.get(key), key)
             for unit, most, has, key in (
-                ("CPUs per node", cpus, _cpus, "cpus_per_task"),
-                ("MiB of memory per node", memory, _memory, "mem"),
+                ("CPUs per node", cpus, request.cpus_of, "cpus_per_task"),
+                ("MiB of memory per node", memory, request.memory_of, "mem"),
             )
         ],
     ]
@@ -257,7 +298,16 @@ def _check_named_nodes(
 ) -> Iterator[Finding]:
     """Find nodes that `nodelist` and `exclude` name but that do not exist."""
     for key in ("nodelist", "exclude"):
-        named = expand_hostlist(sbatch_option(request.phase, key))
+        try:
+            named = request.hosts(key)
+        except (OSError, ValueError) as error:
+            yield Finding(
+                "submission-refused",
+                f"`{key}` of phase {request.phase.name} names a file that cannot be read: {error}",
+                f"set `slurm.{key}` to names of nodes, or to a file of them",
+                evidence=setting_evidence(request.phase.slurm.get(key), key),
+            )
+            continue
         known = here if key == "nodelist" else nodes
         unknown = [name for name in named if name not in known]
         if unknown:
@@ -274,9 +324,7 @@ def _check_named_nodes(
 def find_candidates(request: RequestedResources, nodes: Mapping[str, SlurmNode]) -> list[SlurmNode]:
     """Nodes of the partition on which this phase could run, whatever their state."""
     phase = request.phase
-    named, left_out = (
-        set(expand_hostlist(sbatch_option(phase, key))) for key in ("nodelist", "exclude")
-    )
+    named, left_out = (request.known_hosts(key) for key in ("nodelist", "exclude"))
     constraint = NodeConstraint.parse(sbatch_option(phase, "constraint"))
     cpus, memory = (
         _parse_count(sbatch_option(phase, "cpus_per_task")),
@@ -290,8 +338,8 @@ def find_candidates(request: RequestedResources, nodes: Mapping[str, SlurmNode])
         and node.name not in left_out
         and constraint.allows(node.features)
         and node.gpus >= request.gpus
-        and node.cpus >= cpus
-        and node.memory >= memory
+        and request.cpus_of(node) >= cpus
+        and request.memory_of(node) >= memory
     ]
 
 
@@ -301,11 +349,16 @@ def check_availability(
     """Report that too few nodes take jobs, and name those that do not.
 
     `also_away` also counts nodes that will come back by themselves; it is used where Slurm says
-    that the phase cannot run.
+    that the phase cannot run. Nodes of a reservation are not away for a job that names one.
     """
     fit = find_candidates(request, nodes)
-    need = max(request.nodes, len(set(expand_hostlist(sbatch_option(request.phase, "nodelist")))))
-    bad = [node for node in fit if node.gone or (also_away and node.away)]
+    need = max(request.nodes, len(request.known_hosts("nodelist")))
+    ours = RESERVED if sbatch_option(request.phase, "reservation") else frozenset()
+    bad = [
+        node
+        for node in fit
+        if node.gone or (also_away and node.away and not node.states & AWAY <= ours)
+    ]
     available = len(fit) - len(bad)
     if not bad or available >= need:
         return
@@ -322,14 +375,6 @@ def check_availability(
         ),
         hosts=tuple(node.name for node in bad),
     )
-
-
-def _cpus(node: SlurmNode) -> int:
-    return node.cpus
-
-
-def _memory(node: SlurmNode) -> int:
-    return node.memory
 
 
 def _parse_count(text: str) -> int:

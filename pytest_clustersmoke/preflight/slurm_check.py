@@ -205,14 +205,15 @@ def check_phase(
 def _check_in_partition(
     request: RequestedResources, slurm: Slurm, trial: TrialSubmission
 ) -> list[Finding]:
+    starts = trial.start is not None
     findings = [
         finding
         for finding in partition_fit.check_partition(request)
-        if not account_limits.is_lifted(finding, request, slurm)
+        if not account_limits.is_lifted(finding, request, slurm, starts)
     ]
     if trial.accepted is False:  # sbatch knows the user's rights best; explain its refusal
         findings += account_limits.check_rights(request, slurm, trial.causes)
-    findings += account_limits.check_limits(request, slurm)
+    findings += account_limits.check_limits(request, slurm, starts)
     if slurm.nodes is not None and trial.start is None:
         findings += partition_fit.check_nodes(request, slurm.nodes)
     elif slurm.nodes is not None and _uses_unavailable_nodes(trial, slurm.nodes):

@@ -14,7 +14,7 @@ from typing import Any
 
 from .checkpoint import FACTOR, sum_bits
 from .leaves import Leaves, find_adapters, is_linear, is_sharded
-from .replay import MOST_NAMES, PrintSums, Randomness
+from .replay import MOST_NAMES, PrintSums, Randomness, copy_buffers
 
 TOKENS = "input_ids"  # what most language models call them
 PLAIN = (bool, int, float, str, type(None))  # settings, which hold no batch
@@ -22,7 +22,8 @@ PLAIN = (bool, int, float, str, type(None))  # settings, which hold no batch
 
 class EnginePass:
     """The engine's own pass of one step, observed from before its first forward to its last
-    backward: fingerprints of the local gradients, the random state, and what the model got."""
+    backward: fingerprints of the local gradients, the random state and buffers that it began with,
+    and what the model got."""
 
     def __init__(self, model: Any, parameters: Sequence[Any], batch_dim: int | None) -> None:
         self.inputs = ModelInputs(batch_dim)
@@ -30,6 +31,7 @@ class EnginePass:
         self.dtypes: dict[str, list[str]] = {}
         self.adapter_dtypes: set[str] = set()
         self.randomness: Randomness | None = None
+        self.buffers: list[tuple[Any, Any]] = []  # each with its values before the pass
         self._prints = PrintSums(parameters)
         self._leaves = Leaves(model, parameters)
         self._leaves.watch(self._prints.add)
@@ -52,9 +54,9 @@ class EnginePass:
             handle.remove()
         return self._prints.stack()
 
-    def _enter(self, _module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _enter(self, module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self.randomness is None:
-            self.randomness = Randomness()
+            self.randomness, self.buffers = Randomness(), copy_buffers(module)
         self.inputs.add(inputs, named)
 
     def _note_dtype(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .leaves import Groups, Leaves, gather_whole, is_partial, whole_shape
 from .rank_environment import RankMisuse
-from .replay import Randomness
+from .replay import Randomness, dense
 
 if TYPE_CHECKING:
     import torch
@@ -182,7 +182,7 @@ class Probe:
         has a part of the sequence. A missing gradient counts as zero."""
         import torch.distributed as dist
 
-        alone = _zeros_for(parameter) if own is None else own.float()
+        alone = _zeros_for(parameter) if own is None else dense(own).float()
         if self.groups is None or not is_partial(parameter):
             return alone, alone
         local = alone.clone()
@@ -204,7 +204,7 @@ class Probe:
         """What the engine is about to apply, flat, in its own precision; zeros if that is none."""
         gradient = self.applied(parameter)
         applied: torch.Tensor = (
-            _zeros_for(parameter) if gradient is None else gather_whole(gradient)
+            _zeros_for(parameter) if gradient is None else dense(gather_whole(gradient))
         )
         return applied.reshape(-1)
 

@@ -188,7 +188,7 @@ class OwnStep:
 
     def _fill_bucket(self) -> Bucket | None:
         """A new optimizer of the given one's class on copies of some of its parameters; None
-        without one, or if the class cannot be built anew."""
+        without one, or if the class can neither be built anew nor step by itself."""
         optimizer = find_optimizer(self._proof)
         if optimizer is None:
             return None
@@ -204,7 +204,8 @@ class OwnStep:
         settings = {name: _own(value) for name, value in group.items() if name in known}
         try:
             scratch = type(optimizer)(**(settings | {"params": copies}))
-        except (TypeError, ValueError, RuntimeError):
+            scratch.step()
+        except Exception:  # it needs more than gradients, such as a closure
             return None
         elements = sum(
             local_part(p).numel() for group in optimizer.param_groups for p in group["params"]

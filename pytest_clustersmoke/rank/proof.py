@@ -187,7 +187,7 @@ class StepProver:
             )
         try:
             with self._kernels:
-                fields = self._repeat(index, engine.randomness, prints, progress)
+                fields = self._repeat(index, engine, engine.randomness, prints, progress)
         except Unrepeatable as error:
             fields = {"not_measured": str(error), "gradients": {"precision": self._probe.precision}}
         self._wait()
@@ -226,19 +226,22 @@ class StepProver:
     def _repeat(
         self,
         index: int,
+        engine: EnginePass,
         randomness: Randomness,
-        engine: torch.Tensor,
+        engine_prints: torch.Tensor,
         progress: Callable[[], None],
     ) -> dict[str, Any]:
-        """Repeat the pass of which these are the engine's fingerprints; what that shows."""
+        """Repeat the engine's pass, which gave these fingerprints; what that shows."""
         import torch
 
         model, local_loss = self._proof.model, self._proof.local_loss
         losses = partial(local_loss, index)
-        replay = Replay(model, self._parameters, losses, randomness, progress)
+        replay = Replay(
+            model, self._parameters, losses, randomness, progress, buffers=engine.buffers
+        )
         with watch_inputs(model, self._proof.batch_dim) as repeated:
             local, prints = replay.gradients()
-        first, own = torch.stack([engine, prints]).tolist()
+        first, own = torch.stack([engine_prints, prints]).tolist()
         progress()
         overflowed = self._proof.precision == FP16 and self._any_overflowed(local)
         differing, kernels = replay.find_differences(first, own)
@@ -247,6 +250,8 @@ class StepProver:
             "replayed": len(own),
             "differing": [self._names[at] for at in differing[:MOST_NAMES]],
             "differing_count": len(differing),
+            # Of the engine's pass and the first repetition, whichever passes are compared above.
+            "unequal_count": sum(a != b for a, b in zip(first, own, strict=True)),
             "nondeterministic": kernels,
             "shares_statistics": shares_statistics(model),
             "overflowed": overflowed,

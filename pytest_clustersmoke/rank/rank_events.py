@@ -55,7 +55,9 @@ def _format_line(name: str, fields: dict[str, Any]) -> str:
             f"{key} {value:.4g} {METRICS[key].unit}" for key, value in fields["values"].items()
         )
     if name == "losses":
-        return f"loss, mean over all ranks: {fields['mean'][0]:.4f} -> {fields['mean'][-1]:.4f}"
+        since = f" from step {fields['first'] + 1} on" if fields.get("first") else ""
+        begin, end = fields["mean"][0], fields["mean"][-1]
+        return f"loss, mean over all ranks{since}: {begin:.4f} -> {end:.4f}"
     if name == "gradients":
         return f"gradients {_describe_comparison(fields)}"
     if name == "proof" and "not_measured" in fields:

@@ -89,13 +89,20 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """
     import torch
 
-    flat = tensor.detach().contiguous().view(-1)
+    flat = dense(tensor.detach()).contiguous().view(-1)
     size = flat.element_size()
     if flat.numel() * size % 8 == 0:
         aligned = flat if flat.storage_offset() * size % 8 == 0 else flat.clone()
         return aligned.view(torch.int64).sum()
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return flat.view(integers[size]).sum(dtype=torch.int64)
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a dense one in place of a sparse one, as of an embedding."""
+    import torch
+
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 class PrintSums:
@@ -120,7 +127,8 @@ class PrintSums:
 
 
 class Replay:
-    """Passes of one step by the bare model, from the random state of the engine's pass.
+    """Passes of one step by the bare model, from the random state of the engine's pass and from
+    these values of buffers, which that pass may have changed.
 
     Buffers, such as the running mean of a batch norm, and the random state are as before at the
     end. Each pass raises Unrepeatable where `differentiate` does; `progress` is called
@@ -134,12 +142,14 @@ class Replay:
         local_losses: LocalLosses,
         randomness: Randomness,
         progress: Callable[[], None] = lambda: None,
+        buffers: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
     ) -> None:
         self._model = model
         self._parameters = parameters
         self._local_losses = local_losses
         self._randomness = randomness
         self._progress = progress
+        self._buffers = buffers
 
     def gradients(self) -> tuple[list[torch.Tensor | None], torch.Tensor]:
         """The local gradients of the step, summed over its micro batches (None for a parameter that
@@ -215,7 +225,8 @@ class Replay:
 
     def differentiate(self, loss: torch.Tensor) -> Sequence[torch.Tensor | None]:
         """The local gradients of one of `losses`, within `as_before`."""
-        return differentiate(loss, self._leaves.tensors)
+        gradients = differentiate(loss, self._leaves.tensors)
+        return [None if part is None else dense(part) for part in gradients]
 
     def losses(self) -> Iterator[torch.Tensor]:
         losses = self._local_losses()
@@ -224,7 +235,8 @@ class Replay:
     @contextmanager
     def as_before(self) -> Iterator[None]:
         now = Randomness()
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self._model.buffers()]
+        buffers = copy_buffers(self._model)
+        _set_buffers(self._buffers)
         self._randomness.restore()
         self._leaves = Leaves(self._model, self._parameters)
         try:
@@ -232,8 +244,17 @@ class Replay:
         finally:
             self._leaves.close()
             now.restore()
-            for buffer, value in buffers:
-                buffer.data.copy_(value)
+            _set_buffers(buffers)
+
+
+def copy_buffers(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each buffer of a model, with a copy of its values."""
+    return [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+
+
+def _set_buffers(values: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for buffer, value in values:
+        buffer.data.copy_(value)
 
 
 def must_repeat(differs: bool, model: torch.nn.Module) -> bool:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_STEP_TIMES = 10_000
+LOSSES_A_LINE = 10_000  # a longer line is no event
 
 
 class Step:
@@ -352,7 +353,11 @@ class StepLog:
         if means:
             replica = None if self._prover is None else self._prover.replica
             local = self._watch.describe_losses(self.recorded)
-            self._events.event("losses", mean=means, **local, replica=replica)
+            last = (len(means) - 1) // LOSSES_A_LINE * LOSSES_A_LINE
+            for first in range(0, last, LOSSES_A_LINE):
+                part = means[first : first + LOSSES_A_LINE]
+                self._events.event("earlier_losses", first=first, mean=part)
+            self._events.event("losses", first=last, mean=means[last:], **local, replica=replica)
 
     def _mark_again(self) -> None:
         self._marks.mark_again(self.recorded)

@@ -242,8 +242,8 @@ def _dense_share(peak: RankPeaks, figure: DeviceFigure, clock: str | None) -> fl
 def mean_losses(result: PhaseResult) -> list[tuple[int, Number]]:
     """(step, loss) from the lowest rank that recorded losses, thinned to MAX_LOSSES; the last step
     is always included."""
-    event = next((losses for _, losses in sorted(result.events("losses").items())), {})
-    values = parse_numbers(event.get("mean"))
+    recorded = (rank.mean_losses for rank in result.ranks)
+    values = parse_numbers(next((means for means in recorded if means is not None), None))
     stride = math.ceil(len(values) / MAX_LOSSES) or 1
     chosen = list(range(stride - 1, len(values), stride))
     if values and (not chosen or chosen[-1] != len(values) - 1):

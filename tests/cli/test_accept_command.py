@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 from pathlib import Path
 from unittest.mock import Mock
@@ -10,10 +11,14 @@ from unittest.mock import Mock
 import pytest
 
 from pytest_clustersmoke.cli import accept_command, main
+from pytest_clustersmoke.evidence.fingerprint import Fingerprint
 from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history import history_store
+from pytest_clustersmoke.evidence.history.figure_history import key_of, read_figure_past
+from pytest_clustersmoke.evidence.node_observation import DeviceFigure
 from pytest_clustersmoke.evidence.run_record import PastRecord
 from tests.evidence.history.made import DAY_S, night, nights
-from tests.support.records import BEGUN, annotate, metric
+from tests.support.records import BEGUN, VERSIONS, annotate, metric, parsed, phase
 
 OF = ("--cluster", "gilbreth", "--phase", "zero1_4node")
 
@@ -71,6 +76,25 @@ def test_one_metric_is_accepted(reports: Path) -> None:
     accept(reports, *OF, "--metric", "steps_per_s", "--reason", "power limit", "--by", "ben")
     assert past(reports, 30)["runs"] == 0
     assert past(reports, 30, "samples_per_s")["runs"] == 30
+
+
+def test_figure_of_a_device_is_accepted_alone(reports: Path) -> None:
+    """Metrics keep their past; the figure begins a new one."""
+    gemm = DeviceFigure("n1", "GPU-a", "gemm_tflops", 700.0, "TFLOP/s", True, "zero1_4node")
+    for number in range(8):
+        record = parsed({**night(20 + number, 9.5), "run_id": f"figure-{number}"})
+        history_store.store_run(record, reports, figures=[gemm])
+    usual = phase("zero1_4node")
+    who = Fingerprint(usual["hardware"], usual["shape"], dict(VERSIONS))
+
+    def figure_past() -> int:
+        found = read_figure_past(reports, "gilbreth", "zero1_4node", who, [gemm], math.inf)
+        return len(found[key_of(gemm)])
+
+    before = past(reports, 30)["runs"]
+    assert figure_past() == 8
+    assert accept(reports, *OF, "--metric", "gemm_tflops", "--reason", "power limit") == 0
+    assert figure_past() == 0 and past(reports, 30)["runs"] == before
 
 
 def test_drift_is_judged_against_the_accepted_level(reports: Path) -> None:

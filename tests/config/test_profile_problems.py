@@ -114,6 +114,11 @@ def added(lines: str) -> str:
             "clusters.one.limits.queue_wait_s is `inf`; expected a finite number",
         ),
         (
+            "limits: {isolate: {test: 9}}",
+            "unknown key `test` in clusters.one.limits.isolate; expected one of `tests`, "
+            "`minutes`; did you mean `tests`?",
+        ),
+        (
             "stage_limits_s: {compil: 5}",
             "unknown stage `compil` in clusters.one.stage_limits_s; expected one of `init`, "
             "`peaks`, `data`, `model`, `compile`, `first_step`, `train_step`, `probe`, "
@@ -172,6 +177,26 @@ def added(lines: str) -> str:
 def test_mistake_is_reported_in_one_line(problems: Problems, lines: str, expected: str) -> None:
     """A mistake gives exactly one problem, with its line and this text."""
     assert problems(added(lines)) == [f"cluster.yaml:7: {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("resume: yes", "resume is `yes`; expected a number of steps, 0, true or false"),
+        (
+            "after: a b",
+            "after is `a b`; expected the name of a phase (letters, digits, `_` and `-`), or "
+            '"" for none',
+        ),
+        ("args: {x: .inf}", "args.x is `inf`; expected a finite number"),
+    ],
+)
+def test_mistake_of_a_phase_is_reported_in_one_line(
+    problems: Problems, settings: str, expected: str
+) -> None:
+    """Also of a key that takes values of several kinds."""
+    text = BASE.replace("{ddp_2gpu: {}}", f"{{ddp_2gpu: {{{settings}}}}}")
+    assert problems(text) == [f"cluster.yaml:6: clusters.one.phases.ddp_2gpu.{expected}"]
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_gpu_of_few_is_not_named_for_less_than_a_millisecond(tmp_path: Path, ran
     short = [own_step(0.0133)] * (ranks - 1)
     check_stragglers(measured_alone(tmp_path / "short", own_step(0.0133 * 1.6), *short))
     whole = [own_step()] * (ranks - 1)
-    with pytest.raises(AssertionError, match="rank 0 .* falls behind"):
+    with pytest.raises(AssertionError, match=r"rank 0 .* falls behind"):
         check_stragglers(measured_alone(tmp_path / "whole", own_step(1.6), *whole))
 
 

@@ -1,4 +1,4 @@
-"""Proofs of training: reduction, repetition, replicas, reload, and whom they name."""
+"""Proofs of training: reduction, replicas, reload, and whom they name."""
 
 from __future__ import annotations
 
@@ -7,40 +7,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.criteria.training_proofs import (
-    check_gradients,
-    check_replay,
-    check_replicas,
-)
+from pytest_clustersmoke.criteria.repeated_passes import check_replay
+from pytest_clustersmoke.criteria.training_proofs import check_gradients, check_replicas
 from pytest_clustersmoke.criteria.workload import check_precision, check_samples
 from pytest_clustersmoke.evidence.metric import Unmeasured
-from pytest_clustersmoke.evidence.telemetry import UNNAMED_KERNELS
+from tests.criteria.proofs import GRADIENTS, PROOF, UNEXPLAINED, WRONG
 from tests.support.evidence import Evidence
 
-GRADIENTS = {
-    "parameters": 4,
-    "compared": 4,
-    "max_relative_error": 1e-7,
-    "tolerance": 1e-5,
-    "worst": "w",
-    "precision": "fp32",
-    "synced": True,
-    "sensitive": True,
-}
-
-
-PROOF = {
-    "step": 1,
-    "replayed": 4,
-    "differing": [],
-    "differing_count": 0,
-    "nondeterministic": [],
-    "dtypes": {"float32": ["0", "2"]},
-    "samples": 32,
-    "samples_per_rank": 32,
-    "gradients": GRADIENTS,
-}
-WRONG = {"differing": ["w"], "differing_count": 1}
 REPLICAS = {"every": 10, "compared": 3, "equal": True}
 APART = {
     "every": 10,
@@ -224,82 +197,6 @@ def test_step_proven_by_one_rank_alone_fails(pair: Evidence) -> None:
         pair.result().check_gradients()
 
 
-def test_rank_that_disagrees_with_itself_is_named(pair: Evidence) -> None:
-    """It is named with its host and GPU; its wrong gradients are no reason to blame others."""
-    pair.rank(1, ("start", {"node": "n0", "host": "h0", "gpu_uuid": "GPU-1"}))
-    pair.rank(0, ("proof", {**PROOF, "gradients": {**GRADIENTS, "synced": False}}))
-    pair.rank(1, ("proof", {**PROOF, **WRONG, "gradients": {**GRADIENTS, "synced": False}}))
-    pair.each("proof", **{**PROOF, "step": 2})
-    words = (
-        r"^rank 1 \(n0\) on h0, GPU-1 disagrees with itself: .* step 1 gave other gradients for 1"
-    )
-    with pytest.raises(AssertionError, match=words):
-        check_replay(pair.result())
-    pair.result().check_gradients()
-
-
-@pytest.mark.parametrize("kernels", [[], [UNNAMED_KERNELS]])
-def test_step_repeated_with_another_batch_accuses_no_device(
-    pair: Evidence, kernels: list[str]
-) -> None:
-    """The program's `local_loss` drew its batch anew, on one rank or all of them: the device is
-    not at fault, and neither are its kernels."""
-    wrong = {**PROOF, **WRONG, "nondeterministic": kernels, "batch": 7}
-    pair.each("proof", **{**wrong, "repeated_batch": 8})
-    with pytest.raises(AssertionError, match=r"^all ranks repeated step 1 with another batch"):
-        check_replay(pair.result())
-    named = {**wrong, "repeated_batch": 8, "nondeterministic": ["x does not have a ..."]}
-    with pytest.raises(Unmeasured, match="not deterministic: x does not have"):
-        check_replay(pair.each("proof", **named).result())
-
-
-def test_step_repeated_with_its_own_batch_accuses_the_device(pair: Evidence) -> None:
-    """Also if the model runs for something else as well in every step, so that the tensors that it
-    got show nothing."""
-    pair.rank(0, ("proof", PROOF))
-    other = {"batch": 7, "repeated_batch": 8}
-    for batches in ({"batch": 7, "repeated_batch": 7}, {"batch": 7, "repeated_batch": None}, other):
-        pair.each("proof", **{**PROOF, **other, "step": 4})
-        pair.rank(1, ("proof", {**PROOF, **WRONG, **batches}))
-        with pytest.raises(AssertionError, match=r"^rank 1 .* disagrees with itself"):
-            check_replay(pair.result())
-
-
-def test_kernels_in_any_order_are_unmeasured(pair: Evidence) -> None:
-    """If all ranks disagree with themselves and torch says that a kernel adds in any order, nothing
-    is shown; without such a kernel, or if only some ranks disagree, they are named."""
-    pair.each("proof", **{**PROOF, **WRONG, "nondeterministic": ["cumsum_cuda_kernel"]})
-    with pytest.raises(Unmeasured, match="not deterministic"):
-        check_replay(pair.result())
-    pair.each("proof", **{**PROOF, **WRONG, "step": 2})
-    with pytest.raises(Unmeasured, match="not deterministic"):
-        check_replay(pair.result())
-
-
-UNEXPLAINED = {**WRONG, "nondeterministic": [UNNAMED_KERNELS]}
-
-
-def test_rank_whose_loop_has_another_loss_accuses_no_device(pair: Evidence) -> None:
-    """All its gradients differ in each proven step, and its repetitions agree: `local_loss` is not
-    what it trains on. A device is accused if any step, or any parameter, gave the same bits."""
-    whole = {**PROOF, **UNEXPLAINED, "differing_count": 4}
-    pair.rank(1, ("start", {"node": "n0", "host": "h0", "gpu_uuid": "GPU-1"}))
-    for step in (1, 4, 9):
-        pair.rank(0, ("proof", {**PROOF, "step": step}))
-        pair.rank(1, ("proof", {**whole, "step": step}))
-    words = (
-        r"^rank 1 \(n0\) trained on another loss than .* in each of the 3 proven steps all .* If "
-        r"it is the same, test rank 1 \(n0\) on h0, GPU-1 "
-    )
-    with pytest.raises(AssertionError, match=words):
-        check_replay(pair.result())
-    better: dict[str, Any]
-    for better in ({"differing_count": 3}, {"differing_count": 0}, {"nondeterministic": []}):
-        pair.rank(1, ("proof", {**whole, "step": 9, **better}))
-        with pytest.raises(AssertionError, match=r"^rank 1 .* disagrees with itself"):
-            check_replay(pair.result())
-
-
 def test_scaled_gradients_fail_although_no_step_could_be_repeated(pair: Evidence) -> None:
     """The loop trains on a multiple of `local_loss`: no gradient is as it was, and all are off by
     one factor. Gradients that are off by no common factor show nothing then."""
@@ -311,49 +208,6 @@ def test_scaled_gradients_fail_although_no_step_could_be_repeated(pair: Evidence
     pair.rank(1, ("proof", {**PROOF, **UNEXPLAINED, "gradients": {**scaled, "factor": None}}))
     with pytest.raises(Unmeasured, match="no proven step is left whose numbers are sound"):
         pair.result().check_gradients()
-
-
-def test_difference_that_no_kernel_explains_must_last(tmp_path: Path) -> None:
-    """Of a kernel that torch does not know it shows in most steps; an error that came and went does
-    not, and also names a rank that has no other to compare with."""
-    alone = Evidence(tmp_path, 1, 1).done()
-    alone.each("proof", **PROOF).each("proof", **{**PROOF, **UNEXPLAINED, "step": 2})
-    alone.each("proof", **{**PROOF, "step": 3})
-    with pytest.raises(AssertionError, match=r"^rank 0 .* disagrees with itself: .* step 2"):
-        check_replay(alone.result())
-    for step in (4, 5):
-        alone.each("proof", **{**PROOF, **UNEXPLAINED, "step": step})
-    with pytest.raises(Unmeasured, match="not deterministic"):
-        check_replay(alone.result())
-
-
-def test_single_rank_has_no_excuse_where_deterministic_passes_differ(tmp_path: Path) -> None:
-    """Most steps of a device that is often wrong differ, and by chance its deterministic passes
-    agree in the first of them; a kernel that adds in any order does not differ in others."""
-    alone = Evidence(tmp_path, 1, 1).done().each("proof", **PROOF)
-    for step, kernels in ((2, [UNNAMED_KERNELS]), (3, []), (4, [UNNAMED_KERNELS])):
-        alone.each("proof", **{**PROOF, **WRONG, "step": step, "nondeterministic": kernels})
-    with pytest.raises(
-        (AssertionError, Unmeasured), match=r"^rank 0 .* disagrees with itself: .* step 2"
-    ):
-        check_replay(alone.result())
-
-
-def test_all_ranks_that_differ_once_are_not_blamed(pair: Evidence) -> None:
-    """An error of several devices at once is less likely than a kernel that torch does not know."""
-    pair.each("proof", **PROOF).each("proof", **{**PROOF, **UNEXPLAINED, "step": 2})
-    pair.each("proof", **{**PROOF, "step": 3})
-    with pytest.raises(Unmeasured, match="not deterministic"):
-        check_replay(pair.result())
-
-
-def test_rank_is_not_blamed_for_statistics_that_all_share(pair: Evidence) -> None:
-    """One rank's error once reached both through their batch norms."""
-    shared = {**PROOF, "shares_statistics": True}
-    pair.each("proof", **shared).each("proof", **{**shared, **UNEXPLAINED, "step": 2})
-    pair.each("proof", **{**shared, "step": 3})
-    with pytest.raises(AssertionError, match=r"all ranks disagree with themselves: .*each may be"):
-        check_replay(pair.result())
 
 
 def test_step_that_overflows_in_fp16_proves_nothing(pair: Evidence) -> None:
@@ -397,13 +251,6 @@ def test_reason_of_another_type_excuses_nothing(pair: Evidence, reason: Any) -> 
         check_replay(pair.result())
     with pytest.raises(AssertionError, match="compared the gradients of None"):
         check_gradients(pair.result())
-
-
-def test_single_rank_can_disagree_with_itself(tmp_path: Path) -> None:
-    """One rank is enough to show that its device computes wrongly."""
-    alone = Evidence(tmp_path, 1, 1).done().each("proof", **{**PROOF, **WRONG})
-    with pytest.raises(AssertionError, match=r"rank 0 .* disagrees with itself"):
-        check_replay(alone.result())
 
 
 def test_program_without_proof_is_unmeasured(pair: Evidence) -> None:

@@ -106,6 +106,17 @@ def test_losses_keep_nan(pair: Evidence) -> None:
     assert losses[0] == 2.0 and all(math.isnan(loss) for loss in losses[1:])
 
 
+def test_losses_of_a_long_loop_are_joined(pair: Evidence) -> None:
+    """A line of each part; without one of them, nobody knows which step a loss is of."""
+    for first in (0, 2):
+        pair.each("earlier_losses", first=first, mean=[1.0, 2.0])
+    pair.each("losses", first=4, mean=[3.0])
+    assert pair.result().losses == [1.0, 2.0, 1.0, 2.0, 3.0]
+    pair.each("losses", first=5, mean=[3.0])
+    with pytest.raises(AssertionError, match="rank 0 did not report losses"):
+        _ = pair.result().losses
+
+
 def test_losses_that_differ_between_ranks_fail(pair: Evidence) -> None:
     """A loss that was not averaged over ranks fails."""
     pair.rank(0, ("losses", {"mean": [1.0]})).rank(1, ("losses", {"mean": [2.0]}))

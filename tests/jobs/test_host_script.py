@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,18 @@ def test_node_with_a_result_has_ended_well(phase: PhaseDir) -> None:
     cancel(process)
     assert look(phase, process) == host_script.RESULT
     assert look(phase, HostProcess(process.pid, process.start, "another")) == host_script.RESULT
+
+
+def test_result_of_an_earlier_attempt_is_not_that_of_the_node(phase: PhaseDir) -> None:
+    """A phase with `resume` stopped as planned, and its next attempt was killed."""
+    process = start(phase)
+    phase.node_result(0).write_text('{"stopped": true}')
+    later = replace(phase, attempt=1)
+    later.node_result(0).parent.mkdir(parents=True)
+    cancel(process)
+    assert look(phase, process) == host_script.GONE
+    later.node_result(0).write_text("{}")
+    assert look(phase, process) == host_script.RESULT
 
 
 def test_restarted_host_is_told_from_an_ended_node(phase: PhaseDir) -> None:

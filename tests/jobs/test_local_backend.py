@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ import pytest
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs.backend import Submission
-from pytest_clustersmoke.jobs.local_backend import TOKEN_VARIABLE, LocalBackend, _find_left, _Job
+from pytest_clustersmoke.jobs.local_backend import (
+    TOKEN_VARIABLE,
+    LocalBackend,
+    _abort_after_failed_node,
+    _find_left,
+    _Job,
+)
 from pytest_clustersmoke.node import process_tree
 from pytest_clustersmoke.node.node_job import RANK_VARIABLE
 from tests.support.evidence import make_phase, make_profile
@@ -39,6 +46,29 @@ def test_rank_with_a_malformed_start_is_not_cancelled(
             writer.close()
         job = _Job(nodes=[], directory=directory, world_size=2, submitted=0.0, gpus=[])
         assert [process.pid for process in _find_left(job)] == [other.pid]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "raised"),
+    [
+        ({"stopped": True}, None, True),
+        ({"stopped": True}, {"ok": True}, False),
+        ({"ok": False}, None, False),
+    ],
+    ids=["killed", "done", "failed"],
+)
+def test_node_that_is_killed_in_a_later_attempt_ends_the_others(
+    tmp_path: Path, earlier: dict[str, bool], later: dict[str, bool] | None, raised: bool
+) -> None:
+    """The result of a planned stop is not that of the attempt after it."""
+    directory = RunDir(tmp_path / "run").phase("small")
+    attempt = replace(directory, attempt=1)
+    for place, result in ((directory, earlier), (attempt, later)):
+        place.node_result(0).parent.mkdir(parents=True)
+        if result is not None:
+            write_json(place.node_result(0), result)
+    _abort_after_failed_node(_Job([], directory, 2, 0.0, []), [9, None])
+    assert attempt.abort.exists() is raised
 
 
 @contextmanager

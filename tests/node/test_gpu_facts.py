@@ -206,6 +206,21 @@ def test_process_that_has_just_ended_does_not_count(
     assert gpu_facts.query_gpus(health=True)["gpu_processes"] == []
 
 
+def test_process_counts_where_the_second_query_fails(
+    tool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a stuck process nvidia-smi may fail; it does not say that the first has ended."""
+    nvidia_smi.write(tool, sys.executable, [gpu(0), gpu(1)], processes=[OTHER])
+
+    def meanwhile(seconds: float) -> None:
+        if seconds == gpu_facts.LOOK_AGAIN_S:  # subprocess sleeps as well
+            nvidia_smi.write(tool, sys.executable, words="stuck", status=9)
+
+    monkeypatch.setattr(time, "sleep", meanwhile)
+    (process,) = gpu_facts.query_gpus(health=True)["gpu_processes"]
+    assert process["pid"] == str(OTHER["pid"])
+
+
 @pytest.mark.parametrize(
     ("visible", "ours"),
     [

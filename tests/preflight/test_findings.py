@@ -330,3 +330,62 @@ def test_nodes_out_of_service_are_reported_once(tmp_path: Path) -> None:
     assert line.startswith("13 of the 14 nodes of partition main take no jobs: d0 is down (r; root")
     assert line.endswith("; and 3 more") and "x is" not in line
     assert report_unavailable_nodes(phases, slurm()) == []
+
+
+def test_time_that_follows_from_the_phases_limit_is_compared(judge: Judge) -> None:
+    """The job asks for it, so Slurm would refuse it or never start it; the default limit, which
+    nobody chose, is left to the partition."""
+    short = slurm(partitions=[texts.partition(time="02:00:00")])
+    (finding,) = judge(short, timeout_s=7200.0)
+    assert (
+        finding.id == "time-over-limit" and "asks for 02:01:00, but partition main" in finding.cause
+    )
+    assert finding.fix.startswith("lower `timeout_s`, so that the job asks for at most 02:00:00")
+    assert finding.evidence[0].text == "timeout_s: 7200.0"
+    assert judge(short, timeout_s=7000.0) == []
+    assert judge(slurm(partitions=[texts.partition(time="00:30:00")])) == []
+
+
+def test_nodes_left_out_by_a_file_or_with_spaces_are_known(judge: Judge, tmp_path: Path) -> None:
+    """sbatch takes both; a file that cannot be read is named."""
+    listed, busy = tmp_path / "bad_nodes", TrialSubmission(None, "Requested nodes are busy")
+    listed.write_text("n0\nn1\n")
+    for exclude in (str(listed), "n0, n1"):
+        assert judge(slurm(), busy, {"exclude": exclude}) == []
+        drained = slurm([*map(texts.node, ("n0", "n1")), texts.node("n2", state="DOWN")])
+        (finding,) = judge(drained, busy, {"exclude": exclude})
+        assert finding.id == "nodes-unavailable" and finding.hosts == ("n2",)
+    (finding,) = judge(slurm(), busy, {"exclude": str(tmp_path / "gone")})
+    assert finding.id == "submission-refused" and "gone' " not in finding.fix
+    assert "`exclude` of phase small names a file that cannot be read" in finding.cause
+
+
+@pytest.mark.parametrize("state", ["IDLE+RESERVED", "IDLE+MAINTENANCE"])
+def test_nodes_of_the_jobs_own_reservation_are_not_away(judge: Judge, state: str) -> None:
+    """The mistake that Slurm refuses is elsewhere; without a reservation they are not to be had."""
+    answers = slurm([texts.node(f"n{number}", state=state) for number in range(3)])
+    reserved = judge(answers, REFUSED, {"reservation": "burnin"}, nodes=3)
+    assert ids(reserved) == ["submission-refused"]
+    assert ids(judge(answers, REFUSED, nodes=3)) == ["nodes-unavailable"]
+
+
+def test_cores_that_slurm_keeps_for_the_system_do_not_count(judge: Judge) -> None:
+    """Unless the job asks for them."""
+    answers = slurm([texts.node().replace("CPUEfctv=8", "CPUEfctv=6")])
+    (finding,) = judge(answers, REFUSED, {"cpus_per_task": 8})
+    assert finding.id == "submission-refused" and "has more than 6" in finding.cause
+    (finding,) = judge(answers, REFUSED, {"cpus_per_task": 8, "core_spec": 0})
+    assert "has more than" not in finding.cause
+
+
+def test_unknown_qos_may_lift_a_limit_where_sbatch_accepts(judge: Judge) -> None:
+    """slurmdbd did not answer, or the user's default is not known: the phase is not refused."""
+    short = [texts.partition(time="00:30:00")]
+    there = TrialSubmission(True, "", start=1.0, nodes="n0", partition="main")
+    options = {"qos": "long", "time": 60}
+    for answers in (slurm(partitions=short, enforced=ENFORCED), accounting(partitions=short)):
+        unknown = options if answers.qos is None else {"time": 60, "account": "nobodys"}
+        assert judge(answers, there, unknown) == []
+    refused = judge(slurm(partitions=short, enforced=ENFORCED), REFUSED, options)
+    assert ids(refused)[0] == "time-over-limit"
+    assert ids(judge(slurm(partitions=short), there, options)) == ["time-over-limit"]

@@ -148,13 +148,20 @@ class Unusual(torch.optim.SGD):
         super().__init__(model.parameters(), lr=0.1)
 
 
+class NeedsSparseGradients(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise RuntimeError("does not support dense gradients")
+
+
 def test_optimizer_is_found_in_a_wrapper_or_by_a_function() -> None:
-    """One that cannot be built anew is left out, as is none."""
+    """One that cannot be built anew is left out, as are none and those that need more than
+    gradients to step."""
     model = build()
     optimizer = torch.optim.SGD(model.parameters())
     for found in (Wrapper(optimizer), lambda: Wrapper(optimizer)):
         assert "optimizer" in measure(model, found)["parts"]
-    for missing in (Unusual(model), None, lambda: None):
+    needs = (torch.optim.LBFGS(model.parameters()), NeedsSparseGradients(model.parameters(), 0.1))
+    for missing in (Unusual(model), *needs, None, lambda: None):
         assert list(measure(model, missing)["parts"]) == ["forward", "backward"]
 
 

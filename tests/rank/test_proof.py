@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -74,6 +74,52 @@ def test_batch_of_the_repetition_is_noted(single_rank: None) -> None:
     assert records[0]["differing_count"] == 0 and records[1]["differing_count"] == 2
     assert records[0]["repeated_batch"] == records[0]["batch"] == records[1]["batch"]
     assert records[1]["repeated_batch"] not in (None, records[1]["batch"])
+
+
+class Counting(torch.nn.Module):
+    """Its forward pass changes a buffer, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(WIDTH, 1)
+        self.register_buffer("count", torch.ones(()))
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        self.count += 1
+        return self.layer(inputs) * self.count
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_step_is_repeated_from_the_buffers_that_it_began_with(
+    single_rank: None, micro_batches: int
+) -> None:
+    """As a spectral norm has them; afterwards they are as the step left them."""
+    model, batch = Counting(), torch.randn(4, WIDTH)
+
+    def losses(_: int) -> Iterator[torch.Tensor]:
+        for _ in range(micro_batches):
+            yield model(batch).square().mean()
+
+    prover = StepProver(Proof(model, losses), {0}, 1, lambda: None)
+    prover.begin(0)
+    for loss in losses(0):
+        loss.backward()
+    fields = prover.prove(0)
+    assert (fields["differing_count"], fields["unequal_count"]) == (0, 0)
+    assert fields["gradients"]["synced"] and model.count == 1 + micro_batches
+
+
+def test_sparse_gradients_are_proven(single_rank: None) -> None:
+    """Those of an embedding, of which a batch has some rows twice."""
+    table = torch.nn.Embedding(8, 4, sparse=True)
+    tokens = torch.tensor([[1, 2, 2], [5, 1, 7]])
+    proof = Proof(table, lambda _: table(tokens).square().sum())
+    prover = StepProver(proof, {0}, 1, lambda: None)
+    prover.begin(0)
+    table(tokens).square().sum().backward()
+    fields = prover.prove(0)
+    assert table.weight.grad is not None and table.weight.grad.is_sparse
+    assert fields["differing_count"] == 0 and fields["gradients"]["synced"]
 
 
 class Recomputed(torch.nn.Module):

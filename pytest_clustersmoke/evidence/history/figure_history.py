@@ -133,6 +133,18 @@ class _GoodRuns(NamedTuple):
         return [float(value) for (value,) in rows]
 
 
+def read_figure_names(connection: Connection, cluster: str, phase: str) -> set[str]:
+    """The names of what devices reached in the runs of a phase."""
+    if (read_version(connection) or 0) < WITH_FIGURES_BY_PHASE:
+        return set()
+    rows = connection.execute(
+        "SELECT DISTINCT f.name FROM phases p JOIN device_figures v ON v.phase = p.id "
+        "JOIN figures f ON f.id = v.figure WHERE p.cluster = ? AND p.phase = ?",
+        (cluster, phase),
+    )
+    return {str(name) for (name,) in rows}
+
+
 def read_figures(
     connection: Connection, cluster: str, since: float = -math.inf
 ) -> dict[str, list[PastFigure]]:
