@@ -92,15 +92,15 @@ class RequestedResources:
         is_own = self.time_setting[1] == "time"
         return "set `slurm.time` to" if is_own else "lower `timeout_s`, so that the job asks for"
 
-    def hosts(self, key: str) -> list[str]:
+    def hosts(self, option: str) -> list[str]:
         """The nodes that `nodelist` or `exclude` names. Raises OSError or ValueError if that is a
         file that cannot be read."""
-        return expand_hostlist(read_host_option(sbatch_option(self.phase, key)))
+        return expand_hostlist(read_host_option(sbatch_option(self.phase, option)))
 
-    def known_hosts(self, key: str) -> set[str]:
+    def known_hosts(self, option: str) -> set[str]:
         """The same; none if they cannot be read, which is a finding of its own."""
         try:
-            return set(self.hosts(key))
+            return set(self.hosts(option))
         except (OSError, ValueError):
             return set()
 
