@@ -340,12 +340,16 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> PhaseClass | PhaseSweep | None:
-    marks = getattr(obj, "pytestmark", ()) if isinstance(obj, type) else ()
-    if any(getattr(mark, "name", "") == "phase" for mark in marks) and collector.istestclass(
-        obj, name
-    ):
+    if isinstance(obj, type) and _has_phase(obj) and collector.istestclass(obj, name):
         return make_collector(collector, name, obj)
     return None
+
+
+def _has_phase(cls: type) -> bool:
+    """Whether a class or one of its bases has the marker. One mark alone need not be in a list."""
+    own = (vars(each).get("pytestmark", ()) for each in cls.__mro__)
+    lists = (marks if isinstance(marks, list | tuple) else [marks] for marks in own)
+    return any(getattr(mark, "name", "") == "phase" for marks in lists for mark in marks)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -359,3 +359,26 @@ def test_directories_of_runs_are_not_collected(suite: Suite) -> None:
     (other / "test_other.py").write_text("def test_other(): pass\n")
     collected = suite.run("--collect-only", "-q", cluster="").stdout.str()
     assert "test_other" in collected and "test_copied" not in collected
+
+
+@pytest.mark.parametrize("cluster", ["", "one"])
+def test_mark_of_a_class_need_not_be_in_a_list(suite: Suite, cluster: str) -> None:
+    """`pytestmark` may be one mark, of a class without a phase as well; and a base class may have
+    the marker, where its subclass has another mark."""
+    path = suite.phase("small")
+    text = path.read_text().replace("class TestSmall:", "class Small:")
+    text += """
+@pytest.mark.skipif(False, reason="another mark")
+class TestSmall(Small):
+    pass
+
+class TestPlain:
+    pytestmark = pytest.mark.filterwarnings("ignore")
+
+    def test_x(self):
+        pass
+"""
+    path.write_text(text)
+    outcome = suite.run("--collect-only", "-q", cluster=cluster)
+    assert outcome.ret == 0, outcome.output
+    assert "TestPlain::test_x" in outcome.output and "TestSmall::job" in outcome.output

@@ -89,7 +89,8 @@ def _read_inputs(
     read, refused = 0, list(logs.inputs.refused)
     with ReadProgress(sys.stderr, logs.inputs.size) as progress:
         for source in logs.named():
-            if source.path is not None and dumps.add(source.path):
+            # Of a pipe, what is looked at is gone.
+            if source.path is not None and source.path.is_file() and dumps.add(source.path):
                 read += 1
                 continue
             try:

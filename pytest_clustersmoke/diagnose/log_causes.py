@@ -159,7 +159,9 @@ def _cause(finding: Finding, evidence: FailureEvidence) -> tuple[Finding | None,
     ends = ends | WAITED if finding.id == "hang" else ends
     ends = ends | MET if any(rank.start for rank in evidence.result.ranks) else ends
     for tier in (_search_exceptions, _search_stderr, _search_node_logs):
-        search = SignatureSearch(known)
+        # A node's own logs show no progress: what a program can go on without, its ranks show.
+        is_over = tier is _search_node_logs and any(map(_has_progressed, evidence.result.ranks))
+        search = SignatureSearch([each for each in known if not (is_over and each.warning)])
         tier(search, finding, evidence)
         before: Finding | None = None
         for match in order_findings(search):
@@ -173,6 +175,13 @@ def _cause(finding: Finding, evidence: FailureEvidence) -> tuple[Finding | None,
             else:
                 rough = rough or match
     return rough, unknown
+
+
+def _has_progressed(rank: RankResult) -> bool:
+    """Whether a rank has ended a stage, or marked a step."""
+    stages = rank.events.named("stage")
+    ended = any(stage.get("state") == "end" for stage in stages)
+    return ended or rank.events.last("step") is not None
 
 
 def _search_exceptions(

@@ -25,6 +25,7 @@ MAX_LOOKS = 1000  # at one kind of error in one file
 # NCCL's own description of an error follows torch's, on the next lines.
 NCCL_ERROR, NCCL_LINES = "NCCL error", 4
 DIGIT = re.compile(r"\d")
+BOX = "\u256d"  # in which rich draws a traceback
 FRAME = re.compile(r'\s*File "([^"]{1,400})", line (\d{1,9}), in ([^\s,]{1,200})')
 # `module.SomeError: why`, at the beginning of a line; lines of other programs may come between.
 RAISED = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception|Exit|Interrupt|Timeout)\b(?::|\s*$)")
@@ -119,8 +120,14 @@ def _kind(text: str) -> str:
 
 def _prefix_of(lines: Sequence[str]) -> str:
     """What is before a traceback on each of its lines. Text before its header that the next line
-    does not repeat is no prefix, but perhaps a progress bar."""
+    does not repeat is no prefix, but perhaps a progress bar, or the edge of a box; a label may
+    stand between the bar and the header."""
     prefix = lines[0][: lines[0].index(TRACEBACK)]
+    if BOX in prefix:
+        return ""
+    label = lines[1].partition('  File "')[0] if len(lines) > 1 and '  File "' in lines[1] else ""
+    if label and prefix.endswith(label):
+        return label
     bar = not _has_prefix(lines[1], prefix) and FRAME.match(lines[1]) if len(lines) > 1 else False
     return prefix if prefix.strip() and not bar else ""
 

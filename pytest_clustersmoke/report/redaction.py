@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
@@ -19,6 +20,7 @@ from ..evidence.node_observation import NodeObservation
 from ..evidence.run_record import RunRecord
 from ..evidence.run_request import user_name
 from ..evidence.telemetry import parse_text, to_json_value
+from .record_schema import SCHEMA_PATH
 
 USER, PATH, UUID, SERIAL = "<user>", "<path>", "<uuid>", "<serial>"
 _UUID = re.compile(r"\b(?:(?:GPU|MIG|DPU)-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.I)
@@ -43,6 +45,23 @@ def choose_redactor(about: Mapping[str, Any]) -> Redactor | None:
     return Redactor(parse_text(about.get("user")) or user_name())
 
 
+@cache
+def _read_schema() -> tuple[frozenset[str], frozenset[str]]:
+    """The keys of the record's own models, and the words that their values are chosen from."""
+    keys, words = set[str](), set[str]()
+
+    def add(schema: Any) -> None:
+        if isinstance(schema, dict):
+            keys.update(schema.get("properties", ()))
+            words.update(schema.get("enum", ()))
+        for inner in schema.values() if isinstance(schema, dict) else schema:
+            if isinstance(inner, dict | list):
+                add(inner)
+
+    add(json.loads(SCHEMA_PATH.read_text()))
+    return frozenset(keys), frozenset(words)
+
+
 class Redactor:
     """Replaces what must not be published, in any text or JSON."""
 
@@ -58,15 +77,17 @@ class Redactor:
         return self._user.sub(USER, text) if self._user else text
 
     def hide_json(self, value: Any) -> Any:
-        """A JSON value without it; a hidden value of a key that asks for one is null."""
+        """A JSON value without it; a hidden value of a key that asks for one is null. The record's
+        own words stay, whatever the user's name is."""
+        keys, words = _read_schema()
         if isinstance(value, str):
-            return self.hide(value)
+            return value if value in words else self.hide(value)
         if isinstance(value, list | tuple):
             return [self.hide_json(item) for item in value]
         if isinstance(value, Mapping):
             hidden: dict[str, Any] = {}
             for key, item in value.items():
-                name = self.hide(key)
+                name = key if key in keys else self.hide(key)
                 while name in hidden:  # two paths, say
                     name += "'"
                 hidden[name] = None if _HIDDEN_KEYS.search(key) else self.hide_json(item)

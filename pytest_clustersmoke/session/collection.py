@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -140,6 +141,7 @@ class PhaseCollection:
         )
         self.absences += remarks
         problems = [*mistakes, *self._input_problems(phases), *self._unjudged_stops(phases)]
+        problems += self._same_names(selected)
         return [*problems, *untraceable, *self._preflight(phases)]
 
     def sweep_of(self, phase: str) -> Sweep | None:
@@ -167,6 +169,16 @@ class PhaseCollection:
                 )
                 expected = "a class that also inherits `Resumed` of pytest_clustersmoke.criteria"
                 yield Problem(what, phase.resume.source, expected)
+
+    def _same_names(self, phases: Collection[str]) -> Iterator[Problem]:
+        """Criteria that would count as one."""
+        where = {marked.name: marked.where for marked in self.markers}
+        for phase, names in criteria(self.names, self._all).items():
+            for name, count in Counter(names).items():
+                if count > 1 and phase in phases:
+                    what = f"phase `{phase}` has {count} criteria named `{name}`"
+                    expected = "a name of its own for each, also in nested classes"
+                    yield Problem(what, where.get(phase, ""), expected)
 
     def find_mistakes(self, items: Iterable[pytest.Item]) -> list[Problem]:
         """The mistakes in the markers of these items' phases."""

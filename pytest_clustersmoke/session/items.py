@@ -87,6 +87,8 @@ class PhaseClass(pytest.Class):
         return f"{self.parent.name}.{self.name}" if self.point and self.parent else self.name
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        if not getattr(self.obj, "__test__", True):  # pytest's own way to leave out a class
+            return
         self.job = JobItem.from_parent(self, name="job")
         yield self.job
         self.criteria = list(super().collect())

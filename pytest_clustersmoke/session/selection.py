@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from glob import glob
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,8 +59,10 @@ def is_whole(config: pytest.Config) -> bool:
 
 def collects_all(config: pytest.Config) -> bool:
     """Whether no option leaves out a file, so that a phase that was not collected does not exist.
-    The suite is at pytest's `testpaths`, or in the root directory."""
-    suite = [config.rootpath / path for path in config.getini("testpaths")] or [config.rootpath]
+    The suite is at pytest's `testpaths`, which may be globs, or in the root directory."""
+    globs = [str(config.rootpath / path) for path in config.getini("testpaths")]
+    found = [Path(path) for each in globs for path in glob(each, recursive=True)]
+    suite = found or [config.rootpath]
     places = [(config.invocation_params.dir / word).resolve() for word in config.args]
     return all(
         any(path.resolve().is_relative_to(place) for place in places) for path in suite

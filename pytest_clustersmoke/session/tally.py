@@ -200,7 +200,9 @@ def count_selection(
     tally.phases_of_cluster = phases_of_cluster
     tally.counts.undefined_phases = [name for name in phases_of_cluster if name not in defined]
     tally.counts.is_whole = is_whole(config)
-    is_part = len(tally.phases) < len(tally.phases_of_cluster)
+    # Phases that no test defines were not left out by anybody.
+    undefined = tally.counts.undefined_phases if tally.counts.is_whole else ()
+    is_part = not {*tally.phases_of_cluster} <= {*tally.phases, *undefined}
     is_cut = any(phase.counts.is_cut for phase in tally.phases.values())
     tally.counts.selection = describe_selection(config, is_cut, tally.phases if is_part else ())
 

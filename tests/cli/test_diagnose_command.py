@@ -28,6 +28,17 @@ def run(run_command: Callable[..., Any]) -> Any:
     return partial(run_command, list, "diagnose")
 
 
+def test_pipe_of_the_shell_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """`<(zcat LOG.gz)` is a pipe under /dev/fd: nobody can look at it twice."""
+    log = tmp_path / "job.log"
+    log.write_text(OOM)
+    script = f'{" ".join(COMMAND)} --json <(cat "$1")'
+    done = subprocess.run(["bash", "-c", script, "bash", str(log)], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    (finding,) = json.loads(done.stdout)
+    assert finding["id"] == "cuda_oom" and finding["evidence"][0]["line"] == 1
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "job.log"

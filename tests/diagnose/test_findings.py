@@ -369,6 +369,23 @@ def test_known_cause_in_a_nodes_logs(tmp_path: Path) -> None:
     assert (finding.id, finding.detail["signature"]) == ("torchrun-failed", "ibv_modify_qp")
 
 
+def test_warning_of_a_node_on_which_ranks_go_on_explains_nothing(tmp_path: Path) -> None:
+    """NCCL goes on without libfabric; before any rank has, it may be the cause."""
+    warning = (
+        "n1:152:386 [0] nccl_net_ofi_create_plugin:259 NCCL WARN NET/OFI Unable to find a protocol "
+        "that worked.  Failing initialization.\n"
+    )
+    for folder, steps in (("begun", ()), ("trained", (("step", {"step": 4}),))):
+        evidence = Evidence(tmp_path / folder, 1, 1).started().node(0, ok=False, reason="torchrun")
+        evidence.rank(0, *steps, error())
+        log = evidence.dir.nccl_logs(0) / "h.7.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(warning)
+        finding = diagnosed(evidence)[0]
+        assert ("signature" in finding.detail) is not bool(steps)
+        assert ("unknown cause" in finding.cause) is bool(steps)
+
+
 def test_cause_of_another_rank_explains_nothing(tmp_path: Path) -> None:
     """torchrun's report about rank 5 does not apply to rank 1."""
     evidence = Evidence(tmp_path, 1, 2).started().node(0).rank(1, error())

@@ -206,7 +206,12 @@ def test_late_signature_is_not_a_cause_next_to_a_rank_failure(late: str) -> None
 
 def test_end_of_a_job_explains_only_kills_at_that_time() -> None:
     """A rank killed hours before somebody cancelled the job died by itself."""
-    for why, name in ((LIMIT, "slurm_time_limit"), ("", "slurm_cancelled")):
+    signal = " DUE to SIGNAL Terminated"  # as newer versions write
+    for why, name in (
+        (LIMIT, "slurm_time_limit"),
+        ("", "slurm_cancelled"),
+        (signal, "slurm_cancelled"),
+    ):
         together = diagnosed(KILLED + ENDED.format("20:20", why))
         assert primary(together) == [name] and "rank_killed" in ids(together)
         assert primary(diagnosed(KILLED + ENDED.format("23:40", why))) == ["rank_killed"]
@@ -222,6 +227,48 @@ def test_traceback_after_a_progress_bar() -> None:
     )
     (finding,) = diagnosed("^C" + TRACEBACK.format(""))
     assert finding.id == "unknown"
+
+
+@pytest.mark.parametrize("label", ["[rank0]: ", "3: ", "[default0]:[rank0]: "])
+def test_labelled_traceback_after_a_progress_bar(label: str) -> None:
+    """torch and srun label the lines, but not the bar that is still open."""
+    bar = "\r  0%|      | 0/9 [00:00<?, ?it/s]"
+    (finding,) = diagnosed(bar + TRACEBACK.format(label))
+    assert "ValueError: labels are 7, 9 (/work/train.py:23" in finding.cause
+
+
+def test_error_below_a_traceback_in_a_box() -> None:
+    """As rich draws it, for accelerate and typer."""
+    box = (
+        "\u256d\u2500\u2500 Traceback (most recent call last) \u2500\u2500\u256e\n"
+        "\u2502 /work/train.py:23 in main   \u2502\n"
+        "\u2570\u2500\u2500\u2500\u2500\u2500\u2500\u256f\n"
+        "ValueError: labels are 7, 9\n"
+    )
+    (finding,) = diagnosed(box)
+    assert finding.id == "unknown" and "ValueError: labels are 7, 9" in finding.cause
+
+
+def test_line_that_catches_an_error_is_not_that_error() -> None:
+    """torch before 2.5 has no such name."""
+    text = TRACEBACK.format("").replace(
+        "ValueError: labels are 7, 9",
+        "    except torch.OutOfMemoryError:\n"
+        "AttributeError: module 'torch' has no attribute 'OutOfMemoryError'",
+    )
+    (finding,) = diagnosed(text)
+    assert finding.id == "unknown" and "AttributeError" in finding.cause
+
+
+def test_server_that_cannot_be_reached_is_no_node() -> None:
+    """A firewall rejects what compute nodes ask of a hub."""
+    text = (
+        "(MaxRetryError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
+        "exceeded with url: /x (Caused by NewConnectionError('<urllib3.connection.HTTPSConnection>: "
+        "Failed to establish a new connection: [Errno 113] No route to host'))\"), '(Request)')\n"
+        "OSError: We couldn't connect to 'https://huggingface.co' to load the files\n"
+    )
+    assert primary(diagnosed(text)) == ["hub_unreachable"]
 
 
 @pytest.mark.parametrize(

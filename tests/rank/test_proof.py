@@ -79,6 +79,8 @@ def test_batch_of_the_repetition_is_noted(single_rank: None) -> None:
 class Counting(torch.nn.Module):
     """Its forward pass changes a buffer, and computes with it."""
 
+    count: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(WIDTH, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -316,6 +317,35 @@ def test_undefined_phase_is_not_fit(suite: Suite) -> None:
     assert 0 < output.index(early) < output.index("submitted as job")
     assert suite.run(str(suite.path)).ret == 6
     assert suite.run(path).ret == suite.run("-k", "one_a or OneA").ret == 0
+
+
+@pytest.mark.parametrize("paths", ["suites/*", "suites/real gone"])
+def test_undefined_phase_is_not_fit_wherever_pytest_looks_for_tests(
+    suite: Suite, paths: str
+) -> None:
+    """Its `testpaths` may be globs, and name what is not there."""
+    suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
+    folder = suite.path / "suites" / "real"
+    folder.mkdir(parents=True)
+    suite.phase("one_a").rename(folder / "test_one_a.py")
+    (suite.path / "pytest.ini").write_text(f"[pytest]\ntestpaths = {paths}\n")
+    outcome = suite.run_apart()
+    assert outcome.ret == 6, outcome.output
+    assert "one lists the phase one_b, but no collected test defines it" in outcome.output
+
+
+def test_whole_run_without_a_phase_is_the_newest_of_its_cluster(suite: Suite) -> None:
+    """Nobody left the phase out: metrics and the page over runs say INCONCLUSIVE, not FIT."""
+    suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
+    suite.phase("one_a")
+    lost = suite.phase("one_b")
+    assert suite.run().ret == 0
+    lost.unlink()
+    assert suite.run().ret == 6
+    assert suite.record()["selection"] == ""
+    metrics = (suite.reports / "metrics-one.prom").read_text()
+    assert re.search(r'^clustersmoke_run_fit\{cluster="one"\} 0', metrics, re.M), metrics
+    assert 'data-field="verdict">INCONCLUSIVE' in (suite.reports / "index.html").read_text()
 
 
 def test_misspelt_phase_of_a_profile_is_named_with_a_near_match(suite: Suite) -> None:

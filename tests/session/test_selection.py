@@ -201,6 +201,22 @@ def test_criteria_of_a_nested_class_count_for_the_phase(suite: Suite) -> None:
     assert sentence == "FIT: 1 of 1 phases passed, 1 of 3 criteria reported; selected: test_c"
 
 
+def test_criteria_of_one_name_are_refused(suite: Suite) -> None:
+    """They would count as one: the result of the one would stand for the other."""
+    inner = "class Test{}:\n    def test_c(self, phase): pass\n"
+    suite.phase(body=inner.format("Inside") + inner.format("Between"))
+    (line,) = suite.refused()
+    assert "phase `small` has 2 criteria named `test_c`; expected a name of its own" in line
+
+
+def test_class_that_pytest_leaves_out_submits_nothing(suite: Suite) -> None:
+    """By `__test__ = False`."""
+    suite.phase("one_a")
+    suite.phase("one_b", body="__test__ = False\ndef test_a(self, phase): pass\n")
+    outcome = suite.run_apart()
+    assert [event["phase"] for event in outcome.events("submitted")] == ["one_a"]
+
+
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_verdict_names_changed_settings(suite: Suite, workers: tuple[str, ...]) -> None:
     """A run with --cluster-set never counts for the cluster's state."""
