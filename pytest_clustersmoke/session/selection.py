@@ -61,7 +61,8 @@ def collects_all(config: pytest.Config) -> bool:
     """Whether no option leaves out a file, so that a phase that was not collected does not exist.
     The suite is at pytest's `testpaths`, which may be globs, or in the root directory."""
     globs = [str(config.rootpath / path) for path in config.getini("testpaths")]
-    found = [Path(path) for each in globs for path in glob(each, recursive=True)]
+    # As pytest expands them: `Path.glob` takes no absolute ones.
+    found = [Path(path) for each in globs for path in glob(each, recursive=True)]  # noqa: PTH207
     suite = found or [config.rootpath]
     places = [(config.invocation_params.dir / word).resolve() for word in config.args]
     return all(

@@ -264,8 +264,8 @@ def test_server_that_cannot_be_reached_is_no_node() -> None:
     """A firewall rejects what compute nodes ask of a hub."""
     text = (
         "(MaxRetryError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
-        "exceeded with url: /x (Caused by NewConnectionError('<urllib3.connection.HTTPSConnection>: "
-        "Failed to establish a new connection: [Errno 113] No route to host'))\"), '(Request)')\n"
+        "exceeded with url: /x (Caused by NewConnectionError('<urllib3.connection.HTTPSConnection>"
+        ": Failed to establish a new connection: [Errno 113] No route to host'))\"), '(Request)')\n"
         "OSError: We couldn't connect to 'https://huggingface.co' to load the files\n"
     )
     assert primary(diagnosed(text)) == ["hub_unreachable"]
