@@ -159,9 +159,7 @@ def publish(
         except OSError as error:
             remarks.append(f"cannot point `{latest}` to this run: {error}")
     if keep_runs is not None:
-        remarks += try_history(
-            lambda: _prune(record.run_id, report_dir, run.root.parent, keep_runs)
-        )
+        remarks += try_history(lambda: _prune(record, report_dir, run.root.parent, keep_runs))
     remarks += write_views({RUNS: partial(write_runs_page, report_dir)})
     return [*dict.fromkeys(remarks), *copier.remarks()]
 
@@ -189,13 +187,14 @@ def _store(
         yield OPEN_HISTORY
 
 
-def _prune(run_id: str, report_dir: Path, run_dir: Path, keep_runs: int) -> None:
-    """Delete the oldest reports and their runs, but not this one, which may have begun long ago.
-    Raises HistoryUnusable: without the history nothing is deleted, since it says which runs must
-    stay."""
-    protected = {run_id, *list_protected(report_dir)}
-    prune_runs(report_dir, keep_runs, protected)
-    prune_runs(run_dir, keep_runs, protected | list_reported_elsewhere(run_dir, report_dir))
+def _prune(record: RunRecord, report_dir: Path, run_dir: Path, keep_runs: int) -> None:
+    """Delete the oldest reports of this run's cluster and their runs, but not this one, which may
+    have begun long ago. Raises HistoryUnusable: without the history nothing is deleted, since it
+    says which runs must stay."""
+    protected = {record.run_id, *list_protected(report_dir)}
+    prune_runs(report_dir, keep_runs, protected, record.cluster)
+    elsewhere = list_reported_elsewhere(run_dir, report_dir)
+    prune_runs(run_dir, keep_runs, protected | elsewhere, record.cluster)
 
 
 def render_again(target: Path) -> list[str]:

@@ -236,11 +236,14 @@ def list_reported_elsewhere(run_dir: Path, report_dir: Path) -> set[str]:
     return found
 
 
-def prune_runs(directory: Path, keep: int, protected: Collection[str] = ()) -> None:
+def prune_runs(
+    directory: Path, keep: int, protected: Collection[str] = (), cluster: str = ""
+) -> None:
     """Delete the oldest runs beyond `keep`, and the oldest screens beyond as many, which may run
-    each hour, but none of these: only our own directories, by name, owner and content, and only of
-    runs that are over."""
-    runs = [path for path in directory.iterdir() if RUN_ID.fullmatch(path.name)]
+    each hour, but none of these, and none that names another cluster: only our own directories, by
+    name, owner and content, and only of runs that are over."""
+    named = [path for path in directory.iterdir() if RUN_ID.fullmatch(path.name)]
+    runs = [run for run in named if not cluster or _cluster_of(run) in (cluster, "")]
     begun = sorted((when, run) for run in runs if (when := _began(run)) is not None)
     screens = [run for _, run in begun if ScreenFiles(run).root.is_dir()]
     others = [run for _, run in begun if run not in screens]
@@ -249,6 +252,11 @@ def prune_runs(directory: Path, keep: int, protected: Collection[str] = ()) -> N
             continue
         with contextlib.suppress(OSError):
             shutil.rmtree(run)
+
+
+def _cluster_of(run: Path) -> str:
+    """The cluster of a run by its run.json, which a report of names only lacks; empty without."""
+    return parse_text((read_json(RunDir(run).run) or {}).get("cluster")) or ""
 
 
 def _is_own(run: Path) -> bool:

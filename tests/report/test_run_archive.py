@@ -428,6 +428,19 @@ def test_pruning_keeps_the_last_fit_and_unfit_run_and_runs_marked_to_keep(tmp_pa
     assert kept == {*protected, *ids[-2:]}
 
 
+def test_pruning_leaves_the_runs_of_other_clusters(tmp_path: Path) -> None:
+    """Their profiles may keep more."""
+    for number, cluster in enumerate(["one", "one", "two", "two", "two"]):
+        record = records.run(cluster=cluster, begun=records.BEGUN + number)
+        record["run_id"] = f"20261101-0200{number:02}-abcdef"
+        make_over(tmp_path, record)
+        run = RunDir(tmp_path / record["run_id"])
+        run.run.write_text(json.dumps({"cluster": cluster}))
+    prune_runs(tmp_path, 1, cluster="two")
+    kept = {path.name[13:15] for path in tmp_path.iterdir() if path.is_dir()}
+    assert kept == {"00", "01", "04"}
+
+
 def test_pruning_counts_screens_apart(tmp_path: Path) -> None:
     """Those of each hour take no night, and old screens go all the same."""
     for number in range(8):
