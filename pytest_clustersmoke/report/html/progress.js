@@ -109,7 +109,7 @@ const Progress = (() => {
     const dead = last.filter(named);
     const [from, to] = d3.extent(marks, (one) => one.step);
     const svg = Charts.plot({
-      width, height: 240, marginLeft: log ? 60 : 48,
+      width, height: 240, marginLeft: 60,
       x: { label: "step", domain: from === to ? [from - 1, to + 1] : [from, to], ticks: Math.floor(width / 70), tickFormat: (v) => (Number.isInteger(v) ? d3.format(",")(v) : "") },
       y: { label: log ? `${name}, logarithmic` : name, grid: true, ...(log ? Charts.logarithmic(low, high) : { zero: key === "rate", nice: true, ticks: 5, tickFormat: Charts.brief(high) }), insetTop: dead.length ? 16 : 0 },
       marks: [
