@@ -34,14 +34,19 @@ NODES, GPUS = "node", "gres/gpu"
 def is_lifted(
     finding: Finding, request: RequestedResources, slurm: Slurm, starts: bool = False
 ) -> bool:
-    """Whether the phase's QOS lifts the partition limit that the finding reports. One that is not
-    known may, where Slurm would start the phase (`starts`)."""
+    """Whether the phase's QOS lifts the partition limit that the finding reports. One of which
+    nothing is known may, where Slurm would start the phase (`starts`)."""
     if finding.id not in LIFTS:
         return False
     qos = _find_qos(request, slurm)
     if qos is None:
-        return starts and bool(slurm.enforced)
+        return starts and _has_unknown_qos(request, slurm)
     return LIFTS[finding.id] in qos.flags
+
+
+def _has_unknown_qos(request: RequestedResources, slurm: Slurm) -> bool:
+    """Whether limits are enforced, and nobody could be asked about the QOS that the phase names."""
+    return bool(request.qos) and slurm.qos is None and bool(slurm.enforced & {"limits", "safe"})
 
 
 def check_rights(
@@ -163,8 +168,8 @@ def check_limits(
     """Check the limits of QOS and association, if Slurm enforces them.
 
     The first limit of the partition's QOS, the job's QOS and the association applies (Resource
-    Limits, "Hierarchy"). Those of the association do not count where the QOS, which comes before,
-    is not known, and Slurm would start the phase (`starts`).
+    Limits, "Hierarchy"). Those of the association do not count where nobody could be asked about
+    the QOS, which comes before, and Slurm would start the phase (`starts`).
     """
     if not slurm.enforced & {"limits", "safe"}:
         return
@@ -219,7 +224,7 @@ def _limit_levels(
         order.reverse()
     association = _find_association(request, slurm)
     levels = [qos.limits for qos in order if qos is not None]
-    if association is None or (jobs is None and starts):
+    if association is None or (starts and _has_unknown_qos(request, slurm)):
         return levels
     return [*levels, association.limits]
 

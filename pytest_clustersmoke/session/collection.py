@@ -28,7 +28,7 @@ from ..report.acknowledgements import Acknowledgements
 from ..text import Problem, UsageProblems
 from .avoided_nodes import AvoidedNodes, find_avoided_nodes
 from .items import Mistakes, PhaseClass, phase_class, phase_classes
-from .selection import all_criteria, collects_all, criteria, is_whole
+from .selection import all_criteria, collects_all, criteria, criterion_of, is_whole
 
 # The criterion of `Resumed`, by which a class is known to judge what came before a stop.
 RESUMED = "test_training_before_the_stop_was_sound"
@@ -173,12 +173,13 @@ class PhaseCollection:
     def _same_names(self, phases: Collection[str]) -> Iterator[Problem]:
         """Criteria that would count as one."""
         where = {marked.name: marked.where for marked in self.markers}
-        for phase, names in criteria(self.names, self._all).items():
-            for name, count in Counter(names).items():
-                if count > 1 and phase in phases:
-                    what = f"phase `{phase}` has {count} criteria named `{name}`"
-                    expected = "a name of its own for each, also in nested classes"
-                    yield Problem(what, where.get(phase, ""), expected)
+        counts = Counter((phase_class(item), criterion_of(item.nodeid)) for item in self._all)
+        for (cls, name), count in counts.items():
+            phase = self.names.get(cls, "") if cls is not None else ""
+            if count > 1 and phase in phases:
+                what = f"phase `{phase}` has {count} criteria named `{name}`"
+                expected = "a name of its own for each, also in nested classes"
+                yield Problem(what, where[phase], expected)
 
     def find_mistakes(self, items: Iterable[pytest.Item]) -> list[Problem]:
         """The mistakes in the markers of these items' phases."""

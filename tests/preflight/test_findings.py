@@ -378,14 +378,16 @@ def test_cores_that_slurm_keeps_for_the_system_do_not_count(judge: Judge) -> Non
     assert "has more than" not in finding.cause
 
 
-def test_unknown_qos_may_lift_a_limit_where_sbatch_accepts(judge: Judge) -> None:
-    """slurmdbd did not answer, or the user's default is not known: the phase is not refused."""
+def test_unknown_qos_may_lift_a_limit_where_slurm_would_start_the_phase(judge: Judge) -> None:
+    """slurmdbd did not answer: the phase is not refused. Without a QOS, or without limits that are
+    enforced, it is, since Slurm also says when it would start a job that never does."""
     short = [texts.partition(time="00:30:00")]
     there = TrialSubmission(True, "", start=1.0, nodes="n0", partition="main")
     options = {"qos": "long", "time": 60}
-    for answers in (slurm(partitions=short, enforced=ENFORCED), accounting(partitions=short)):
-        unknown = options if answers.qos is None else {"time": 60, "account": "nobodys"}
-        assert judge(answers, there, unknown) == []
-    refused = judge(slurm(partitions=short, enforced=ENFORCED), REFUSED, options)
-    assert ids(refused)[0] == "time-over-limit"
-    assert ids(judge(slurm(partitions=short), there, options)) == ["time-over-limit"]
+    unknown = slurm(partitions=short, enforced=ENFORCED)
+    assert judge(unknown, there, options) == []
+    assert ids(judge(unknown, REFUSED, options))[0] == "time-over-limit"
+    assert ids(judge(unknown, there, {"time": 60})) == ["time-over-limit"]
+    for enforced in (frozenset[str](), frozenset({"none"})):
+        answers = slurm(partitions=short, enforced=enforced)
+        assert ids(judge(answers, there, options)) == ["time-over-limit"]
