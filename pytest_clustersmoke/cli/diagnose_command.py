@@ -89,7 +89,7 @@ def _read_inputs(
     read, refused = 0, list(logs.inputs.refused)
     with ReadProgress(sys.stderr, logs.inputs.size) as progress:
         for source in logs.named():
-            # Of a pipe, what is looked at is gone.
+            # A pipe can be read only once.
             if source.path is not None and source.path.is_file() and dumps.add(source.path):
                 read += 1
                 continue

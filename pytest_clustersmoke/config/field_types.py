@@ -277,7 +277,7 @@ Day = Annotated[
     WithJsonSchema({"type": "string", "format": "date", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}),
 ]
 Count = Annotated[int, Field(gt=0)]
-# These say what is wrong before the union does, which names each of its branches.
+# Their validators run before the union, whose errors would name each of its branches.
 Resume = Annotated[Count | Literal[0] | bool, BeforeValidator(_resume)]
 After = Annotated[PhaseName | Literal[""], BeforeValidator(_after)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

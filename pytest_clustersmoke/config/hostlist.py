@@ -17,8 +17,9 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
 
 def read_host_option(text: str) -> str:
-    """A node list as sbatch's `nodelist` and `exclude` take it: with commas or spaces, or, with a
-    slash in it, a file of names. Raises OSError, or ValueError if the file is no text."""
+    """The node list that `nodelist` or `exclude` of sbatch gives: names with commas or spaces
+    between them, or, if the text has a slash, those in the file of that path. Raises OSError if the
+    file cannot be read, and ValueError if it holds no text."""
     listed = Path(text).read_text() if "/" in text else text
     return re.sub(r"[\s,]+", ",", listed.strip())
 

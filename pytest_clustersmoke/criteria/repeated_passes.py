@@ -84,17 +84,18 @@ def check_replay(phase: PhaseResult) -> None:
 
 
 def never_repeat(proofs: Proofs, world_size: int) -> bool:
-    """Whether every one of several ranks disagrees with itself in most proven steps. So many
-    devices are not wrong so often: what the program computes differs each time. A single rank
-    cannot show that, nor can ranks of which one's error reaches all."""
+    """Whether every one of several ranks disagrees with itself in most proven steps, also with
+    deterministic kernels. So many devices are not wrong so often: what the program computes differs
+    each time. A single rank cannot show that, nor can ranks of which one's error reaches all."""
     if world_size < 2 or len(proofs) < FEWEST_STEPS or _share_statistics(proofs):
         return False
     by_rank = ([of_step.get(rank, {}) for of_step in proofs.values()] for rank in range(world_size))
-    return all(
-        sum(parse_int(record.get("differing_count")) not in (None, 0) for record in records)
-        > len(records) / 2
-        for records in by_rank
-    )
+    return all(sum(map(_differs_in_any_kernel, records)) > len(records) / 2 for records in by_rank)
+
+
+def _differs_in_any_kernel(record: Mapping[str, Any]) -> bool:
+    """Whether a rank's passes differ, and no kernel that adds in any order explains it."""
+    return bool(parse_int(record.get("differing_count"))) and record.get("nondeterministic") == []
 
 
 def _describe_hidden(phase: PhaseResult, proofs: Proofs) -> str:
@@ -117,7 +118,9 @@ def _name_few(phase: PhaseResult, ranks: Sequence[int]) -> str:
     if not 0 < len(ranks) < phase.world_size / 2:
         return ""
     devices = " and ".join(identify_device(phase.ranks[rank]) for rank in ranks)
-    return f"; no other rank differs than {devices}: test it (dcgmi diag -r 3)"
+    return (
+        f"; only {devices} {'differs' if len(ranks) == 1 else 'differ'}: test it (dcgmi diag -r 3)"
+    )
 
 
 def _drew_anew(rank: int, step: int, proofs: Proofs) -> bool:

@@ -136,7 +136,7 @@ def find_missing_program(evidence: FailureEvidence) -> list[Finding]:
 
 
 def find_overwritten_spec(evidence: FailureEvidence) -> list[Finding]:
-    """A job whose spec says of no node that it belonged to it: nothing of it can be read."""
+    """A job whose spec names no node: nothing of the job can be judged."""
     if evidence.result.nodes:
         return []
     path = evidence.directory.spec

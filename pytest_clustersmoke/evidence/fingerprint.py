@@ -35,7 +35,8 @@ VERSIONS = (
 COMPARED = ("driver", "cuda", "nccl", "torch", "deepspeed")
 # Keys of a shape other than the program's arguments.
 SHAPE = ("nodes", "ranks_per_node", "launcher", "resume", "proof", "env", "sbatch")
-# Options of sbatch that say when and for whom a job runs, or where not, not what it measures.
+# Options of sbatch that do not change what a job measures: when and for whom it runs, and which
+# nodes it leaves out.
 QUEUEING = {
     *("account", "qos", "priority", "nice", "wckey", "comment", "mail_type", "mail_user"),
     *("time", "time_min", "begin", "deadline", "exclude"),

@@ -122,8 +122,8 @@ class PortDelta:
 
 
 def subtract(before: int | None, after: int | None, *bits: int) -> Delta:
-    """What a counter of so many bits has counted between two readings: at least that, if it has
-    reached its maximum meanwhile. One that may have any of several sizes is not known then."""
+    """What a counter of so many bits has counted between two readings. If it reached its maximum
+    meanwhile, it counted at least that; if its size is one of several, nothing is known then."""
     if before is None or after is None:
         return Delta(None, MISSING)
     if any(after == 2**size - 1 for size in bits) and (len(bits) > 1 or before >= after):

@@ -31,11 +31,9 @@ COLUMNS = {
 NODES, GPUS = "node", "gres/gpu"
 
 
-def is_lifted(
-    finding: Finding, request: RequestedResources, slurm: Slurm, starts: bool = False
-) -> bool:
-    """Whether the phase's QOS lifts the partition limit that the finding reports. One of which
-    nothing is known may, where Slurm would start the phase (`starts`)."""
+def is_lifted(finding: Finding, request: RequestedResources, slurm: Slurm, starts: bool) -> bool:
+    """Whether the phase's QOS lifts the partition limit that the finding reports. An unknown one
+    may, if Slurm would start the phase (`starts`)."""
     if finding.id not in LIFTS:
         return False
     qos = _find_qos(request, slurm)
@@ -162,9 +160,7 @@ def _check_partition_rule(request: RequestedResources, key: str, name: str) -> I
     )
 
 
-def check_limits(
-    request: RequestedResources, slurm: Slurm, starts: bool = False
-) -> Iterator[Finding]:
+def check_limits(request: RequestedResources, slurm: Slurm, starts: bool) -> Iterator[Finding]:
     """Check the limits of QOS and association, if Slurm enforces them.
 
     The first limit of the partition's QOS, the job's QOS and the association applies (Resource

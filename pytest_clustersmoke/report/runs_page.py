@@ -193,7 +193,7 @@ class ClusterSection:
 
     @property
     def is_strip_of_all(self) -> bool:
-        """Whether the strip leaves out no run since it begins: a screen ran no phases."""
+        """Whether the strip has every run since its first one: it leaves out screens."""
         since = self.strip[0].run.begun
         return sum(row.run.begun >= since for row in self.runs) == len(self.strip)
 

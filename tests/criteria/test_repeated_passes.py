@@ -157,6 +157,19 @@ def test_program_whose_passes_never_repeat_accuses_no_device(tmp_path: Path) -> 
     for check in (check_replay, check_cross_replay):
         with pytest.raises(Unmeasured, match="no rank gives the same bits twice"):
             check(four.result())
+    # With deterministic kernels the passes agree: the majority has equal passes to vote by.
+    unexplained = Evidence(tmp_path / "kernels", 1, 4).done()
+    for step in (1, 4, 9):
+        for rank in range(4):
+            checkers = [(rank - 1) % 4, (rank - 2) % 4]
+            alone = 1 if 1 in (rank, *checkers) else None
+            voted = {**cross, "checkers": checkers, "alone": alone}
+            voted["differing_count"] = 0 if alone is None else 1
+            unexplained.rank(
+                rank, ("proof", {**PROOF, **UNEXPLAINED, "step": step, "cross": voted})
+            )
+    with pytest.raises(AssertionError, match=r"rank 1 .* is outvoted"):
+        check_cross_replay(unexplained.result())
     for step in (1, 4):
         four.rank(2, ("proof", {**PROOF, "step": step}))
     with pytest.raises(AssertionError, match=r"rank 0 .* disagrees with itself"):
@@ -182,7 +195,7 @@ def test_difference_behind_a_named_kernel_is_no_pass(tmp_path: Path) -> None:
     check_replay(four.result())
     hidden = {**PROOF, "unequal_count": 2, "nondeterministic": ["cumsum_cuda_kernel"]}
     four.rank(1, ("proof", hidden))
-    words = "not deterministic: cumsum_cuda_kernel; no other rank differs than rank 1 .*: test it"
+    words = "not deterministic: cumsum_cuda_kernel; only rank 1 .* differs: test it"
     with pytest.raises(Unmeasured, match=words):
         check_replay(four.result())
     four.each("proof", **hidden)

@@ -20,7 +20,7 @@ Recorder = Callable[[str, object], None]
 
 def add(fault: Fault, suite: Suite) -> None:
     """Make the fault's program a phase of the suite, with all criteria of its base class."""
-    # Only where something hangs must the limit be short: a busy machine exceeds it.
+    # Only a hang needs a short limit, which a busy machine exceeds.
     limit_s = PATIENCE_S if fault.failed else STEP_LIMIT_S
     before = suite.profile.get("stage_limits_s", {}).get("train_step", limit_s)
     suite.profile["stage_limits_s"] = {"train_step": min(before, limit_s)}

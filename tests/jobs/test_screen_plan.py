@@ -138,3 +138,15 @@ def test_limits_of_the_user_are_told_from_other_reasons(words: str) -> None:
     assert names_own_limit(words)
     for other in ("Resources", "Priority", "ReqNodeNotAvail", "invalid partition specified"):
         assert not names_own_limit(other)
+
+
+def test_file_of_nodes_is_read_as_sbatch_reads_it(tmp_path: Path) -> None:
+    """One that cannot be read is a problem, and no node is screened."""
+    listed = tmp_path / "bad_nodes"
+    nodes = parse_partition_nodes(SINFO)[1]
+    listed.write_text(f"{nodes[0].name}\n")
+    plan, problems = plan_screen(nodes, options={"exclude": str(listed)})
+    assert plan[0].skip == "excluded by the profile" and problems == []
+    listed.unlink()
+    plan, (problem,) = plan_screen(nodes, options={"exclude": str(listed)})
+    assert plan == [] and "slurm.exclude: its file cannot be read" in str(problem)

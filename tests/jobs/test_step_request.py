@@ -27,6 +27,19 @@ def request(tmp_path: Path, slurm: Any = None, gpu: str = "any", **marker: Any) 
     return StepRequest(make_phase(profile, **marker), profile)
 
 
+def test_nodes_are_left_out_by_a_file_too(tmp_path: Path) -> None:
+    """Or with spaces, as for sbatch; a file that cannot be read is a misfit."""
+    listed = tmp_path / "bad_nodes"
+    listed.write_text("n1\n")
+    by_file = request(tmp_path, {"exclude": str(listed)}, nodes=2)
+    assert by_file.choose_nodes(allocation(), ()) == ("n0", "n2")
+    by_words = request(tmp_path, {"exclude": "n0, n1"}, nodes=2)
+    assert by_words.choose_nodes(allocation(), ()) == ("n2", "n3")
+    lost = request(tmp_path, {"exclude": str(tmp_path / "gone")}).find_misfit(allocation(), 0.0)
+    assert lost is not None and lost.name == "exclude"
+    assert lost.what.startswith("the file of its `exclude` cannot be read: [Errno 2]")
+
+
 def test_step_gets_the_first_free_nodes(tmp_path: Path) -> None:
     """In the allocation's order; none if too few are free."""
     wanted = request(tmp_path, nodes=2)

@@ -356,8 +356,8 @@ def test_nodes_left_out_by_a_file_or_with_spaces_are_known(judge: Judge, tmp_pat
         (finding,) = judge(drained, busy, {"exclude": exclude})
         assert finding.id == "nodes-unavailable" and finding.hosts == ("n2",)
     (finding,) = judge(slurm(), busy, {"exclude": str(tmp_path / "gone")})
-    assert finding.id == "submission-refused" and "gone' " not in finding.fix
-    assert "`exclude` of phase small names a file that cannot be read" in finding.cause
+    words = "`exclude` of phase small names a file that cannot be read: [Errno 2]"
+    assert finding.id == "submission-refused" and finding.cause.startswith(words)
 
 
 @pytest.mark.parametrize("state", ["IDLE+RESERVED", "IDLE+MAINTENANCE"])

@@ -17,7 +17,7 @@ import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.evidence.telemetry import Events, read_events
-from pytest_clustersmoke.rank import StepLog
+from pytest_clustersmoke.rank import StepLog, steps
 from pytest_clustersmoke.rank.checkpoint import checksums, digest, list_files, mismatched_paths
 from pytest_clustersmoke.rank.device import choose_device
 from pytest_clustersmoke.rank.own_step import OwnStep
@@ -166,6 +166,25 @@ def test_deepspeed_gets_the_handle_of_a_gather_that_has_ended() -> None:
     assert comm.all_gather_into_tensor("whole", "part", async_op=True) is work
     assert steps == ["part to whole", "ended"]
     assert comm.all_gather_into_tensor("whole", "part") is None
+
+
+def test_losses_of_a_long_loop_are_written_in_parts(
+    environment: RankEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line would be too long to count as an event."""
+    import torch
+
+    monkeypatch.setattr(steps, "LOSSES_A_LINE", 4)
+    for count in (8, 9):
+        log = step_log(environment, count)
+        log.start()
+        for step in range(count):
+            log.record(torch.tensor(float(step)))
+        log.finish()
+    parts = [*events_of(environment).named("earlier_losses")]
+    assert [part["first"] for part in parts] == [0, 0, 4]
+    wholes = [*events_of(environment).named("losses")]
+    assert [(whole["first"], whole["mean"]) for whole in wholes] == [(4, [4, 5, 6, 7]), (8, [8])]
 
 
 def test_steady_figures_leave_the_warm_up_out(environment: RankEnvironment) -> None:

@@ -89,6 +89,7 @@ class PhaseCount:
     good: int
 
 
+WITH_PHASES = "EXISTS (SELECT 1 FROM phases WHERE phases.run = runs.id)"  # of runs
 _SETUP = ", ".join(f"s.{name}" for name in Setup._fields)
 _TEXTS = ("run_id", "cluster", "phase", "outcome", "reason", "finding", "job_id", "transport")
 _PHASES = "FROM phases p JOIN runs r ON r.id = p.run JOIN setups s ON s.id = p.setup"
@@ -116,8 +117,7 @@ def read_runs(
     phases or those without, such as screens; `limit` -1 means all."""
     conditions = ["begun < ?", "substr(run_id, 1, ?) = ?"]
     if with_phases is not None:
-        exists = "EXISTS (SELECT 1 FROM phases WHERE run = runs.id)"
-        conditions.append(exists if with_phases else f"NOT {exists}")
+        conditions.append(WITH_PHASES if with_phases else f"NOT {WITH_PHASES}")
     values: list[Any] = [before, len(prefix), prefix]
     for column, value in (("cluster", cluster), ("selection", selection)):
         if value is not None:
@@ -139,7 +139,7 @@ def read_run_times(
     rows = connection.execute(
         "SELECT written - begun FROM runs WHERE cluster = ? AND selection = ? AND begun < ? "
         "AND interrupted = 0 AND partial = '' "
-        "AND EXISTS (SELECT 1 FROM phases WHERE run = runs.id) "
+        f"AND {WITH_PHASES} "
         "ORDER BY begun DESC, id DESC LIMIT ?",
         (cluster, selection, before, limit),
     )

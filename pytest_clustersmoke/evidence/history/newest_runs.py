@@ -13,6 +13,7 @@ from itertools import product
 from sqlite3 import Connection, Row
 
 from ..telemetry import parse_offset
+from .history_query import WITH_PHASES
 from .history_schema import (
     WITH_ATTEMPTS,
     WITH_OFFSET,
@@ -25,9 +26,8 @@ from .setup_changes import describe_setup_changes
 
 # The metric that stands for a phase: the first of these that it has.
 HEADLINES = ("busbw_gb_per_s", "steps_per_s")
-# Of runs: all but screens; and those whose verdict judges the cluster.
-_WITH_PHASES = "EXISTS (SELECT 1 FROM phases WHERE phases.run = runs.id)"
-_WHOLE = f"selection = '' AND {_WITH_PHASES}"
+# Of runs: those whose verdict judges the cluster.
+_WHOLE = f"selection = '' AND {WITH_PHASES}"
 MAX_OLDER = 200  # kept reports of a cluster that are older than its newest runs
 # A variable of SQLite for each; it has at least 999.
 _MOST_IDS = 900
@@ -127,7 +127,7 @@ def _read_cluster(
         text = f"SELECT {columns} FROM runs WHERE cluster = ? AND {condition} {order}"
         return connection.execute(text, (cluster, *ids, limit)).fetchall()
 
-    newest = read(_WITH_PHASES, limit) or read("TRUE", limit)
+    newest = read(WITH_PHASES, limit) or read("TRUE", limit)
     shown = {str(row["run_id"]) for row in newest}
     found = [*read("TRUE", limit), *read(_WHOLE, 1)]
     asked = [run_id for run_id in kept if run_id not in shown]
