@@ -31,6 +31,7 @@ MARKER_KEYS = (
 LauncherName = Literal["torchrun", "torchrun-c10d", "srun", "accelerate", "deepspeed", "none"]
 TORCHRUN: LauncherName = "torchrun"
 DEFAULT_TIMEOUT_S = 3600.0
+JOB = "job"  # the name under which a job is listed among the criteria of its phase
 # Keys of a phase with one value.
 SIMPLE_KEYS = (
     "nodes",

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from ..text import near, quote_names
 from . import field_types as f
 from .hostlist import MAX_HOSTS, expand_hostlist
+from .marker import JOB
 
 # A quarter: the person responsible for a failure must review it at least that often.
 LONGEST_DAYS = 90
@@ -117,4 +118,4 @@ def _covers_everything(globs: dict[str, str], phases: list[str]) -> bool:
     every = set(phase) <= set("*?") or (
         re.search(r"[*?\[]", phase) and all(fnmatchcase(name, phase) for name in phases)
     )
-    return bool(every) and (criterion == "job" or _ONE_NAME.fullmatch(criterion) is None)
+    return bool(every) and (criterion == JOB or _ONE_NAME.fullmatch(criterion) is None)

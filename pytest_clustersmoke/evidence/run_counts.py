@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-JOB = "job"  # the name under which a job is listed among the criteria of its phase
+from ..config.marker import JOB
 
 Result = Literal["passed", "failed", "skipped", "known"]
 Outcome = Literal[

@@ -14,14 +14,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..config.hostlist import expand_hostlist
+from ..config.marker import JOB
 from ..config.profile import Profile
 from ..config.waivers import Known
-from ..evidence.finding import Finding
-from ..evidence.phase_result import PhaseResult
-from ..evidence.run_counts import JOB, KnownRecord
 from ..text import WARNING, Problem, near, quote_names
 
 if TYPE_CHECKING:  # a collection does not load it
+    from ..evidence.finding import Finding
+    from ..evidence.phase_result import PhaseResult
+    from ..evidence.run_counts import KnownRecord
     from ..evidence.run_record import RunRecord
 
 # We cancelled the job ourselves: that is not a failure.
@@ -202,6 +203,8 @@ def _names_of(node: str) -> tuple[str, ...]:
 
 def _failure(name: str, entries: list[tuple[Known, str]]) -> KnownRecord:
     """The entries that cover one failure, joined; valid as long as all of them are."""
+    from ..evidence.run_counts import KnownRecord
+
     return KnownRecord(
         what=name,
         reason="; ".join(dict.fromkeys(entry.reason for entry, _ in entries)),

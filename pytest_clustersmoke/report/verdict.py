@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ..config.marker import JOB
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.measured_peaks import MEASURED_IN, measured_in
 from ..evidence.metric import RESULT
 from ..evidence.run_counts import (
-    JOB,
     TRAINING_PROOFS,
     UNJUDGED,
     UNPROVABLE_GATE,

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from ..config.hostlist import expand_hostlist
+from ..config.marker import JOB
 from ..config.phase import DEFAULT, Phase, Sourced
 from ..config.profile import Profile
 from ..criteria.phase_criteria import view_phase
@@ -26,7 +27,7 @@ from ..evidence.finding import ISOLATION_FINDING
 from ..evidence.metric import BETWEEN, Unmeasured
 from ..evidence.phase_attempts import NODE_FAILED
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_counts import JOB, CriterionRecord
+from ..evidence.run_counts import CriterionRecord
 from ..evidence.run_directory import PhaseDir, read_json, write_json
 from ..evidence.telemetry import parse_finite, parse_rows, parse_text, parse_texts, to_json_value
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable

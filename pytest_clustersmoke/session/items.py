@@ -172,7 +172,7 @@ class JobItem(PhaseItem):
         assert suite is not None  # without a cluster the item was skipped in setup
         result = suite.views.of(self)
         if result.outcome != "passed":
-            from .tally import job_failure_text
+            from .phase_views import job_failure_text
 
             text = job_failure_text(result, suite.collection.report_path)
             hosts = suite.collection.acknowledgements.uncovered_hosts(result)

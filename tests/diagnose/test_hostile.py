@@ -27,7 +27,7 @@ from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs.outcome import Judgement, judge_job
-from pytest_clustersmoke.session.tally import job_failure_text
+from pytest_clustersmoke.session.phase_views import job_failure_text
 from tests.support.evidence import Evidence
 
 # A title, a cleared screen, a bell, C1's CSI, a turned direction, no XML character, half a pair.

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke import lab
+from pytest_clustersmoke.config.marker import JOB
 from pytest_clustersmoke.evidence.metric import BETWEEN
-from pytest_clustersmoke.evidence.run_counts import JOB, CriterionRecord
+from pytest_clustersmoke.evidence.run_counts import CriterionRecord
 from pytest_clustersmoke.session.fault_isolation import find_symptom, judge_transports
 from pytest_clustersmoke.session.group_tests import FAILED, NO_ANSWER, PASSED
 from tests.support.evidence import make_profile
