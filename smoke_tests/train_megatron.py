@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -223,6 +224,9 @@ def train(args: argparse.Namespace, rank: Rank, checkpoint: Path) -> Any:
 
 def main() -> None:
     args = parse_args()
+    if args.tp > 1:
+        # NVLink SHARP adds in another order each time, so a repeated pass would give other bits.
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     with Rank.start(init="torch") as rank:
         check_sizes(args, rank.world_size)
         parallel_state.initialize_model_parallel(args.tp, args.pp, context_parallel_size=args.cp)

@@ -61,11 +61,12 @@ def check_replay(phase: PhaseResult) -> None:
         )
     if never_repeat(proofs, phase.world_size):
         raise Unmeasured("replay", NEVER_REPEATS)
-    if _share_statistics(proofs) and len(first) > 1:
+    if _share_sums(proofs) and len(first) > 1:
         fail(
             f"{name_ranks(phase, sorted(first))} disagree with themselves: repeated from the same "
-            "state, a step gave other gradients. Batch norms average over the ranks, so the error "
-            "of one of them reaches all: each may be the one that computes wrongly"
+            "state, a step gave other gradients. The ranks add up in each pass (batch norms, "
+            "tensor parallel layers), so the error of one reaches others: each may be the one "
+            "that computes wrongly"
         )
     if other := [rank for rank in sorted(first) if _trained_on_another_loss(rank, proofs)]:
         fail(
@@ -87,7 +88,7 @@ def never_repeat(proofs: Proofs, world_size: int) -> bool:
     """Whether every one of several ranks disagrees with itself in most proven steps, also with
     deterministic kernels. So many devices are not wrong so often: what the program computes differs
     each time. A single rank cannot show that, nor can ranks of which one's error reaches all."""
-    if world_size < 2 or len(proofs) < FEWEST_STEPS or _share_statistics(proofs):
+    if world_size < 2 or len(proofs) < FEWEST_STEPS or _share_sums(proofs):
         return False
     by_rank = ([of_step.get(rank, {}) for of_step in proofs.values()] for rank in range(world_size))
     return all(sum(map(_differs_in_any_kernel, records)) > len(records) / 2 for records in by_rank)
@@ -176,13 +177,13 @@ def add_in_any_order(kernels: Sequence[Any], world_size: int, proofs: Proofs) ->
         return True
     if len(listed) < world_size:
         return False
-    return _differ_in_most(proofs) or not (world_size == 1 or _share_statistics(proofs))
+    return _differ_in_most(proofs) or not (world_size == 1 or _share_sums(proofs))
 
 
-def _share_statistics(proofs: Proofs) -> bool:
-    """Whether batch norms average over the ranks, so that one's error reaches all."""
+def _share_sums(proofs: Proofs) -> bool:
+    """Whether ranks add up in a pass, so that one's error reaches others."""
     records = (record for of_step in proofs.values() for record in of_step.values())
-    return any(record.get("shares_statistics") is True for record in records)
+    return any(record.get("shares_sums") is True for record in records)
 
 
 def _differ_in_most(proofs: Proofs) -> bool:

@@ -15,6 +15,7 @@ they add up the results. Parts and their gradients are ordinary tensors, with ma
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -124,6 +125,16 @@ def shares_statistics(model: Any) -> bool:
     are known by their name, since apex and programs for CPUs have classes of their own."""
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
     return any("SyncBatchNorm" in kind for kind in kinds)
+
+
+def shares_sums(model: Any) -> bool:
+    """Whether one rank's error in a pass reaches others, which must give the same bits again. A sum
+    of tensor parallel ranks does if NVLink SHARP is off, which adds in another order each time."""
+    if shares_statistics(model):
+        return True
+    on_gpus = any(parameter.is_cuda for parameter in model.parameters())
+    has_order = not on_gpus or os.environ.get("NCCL_NVLS_ENABLE") == "0"
+    return has_order and any(map(_is_tensor_parallel, model.modules()))
 
 
 def gathers_parameters(model: Any) -> bool:

@@ -21,7 +21,7 @@ from .attention import fixed_attention
 from .cross_replay import RANKS, CrossReplay
 from .engine_pass import EnginePass, ModelInputs, watch_inputs
 from .gradients import Probe
-from .leaves import Groups, gathers_parameters, shares_statistics, waits_in_forward
+from .leaves import Groups, gathers_parameters, shares_sums, waits_in_forward
 from .rank_environment import RankMisuse
 from .replay import MOST_NAMES, Randomness, Replay, Unrepeatable
 
@@ -253,7 +253,7 @@ class StepProver:
             # Of the engine's pass and the first repetition, whichever passes are compared above.
             "unequal_count": sum(a != b for a, b in zip(first, own, strict=True)),
             "nondeterministic": kernels,
-            "shares_statistics": shares_statistics(model),
+            "shares_sums": shares_sums(model),
             "overflowed": overflowed,
             "gradients": (
                 {"precision": self._proof.precision} if overflowed else self._probe.compare(local)

@@ -131,9 +131,17 @@ def test_all_ranks_that_differ_once_are_not_blamed(pair: Evidence) -> None:
 
 def test_rank_is_not_blamed_for_statistics_that_all_share(pair: Evidence) -> None:
     """One rank's error once reached both through their batch norms."""
-    shared = {**PROOF, "shares_statistics": True}
+    shared = {**PROOF, "shares_sums": True}
     pair.each("proof", **shared).each("proof", **{**shared, **UNEXPLAINED, "step": 2})
     pair.each("proof", **{**shared, "step": 3})
+    with pytest.raises(AssertionError, match=r"all ranks disagree with themselves: .*each may be"):
+        check_replay(pair.result())
+
+
+def test_ranks_of_which_one_reaches_the_other_fail_though_no_pass_repeats(pair: Evidence) -> None:
+    """A device that is wrong in most passes of tensor parallel ranks is no excuse."""
+    for step in (1, 4, 9):
+        pair.each("proof", **{**PROOF, **WRONG, "step": step, "shares_sums": True})
     with pytest.raises(AssertionError, match=r"all ranks disagree with themselves: .*each may be"):
         check_replay(pair.result())
 

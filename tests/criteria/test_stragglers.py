@@ -214,6 +214,15 @@ def test_gpu_of_few_is_not_named_for_less_than_a_millisecond(tmp_path: Path, ran
         check_stragglers(measured_alone(tmp_path / "whole", own_step(1.6), *whole))
 
 
+def test_gpu_of_five_is_named_by_the_spread_of_the_other_four(tmp_path: Path) -> None:
+    """Also for less than a millisecond, and for less than a tenth."""
+    for number, (times, slow) in enumerate(((0.0286, 1.4), (1.0, 1.09))):
+        own = [own_step(times * (1 + rank / 1000)) for rank in range(4)]
+        job = measured_alone(tmp_path / str(number), own_step(times * slow), *own)
+        with pytest.raises(AssertionError, match=r"rank 0 .* falls behind"):
+            check_stragglers(job)
+
+
 def test_gpu_is_named_by_the_spread_of_the_others(tmp_path: Path) -> None:
     """7 % slower than peers that differ by less than 1 %; the message says what is visible."""
     own = [own_step(1 + rank / 1000) for rank in range(8)]

@@ -116,7 +116,7 @@ def test_difference_that_no_kernel_explains_must_last(
     for step, kind in enumerate(steps.split(), 1):
         kernels = [UNNAMED_KERNELS] if kind == "unexplained" else []
         record = {"differing_count": int(kind != "equal"), "nondeterministic": kernels}
-        job.each("proof", step=step, replayed=4, shares_statistics=shared, **record)
+        job.each("proof", step=step, replayed=4, shares_sums=shared, **record)
     named = "on 0-1 of 2 ranks at once" if shared else "rank 0 .* disagrees with itself"
     unnamed = "not deterministic: passes of one step differ"
     with pytest.raises((AssertionError, Unmeasured), match=named if is_named else unnamed):

@@ -14,6 +14,7 @@ from pytest_clustersmoke.rank.leaves import (
     find_part,
     gather_whole,
     local_part,
+    shares_sums,
 )
 from pytest_clustersmoke.rank.rank_environment import RankMisuse
 from tests.rank.conftest import Run
@@ -63,6 +64,29 @@ def test_parts_of_a_split_model_are_known_by_the_marks_of_megatron(
     assert Groups(Group(1, 0), Group(4, 0), sequence_parts=2).replicas == 2
     with pytest.raises(RankMisuse, match=r"groups of 2 ranks \(model\) and 4 \(data\)"):
         Groups(model=Group(2, 1), data=Group(4, 0))
+
+
+@pytest.mark.parametrize(
+    ("size", "on_gpus", "sharp", "shared"),
+    [
+        (1, False, None, False),
+        (2, False, None, True),
+        (2, True, None, False),
+        (2, True, "1", False),
+        (2, True, "0", True),
+    ],
+)
+def test_tensor_parallel_ranks_share_sums_unless_the_switch_may_add_them(
+    monkeypatch: pytest.MonkeyPatch, size: int, on_gpus: bool, sharp: str | None, shared: bool
+) -> None:
+    """NVLink SHARP adds in any order: then ranks that differ show nothing about a device."""
+    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
+    if sharp is not None:
+        monkeypatch.setenv("NCCL_NVLS_ENABLE", sharp)
+    monkeypatch.setattr(torch.nn.Parameter, "is_cuda", on_gpus, raising=False)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    model[0].tp_group = Group(size, 0)  # type: ignore[assignment]
+    assert shares_sums(model) is shared
 
 
 def test_sharded_parameters_need_their_model() -> None:
