@@ -18,9 +18,10 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
 def read_host_option(text: str) -> str:
     """The node list that `nodelist` or `exclude` of sbatch gives: names with commas or spaces
-    between them, or, if the text has a slash, those in the file of that path. Raises OSError if the
-    file cannot be read, and ValueError if it holds no text."""
-    listed = Path(text).read_text() if "/" in text else text
+    between them, or, if the text has a slash, those in the file of that path, without its comments
+    (`#` to the end of a line, as Slurm's slurm_read_hostfile cuts them). Raises OSError if the file
+    cannot be read, and ValueError if it holds no text."""
+    listed = re.sub(r"(?<!\\)#.*", "", Path(text).read_text()) if "/" in text else text
     return re.sub(r"[\s,]+", ",", listed.strip())
 
 

@@ -40,13 +40,15 @@ FEW_PAIRS_FACTOR = 1.35
 @dataclass(frozen=True)
 class PeerVerdict:
     """The slow ranks or pairs, the slowest first; the usual time of the others in seconds; the
-    smallest slow-down against them (0.25: 25 % longer) that would have been named; and the fixed
-    factor that this follows from, if there are too few peers to show a spread."""
+    smallest slow-down against them (0.25: 25 % longer) that would have been named; the fixed factor
+    that this follows from, if there are too few peers to show a spread; and whether the slow ones
+    are named by the spread."""
 
     slow: tuple[int, ...]
     usual_s: float
     visible: float
     factor: float | None = None
+    by_spread: bool = False
 
     @property
     def by_factor(self) -> str:
@@ -94,9 +96,11 @@ def _judge_by_spread(
     healthy = len(names) - slow
     usual_s, named = spread[healthy][0], tuple(reversed(names[healthy:]))
     if healthy <= FEWEST_PEERS:
-        return PeerVerdict(named, usual_s, factor * ordered[healthy - 1] / usual_s - 1, factor)
+        visible = factor * ordered[healthy - 1] / usual_s - 1
+        return PeerVerdict(named, usual_s, visible, factor, healthy == FEWEST_PEERS)
     quantile = _quantile(healthy - 1, slow + 1, freedom, judgements)
-    return PeerVerdict(named, usual_s, _highest_bound(ordered[:healthy], quantile) / usual_s - 1)
+    visible = _highest_bound(ordered[:healthy], quantile) / usual_s - 1
+    return PeerVerdict(named, usual_s, visible, by_spread=True)
 
 
 def judge_by_factor(times: Mapping[int, float], factor: float) -> PeerVerdict:

@@ -36,7 +36,7 @@ from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import typical_s
 from ..text import plural
-from .peer_judge import CPU_FACTOR, FEWEST_PEERS, PeerVerdict, judge_by_factor, judge_peers
+from .peer_judge import CPU_FACTOR, PeerVerdict, judge_by_factor, judge_peers
 
 LEAST_SCORE = 0.75
 MOST_SHARE = 0.1
@@ -198,9 +198,8 @@ def _slow_alone(phase: PhaseResult) -> Iterator[Straggler]:
     for role in _roles(phase):
         for part, times in role.times.items():
             verdict = role.verdict if part == OWN_STEP else judge_by_factor(times, PART_FACTOR)
-            by_spread = part == OWN_STEP and not role.cpu and len(times) > FEWEST_PEERS
             alone_s = LATE_ALONE_S["cpu" if role.cpu else "cuda"]
-            least_s = 0.0 if by_spread else max(alone_s, MOST_SHARE * role.verdict.usual_s)
+            least_s = 0.0 if verdict.by_spread else max(alone_s, MOST_SHARE * role.verdict.usual_s)
             for number in verdict.slow:
                 if times[number] - verdict.usual_s > least_s:
                     rank = phase.ranks[number]

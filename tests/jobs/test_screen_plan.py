@@ -144,9 +144,10 @@ def test_file_of_nodes_is_read_as_sbatch_reads_it(tmp_path: Path) -> None:
     """One that cannot be read is a problem, and no node is screened."""
     listed = tmp_path / "bad_nodes"
     nodes = parse_partition_nodes(SINFO)[1]
-    listed.write_text(f"{nodes[0].name}\n")
+    listed.write_text(f"# {nodes[1].name} is back\n{nodes[0].name}  # its fan\n")
     plan, problems = plan_screen(nodes, options={"exclude": str(listed)})
     assert plan[0].skip == "excluded by the profile" and problems == []
+    assert plan[1].skip != "excluded by the profile"
     listed.unlink()
     plan, (problem,) = plan_screen(nodes, options={"exclude": str(listed)})
     assert plan == [] and "slurm.exclude: its file cannot be read" in str(problem)

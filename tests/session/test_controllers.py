@@ -140,6 +140,7 @@ def test_job_of_this_machine_keeps_its_name(run: JobRun) -> None:
     names = ("ddp_2gpu", "ddp_2node", "ddp_1")
     run.start(*names)
     until(lambda: ("submitted", names[-1]) in run.events())
+    assert run.submitted() == [*names]
     run.attach()
     until(lambda: len(run.backend.named("adopt")) == len(names))
     assert run.backend.named("adopt") == [(name,) for name in names]
