@@ -124,7 +124,8 @@ def _prefix_of(lines: Sequence[str]) -> str:
     stand between the bar and the header."""
     prefix = lines[0][: lines[0].index(TRACEBACK)]
     if BOX in prefix:
-        return ""
+        label = prefix.partition(BOX)[0]
+        return label if label and len(lines) > 1 and _has_prefix(lines[1], label) else ""
     label = lines[1].partition('  File "')[0] if len(lines) > 1 and '  File "' in lines[1] else ""
     if label and prefix.endswith(label):
         return label

@@ -38,15 +38,17 @@ KILLED_GRACE_S = 1.0  # from TERM to KILL, for what a killed launcher left
 
 class _AdoptedProcess:
     """A virtual node that another controller started: its exit status is not known here, and its
-    result takes the place of it."""
+    result in the last attempt takes the place of it."""
 
-    def __init__(self, pid: int, started: float, result: Path) -> None:
-        self.pid, self._started, self._result = pid, started, result
+    def __init__(self, pid: int, started: float, directory: PhaseDir, node_rank: int) -> None:
+        self.pid, self._started = pid, started
+        self._directory, self._node_rank = directory, node_rank
 
     def poll(self) -> int | None:
         if process_tree.find_process(self.pid, self._started) is not None:
             return None
-        return 0 if (read_json(self._result) or {}).get("ok") is True else 1
+        attempt = self._directory.attempts()[-1]
+        return 0 if read_node_result(attempt, self._node_rank).ok else 1
 
 
 @dataclass
@@ -129,7 +131,7 @@ class LocalBackend:
             pid, started = parse_int(record.get("pid")), parse_finite(record.get("started"))
             if not record and token:
                 pid, started = _find_by_token(token, rank)
-            process = _AdoptedProcess(pid or 0, started or 0.0, directory.node_result(rank))
+            process = _AdoptedProcess(pid or 0, started or 0.0, directory, rank)
             found.append(_Node(process, (pid and started) or 0.0))
         gpus = self._free_gpus()
         self._jobs[job_id] = _Job(found, directory, world_size, time.time(), gpus)

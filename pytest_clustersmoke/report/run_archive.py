@@ -26,7 +26,7 @@ from ..evidence.screen_files import ScreenFiles
 from ..evidence.telemetry import parse_text, read_events
 from ..evidence.whole_files import SHARED, is_visible, make_shared_directory, shared_mode
 from ..text import plural
-from .redaction import Redactor
+from .redaction import USER, Redactor
 from .settings_excerpt import hide_variables, write_excerpt
 from .verdict import FIT, UNFIT
 
@@ -255,8 +255,11 @@ def prune_runs(
 
 
 def _cluster_of(run: Path) -> str:
-    """The cluster of a run by its run.json, which a report of names only lacks; empty without."""
-    return parse_text((read_json(RunDir(run).run) or {}).get("cluster")) or ""
+    """The cluster of a run; empty if nothing says it. A report of names only has no run.json, and
+    hides the name of a cluster that is also the user's."""
+    about = read_json(RunDir(run).run) or read_json(run / "report.json") or {}
+    name = parse_text(about.get("cluster")) or ""
+    return "" if USER in name else name
 
 
 def _is_own(run: Path) -> bool:

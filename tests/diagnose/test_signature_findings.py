@@ -237,15 +237,17 @@ def test_labelled_traceback_after_a_progress_bar(label: str) -> None:
     assert "ValueError: labels are 7, 9 (/work/train.py:23" in finding.cause
 
 
-def test_error_below_a_traceback_in_a_box() -> None:
-    """As rich draws it, for accelerate and typer."""
+@pytest.mark.parametrize("label", ["", "3: ", "node1: "])
+def test_error_below_a_traceback_in_a_box(label: str) -> None:
+    """As rich draws it, for accelerate and typer; srun labels each line."""
     box = (
         "\u256d\u2500\u2500 Traceback (most recent call last) \u2500\u2500\u256e\n"
         "\u2502 /work/train.py:23 in main   \u2502\n"
         "\u2570\u2500\u2500\u2500\u2500\u2500\u2500\u256f\n"
         "ValueError: labels are 7, 9\n"
+        "E1101 12:00:00 launch failed\n"
     )
-    (finding,) = diagnosed(box)
+    (finding,) = diagnosed("".join(f"{label}{line}\n" for line in box.splitlines()))
     assert finding.id == "unknown" and "ValueError: labels are 7, 9" in finding.cause
 
 

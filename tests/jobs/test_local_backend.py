@@ -71,6 +71,24 @@ def test_node_that_is_killed_in_a_later_attempt_ends_the_others(
     assert attempt.abort.exists() is raised
 
 
+@pytest.mark.parametrize(
+    ("later", "raw"), [(None, "FAILED"), ({"ok": False}, "FAILED"), ({"ok": True}, "COMPLETED")]
+)
+def test_node_of_an_earlier_controller_ended_as_its_last_attempt_did(
+    tmp_path: Path, later: dict[str, bool] | None, raw: str
+) -> None:
+    """A node that was killed in a later attempt left a good result in the first."""
+    backend, job = submission(tmp_path)
+    write_json(job.directory.node_process(0), {"pid": 2**22 + 1, "started": 1.0})  # no such process
+    places = (job.directory, replace(job.directory, attempt=1))
+    for place, result in zip(places, ({"ok": True, "stopped": True}, later), strict=True):
+        place.node_result(0).parent.mkdir(parents=True, exist_ok=True)
+        if result is not None:
+            write_json(place.node_result(0), result)
+    backend.adopt(job, "local-1")
+    assert backend.states(["local-1"])["local-1"].raw == raw
+
+
 @contextmanager
 def virtual_node(token: str, rank: int) -> Iterator[subprocess.Popen[bytes]]:
     """The process of a virtual node whose controller was killed before it wrote of it."""

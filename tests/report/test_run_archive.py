@@ -441,6 +441,18 @@ def test_pruning_leaves_the_runs_of_other_clusters(tmp_path: Path) -> None:
     assert kept == {"00", "01", "04"}
 
 
+def test_pruning_leaves_reports_of_names_only_of_other_clusters(tmp_path: Path) -> None:
+    """They have no run.json; their record says the cluster, unless its name is also the user's."""
+    for number, cluster in enumerate(["two", "one", "<user>", "one", "two", "two"]):
+        record = records.run(cluster=cluster, begun=records.BEGUN + number)
+        record["run_id"] = f"20261101-0200{number:02}-abcdef"
+        make_over(tmp_path, record)
+        (tmp_path / record["run_id"] / "report.json").write_text(json.dumps(record))
+    prune_runs(tmp_path, 2, cluster="two")
+    kept = {path.name[13:15] for path in tmp_path.iterdir() if path.is_dir()}
+    assert kept == {"01", "03", "04", "05"}
+
+
 def test_pruning_counts_screens_apart(tmp_path: Path) -> None:
     """Those of each hour take no night, and old screens go all the same."""
     for number in range(8):
