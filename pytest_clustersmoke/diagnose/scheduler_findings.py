@@ -15,6 +15,7 @@ from ..evidence.job_results import STEP_DAEMON
 from ..evidence.scheduler_record import (
     CANCELLED,
     CONTROLLER_SILENT,
+    DUPLICATE_JOB,
     NODE_FAILED,
     PREEMPTED,
     PROLOG_FAILED,
@@ -67,7 +68,20 @@ def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> li
 
 
 def _launch_failed(evidence: FailureEvidence, judgement: Judgement) -> Finding:
-    return _node_down(evidence, judgement, find_refusing_nodes(evidence.result))
+    refusing = find_refusing_nodes(evidence.result)
+    unable = [node for node in refusing if node.reason != DUPLICATE_JOB]
+    if unable:
+        return _node_down(evidence, judgement, unable)
+    record, names = evidence.result.scheduler, ",".join(node.name for node in refusing)
+    return Finding(
+        "node-drained",
+        "slurmctld came back without its last seconds, and launched the job where it, or another "
+        f"of its id, still ran: {'; '.join(node.why for node in refusing)} ({judgement.reason})",
+        "run again; no node is at fault: once no process of the job is left there, `scontrol "
+        f"update nodename={names} state=resume`. slurmctld's log says why it stopped",
+        evidence=record.evidence(*refusing[:MOST_SHOWN], record.job),
+        hosts=tuple(node.name for node in refusing),
+    )
 
 
 def _node_down(

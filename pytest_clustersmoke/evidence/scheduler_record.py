@@ -26,8 +26,9 @@ PREEMPTED, CANCELLED, OUT_OF_MEMORY = "preempted", "cancelled", "out_of_memory"
 TASK_KILLED = "task_killed"  # by SIGKILL
 CONTROLLER_SILENT = "controller_silent"  # slurmctld did not answer srun, which started no task
 # slurmctld's own words for a node that it drained because that could not launch a job: the first
-# after it lost its last seconds, and gave the id of a job that still ran there again.
-LAUNCH_REFUSED = ("Duplicate jobid", "batch job complete failure")
+# after it lost its last seconds, and launched a job, or another of its id, where it still ran.
+DUPLICATE_JOB = "Duplicate jobid"
+LAUNCH_REFUSED = (DUPLICATE_JOB, "batch job complete failure")
 
 
 @dataclass(frozen=True)

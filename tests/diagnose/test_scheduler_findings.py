@@ -11,7 +11,7 @@ import pytest
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase
-from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
+from pytest_clustersmoke.evidence.scheduler_record import DUPLICATE_JOB, JobState, SchedulerRecord
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs import slurm_jobs
 from pytest_clustersmoke.jobs.job_watch import read_messages
@@ -93,6 +93,7 @@ def test_node_that_is_back_is_named_from_sruns_message(job: ScheduledJob) -> Non
     [
         ("FAILED", "2026-01-02T03:09:00", "Duplicate jobid", "cluster_failed"),
         ("CANCELLED", "2026-01-02T03:09:00", "Duplicate jobid", "cluster_failed"),
+        ("FAILED", "2026-01-02T03:09:00", "batch job complete failure", "cluster_failed"),
         ("FAILED", "2026-01-02T03:09:00", "maintenance", "failed"),
         ("CANCELLED", "2026-01-02T03:09:00", "maintenance", "cancelled"),
         ("FAILED", "2026-01-01T03:09:00", "Duplicate jobid", "failed"),
@@ -102,17 +103,22 @@ def test_node_that_could_not_launch_the_job_is_a_failure_of_the_cluster(
     state: str, since: str, reason: str, outcome: str, tmp_path: Path
 ) -> None:
     """slurmctld came back without its last seconds, gave the id of a job that still ran there
-    again, and drained the node; where the job must not be requeued, it cancels it. One that was
-    drained before, or by hand, says nothing."""
+    again, and drained the node, which is not at fault; where the job must not be requeued, it
+    cancels it. One that was drained before, or by hand, says nothing."""
     job = ScheduledJob(tmp_path / "other")
     job.evidence = Evidence(tmp_path, 2)
     job.recorded(state, f"n1|drained|{since}|root|{reason}\n")
     job.record = replace(job.record, job=replace(job.record.job, preempted=None))
     judged, finding = job.finding(JobState("ended", state))
     assert judged == outcome
-    if outcome == "cluster_failed":
+    if outcome == "cluster_failed" and reason == DUPLICATE_JOB:
+        assert (finding.id, finding.hosts) == ("node-drained", ("n1",))
+        assert "still ran: n1 is drained: Duplicate jobid" in finding.cause
+        assert "no node is at fault" in finding.fix
+        assert "`scontrol update nodename=n1 state=resume`" in finding.fix
+    elif outcome == "cluster_failed":
         assert (finding.id, finding.hosts) == ("node-down", ("n1",))
-        assert finding.cause.startswith("a node could not launch the job: n1 is drained: Duplicate")
+        assert finding.cause.startswith("a node could not launch the job: n1 is drained: batch job")
 
 
 @pytest.mark.parametrize(("own_start_s", "outcome"), [(-3, "cluster_failed"), (1, "cancelled")])
@@ -130,7 +136,9 @@ def test_job_that_slurmctld_launched_again_while_it_ran_was_not_cancelled_by_som
     job.evidence.node(0, ok=False, reason="terminated", started=by_slurm + own_start_s)
     judged, finding = job.finding(JobState("ended", "CANCELLED"))
     assert judged == outcome
-    assert finding.id == {"cluster_failed": "node-down", "cancelled": "cancelled-by-other"}[judged]
+    assert (
+        finding.id == {"cluster_failed": "node-drained", "cancelled": "cancelled-by-other"}[judged]
+    )
 
 
 def test_node_that_could_not_launch_is_not_blamed_for_the_failure_of_another(
@@ -151,7 +159,7 @@ def test_each_node_that_could_not_launch_the_job_is_named_though_another_is_down
     job = ScheduledJob(tmp_path / "other")
     job.evidence = Evidence(tmp_path, 2)
     since = "2026-01-02T03:09:00"
-    refuses = f"n0|drained|{since}|root|Duplicate jobid\n"
+    refuses = f"n0|drained|{since}|root|batch job complete failure\n"
     job.recorded("FAILED", f"{refuses}n1|down*|{since}|slurm|Not responding\n")
     job.record = replace(job.record, job=replace(job.record.job, preempted=None))
     _, finding = job.finding(JobState("ended", "FAILED", "NonZeroExitCode"))

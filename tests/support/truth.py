@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
+from pytest_clustersmoke.evidence.scheduler_record import DUPLICATE_JOB
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import IDLE
 from tests.support.strikes import RANK, SLURMCTLD, SLURMD, STEPD, Hit
@@ -65,7 +66,8 @@ class Start:
 class Reported:
     """What a run says of a phase: its outcome, the tokens of its submissions, and from when until
     when it was at work on it (Unix seconds). `reaped`: when the run was ended from outside;
-    `has_result`: the job's node wrote that all went well."""
+    `has_result`: the job's node wrote that all went well; `refused`: its node was drained because
+    slurmctld launched a job again that ran there."""
 
     phase: str
     outcome: str
@@ -74,6 +76,7 @@ class Reported:
     ended: float = float("inf")
     reaped: float | None = None
     has_result: bool = False
+    refused: bool = False
 
 
 def read_truth(path: Path) -> list[Start]:
@@ -119,6 +122,7 @@ def read_report(record: Mapping[str, Any], run: RunDir) -> list[Reported]:
                 max(ends, default=journal[-1]["time"]),
                 min(reaped, default=None),
                 (read_json(run.phase(phase["phase"]).node_result(0)) or {}).get("ok") is True,
+                any(DUPLICATE_JOB in finding["cause"] for finding in phase["findings"]),
             )
         )
     return reported
@@ -153,8 +157,8 @@ def _check_cause(reported: Reported, starts: Sequence[Start], hits: Sequence[Hit
     if reported.outcome == "cancelled" and reported.reaped is not None:
         return []
     causes = CAUSES.get(reported.outcome, set())
-    if reported.outcome == "cluster_failed" and not starts:
-        # It got the id of a job that slurmctld had forgotten, and that job's node refused it.
+    if reported.outcome == "cluster_failed" and (reported.refused or not starts):
+        # slurmctld had forgotten a job, and launched it again, or gave its id to another.
         causes = causes | {SLURMCTLD}
     if any(hit.kind in causes and _concerns(hit, reported, starts) for hit in hits):
         return []

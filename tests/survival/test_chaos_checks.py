@@ -45,6 +45,7 @@ def hit(kind: str, phase: str = "", node: str = "", at: float = 105.0) -> Hit:
         (report("lost"), [WHOLE], [hit(SLURMCTLD)]),
         (report("never_ran", tokens=()), [], [hit(SLURMCTLD)]),
         (report("cluster_failed"), [], [hit(SLURMCTLD)]),
+        (report("cluster_failed", refused=True), [CUT], [hit(SLURMCTLD)]),
         (report("cancelled", reaped=111.0), [CUT], []),
     ],
 )
@@ -68,6 +69,7 @@ def test_true_outcomes_are_accepted(
         (report("failed"), [CUT], [hit(SLURMCTLD)], "nothing was killed"),
         (report("cluster_failed"), [CUT], [hit(SLURMD, node="node1")], "nothing was killed"),
         (report("cluster_failed"), [CUT], [hit(SLURMCTLD)], "nothing was killed"),
+        (report("cluster_failed", refused=True), [CUT], [hit(RANK, "p")], "nothing was killed"),
         (report("cluster_failed"), [WHOLE], [hit(SLURMD, node="node0")], "got to its end"),
         (report("lost"), [CUT], [hit(STEPD, "p")], "nothing was killed"),
         (report("lost"), [CUT], [hit(SLURMCTLD, at=300.0)], "nothing was killed"),
