@@ -54,7 +54,7 @@ def _list_checks(record: RunRecord, phase: PhaseRecord) -> Iterator[str]:
     if "references" in red and is_slurm:
         yield f"look for a slow node by `pytest {on} --cluster-screen`"
     if "references" in red:
-        place = f"`references.{phase.phase}` of {record.cluster}"
+        place = f"`references.{phase.phase}` of cluster {record.cluster}"
         yield f"if the reference is wrong, correct {place} in cluster.yaml"
     if "history" in red:
         accept = f"clustersmoke references accept {on} --phase {phase.phase} --reason TEXT"

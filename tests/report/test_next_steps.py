@@ -165,11 +165,11 @@ def test_missed_reference_says_where_to_look_and_how_to_correct_it() -> None:
     assert step == (
         "a: find what changed by `clustersmoke compare 20261117-1 20261118-1`; look for a slow "
         "node by `pytest --cluster gilbreth --cluster-screen`; if the reference is wrong, correct "
-        "`references.a` of gilbreth in cluster.yaml"
+        "`references.a` of cluster gilbreth in cluster.yaml"
     )
     (step,) = steps(slow | {"last_good": ""}, verdict="UNFIT", backend="local")
-    assert (
-        step == "a: if the reference is wrong, correct `references.a` of gilbreth in cluster.yaml"
+    assert step == (
+        "a: if the reference is wrong, correct `references.a` of cluster gilbreth in cluster.yaml"
     )
 
 
