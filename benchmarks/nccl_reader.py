@@ -53,7 +53,7 @@ COMMAND: list[str | Path] = [
 READ = """
 import sys
 from pathlib import Path
-from pytest_clustersmoke.evidence.nccl import Reader
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader
 reader = Reader()
 reader.file(Path(sys.argv[1]))
 print(len(reader.log().edges))

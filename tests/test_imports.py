@@ -114,3 +114,20 @@ def test_commands_on_the_history_load_no_renderer(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=REPOSITORY
     )
     assert done.stdout == "2 []\n", done.stderr
+
+
+def test_start_of_a_run_loads_nothing_that_judges_or_reports() -> None:
+    """Its first submission would wait for that; `early_load` loads it while jobs run."""
+    code = (
+        "import sys; from pytest_clustersmoke import preflight, session; "
+        "from pytest_clustersmoke.session import attachment, dead_runs, job_session, suite; "
+        "from pytest_clustersmoke.jobs import slurm_backend; print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True
+    )
+    package = "pytest_clustersmoke"
+    names = {name.removeprefix(f"{package}.") for name in done.stdout.split()}
+    late = {"diagnose", "criteria.phase_criteria", "evidence.run_record", "report.run_archive"}
+    late |= {"evidence.nccl.log_reader", "jobs.local_backend", "jobs.ssh_backend", "psutil"}
+    assert package in names and not names & late

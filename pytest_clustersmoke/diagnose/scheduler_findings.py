@@ -15,7 +15,6 @@ from ..evidence.job_results import STEP_DAEMON
 from ..evidence.scheduler_record import (
     CANCELLED,
     CONTROLLER_SILENT,
-    DUPLICATE_JOB,
     NODE_FAILED,
     PREEMPTED,
     PROLOG_FAILED,
@@ -69,7 +68,7 @@ def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> li
 
 def _launch_failed(evidence: FailureEvidence, judgement: Judgement) -> Finding:
     refusing = find_refusing_nodes(evidence.result)
-    unable = [node for node in refusing if node.reason != DUPLICATE_JOB]
+    unable = [node for node in refusing if not node.ran_it_already]
     if unable:
         return _node_down(evidence, judgement, unable)
     record, names = evidence.result.scheduler, ",".join(node.name for node in refusing)

@@ -50,6 +50,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -420,6 +421,12 @@ def create_phase(phase: PhaseDir, nodes: int) -> None:
     for node in range(nodes):
         phase.node(node).mkdir(parents=True, exist_ok=True)
     phase.rank_events(0).parent.mkdir(parents=True, exist_ok=True)
+
+
+def delete_output(phase: PhaseDir) -> None:
+    """Delete what the rank programs of all the phase's jobs wrote, as far as that is possible."""
+    for job in (phase, *phase.jobs()):
+        shutil.rmtree(job.output, ignore_errors=True)
 
 
 def refresh_directories(phase: PhaseDir, nodes: int) -> None:

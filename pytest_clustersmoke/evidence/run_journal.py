@@ -90,6 +90,8 @@ class FencedJournal(EventWriter):
 
 # Has the last line that says who controls the run: after `closed` comes nothing.
 TAIL_BYTES = 4096
+# A run whose controller was killed never closes its journal; after a month it counts as over.
+ABANDONED_S = 30 * 24 * 3600
 
 
 @dataclass(frozen=True)

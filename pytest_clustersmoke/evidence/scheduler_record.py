@@ -110,6 +110,11 @@ class NodeStatus:
         return self.drained and is_recent and self.reason in LAUNCH_REFUSED
 
     @property
+    def ran_it_already(self) -> bool:
+        """Of a node that refused a launch: whether a job of that id still ran there."""
+        return self.reason == DUPLICATE_JOB
+
+    @property
     def why(self) -> str:
         """The node's state with the administrator's reason."""
         reason = f": {self.reason} [{self.by}@{show_time(self.since)}]" if self.reason else ""

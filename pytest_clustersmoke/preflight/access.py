@@ -102,7 +102,6 @@ def prepare_run(
     allocation that it names.
     """
     from ..jobs.backend import make_backend
-    from ..jobs.ssh_backend import SshBackend
 
     if missing := find_missing_commands(profile, environ):
         raise UsageProblems(missing)
@@ -110,9 +109,11 @@ def prepare_run(
     if attached is None:
         _write_run(run, profile)
     backend = make_backend(profile, environ, here)
-    if isinstance(backend, SshBackend):
+    if profile.backend == "ssh":
+        from ..jobs.ssh_backend import SshBackend
         from .host_check import HostCheck
 
+        assert isinstance(backend, SshBackend)
         return Start(run, backend, HostCheck(profile, backend))
     if profile.backend != "slurm":
         return Start(run, backend, None)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..jobs.local_backend import count_places
 from ..text import Problem, format_bytes, plural
 from .mounts import resolve_existing
 
@@ -100,7 +99,11 @@ def find_lack_of_space(
     profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str], keeps: bool = False
 ) -> Iterator[Problem]:
     """Report too little space or too few inodes on the run directory's file system."""
-    capacity = count_places(profile, environ) if profile.backend == "local" else None
+    capacity = None
+    if profile.backend == "local":
+        from ..jobs.local_backend import count_places
+
+        capacity = count_places(profile, environ)
     need = estimate_need(profile, phases, capacity, keeps)
     directory = resolve_existing(profile.shared_dir)
     try:

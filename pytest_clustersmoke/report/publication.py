@@ -26,7 +26,13 @@ from pydantic import ValidationError
 from ..evidence.history.history_database import HistoryUnusable, close_to_others
 from ..evidence.history.history_store import is_stored, store_run
 from ..evidence.node_observation import DeviceFigure, NodeObservation
-from ..evidence.run_directory import RunDir, read_json, write_atomically, write_json
+from ..evidence.run_directory import (
+    RunDir,
+    delete_output,
+    read_json,
+    write_atomically,
+    write_json,
+)
 from ..evidence.run_record import SCHEMA, RunRecord
 from ..evidence.telemetry import to_json_value
 from ..evidence.whole_files import (
@@ -44,7 +50,6 @@ from .record_builder import MAX_REMARK, FinishedRun, try_history
 from .redaction import Redactor, choose_redactor
 from .run_archive import (
     EvidenceCopier,
-    delete_output,
     list_protected,
     list_reported_elsewhere,
     point_link,

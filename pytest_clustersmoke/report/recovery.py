@@ -18,7 +18,6 @@ from ..evidence.phase_attempts import read_attempts
 from ..evidence.phase_result import OUTCOMES
 from ..evidence.run_counts import CriterionRecord, KnownRecord, RunTally
 from ..evidence.run_directory import RunDir, read_json
-from ..evidence.run_record import RunRecord
 from ..evidence.telemetry import Events, EventWriter, parse_texts, read_events
 from ..jobs.outcome import Judgement, judge_attempts
 from ..text import UsageProblems
@@ -58,7 +57,7 @@ def _report(
 
     written = read_json(target / "report.json")
     if written is not None and written.get("run_id") == target.name:
-        return _complete(target, run, RunRecord.model_validate(written), about)
+        return _complete(target, run, written, about)
     tally, profile = _count_journal(run, about), _profile(about, environ)
     finished = FinishedRun(run, target, about, tally, profile)
     record = make_record(finished)
@@ -69,13 +68,17 @@ def _report(
     return [f"run {target.name}: {record.partial}; its report is written now: {target}", *remarks]
 
 
-def _complete(target: Path, run: RunDir, record: RunRecord, about: Mapping[str, Any]) -> list[str]:
+def _complete(
+    target: Path, run: RunDir, written: Mapping[str, Any], about: Mapping[str, Any]
+) -> list[str]:
     """Finish a report whose controller was killed after it had written report.json."""
     from ..criteria.past_annotation import annotate
+    from ..evidence.run_record import RunRecord
     from .publication import publish
     from .record_builder import try_history
     from .redaction import choose_redactor
 
+    record = RunRecord.model_validate(written)
     _close(run)
     unread = try_history(lambda: annotate(record, target.parent))
     redactor = choose_redactor(about)

@@ -20,7 +20,7 @@ from ..evidence.finding import Evidence, Finding, first_around, read_around
 from ..evidence.history.history_database import open_for_reading
 from ..evidence.history.newest_runs import find_last_verdicts
 from ..evidence.run_directory import RUN_ID, PhaseDir, RunDir, read_json
-from ..evidence.run_journal import is_closed
+from ..evidence.run_journal import ABANDONED_S, is_closed
 from ..evidence.run_record import PhaseRecord
 from ..evidence.screen_files import ScreenFiles
 from ..evidence.telemetry import parse_text, read_events
@@ -37,8 +37,6 @@ EXCERPT = re.compile(r"(?P<file>.+)\.line-(?P<line>\d{1,15})\.txt")
 SKIPPED = {"output", "build"}
 TRACES = "traces"
 KEEP = "keep"  # a file of this name, in the report of a run, protects it
-# A run whose controller was killed never closes its journal; after a month it counts as over.
-ABANDONED_S = 30 * 24 * 3600
 
 
 def name_archived(finding: Finding, phase: PhaseDir, cluster_file: str = "") -> Finding:
@@ -186,12 +184,6 @@ def _evidence(phase: Path) -> Iterator[Path]:
     for folder, names, files in os.walk(phase):
         names[:] = [name for name in names if name not in SKIPPED]
         yield from (Path(folder) / name for name in files if _is_evidence(Path(name)))
-
-
-def delete_output(phase: PhaseDir) -> None:
-    """Delete what the rank programs of all the phase's jobs wrote, as far as that is possible."""
-    for job in (phase, *phase.jobs()):
-        shutil.rmtree(job.output, ignore_errors=True)
 
 
 def point_link(link: Path, target: str) -> None:

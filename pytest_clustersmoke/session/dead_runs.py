@@ -14,13 +14,19 @@ from ..config.profile import Profile
 from ..evidence.job_results import read_claim, read_node_result
 from ..evidence.locks import MAX_SILENCE_S, ControllerFence, find_holder, seize_run
 from ..evidence.run_directory import RunDir, create_once, read_json
-from ..evidence.run_journal import FencedJournal, JournalledJob, RunJournal, is_closed, read_journal
+from ..evidence.run_journal import (
+    ABANDONED_S,
+    FencedJournal,
+    JournalledJob,
+    RunJournal,
+    is_closed,
+    read_journal,
+)
 from ..evidence.run_ownership import find_stranger, list_runs
 from ..evidence.telemetry import parse_finite, parse_int, parse_text, parse_texts
 from ..jobs.backend import RunBackend, SchedulerSilent, make_backend
 from ..jobs.outcome import Judgement
 from ..report.recovery import recover
-from ..report.run_archive import ABANDONED_S
 from ..text import UsageProblems, format_here, plural, shorten
 from .cancellation import Leftover
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from ..evidence.whole_files import is_full
 from ..jobs.backend import Backend
 from ..jobs.job_watch import WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_attempts, judge_job
-from ..report.run_archive import name_archived
 from .phase_ledger import find_failed_nodes
 
 
@@ -85,8 +84,17 @@ def describe_end(
         times["ended"],
         times["queue_s"],
         times["run_s"],
-        tuple(name_archived(each, directory, profile.file) for each in findings),
+        tuple(_name_archived(findings, directory, profile)),
     )
+
+
+def _name_archived(
+    findings: Iterable[Finding], directory: PhaseDir, profile: Profile
+) -> list[Finding]:
+    """The findings with the files of their evidence as the report has them."""
+    from ..report.run_archive import name_archived  # early_load
+
+    return [name_archived(each, directory, profile.file) for each in findings]
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ def write_result(
     result, state = result or collect_phase(directory), job.state if job else None
     attempts = _list_attempts(before, job, last, result, submitted, profile)
     judgement, findings = judge_attempts(before, last, findings, profile.limits.retried == "pass")
-    found = [name_archived(each, directory, profile.file) for each in findings]
+    found = _name_archived(findings, directory, profile)
     restarts = result.directory.attempt // RESTART
     paused_s = max(
         (node.paused_s for attempt in (*result.earlier, result) for node in attempt.nodes),

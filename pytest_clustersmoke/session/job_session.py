@@ -20,14 +20,13 @@ from ..evidence.finding import Finding
 from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.phase_attempts import PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
-from ..evidence.run_directory import ISOLATION, RERUN, RunDir
+from ..evidence.run_directory import ISOLATION, RERUN, RunDir, delete_output
 from ..evidence.run_journal import FencedJournal, read_journal
 from ..jobs.backend import Backend, Submission, prepare_jobs
 from ..jobs.job_watch import WaitEnd, WatchedJob
 from ..jobs.outcome import REQUEUED, Judgement, judge_refusal
 from ..jobs.poller import Poller, watch_job
 from ..preflight.slurm_check import CheckResult
-from ..report.run_archive import delete_output
 from .cancellation import Cancellation, Leftover
 from .earlier_jobs import list_left, restore_test, sort_jobs
 from .job_end import describe_end, judge_end, judge_order, write_result

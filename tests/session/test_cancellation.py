@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_directory import delete_output
 from pytest_clustersmoke.evidence.run_journal import read_journal
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs.backend import Submission, prepare_jobs
-from pytest_clustersmoke.report.run_archive import delete_output
 from pytest_clustersmoke.session import cancellation, job_session, submitter
 from pytest_clustersmoke.session.cancellation import Leftover
 from pytest_clustersmoke.session.job_end import write_result

@@ -20,34 +20,3 @@
 A value that the log does not have is None or empty. No edge is guessed: a cut or torn line counts
 as torn, and an edge that may belong to several communicators lists them all.
 """
-
-from .log_reader import NodeLogs, Reader, Unreadable, read_nodes
-from .nccl_log import (
-    CollNet,
-    Communicator,
-    Edge,
-    Log,
-    Member,
-    NcclProcess,
-    NcclTransport,
-    Warn,
-    Where,
-    parse_transport,
-)
-
-__all__ = [
-    "CollNet",
-    "Communicator",
-    "Edge",
-    "Log",
-    "Member",
-    "NcclProcess",
-    "NcclTransport",
-    "NodeLogs",
-    "Reader",
-    "Unreadable",
-    "Warn",
-    "Where",
-    "parse_transport",
-    "read_nodes",
-]
