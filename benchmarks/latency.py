@@ -7,8 +7,8 @@ end     a program's last line to its criterion's result                     bar 
 death   the kill of a rank or of its torchrun to the failed criterion       bar 5 s (p95 of 40)
 node    slurmd, slurmstepd or all that runs on a node is killed: from the moment when Slurm itself
         says that the job does not run any more to the failed criterion     bar 2 s (p95 of 10)
-wide    the same under jobs of two nodes, of which one is struck; to the line that names it, since
-        the other node still writes what it saw                             bar 2 s (p95 of 10)
+wide    the same under jobs of two nodes, of which one is struck; to the line that names it, if it
+        comes before, since the other still writes what it saw              bar 2 s (p95 of 10)
 start   pytest's start to the first submission, without the calls of Slurm's commands, less
         `pytest --collect-only -p no:clustersmoke` of the same file         bar 0.7 s
 exit    the end of the last job, as pytest saw it, to pytest's exit, without writing the report
@@ -55,7 +55,7 @@ SMALL_RUN = 8  # phases of a run whose start and exit are measured
 LOOK_S = 0.1
 # Plugins of other tests may be installed; hypothesis loads all of itself as pytest ends.
 PYTEST = (
-    *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+    *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
     *("-p", "no:hypothesispytest", "-p", "no:anyio"),
 )
 HEAD = """| accounting | what | trials | median, s | p95, s | worst, s | bar, s |

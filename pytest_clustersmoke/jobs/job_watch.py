@@ -33,7 +33,8 @@ from .slurm_jobs import parse_message
 
 # A shared file system may show a result some seconds after the scheduler reports the job's end.
 RESULT_GRACE_S = 1.5
-# A job whose only node failed has lost what is missing: only a result just written would say more.
+# A job whose only node failed, or the only one without a result and with srun, has lost what is
+# missing: only a result just written would say more.
 NODE_FAILED_GRACE_S = 0.5
 # NFS caches attributes for up to a minute.
 COMPLETED_GRACE_S = 60.0
@@ -302,7 +303,8 @@ class WatchedJob:
         missing = len(self.results) < self.nodes or (self._has_stopped() and self.resumes)
         if missing and raw == "COMPLETED":
             return COMPLETED_GRACE_S
-        return NODE_FAILED_GRACE_S if raw == "NODE_FAIL" and self.nodes == 1 else RESULT_GRACE_S
+        is_alone = raw == "NODE_FAIL" and self._has_lost_srun()
+        return NODE_FAILED_GRACE_S if is_alone else RESULT_GRACE_S
 
     def _is_lost(self, now: float) -> bool:
         """Whether a job that the scheduler has forgotten has ended, too: its nodes and ranks have
@@ -351,7 +353,13 @@ class WatchedJob:
         messages = [each for each in self._read_messages() if each.event == NODE_FAILED]
         gone = {name for message in messages for name in expand_hostlist(message.node)}
         self.failed_nodes = frozenset(gone)
+        if self._has_lost_srun():
+            return False
         return not gone or len(self.results) < self.nodes - len(gone)
+
+    def _has_lost_srun(self) -> bool:
+        """Whether only the first node is silent, where srun ran, and none was named."""
+        return not self.failed_nodes and self.results.keys() == set(range(1, self.nodes))
 
     def _read_messages(self) -> tuple[SlurmMessage, ...]:
         return read_messages(self.directory, self.job_id)

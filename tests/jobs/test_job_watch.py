@@ -243,6 +243,22 @@ def test_failure_of_the_only_node_is_judged_at_once(tmp_path: Path, clock: Clock
     assert job.is_over()
 
 
+def test_failure_of_the_node_with_srun_is_judged_once_all_others_have_written(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Nobody is left to name it: srun ran on the first node."""
+    evidence = Evidence(tmp_path, nodes=3).started().node(1, ok=False)
+    job = watched(evidence)
+    job.record_state(JobState("ended", "NODE_FAIL"))
+    clock.now += job_watch.NODE_FAILED_GRACE_S + 0.1
+    assert not job.is_over()
+    evidence.node(2, ok=False)
+    assert job.is_over()
+    job = watched(evidence)
+    job.record_state(JobState("ended", "NODE_FAIL"))
+    assert not job.is_over()
+
+
 def test_details_cover_all_nodes_of_the_job(tmp_path: Path, clock: Clock) -> None:
     """While a job completes Slurm lists only the nodes that are not done. A string that the job
     wrote and that is not a valid node name is not passed on."""
