@@ -202,8 +202,11 @@ def variables() -> list[Any]:
 def build() -> Dashboard:
     held = {name: look_back("run_verdict", f'verdict="{name}"') for name in ("FIT", "INCONCLUSIVE")}
     failed = look_back("phase_criteria", 'result="failed"')
-    missed = f"sum by (cluster) ({look_back('phase_reference_met')} == bool 0)"
-    reported = look_back("run_timestamp_seconds", span="7d")
+    # A back-filled night, and another exporter of the same file, are series of their own.
+    once = f"max by (cluster, phase, metric) ({look_back('phase_reference_met')} == bool 0)"
+    missed = f"sum by (cluster) ({once})"
+    reported = f"max by (cluster) ({look_back('run_timestamp_seconds', span='7d')})"
+    left_out = f"max by (cluster, node) ({look_back('node_left_out')})"
     named = f"{look_back('node_named_runs')} > 0"
     bad = look_back("node_state", 'state="bad"')
     made = (
@@ -232,7 +235,7 @@ def build() -> Dashboard:
             number(
                 "Nodes to leave out",
                 "As `clustersmoke exclude` judges the evidence of past runs.",
-                f"sum by (cluster) ({look_back('node_left_out')})",
+                f"sum by (cluster) ({left_out})",
                 "none",
                 1,
             )
@@ -242,7 +245,7 @@ def build() -> Dashboard:
             nights(
                 "Verdicts",
                 "A missing night shows the one before, up to 36 hours after its report.",
-                while_fresh(f"sum by (cluster) (2 * {held['FIT']} or {held['INCONCLUSIVE']})"),
+                while_fresh(f"max by (cluster) (2 * {held['FIT']} or {held['INCONCLUSIVE']})"),
                 "{{cluster}}",
                 words(v0=f"UNFIT {RED}", v1=f"INCONCLUSIVE {ORANGE}", v2=f"FIT {GREEN}"),
                 5,

@@ -174,8 +174,8 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
             is_left = event.get("confirmed") is False
             jobs[phase] = replace(before, has_ended=not is_left, may_run=is_left)
     for phase, job in jobs.items():
-        if not job.may_run and run.phase(phase).result.exists():
-            jobs[phase] = replace(job, has_ended=True)
+        if not job.may_run:  # without a result, for which there was no room, it is judged again
+            jobs[phase] = replace(job, has_ended=run.phase(phase).result.exists())
     return RunJournal(events, jobs, *_find_end(events.records))
 
 

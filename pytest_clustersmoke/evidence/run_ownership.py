@@ -28,6 +28,14 @@ def find_stranger(root: Path) -> str:
     return ""
 
 
+def is_of_another_user(root: Path) -> bool:
+    """Whether a run's directory belongs to another user."""
+    try:
+        return root.lstat().st_uid != os.getuid()
+    except OSError:
+        return False
+
+
 def list_runs(shared_dir: Path) -> Iterator[RunDir]:
     """This user's runs below a shared directory, oldest first. Links are not followed."""
     try:

@@ -17,7 +17,7 @@ from ..config.hostlist import expand_hostlist
 from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
-from ..evidence.run_directory import PhaseDir
+from ..evidence.run_directory import RESTART, PhaseDir
 from ..evidence.scheduler_record import (
     NODE_FAILED,
     JobState,
@@ -149,8 +149,9 @@ class WatchedJob:
         if not self._has_stopped():
             return len(self.results) == self.nodes
         if (newest := self.directory.newest) != self.directory:
-            self.directory = newest
-            self.results = {}
+            self.directory, self.results = newest, {}
+            # A controller before this one may have seen it requeued, or nobody has.
+            self.restarts = newest.attempt // RESTART
         return False
 
     def _has_stopped(self) -> bool:
@@ -187,7 +188,8 @@ class WatchedJob:
             self.is_queued = self.is_ours and state.kind in ("pending", "running")
             return
         self.is_sure, self.is_queued = True, False
-        was_running = self.state is not None and self.state.kind == "running"
+        # What an earlier controller watched has run if its files say so.
+        was_running = self.running if self.state is None else self.state.kind == "running"
         # A running job that is pending again was requeued; Slurm restarts it minutes later.
         requeued = was_running and state.kind == "pending" and state.raw != "CONFIGURING"
         asked = requeued and self._asked_for_requeue()
@@ -223,7 +225,7 @@ class WatchedJob:
             return False
         if state.kind != "pending":
             return self.was_set_back and visible(self.directory.started_again)
-        is_back = self.running and state.raw != "CONFIGURING"
+        is_back = self.running and state.raw != "CONFIGURING" and not self._asked_for_requeue()
         self.was_set_back = self.was_set_back or is_back
         return is_back
 

@@ -216,7 +216,7 @@ class SlurmClient:
                 return job_id
             shown = sanitize_line(message)[:MAX_MESSAGE]
             raise Unanswered(f"sbatch succeeded without a job id (it printed {shown!r})")
-        if not slurm_jobs.is_refusal(message):
+        if answer.returncode < 0 or not slurm_jobs.is_refusal(message):
             shown = sanitize_line(message)[:MAX_MESSAGE] or "nothing"
             raise Unanswered(f"sbatch ended with status {answer.returncode}: {shown}")
         raise Refused(

@@ -137,9 +137,11 @@ FOR_NOW = re.compile(
 _SBATCH_ERROR = re.compile(r"^(sbatch: (error|fatal): |Batch job submission failed: )", re.M)
 _ANSWER_LOST = re.compile(
     r"unable to contact slurm controller \((send|receive|shutdown)|timed out|zero bytes|"
-    r"connection (reset|failure|aborted)|communication|broken pipe|transport endpoint",
+    r"connection (reset|failure|aborted)|communication|broken pipe|transport endpoint|"
+    r"insane message|unexpected message|protocol authentication",
     re.I,
 )
+_NOT_SENT = re.compile("munge encode failed", re.I)  # auth_munge.c: munged did not sign the request
 _PREFIX = re.compile(r"^(sbatch|allocation failure|sbatch: error)(: error)?: ")
 # Slurm's messages (src/common/slurm_errno.c; limits: job_state_reason_string) by finding id.
 _REFUSALS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -384,7 +386,8 @@ def parse_submitted(text: str) -> str:
 def is_refusal(message: str) -> bool:
     """Whether the error of an sbatch that failed shows that there is no job. Anything else may have
     come after slurmctld served the request."""
-    return bool(_SBATCH_ERROR.search(message)) and not _ANSWER_LOST.search(message)
+    is_lost = _ANSWER_LOST.search(message) and not _NOT_SENT.search(message)
+    return bool(_SBATCH_ERROR.search(message)) and not is_lost
 
 
 def parse_test_only(status: int, output: str) -> TrialSubmission:

@@ -106,7 +106,12 @@ def _measure_kinds(record: RunRecord) -> Iterator[str]:
         if kind == "references":
             yield _propose(record, phases)
         elif kind == "history":
-            yield f"run it on more nights: {_count_nights(phases)}"
+            young = [phase for phase in phases if _count_good([phase]) < MIN_RUNS]
+            old = [phase for phase in phases if phase not in young]
+            if young:
+                yield f"run it on more nights: {_count_nights(young)}"
+            if old:
+                yield f"measure {kind}: {old[0].phase}: {_find_reason(old[0], kind)}"
         else:
             yield f"measure {kind}: {phases[0].phase}: {_find_reason(phases[0], kind)}"
 
@@ -134,9 +139,11 @@ def _propose(record: RunRecord, phases: Sequence[PhaseRecord]) -> str:
 
 
 def _count_good(phases: Sequence[PhaseRecord]) -> int:
-    """How many past runs the metrics are compared with, in the phase that has the fewest."""
-    pasts = [[m.past["runs"] for m in phase.metrics.values() if m.past] for phase in phases]
-    return min((max(runs, default=0) for runs in pasts), default=0)
+    """How many past runs of these versions the metrics are compared with, in the phase that has the
+    fewest."""
+    pasts = [[m.past for m in phase.metrics.values() if m.past] for phase in phases]
+    counts = ([past["runs"] for past in some if not past.get("other_versions")] for some in pasts)
+    return min((max(runs, default=0) for runs in counts), default=0)
 
 
 def _count_nights(phases: Sequence[PhaseRecord]) -> str:

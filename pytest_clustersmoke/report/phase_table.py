@@ -76,10 +76,14 @@ def judge_counts(
     return PhaseVerdict(words, "good")
 
 
-def judge_stored(outcome: str, failed: int, known: int, attempts: int = 1) -> PhaseVerdict:
+def judge_stored(
+    outcome: str, failed: int, known: int, attempts: int = 1, unmeasured: str = ""
+) -> PhaseVerdict:
     """The same for a phase of the history, which does not keep whether a job's failure is known,
-    but counts its `job` among the criteria."""
+    but counts its `job` among the criteria. `unmeasured`: what it lacks of what is required."""
     is_known = outcome != "passed" and known > 0 and not failed
+    if unmeasured and outcome == "passed" and not (failed or known):
+        return PhaseVerdict(f"not measured ({unmeasured})", "warn")
     return judge_counts(outcome, is_known, failed, known, attempts)
 
 

@@ -30,7 +30,7 @@ class RunDigest:
     run_id: str
     cluster: str
     begun: float
-    ended: float
+    ended: float | None  # None: unknown, since its controller was killed
     utc_offset_s: int | None  # of the local time where it began; None: unknown
     nodes: int
     phases: int
@@ -53,7 +53,7 @@ class RunDigest:
             run_id=record.run_id,
             cluster=record.cluster,
             begun=record.begun,
-            ended=record.written,
+            ended=None if record.counts.cut_off else record.written,
             utc_offset_s=record.utc_offset_s,
             nodes=len(nodes) if record.screen is None else len(record.screen.nodes),
             phases=len(record.phases_chosen),
@@ -94,9 +94,9 @@ class RunDigest:
 
     def _describe_run(self) -> str:
         begun = format_time(self.begun, self.utc_offset_s, "%H:%M")
-        took = format_span(self.begun, self.ended)
+        took = "" if self.ended is None else f"took {format_span(self.begun, self.ended)}, "
         what = f"{plural(self.phases, 'phase')} on {plural(self.nodes, 'node')}"
-        return f"{sanitize_line(self.cluster)}, run {self.run_id}: {begun}, took {took}, {what}"
+        return f"{sanitize_line(self.cluster)}, run {self.run_id}: {begun}, {took}{what}"
 
 
 def _one_line(text: str) -> str:

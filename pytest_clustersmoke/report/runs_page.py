@@ -347,7 +347,8 @@ def _make_row(run: ListedRun, kept: set[str], changes: dict[str, list[str]]) -> 
 
 def judge_listed(phase: ListedPhase) -> tuple[str, str]:
     """The verdict on a stored phase, in words, and its tone: none if it was not measured."""
-    verdict = judge_stored(phase.outcome, phase.failed, phase.known, phase.attempts)
+    counts = phase.failed, phase.known, phase.attempts
+    verdict = judge_stored(phase.outcome, *counts, phase.unmeasured)
     if verdict.words.startswith("not measured"):
         return verdict.words, "none"
     if phase.outcome == "passed" and not (phase.good or phase.failed or phase.known):
@@ -363,7 +364,7 @@ def _make_cell(row: RunRow, name: str) -> StripCell:
         return StripCell("", f"{when}: did not run", "")
     words, judged = judge_listed(phase)
     cause = phase.finding or (phase.reason if phase.outcome != "passed" else "")
-    if phase.outcome == "passed" and judged == "none":
+    if phase.outcome == "passed" and judged == "none" and not phase.unmeasured:
         cause = "of what is required, something was not measured, or it warned"
     nodes = f", on {shorten(phase.nodes, MOST_CHANGES)}" if phase.nodes else ""
     text = f"{when}: {words}{nodes}" + (f" ({cause})" if cause else "")

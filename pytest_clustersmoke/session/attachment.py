@@ -29,8 +29,10 @@ from .job_session import JobSession
 OPTION, TAKEOVER, DETACH = "--cluster-attach", "--cluster-takeover", "--cluster-detach"
 LATEST = "latest"
 # What may differ between two controllers of one run.
-NOT_COMPARED = {"token", "phase_dir"}
+NOT_COMPARED = {"run_id", "token", "phase_dir"}
 NOT_OF_RESULTS = {"limits"}
+# What a job's spec has only of some phases.
+SOMETIMES = dict.fromkeys(("fault", "trace", "resume"))
 MOST_CHANGES = 8  # named in a message
 
 
@@ -83,16 +85,10 @@ class Attachment:
                 what = f"phase {phase.name} has changed since run {run_id} began: {listed}"
                 yield Problem(what, phase.where, "the same phase", todo)
 
-    def _find_changed(
-        self, phase: Phase, profile: Profile, sources: Mapping[str, Any]
-    ) -> list[str]:
-        directory = self.run.phase(phase.name).last_job
-        changed = _differences(_mapping(sources.get(phase.name)), _digest_sources(phase))
-        if (spec := read_json(directory.spec)) is not None:
-            today = json.loads(json.dumps(to_json_value(make_spec(phase, profile, directory))))
-            keys = {*spec, *today} - NOT_COMPARED
-            changed += sorted(key for key in keys if spec.get(key) != today.get(key))
-        return changed
+    @staticmethod
+    def _find_changed(phase: Phase, profile: Profile, sources: Mapping[str, Any]) -> list[str]:
+        today = _digest_sources(phase) | _digest_spec(phase, profile)
+        return _differences(_mapping(sources.get(phase.name)), today)
 
 
 def read_options(config: pytest.Config, profile: Profile) -> Attachment | None:
@@ -162,7 +158,9 @@ def describe_start(
     profile: Profile, phases: Iterable[Phase], arguments: Iterable[object]
 ) -> dict[str, Any]:
     """What a run began with, for run.json."""
-    sources = {phase.name: _digest_sources(phase) for phase in phases}
+    sources = {
+        phase.name: _digest_sources(phase) | _digest_spec(phase, profile) for phase in phases
+    }
     resolved = {"profile": _digest_profile(profile), "phases": sources}
     return {"resolved": resolved, "command": describe_command(arguments)}
 
@@ -196,6 +194,17 @@ def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]
 
 def _digest_profile(profile: Profile) -> dict[str, str]:
     values = profile.model_dump(mode="json", exclude=NOT_OF_RESULTS)
+    return _digest_values({**values, "limits.retried": profile.limits.retried})
+
+
+def _digest_spec(phase: Phase, profile: Profile) -> dict[str, str]:
+    """Of what the phase's job gets, by its key."""
+    anywhere = RunDir(Path()).phase(phase.name)
+    spec = SOMETIMES | to_json_value(make_spec(phase, profile, anywhere))
+    return _digest_values({key: spec[key] for key in spec.keys() - NOT_COMPARED})
+
+
+def _digest_values(values: Mapping[str, Any]) -> dict[str, str]:
     return {
         key: _digest(json.dumps(value, sort_keys=True).encode()) for key, value in values.items()
     }

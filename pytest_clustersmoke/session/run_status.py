@@ -18,7 +18,7 @@ from ..evidence.locks import HEARTBEAT_S, MAX_SILENCE_S
 from ..evidence.phase_result import OUTCOMES
 from ..evidence.run_directory import RERUN, RUN_ID, PhaseDir, RunDir, read_json
 from ..evidence.run_journal import JournalledJob, RunJournal, is_closed, read_journal
-from ..evidence.run_ownership import find_stranger
+from ..evidence.run_ownership import find_stranger, is_of_another_user
 from ..evidence.telemetry import parse_finite, parse_int, parse_text, parse_texts
 from ..node.process_tree import alive
 from ..text import sanitize_line
@@ -53,10 +53,13 @@ class RunStatus:
 
 
 def list_open_runs(shared_dir: Path) -> Iterator[tuple[RunDir, str]]:
-    """The runs below a shared directory that are not closed, the oldest first, each with why it
-    cannot be read; that is empty if it can. Raises OSError if the directory cannot be listed."""
+    """This user's runs below a shared directory that are not closed, the oldest first, each with
+    why it cannot be read, which is empty if it can. Raises OSError if the directory cannot be
+    listed."""
     for name in sorted(path.name for path in shared_dir.iterdir() if RUN_ID.fullmatch(path.name)):
         run = RunDir(shared_dir / name)
+        if is_of_another_user(run.root):
+            continue
         if stranger := find_stranger(run.root):
             yield run, stranger
         elif not is_closed(run):

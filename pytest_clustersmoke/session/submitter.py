@@ -213,6 +213,9 @@ class Submitter:
         from ..diagnose import explain_refusal
 
         for job in jobs:
+            # Should slurmctld have taken the job all the same, it ends before it claims the phase.
+            with contextlib.suppress(OSError):
+                withdraw(job.directory, job.token, "the scheduler refused it")
             self._journal.write("refused", phase=job.phase.name, words=str(refusal))
             finding = explain_refusal(refusal, job.directory.batch_script, job.avoid)
             without = f" (without {', '.join(job.avoid)})" if job.avoid else ""

@@ -452,6 +452,44 @@ def test_results_seen_after_a_requeue_still_ask_for_it(tmp_path: Path, clock: Cl
     assert job.restarts == 1 and not job.is_over()
 
 
+@pytest.mark.parametrize("submitted", [100.0, 140.0])
+def test_requeue_that_an_earlier_controller_saw_is_waited_for(
+    submitted: float, tmp_path: Path, clock: Clock
+) -> None:
+    """The job waits for its restart as the last controller journalled it, or was requeued after
+    that one was killed. It was not set back: its ranks had saved, and it asked for the requeue."""
+    evidence = Evidence(tmp_path).node(0, ok=True, stopped=True, requeue=True)
+    evidence.dir.claim.touch()
+    job = watched(evidence)
+    job.resumes, job.is_sure, job.submitted = True, False, submitted
+    job.check_files()
+    for _ in range(3):
+        job.record_state(replace(WAITS, reason="BeginTime", submitted=140.0))
+        clock.now += 600
+        assert not job.is_over() and job.restarts == 1 and job.is_sure
+    assert job.was_requeued and not job.running and job.unknown_since is None
+    job.record_state(replace(RUNS, submitted=140.0))
+    assert job.running and job.directory == evidence.dir.restarted(1)
+
+
+def test_restart_that_no_controller_saw_counts(tmp_path: Path, clock: Clock) -> None:
+    """The next one is after it, not the same again."""
+    evidence = Evidence(tmp_path).node(0, ok=True, stopped=True, requeue=True)
+    evidence.dir.claim.touch()
+    again = evidence.dir.restarted(1)
+    again.node_result(0).parent.mkdir(parents=True)
+    again.claim.touch()
+    job = watched(evidence)
+    job.resumes, job.is_sure = True, False
+    job.check_files()
+    job.record_state(replace(RUNS, submitted=140.0))
+    assert job.directory == again and job.restarts == 1
+    write_json(again.node_result(0), {"ok": True, "stopped": True, "requeue": True})
+    job.record_state(replace(WAITS, submitted=180.0))
+    assert job.directory == evidence.dir.restarted(2) and job.restarts == 2
+    assert not job.is_over()
+
+
 def test_unknown_job_is_lost_after_a_while(tmp_path: Path, clock: Clock) -> None:
     """A job unknown once is not lost; one that stays unknown is, and has no last state."""
     job = watched(Evidence(tmp_path))

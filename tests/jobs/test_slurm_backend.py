@@ -30,6 +30,7 @@ from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
 
 FAILED = "sbatch: error: Batch job submission failed: "
+MUNGE = "sbatch: error: Munge encode failed: Failed to access the socket\n"
 
 
 @pytest.fixture
@@ -347,6 +348,8 @@ def test_array_of_several_phases_has_their_tokens_name(slurm: FakeSlurm, tmp_pat
         ("", "sbatch: error: invalid partition specified: x", 1, "invalid partition specified: x"),
         ("", "the project is over its budget\n" + FAILED + "Unspecified error", 1, "budget"),
         ("", FAILED + "Invalid account or account/partition combination specified", 1, "account"),
+        # munged is not there, so that nothing was sent.
+        ("", MUNGE + FAILED + "Protocol authentication error", 1, "Munge encode failed"),
     ],
 )
 def test_refusal_quotes_sbatch(
@@ -371,6 +374,8 @@ def test_refusal_quotes_sbatch(
         ("", FAILED + "Socket timed out on send/recv operation", 1, "Socket timed out"),
         ("", FAILED + "Zero Bytes were transmitted or received", 1, "Zero Bytes"),
         ("", FAILED + "Unable to contact slurm controller (receive failure)", 1, "receive failure"),
+        ("", FAILED + "Protocol authentication error", 1, "Protocol authentication"),
+        ("", FAILED + "Insane message length", 1, "Insane message length"),
     ],
 )
 def test_unclear_answer_is_no_refusal(

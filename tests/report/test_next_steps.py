@@ -55,6 +55,23 @@ def test_references_are_proposed_once_there_are_good_runs() -> None:
     )
 
 
+def test_history_that_is_long_enough_says_why_it_judges_nothing() -> None:
+    """More nights do not mend noise, nor a loss that only warns; few nights, or nights of other
+    versions, do need more."""
+    noisy = with_past(20)
+    text = "not measured (history): steps_per_s is too noisy"
+    noisy["criteria"]["test_past"] = {"result": "skipped", "text": text}
+    other = with_past(12, "c")
+    for metric in other["metrics"].values():
+        metric["past"]["other_versions"] = True
+    lacks = [missing(name, "history") for name in "abc"]
+    assert steps(noisy, with_past(3, "b"), other, missing=lacks) == [
+        "run it on more nights: b, c: 0 good runs before this one on this hardware and these "
+        "versions, of 8",
+        "measure history: a: steps_per_s is too noisy",
+    ]
+
+
 def test_references_of_other_sizes_need_the_usual_sizes() -> None:
     """Proposing references would not help a phase that --cluster-set changed."""
     phase = with_past(9)

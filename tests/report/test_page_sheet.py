@@ -49,7 +49,8 @@ def test_step_of_two_commands_is_not_cut() -> None:
     phase["criteria"]["test_rate"] = red
     text = page(records.run(phase, verdict="UNFIT", backend="slurm")).replace("<wbr>", "")
     sheet = text.partition('class="sheet"')[2].partition("</section>")[0]
-    assert "<code>references.allreduce_multinode</code> of gilbreth in cluster.yaml</li>" in sheet
+    step = "<code>references.allreduce_multinode</code> of cluster gilbreth in cluster.yaml</li>"
+    assert step in sheet
 
 
 def count_sheets(opened: Opened, paper: str) -> int:

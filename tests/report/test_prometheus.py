@@ -247,6 +247,18 @@ def test_silent_cluster_alerts_for_weeks_beside_one_that_reports(tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_back_filled_nights_alert_only_if_no_later_one_was_scraped(tmp_path: Path) -> None:
+    """A scraped series has the labels of its exporter, so it is another than the back-filled one,
+    which ends with the last night before."""
+    name, day = "clustersmoke_run_timestamp_seconds", 24 * HOUR
+    nights = " ".join(f"{60 * day * night} _x{day - 1}" for night in range(5))
+    series = {f"{name}{CLUSTER}": "0"}
+    scraped = f'{name}{{cluster="one", instance="login1:9100", job="node"}}'
+    check_alert(tmp_path, "ClusterNotChecked", {**series, scraped: nights}, 4 * 24, [])
+    check_alert(tmp_path, "ClusterNotChecked", series, 4 * 24, [{"cluster": "one"}])
+
+
+@pytest.mark.slow
 def test_cluster_that_was_never_reported_alerts(tmp_path: Path) -> None:
     """Also where no sample is left in the days that the rule looks back."""
     other = {f"clustersmoke_run_fit{CLUSTER}": "1"}

@@ -38,6 +38,13 @@ def test_time_is_local_beside_utc() -> None:
     assert made.as_dict()["utc_offset_s"] == records.REQUEST["utc_offset_s"] == -18000
 
 
+def test_run_whose_controller_was_killed_has_no_end() -> None:
+    """Its report is written by a later command, perhaps the next morning."""
+    made = digest(records.run(counts={"cut_off": "its controller was killed"}))
+    assert made.lines()[1].endswith(" 2026-11-18 11:06 UTC, 1 phase on 4 nodes")
+    assert made.as_dict()["ended"] is None
+
+
 def test_nodes_of_a_job_that_never_ran_are_not_counted() -> None:
     """Nobody knows which they would have been: each has a number in place of a name."""
     lost = records.phase("a", outcome="never_ran", nodes=2)

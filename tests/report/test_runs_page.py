@@ -197,6 +197,20 @@ def test_stored_phase_has_the_verdict_of_its_report(
     assert judge_listed(listed(tmp_path)["wide"]) == verdict
 
 
+def test_phase_that_lacks_what_is_required_is_not_measured(tmp_path: Path) -> None:
+    """Also where later runs may be judged against it, as against a first night without past. The
+    cell leads to the phase; one that lacks nothing is as good as on any night."""
+    lacks = [
+        {"phase": "wide", "kind": kind, "reason": "none"} for kind in ("references", "history")
+    ]
+    whole = rated("wide", 10.0), rated("small", 10.0)
+    records.store_run(night(0, *whole, verdict="INCONCLUSIVE", missing=lacks), tmp_path)
+    phases = listed(tmp_path)
+    assert phases["wide"].good
+    assert judge_listed(phases["wide"]) == ("not measured (references, history)", "none")
+    assert judge_listed(phases["small"]) == ("passed", "good")
+
+
 def test_each_cluster_has_its_section(tmp_path: Path) -> None:
     """The one with the newest run comes first; its name is an anchor without escapes."""
     for number, cluster in enumerate(("old", "a new/one")):

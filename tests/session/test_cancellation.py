@@ -342,6 +342,20 @@ def test_phase_that_was_being_tried_again_as_the_run_ended_has_a_result(
     assert run.submitted() == ["a"] and run.events()[-1] == ("closed", None)
 
 
+def test_phase_whose_result_had_no_room_is_judged_by_the_run_that_attaches(run: JobRun) -> None:
+    """The journal had room for its end, and the controller was killed before the report."""
+    session = run.start("a", "b")
+    until(lambda: run.submitted() == ["a", "b"])
+    run.passes("a")
+    session.wait("a", ignore)
+    until(lambda: ("ended", "a") in run.events())
+    run.run.phase("a").result.unlink()
+    session.detach()
+    attached = run.attach()
+    attached.wait("a", ignore)
+    assert attached.outcomes["a"].outcome == "passed" and run.submitted() == []
+
+
 def hang_at_result(
     run: JobRun, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[JobSession, SlowDirectory]:

@@ -499,6 +499,24 @@ def test_script_that_has_changed_since_a_run_began_is_named(
     assert problem.what == f"phase a has changed since run {RUN_ID} began: its script"
 
 
+def test_settings_of_phases_that_were_not_submitted_are_compared(
+    tmp_path: Path, profile: Profile
+) -> None:
+    """--cluster-set is no part of a file; and what a retry means for the verdict must not change
+    after it."""
+    phase, other = make_phase(profile, "a"), make_phase(profile, "a", args={"steps": 10})
+    DeadRun(tmp_path, profile, phases_chosen=["a"], **describe_start(profile, [phase], []))
+    attachment = find_attachment(profile, RUN_ID, takes_over=False)
+    (problem,) = attachment.find_changes(profile, [other])
+    assert problem.what == f"phase a has changed since run {RUN_ID} began: args, args_from, argv"
+    (problem,) = attachment.find_changes(profile, [make_phase(profile, "a", resume=2)])
+    assert problem.what.endswith("began: resume")
+    limits = profile.limits.model_copy(update={"retried": "pass", "queue_wait_s": 7.0})
+    lenient = profile.model_copy(update={"limits": limits})
+    (problem,) = attachment.find_changes(lenient, [phase])
+    assert problem.what == f"the profile has changed since run {RUN_ID} began: limits.retried"
+
+
 @pytest.mark.parametrize(
     "about", [{"phases_chosen": 7, "resolved": 7, "attached": 7}, {"resolved": {"profile": []}}]
 )

@@ -262,6 +262,7 @@ def test_refused_phase_is_a_finding_and_the_others_continue(run: JobRun) -> None
     session.wait("b", ignore)
     assert session.outcomes["b"].outcome == "passed"
     assert run.events().count(("refused", "a")) == 1
+    assert [*run.run.phase("a").root.glob("withdrawn.*")]  # should it start all the same
 
 
 def test_job_that_exceeds_the_queue_limit_never_ran(run: JobRun) -> None:

@@ -104,6 +104,14 @@ def test_silent_run_without_a_lock_holder_has_no_controller(run: RunDir) -> None
     assert read_status(run).controller == ""
 
 
+def test_runs_of_other_users_are_not_listed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the directory, and see to their own."""
+    own = os.getuid()
+    assert [found.run_id for found, _ in list_open_runs(run.root.parent)] == [RUN_ID]
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    assert [*list_open_runs(run.root.parent)] == []
+
+
 def test_closed_and_foreign_directories_are_no_open_runs(run: RunDir) -> None:
     """A closed run is left out; one that others may write, and a torn one, come with the reason."""
     shared = run.root.parent

@@ -64,7 +64,7 @@ def test_suite_that_has_changed_is_refused_and_named(suite: Suite) -> None:
     outcome = attach(suite)
     assert outcome.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in outcome.stderr.lines if "phase small has changed since run" in line]
-    assert "its test, args, argv" in line
+    assert "args, argv, its test" in line
     test.write_text(test.read_text().replace("'steps': 4", "'steps': 3"))
     suite.profile["references"] = {"small": {"steps_per_s": REFERENCE}}
     refused = attach(suite)

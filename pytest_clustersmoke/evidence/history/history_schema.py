@@ -209,6 +209,9 @@ _OFFSET = ("ALTER TABLE runs ADD COLUMN utc_offset_s INTEGER",)
 # Of a GPU or CPU, of a network card its rate; empty: unknown. Only those of one are peers.
 _MODELS = ("ALTER TABLE devices ADD COLUMN model TEXT NOT NULL DEFAULT ''",)
 
+# The required kinds of criteria that a phase did not measure, with commas between.
+_UNMEASURED = ("ALTER TABLE phases ADD COLUMN unmeasured TEXT NOT NULL DEFAULT ''",)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     *(_TABLES, _INDEXES, _ACCEPTED_LEVELS, _GPUS, _NODES),
     (*_REFERENCES, *_FIGURES_BY_PHASE),
@@ -216,6 +219,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*_PUBLISH, *_ATTEMPTS),
     _OFFSET,
     _MODELS,
+    _UNMEASURED,
 )
 WITH_ACCEPTED_LEVELS, WITH_GPUS, WITH_NODES, WITH_REFERENCES = 3, 4, 5, 6
 WITH_FIGURES_BY_PHASE = WITH_REFERENCES
@@ -223,6 +227,7 @@ WITH_CURVES = 7
 WITH_PUBLISH = WITH_ATTEMPTS = 8
 WITH_OFFSET = 9
 WITH_MODELS = 10
+WITH_UNMEASURED = 11
 VERSION = len(MIGRATIONS)
 
 

@@ -128,6 +128,7 @@ def _insert_phase(
     versions = {shorten_line(name): shorten_line(value) for name, value in phase.versions.items()}
     nodes = [shorten_line(node.node) for node in phase.nodes[:MAX_NAMES]]
     causes = [finding.id for finding in phase.findings if finding.primary]
+    missing = [each.kind for each in record.missing if each.phase == phase.phase and each.kind]
     row = {
         "run": run,
         "cluster": record.cluster,
@@ -150,6 +151,7 @@ def _insert_phase(
         "versions": json.dumps(versions, sort_keys=True),
         "criteria": json.dumps(dict(list(criteria.items())[:MAX_NAMES]), sort_keys=True),
         "attempts": max(1, len(phase.attempts)),
+        "unmeasured": ", ".join(missing),
     }
     number = insert(connection, "phases", row)
     connection.execute("DELETE FROM metrics WHERE phase = ?", (number,))

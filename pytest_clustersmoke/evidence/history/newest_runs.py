@@ -19,6 +19,7 @@ from .history_schema import (
     WITH_OFFSET,
     WITH_PUBLISH,
     WITH_REFERENCES,
+    WITH_UNMEASURED,
     Setup,
     read_version,
 )
@@ -61,6 +62,7 @@ class ListedPhase:
     versions: Mapping[str, str]
     headline: Headline | None
     attempts: int = 1  # jobs that it took
+    unmeasured: str = ""  # the required kinds of criteria that it did not measure
 
     def describe_changes(self, before: ListedPhase) -> list[str]:
         """What changed since an earlier run of the phase: versions, hardware, arguments."""
@@ -171,7 +173,8 @@ def _read_phases(
     """The phases of these runs, with the id of the run's row."""
     bounds = "m.reference, m.low, m.high"
     version = read_version(connection) or 0
-    attempts = "p.attempts" if version >= WITH_ATTEMPTS else "1 AS attempts"
+    added = "p.attempts" if version >= WITH_ATTEMPTS else "1 AS attempts"
+    added += ", p.unmeasured" if version >= WITH_UNMEASURED else ", '' AS unmeasured"
     if version < WITH_REFERENCES:
         bounds = "NULL AS reference, NULL AS low, NULL AS high"
     setup = ", ".join(f"s.{name}" for name in Setup._fields)
@@ -180,7 +183,7 @@ def _read_phases(
         some = runs[start : start + _MOST_IDS]
         rows = connection.execute(
             "SELECT p.run, p.phase, p.outcome, p.good, p.finding, p.reason, p.failed, p.known, "
-            f"p.run_s, p.nodes, p.versions, {attempts}, {setup}, m.name, m.value, m.unit, {bounds} "
+            f"p.run_s, p.nodes, p.versions, {added}, {setup}, m.name, m.value, m.unit, {bounds} "
             "FROM phases p JOIN setups s ON s.id = p.setup "
             f"LEFT JOIN metrics m ON m.phase = p.id AND m.name IN ({names}) "
             f"WHERE p.run IN ({', '.join('?' * len(some))}) ORDER BY p.run, p.id, "
@@ -207,6 +210,7 @@ def _parse_phase(row: Row) -> ListedPhase:
         versions={name: str(value) for name, value in versions.items()},
         headline=_parse_headline(row),
         attempts=int(row["attempts"]),
+        unmeasured=str(row["unmeasured"]),
     )
 
 
