@@ -35,18 +35,8 @@ HELD = {"launch failed requeued held", "launch_failed_requeued_held"}
 NODE_DOWN = "NodeDown"
 # A state in neither set counts as running.
 ENDED = {
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "LAUNCH_FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "RECONFIG_FAIL",
-    "REVOKED",
-    "TIMEOUT",
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL"),
+    *("OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"),
 }
 SQUEUE_FIELDS = "%i|%T|%r|%N|%V|%S|%j|%k"
 SACCT_FIELDS = "JobID,State,Reason,NodeList,Submit,Start,JobName,Comment"
