@@ -188,8 +188,10 @@ class WatchedJob:
             self.is_queued = self.is_ours and state.kind in ("pending", "running")
             return
         self.is_sure, self.is_queued = True, False
-        # What an earlier controller watched has run if its files say so.
-        was_running = self.running if self.state is None else self.state.kind == "running"
+        if self.state is None:  # an earlier controller watched it, and perhaps saw the requeue
+            was_running = self.running and self._asked_for_requeue()
+        else:
+            was_running = self.state.kind == "running"
         # A running job that is pending again was requeued; Slurm restarts it minutes later.
         requeued = was_running and state.kind == "pending" and state.raw != "CONFIGURING"
         asked = requeued and self._asked_for_requeue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.watched_phase import WatchedPhase
 from tests.rank.conftest import PROGRAMS
 from tests.support.harness import IDLE, TRAINED, Outcome, RunningPytest, Suite
-from tests.support.killed import attach
+from tests.support.killed import KILLER, PATIENCE_S, attach
 from tests.support.leftovers import none_left
 
 pytestmark = pytest.mark.lab
@@ -94,6 +95,23 @@ def test_phase_that_slurm_asks_to_stop_is_requeued_and_goes_on(
     attempts = check_parts(outcome, whole, steps=20)
     assert [attempt.directory.attempt for attempt in attempts] == [0, 1, 10, 20]
     assert [event["phase"] for event in outcome.events("requeued")] == ["long", "long"]
+
+
+@pytest.mark.slow
+def test_restart_is_awaited_by_the_run_that_attaches(
+    lab_suite: Suite, whole: Sequence[float]
+) -> None:
+    """The controller was killed after its line about the requeue, and before it had Slurm start the
+    job at once. The job waits as for any other start."""
+    add_phase(lab_suite, steps=20, pause_s=0.3)
+    (lab_suite.path / "conftest.py").write_text(KILLER)
+    with lab_suite.started(KILL_AT="requeued:1") as running:
+        wait_for_step(lab_suite, running, attempt=0, step=5)
+        (job,) = lab_suite.slurm("squeue", "-h", "-o", "%i", "-t", "R").split()
+        lab_suite.slurm("scancel", "--signal=USR1", job)
+        assert running.process.wait(PATIENCE_S) == -signal.SIGKILL, running.output()
+    attempts = check_parts(attach(lab_suite), whole, steps=20)
+    assert [attempt.directory.attempt for attempt in attempts] == [0, 10]
 
 
 # A Python that on the job's second start waits for a file before it starts `run_node`. (No shell:
