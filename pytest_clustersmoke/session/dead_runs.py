@@ -120,7 +120,9 @@ class Schedulers:
             return
         for run in runs:
             jobs = self._left[_key(profile)][run.run_id]
-            todo = f"{ATTACH} {run.run_id} judges it, {REAP} {run.run_id} ends it"
+            todo = f"{REAP} {run.run_id} ends it"
+            if not {"proof", "screen"} & (read_json(run.run) or {}).keys():
+                todo = f"{ATTACH} {run.run_id} judges it, {todo}"
             if jobs:
                 listed = f"{plural(len(jobs), 'job')} left ({shorten(jobs, MOST_JOBS)})"
                 yield f"run {run.run_id} has {listed}, and no process: {todo}"

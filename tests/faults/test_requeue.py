@@ -18,8 +18,9 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.faults.watched_phase import WatchedPhase
 from tests.rank.conftest import PROGRAMS
 from tests.support.harness import IDLE, TRAINED, Outcome, RunningPytest, Suite
-from tests.support.killed import KILLER, PATIENCE_S, attach
+from tests.support.killed import KILLER, attach
 from tests.support.leftovers import none_left
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.lab
 STILL_S = 8.0  # a suspension that is seen

@@ -318,6 +318,18 @@ def test_job_whose_comment_a_site_replaced_is_left(
     assert line.startswith(f"run {RUN_ID} has 1 job left (7), and no process: ")
 
 
+@pytest.mark.parametrize("about", [{"screen": {}}, {"proof": {}}], ids=["screen", "proof"])
+def test_run_that_cannot_be_attached_is_only_to_be_ended(
+    slurm: FakeSlurm, profile: Profile, tmp_path: Path, about: dict[str, Any]
+) -> None:
+    """Its nodes must be asked again, or its gates proven."""
+    dead = DeadRun(tmp_path, profile, **about)
+    dead.submitted("a", "7")
+    has_jobs(slurm, "7")
+    (line,) = report(tmp_path, slurm, profile)
+    assert line.endswith(f" 1 job left (7), and no process: --cluster-reap {RUN_ID} ends it")
+
+
 def test_job_of_another_submission_under_the_id_of_ours_is_not_ours(
     dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
 ) -> None:
