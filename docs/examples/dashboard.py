@@ -201,8 +201,10 @@ def variables() -> list[Any]:
 
 def build() -> Dashboard:
     held = {name: look_back("run_verdict", f'verdict="{name}"') for name in ("FIT", "INCONCLUSIVE")}
+    verdicts = f"2 * {held['FIT']} or {held['INCONCLUSIVE']}"
     failed = look_back("phase_criteria", 'result="failed"')
-    # A back-filled night, and another exporter of the same file, are series of their own.
+    # A back-filled night, and another exporter of the same file, are series of their own; of two
+    # verdicts the worse one shows.
     once = f"max by (cluster, phase, metric) ({look_back('phase_reference_met')} == bool 0)"
     missed = f"sum by (cluster) ({once})"
     reported = f"max by (cluster) ({look_back('run_timestamp_seconds', span='7d')})"
@@ -245,7 +247,7 @@ def build() -> Dashboard:
             nights(
                 "Verdicts",
                 "A missing night shows the one before, up to 36 hours after its report.",
-                while_fresh(f"max by (cluster) (2 * {held['FIT']} or {held['INCONCLUSIVE']})"),
+                while_fresh(f"min by (cluster) (sum without (verdict) ({verdicts}))"),
                 "{{cluster}}",
                 words(v0=f"UNFIT {RED}", v1=f"INCONCLUSIVE {ORANGE}", v2=f"FIT {GREEN}"),
                 5,

@@ -412,6 +412,12 @@ class RunDir:
         return {name: match[1] for name in names if (match := RERUN.fullmatch(name))}
 
 
+def is_of_phases(about: Mapping[str, Any]) -> bool:
+    """Whether a run, by its run.json, is one of phases, which others can go on with: no screen, and
+    no proof of gates."""
+    return not {"proof", "screen"} & about.keys()
+
+
 def create_phase(phase: PhaseDir, nodes: int) -> None:
     """Create the directories that a job on this many nodes writes into. Raises OSError.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import RUN_ID, RunDir, read_json, write_atomically
+from ..evidence.run_directory import RUN_ID, RunDir, is_of_phases, read_json, write_atomically
 from ..evidence.whole_files import is_visible, shared_mode
 
 GIVEN_UP = "report_failed.txt"
@@ -32,7 +32,7 @@ def find_unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, 
         run = RunDir(Path(str(stub.get("evidence", ""))))
         about = read_json(run.run)
         is_same = about is not None and about.get("run_id") == name == run.run_id
-        if about is not None and is_same and not {"proof", "screen"} & about.keys():
+        if about is not None and is_same and is_of_phases(about):
             yield target, run, about
 
 

@@ -15,7 +15,7 @@ import pytest
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.locks import TAKEOVER_SILENCE_S
-from ..evidence.run_directory import RunDir, read_json
+from ..evidence.run_directory import RunDir, is_of_phases, read_json
 from ..evidence.run_journal import is_closed, read_journal
 from ..evidence.run_ownership import find_run, list_runs
 from ..evidence.run_request import describe_command
@@ -31,7 +31,7 @@ LATEST = "latest"
 # What may differ between two controllers of one run.
 NOT_COMPARED = {"run_id", "token", "phase_dir"}
 NOT_OF_RESULTS = {"limits"}
-# What a job's spec has only of some phases.
+# What only some phases have in their job's spec.
 SOMETIMES = dict.fromkeys(("fault", "trace", "resume"))
 MOST_CHANGES = 8  # named in a message
 
@@ -170,7 +170,7 @@ def _find_latest(profile: Profile) -> tuple[RunDir | None, str]:
     none."""
     for run in reversed([*list_runs(profile.shared_dir)]):
         about = read_json(run.run) or {}
-        if about.get("cluster") != profile.name or {"proof", "screen"} & about.keys():
+        if about.get("cluster") != profile.name or not is_of_phases(about):
             continue
         report = parse_text(about.get("report"))  # noted before anything is submitted
         if report and not (is_closed(run) and read_json(Path(report, "report.json"))):

@@ -13,7 +13,7 @@ from ..config.cluster_file import load_cluster_file
 from ..config.profile import Profile
 from ..evidence.job_results import read_claim, read_node_result
 from ..evidence.locks import MAX_SILENCE_S, ControllerFence, find_holder, seize_run
-from ..evidence.run_directory import RunDir, create_once, read_json
+from ..evidence.run_directory import RunDir, create_once, is_of_phases, read_json
 from ..evidence.run_journal import (
     ABANDONED_S,
     FencedJournal,
@@ -121,7 +121,7 @@ class Schedulers:
         for run in runs:
             jobs = self._left[_key(profile)][run.run_id]
             todo = f"{REAP} {run.run_id} ends it"
-            if not {"proof", "screen"} & (read_json(run.run) or {}).keys():
+            if is_of_phases(read_json(run.run) or {}):
                 todo = f"{ATTACH} {run.run_id} judges it, {todo}"
             if jobs:
                 listed = f"{plural(len(jobs), 'job')} left ({shorten(jobs, MOST_JOBS)})"

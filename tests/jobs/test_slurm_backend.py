@@ -387,6 +387,13 @@ def test_unclear_answer_is_no_refusal(
         submit(backend(tmp_path, slurm.environ), tmp_path)
 
 
+def test_error_of_an_sbatch_that_was_killed_is_no_refusal(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """It had printed an error, and may have sent the request after that."""
+    slurm.folder.joinpath("sbatch.answer").write_text("echo 'sbatch: error: x' >&2; kill -9 $$\n")
+    with pytest.raises(Unanswered, match="sbatch ended with status -9: sbatch: error: x"):
+        submit(backend(tmp_path, slurm.environ), tmp_path)
+
+
 @pytest.mark.parametrize(
     "out", ["7\n", "7;cluster\n", "*** maintenance on 2026-12-01 ***\nWelcome, 5 jobs\n7\n"]
 )

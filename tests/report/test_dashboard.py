@@ -145,6 +145,40 @@ def test_newest_night_is_seen_as_it_was(server: Server) -> None:
 
 
 @pytest.mark.slow
+def test_back_filled_night_betters_no_newer_one_and_counts_nothing_twice(tmp_path: Path) -> None:
+    """A FIT night was back-filled; the next one, which is INCONCLUSIVE, is scraped, so its series
+    have the labels of the exporter."""
+    gauges = {
+        'run_verdict{cluster="gilbreth", verdict="FIT"}': (1, 0),
+        'run_verdict{cluster="gilbreth", verdict="INCONCLUSIVE"}': (0, 1),
+        'run_timestamp_seconds{cluster="gilbreth"}': (0, 1800),
+        'phase_reference_met{cluster="gilbreth", phase="a", metric="steps_per_s"}': (0, 0),
+        'node_left_out{cluster="gilbreth", node="node2"}': (1, 1),
+    }
+    exporter = ', instance="login1:9100", job="node"}'
+    series = [
+        {"series": f"clustersmoke_{name}", "values": str(value)}
+        for gauge, values in gauges.items()
+        for name, value in zip((gauge, gauge[:-1] + exporter), values, strict=True)
+    ]
+    shown = {"Verdicts": 1, "Last complete run": 1800}
+    shown |= {"Metrics outside their reference": 1, "Nodes to leave out": 1}
+    expected = [
+        {
+            "expr": query,
+            "eval_time": "1h",
+            "exp_samples": [{"labels": '{cluster="gilbreth"}', "value": shown[title]}],
+        }
+        for title, query, _ in queries()
+        if title in shown
+    ]
+    assert len(expected) == len(shown)
+    tested = {"interval": "1m", "input_series": series, "promql_expr_test": expected}
+    (tmp_path / "test.yml").write_text(json.dumps({"tests": [tested]}))
+    promtool("test", "rules", tmp_path / "test.yml")
+
+
+@pytest.mark.slow
 def test_rules_run_in_a_real_prometheus(server: Server) -> None:
     """All are healthy; of this night the verdict and the reference alert, and its age does not."""
 
