@@ -119,16 +119,19 @@ def _verdict(run: PhaseRun) -> str:
     from ..report.phase_table import judge_stored  # the other views need no records
 
     results = Counter(run.criteria.values())
-    return judge_stored(run.outcome, results["failed"], results["known"]).words
+    counts = results["failed"], results["known"], run.attempts
+    return judge_stored(run.outcome, *counts, run.unmeasured).words
 
 
 def _criteria(run: PhaseRun) -> str:
-    """The first failed criterion and how many more, or how many passed."""
+    """The first failed criterion and how many more, or how many passed and what was required but
+    not measured."""
     if failed := [name for name, result in run.criteria.items() if result == "failed"]:
         return f"{shorten(failed, 1)} failed"
     results = Counter(run.criteria.values())
     known = f", {results['known']} known" if results["known"] else ""
-    return f"{results['passed']} passed{known}" if run.criteria else run.finding
+    missing = f", not measured: {run.unmeasured}" if run.unmeasured else ""
+    return f"{results['passed']} passed{known}{missing}" if run.criteria else run.finding
 
 
 def _changed(before: PhaseRun | None, run: PhaseRun) -> str:

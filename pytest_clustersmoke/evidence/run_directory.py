@@ -20,6 +20,7 @@
         declined.<token>             written by a node of its job, which saw that and ended
         claim.json                   the start that runs the phase: created by its node 0, once
         started_again                written by a later start, which found the claim and ended
+        incomplete                   created when results of an ended job were first missing
         scheduler.jsonl              the scheduler's record of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
         nodes/<node>/                facts.json, health.json, meeting.json (checks of other nodes),
@@ -250,6 +251,10 @@ class PhaseDir:
     @property
     def started_again(self) -> Path:
         return self.root / "started_again"
+
+    @property
+    def incomplete(self) -> Path:
+        return self.root / "incomplete"
 
     @property
     def scheduler(self) -> Path:

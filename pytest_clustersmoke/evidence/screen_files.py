@@ -3,6 +3,7 @@
 <run>/screen/
     screen.json          the nodes of the partition with Slurm's states, and what each is asked
     screen.sh            the batch script of every node's job
+    closed               the screen has ended: a job that starts now ends at once
     setup_failed.<node>  status and text of the setup line that failed
     answers/<node>.json  what the node found of itself, written whole
     figures/<node>.json  what its devices reached, if that was measured
@@ -41,6 +42,10 @@ class ScreenFiles:
     @property
     def script(self) -> Path:
         return self.root / "screen.sh"
+
+    @property
+    def closed(self) -> Path:
+        return self.root / "closed"
 
     def answer(self, node: str) -> Path:
         return self.root / "answers" / f"{node}.json"

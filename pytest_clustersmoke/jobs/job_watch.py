@@ -302,13 +302,17 @@ class WatchedJob:
 
     def _grace_s(self) -> float:
         """How long results may be missing after the scheduler's word of the job's end."""
-        raw = self.state.raw if self.state is not None else ""
-        # COMPLETED means that every node's task wrote its result before it exited with 0.
-        missing = len(self.results) < self.nodes or (self._has_stopped() and self.resumes)
-        if missing and raw == "COMPLETED":
+        if self.awaits_results:
             return COMPLETED_GRACE_S
-        is_alone = raw == "NODE_FAIL" and self._has_lost_srun()
-        return NODE_FAILED_GRACE_S if is_alone else RESULT_GRACE_S
+        has_failed = self.state is not None and self.state.raw == "NODE_FAIL"
+        return NODE_FAILED_GRACE_S if has_failed and self._has_lost_srun() else RESULT_GRACE_S
+
+    @property
+    def awaits_results(self) -> bool:
+        """Whether results exist that are not visible yet: COMPLETED means that every node's task
+        wrote its result before it exited with 0."""
+        missing = len(self.results) < self.nodes or (self._has_stopped() and self.resumes)
+        return missing and self.state is not None and self.state.raw == "COMPLETED"
 
     def _is_lost(self, now: float) -> bool:
         """Whether a job that the scheduler has forgotten has ended, too: its nodes and ranks have

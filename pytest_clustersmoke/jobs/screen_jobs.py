@@ -8,6 +8,7 @@ becomes of a node depends on no other.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 import threading
@@ -127,6 +128,7 @@ class ScreenJobs:
         self._script = make_script(profile, files, second)
         self._jobs: dict[str, _NodeJob] = {}
         self._refused: dict[str, _NodeJob] = {}  # by id, those that Slurm did not agree to end
+        self._unanswered: set[str] = set()  # nodes for which Slurm may have a job all the same
         self._stopped = threading.Event()
         self._asked = 0.0
         self._limited: float | None = None  # since when Slurm takes no more of this user's jobs
@@ -157,9 +159,14 @@ class ScreenJobs:
         self._stopped.set()
 
     def close(self) -> list[str]:
-        """Cancel what is left; return the ids of jobs that Slurm did not accept to cancel."""
+        """Cancel what is left; return the ids of jobs that Slurm did not accept to cancel, and the
+        names of those whose ids are unknown. One that starts later ends at once."""
+        with contextlib.suppress(OSError):  # a full disk: they have limits of their own
+            self._files.closed.touch()
         ids = [job.job_id for job in self._watched.values() if job.is_ours]
-        return ids if ids and not self._client.cancel(*ids) else []
+        left = ids if ids and not self._client.cancel(*ids) else []
+        names = [self._words(node)[0] for node in sorted(self._unanswered)]
+        return left + [name for name in names if not self._client.cancel(f"--name={name}")]
 
     @property
     def _watched(self) -> dict[str, _NodeJob]:
@@ -200,7 +207,8 @@ class ScreenJobs:
         except Refused as error:
             return error
         except Unanswered as error:
-            self._client.cancel(f"--name={name}")  # Slurm may have the job
+            self._unanswered.add(node)
+            self._client.cancel(f"--name={name}")
             return error
         job = self._jobs[node] = _NodeJob(node, job_id, time.monotonic())
         return job
@@ -374,6 +382,7 @@ def make_script(profile: Profile, files: ScreenFiles, second: SecondPart | None 
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in _options(profile, second)),
+        f"[ ! -e {shlex.quote(str(files.closed))} ] || exit 0",
         *batch_script.strict_setup_lines(profile.setup, failed),
         *_environment_lines(profile),
         f'{python} -u -m {node_screen.__name__} {run} "$SLURMD_NODENAME" || exit',

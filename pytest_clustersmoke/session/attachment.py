@@ -19,7 +19,7 @@ from ..evidence.run_directory import RunDir, is_of_phases, read_json
 from ..evidence.run_journal import is_closed, read_journal
 from ..evidence.run_ownership import find_run, list_runs
 from ..evidence.run_request import describe_command
-from ..evidence.telemetry import parse_text, parse_texts, to_json_value
+from ..evidence.telemetry import parse_finite, parse_text, parse_texts, to_json_value
 from ..jobs.backend import make_spec
 from ..text import Problem, UsageProblems, plural, shorten
 from .dead_runs import find_blind_spot, find_controller
@@ -168,8 +168,10 @@ def describe_start(
 def _find_latest(profile: Profile) -> tuple[RunDir | None, str]:
     """The newest run of the cluster with jobs that has not ended with a report, and why there is
     none."""
-    for run in reversed([*list_runs(profile.shared_dir)]):
-        about = read_json(run.run) or {}
+    found = [(read_json(run.run) or {}, run) for run in list_runs(profile.shared_dir)]
+    # Their ids are local times, which repeat for an hour when clocks go back.
+    found.sort(key=lambda known: parse_finite(known[0].get("begun")) or 0.0)
+    for about, run in reversed(found):
         if about.get("cluster") != profile.name or not is_of_phases(about):
             continue
         report = parse_text(about.get("report"))  # noted before anything is submitted

@@ -74,7 +74,8 @@ class Cancellation:
         self.submitting: Sequence[Submission] = ()
         self.ended_ids: set[str] = set()
         self.unconfirmed: dict[str, str] = {}  # by phase, the jobs that may run on
-        # By id, jobs of phases that are over, which the scheduler did not agree to end so far.
+        # By id, jobs of phases that are over, which the scheduler did not agree to end so far, or
+        # has yet to show as ours.
         self.refused: dict[str, WatchedJob] = {}
         self.unfound: set[str] = set()  # phases whose jobs were given up while they were looked for
         self._ending, self._stepping = threading.Lock(), threading.Lock()
@@ -159,17 +160,18 @@ class Cancellation:
         return self._has_returned or (called is not None and time.monotonic() - called > HURRY_S)
 
     def end(self, job: WatchedJob) -> None:
-        """End a job whose phase is over, unless its id is, or may be, another job's now. One that
-        the scheduler does not agree to end is remembered. Raises Superseded."""
+        """End a job whose phase is over, unless its id is another job's now. One that the scheduler
+        does not agree to end, or has not shown since an earlier controller watched it, is
+        remembered. Raises Superseded."""
         self._fence.check()
-        if job.may_end and not self._backend.cancel([job.job_id]):
+        if job.is_ours and not (job.is_sure and self._backend.cancel([job.job_id])):
             self.refused[job.job_id] = job
 
     def end_refused(self) -> None:
         """End such jobs again, unless the scheduler, which was just asked, shows that they have
         ended. Raises Superseded."""
         self._forget_refused()
-        if jobs := [*self.refused]:
+        if jobs := [job_id for job_id, job in self.refused.items() if job.may_end]:
             self._fence.check()
             if self._backend.cancel(jobs):
                 self._forget_refused(jobs)

@@ -315,7 +315,7 @@ def _settle_jobs(
             return False  # one has started just before
         if gives_up and time.time() < find_latest_end(run, known) and not is_abandoned(run):
             return False
-        if jobs.ask() != [] and not is_abandoned(run):
+        if (jobs.ask() != [] or jobs.may_show_results()) and not is_abandoned(run):
             return False
         jobs.judge(profile, journal, unstarted)
         why = "the run's process was killed before it submitted the phase"

@@ -310,9 +310,8 @@ class Submitter:
         """End a job that must not run, because the phase that it waits for did not pass. While the
         scheduler has not shown it, only the job itself can: as it starts."""
         has_started = self._withdraw(job, "the phase that it waits for did not pass")
-        self._ending.end(job)
-        if has_started and not job.may_end:
-            self._ending.may_run(job)  # which notes it
+        if has_started or job.may_end:
+            self._ending.end(job)
 
     def _withdraw(self, job: WatchedJob, why: str) -> bool:
         """Give a job up that has not started; return whether it has meanwhile."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,12 +11,12 @@ from ..config.profile import Profile
 from ..evidence.finding import Finding
 from ..evidence.job_results import read_claim
 from ..evidence.phase_attempts import read_attempts
-from ..evidence.run_directory import PhaseDir, RunDir, read_json
+from ..evidence.run_directory import PhaseDir, RunDir, create_once, read_json
 from ..evidence.run_journal import FencedJournal, JournalledJob, RunJournal
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import parse_finite, parse_int, parse_text
 from ..jobs.backend import COMMENT_BEGINS, RunBackend
-from ..jobs.job_watch import WatchedJob
+from ..jobs.job_watch import COMPLETED_GRACE_S, WatchedJob
 from ..jobs.outcome import Judgement
 from .job_end import judge_end, write_result
 from .lost_answers import withdraw
@@ -89,6 +91,18 @@ class UnwatchedJobs:
             if not job.has_left_queue:
                 alive.append(job.job_id)
         return alive
+
+    def may_show_results(self) -> bool:
+        """Whether results may not be visible yet of a job whose end was first seen just now."""
+        may_show = False
+        for job in self.jobs.values():
+            if job.awaits_results:
+                seen = job.directory.incomplete
+                with contextlib.suppress(OSError):  # on a full disk they are not awaited
+                    create_once(seen, {})
+                    age_s = time.time() - seen.stat().st_mtime
+                    may_show = may_show or age_s < COMPLETED_GRACE_S
+        return may_show
 
     def _keep_own(self, state: JobState) -> JobState:
         """The state, unless the scheduler shows another job under this id."""

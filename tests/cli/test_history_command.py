@@ -17,7 +17,7 @@ import pytest
 from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.config.metrics import show
 from tests.evidence.history.made import DAY_S, night, nights, of_night, with_versions
-from tests.support.records import BEGUN, annotate, metric, phase, store_run
+from tests.support.records import BEGUN, annotate, attempt, metric, phase, store_run
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:
@@ -77,6 +77,22 @@ def test_several_phases_have_one_line_each(
         "not measured (lost)",
         "1 failed",
     ]
+
+
+def test_verdict_of_a_phase_is_that_of_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that lacks what is required has not passed, and one that was tried again is unlike the
+    others."""
+    attempts = [attempt(1, "preempted"), attempt(2)]
+    missing = [{"phase": "a", "kind": "references", "reason": "none"}]
+    store_run(of_night(0, phase("a"), phase("b", attempts=attempts), missing=missing), tmp_path)
+    status, out, _ = run(capsys, "history", "--report-dir", tmp_path)
+    assert status == 0
+    first, second = (line.split("  ") for line in out.splitlines()[1:])
+    assert "not measured (references)" in first and "passed on attempt 2" in second
+    _, out, _ = run(capsys, "history", "--report-dir", tmp_path, "--phase", "a")
+    assert " passed, not measured: references" in out
 
 
 def test_last_cluster_phase_and_metric_select(

@@ -434,3 +434,35 @@ def test_job_that_slurm_did_not_agree_to_end_is_ended_again(
     assert ends["n0"].kind == ("no answer" if how == "hangs" else "not screened")
     assert ends["n1"].kind == ("answered" if refusals == 3 else "not screened")
     assert jobs.close() == ([] if refusals == 3 else ["job-n0"])
+
+
+def test_job_of_a_submission_without_an_answer_is_ended_with_the_screen(
+    files: ScreenFiles, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm may have taken it after it was cancelled by its name. Where Slurm does not agree, it is
+    named."""
+    queue = FakeQueue(files, n0="silent")
+    jobs = ScreenJobs(queue, profile, "run", files)  # type: ignore[arg-type]
+    jobs.run(["n0", "n1"], lambda node, end: None)
+    name = "clustersmoke-run-screen-n0"
+    assert queue.cancelled == [f"--name={name}"]
+    assert jobs.close() == [] and queue.cancelled == [f"--name={name}"] * 2
+    monkeypatch.setattr(queue, "cancel", lambda *words: False)
+    assert jobs.close() == [name]
+
+
+def test_job_that_starts_after_the_screen_has_ended_does_nothing(
+    files: ScreenFiles, tmp_path: Path
+) -> None:
+    """Slurm may serve a submission late, or a cancellation never."""
+    started = files.run / "started"
+    profile = make_profile(tmp_path, backend="slurm", setup=[f"touch {started}; exit 1"])
+    script = make_script(profile, files)
+    jobs = ScreenJobs(FakeQueue(files), profile, "run", files)  # type: ignore[arg-type]
+    environ = {**os.environ, "SLURMD_NODENAME": "n0"}
+    subprocess.run(["bash", "-c", script], env=environ, check=False, timeout=60)
+    assert started.exists()
+    started.unlink()
+    jobs.close()
+    subprocess.run(["bash", "-c", script], env=environ, check=True, timeout=60)
+    assert not started.exists()

@@ -390,6 +390,37 @@ def test_job_of_an_earlier_controller_is_ended_only_once_the_scheduler_has_shown
     assert run.backend.named("cancel") == ended
 
 
+@pytest.mark.parametrize(
+    ("state", "ended", "left"),
+    [(None, [], ("a",)), (JobState("running", "RUNNING"), [("a",)], ())],
+)
+def test_job_of_a_phase_that_is_over_is_ended_once_the_scheduler_shows_it(
+    run: JobRun,
+    monkeypatch: pytest.MonkeyPatch,
+    state: JobState | None,
+    ended: list[tuple[str, ...]],
+    left: tuple[str, ...],
+) -> None:
+    """A node of two failed, and the other writes nothing. The scheduler has not shown the job since
+    the run was attached, and would run it until its time limit: where it shows it later, it is
+    ended; else it is named."""
+    monkeypatch.setattr(job_watch, "STRAGGLER_S", 0.0)
+    monkeypatch.setattr(cancellation, "CANCEL_CONFIRM_S", 0.3)
+    run.start("a", nodes=2, limits={"poll_s": 0.05})
+    until(lambda: ("submitted", "a") in run.events())
+    run.backend.jobs.pop("a")
+    session = run.attach()
+    until(lambda: run.backend.named("adopt"))
+    run.fails("a")
+    write_json(run.run.phase("a").last_job.abort, {"node_rank": 0, "node": "n0"})
+    session.wait("a", ignore)
+    assert run.backend.named("cancel") == []
+    if state is not None:
+        run.backend.jobs["a"] = state
+    assert session.close().jobs == left
+    assert run.backend.named("cancel") == ended
+
+
 def test_unanswered_job_after_a_phase_that_was_not_selected_is_awaited(run: JobRun) -> None:
     """Nothing holds it back: its order counts among the phases of the run only."""
     run.backend.silent["b"] = False

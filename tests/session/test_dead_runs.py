@@ -99,6 +99,15 @@ def has_jobs(slurm: FakeSlurm, *jobs: str, until_cancelled: bool = True) -> None
     )
 
 
+def has_completed(slurm: FakeSlurm, job: str) -> None:
+    """Let Slurm show that this job has completed."""
+    words = f"clustersmoke-{RUN_ID}-a|clustersmoke run={RUN_ID} phase=a"
+    shown = f"{job}|COMPLETED|None|n1|N/A|N/A|{words}\\n"
+    slurm.folder.joinpath("squeue.answer").write_text(
+        f"case $* in *%i?%j?%k*) ;; *) printf '{shown}';; esac\n"
+    )
+
+
 def report(tmp_path: Path, slurm: FakeSlurm, profile: Profile | None = None) -> list[str]:
     return list(report_dead_runs(tmp_path / "reports", slurm.environ, profile))
 
@@ -292,6 +301,29 @@ def test_jobs_that_ended_later_keep_their_outcome(
     assert record["verdict"] == "INCONCLUSIVE" and read_journal(dead.run).closed
 
 
+def test_job_that_has_just_completed_is_not_lost_before_its_results_can_be_seen(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """NFS may show them a minute later: the run is left to the next command."""
+    directory = dead.submitted("a", "7")
+    has_completed(slurm, "7")
+    assert report(tmp_path, slurm) == [] and dead.outcomes() == {}
+    dead.passes("a")
+    report(tmp_path, slurm)
+    assert dead.outcomes()["a"] == "passed" and directory.incomplete.exists()
+
+
+def test_job_that_completed_a_minute_ago_without_results_is_judged(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    directory = dead.submitted("a", "7")
+    has_completed(slurm, "7")
+    report(tmp_path, slurm)
+    os.utime(directory.incomplete, (when := time.time() - 61, when))
+    report(tmp_path, slurm)
+    assert dead.outcomes()["a"] == "failed" and read_journal(dead.run).closed
+
+
 def test_run_with_jobs_left_is_not_reported_by_any_command(
     dead: DeadRun, slurm: FakeSlurm, tmp_path: Path
 ) -> None:
@@ -483,6 +515,15 @@ def test_latest_is_the_newest_run_without_a_report(
     empty = DeadRun(tmp_path, profile, "20261104-020000-abcdef").run
     write_json(empty.run, describe_run(profile, empty.run_id))
     assert find_attachment(profile, "latest", takes_over=False).run == dead.run
+
+
+def test_latest_is_the_one_that_began_last_also_when_clocks_go_back(
+    dead: DeadRun, profile: Profile, tmp_path: Path
+) -> None:
+    """Its id has an earlier local time."""
+    last = DeadRun(tmp_path, profile, "20261101-013000-abcdef")
+    assert last.run.run_id < dead.run.run_id
+    assert find_attachment(profile, "latest", takes_over=False).run == last.run
 
 
 def test_run_that_was_killed_before_it_submitted_anything_is_not_attached(

@@ -72,6 +72,8 @@ class PhaseRun:
     versions: dict[str, str]
     criteria: dict[str, str]
     metrics: dict[str, StoredMetric] = field(default_factory=dict)
+    attempts: int = 1  # jobs that it took
+    unmeasured: str = ""  # the required kinds of criteria that it did not measure
 
     def value(self, metric: str, unit: str) -> float | None:
         """A metric's value; None if it was not measured, or in another unit."""
@@ -235,6 +237,7 @@ def _select_phase_runs(
 
 def _parse_phase_run(row: Row, metrics: dict[str, StoredMetric]) -> PhaseRun:
     known = {name: metrics[name] for name in METRICS if name in metrics}
+    columns = row.keys()  # older databases lack the newest
     return PhaseRun(
         **{name: str(row[name]) for name in _TEXTS},
         begun=float(row["begun"]),
@@ -246,4 +249,6 @@ def _parse_phase_run(row: Row, metrics: dict[str, StoredMetric]) -> PhaseRun:
         criteria={name: str(value) for name, value in dict(json.loads(row["criteria"])).items()},
         setup=Setup(*(str(row[name]) for name in Setup._fields)),
         metrics={**known, **metrics},  # known metrics in their usual order, then the rest
+        attempts=int(row["attempts"]) if "attempts" in columns else 1,
+        unmeasured=str(row["unmeasured"]) if "unmeasured" in columns else "",
     )
