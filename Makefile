@@ -65,7 +65,8 @@ endif
 # The tests start hundreds of processes that import the package; each would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install smoke test test-all test-oldest pages lint format bench faults soak soak-chaos slurm browser ssh prometheus clean
+.PHONY: help install smoke test test-all test-oldest pages lint format bench faults soak soak-chaos slurm browser ssh \
+	prometheus readers clean
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -105,7 +106,7 @@ prometheus: $(INSTALLED)
 test: slurm browser ssh
 	$(TESTS) tests -m 'not slow and not slow_lab'
 
-test-all: slurm browser ssh prometheus
+test-all: slurm browser ssh prometheus readers
 	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 	$(TESTS) $(CHOSEN)
 
@@ -125,7 +126,11 @@ test-oldest: $(OLDEST)/.installed
 	CUDA_VISIBLE_DEVICES= $(OLDEST)/bin/python -m pytest smoke_tests --cluster local -m 'not fsdp'
 	$(OLDEST)/bin/python -m pytest tests/rank tests/smoke -n $(WORKERS)
 
-pages: slurm browser
+# Programs that show junit.xml: Allure and xunit-viewer, from npm (CLUSTERSMOKE_REQUIRE_READERS=1).
+readers: $(INSTALLED)
+	@$(BIN)/python -m tests.support.junit_readers || test -z "$$CLUSTERSMOKE_REQUIRE_READERS"
+
+pages: slurm browser readers
 	rm -rf pages
 	CLUSTERSMOKE_PAGES=$(abspath pages) $(PYTEST) tests/report/test_sample_pages.py
 	$(BIN)/python -m tests.report.shoot pages docs/pictures

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 import pytest
@@ -24,7 +25,9 @@ from tests.report.browsing import (
 )
 from tests.report.page_samples import Elements, dead
 from tests.report.sample_runs import ON_SLURM, SAMPLES, SampleRuns
+from tests.support.junit_readers import READERS, count_cases
 from tests.support.leftovers import none_left
+from tests.support.report_files import JunitFile
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -39,6 +42,8 @@ BAD = """<!doctype html><html lang="en" data-charts="drawn"><body style="backgro
 <p style="position: relative"><span id="pale" style="color: #bbb">pale</span>
 <i style="position: absolute; left: 0; top: 0; width: 80px; height: 30px"></i></p>"""
 NAMES = [pytest.param(name, marks=pytest.mark.lab if name in ON_SLURM else ()) for name in SAMPLES]
+# Neither a page over runs nor a record without a run has a junit.xml.
+WITH_JUNIT = [name for name in NAMES if not str(name.values[0]).startswith(("45", "512"))]
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,29 @@ def test_no_link_is_broken(samples: SampleRuns, name: str) -> None:
         other = page.parent / unquote(target) if target else page
         if anchor and other.is_file() and other.suffix == ".html":
             assert unquote(anchor) in _anchors(other), link
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", WITH_JUNIT)
+def test_dashboards_count_one_failure_per_cause(
+    samples: SampleRuns, tmp_path: Path, name: str, reader: str
+) -> None:
+    """A phase whose job failed is one, whatever its criteria would have said."""
+    folder = samples.page(name).parent
+    record = json.loads((folder / "report.json").read_text())
+    suite = JunitFile(folder / "junit.xml").suite
+    failed = suite.failures + suite.errors
+    passed = suite.tests - failed - suite.skipped
+    assert count_cases(reader, folder / "junit.xml", tmp_path) == (passed, failed, suite.skipped)
+    assert failed == sum(map(_count_causes, record["phases"] or record["screen"]["nodes"]))
+
+
+def _count_causes(part: dict[str, Any]) -> int:
+    """The failures of a phase or of a screened node."""
+    if part.get("outcome", "passed") != "passed":
+        return 1
+    results = part.get("criteria") or part.get("checks") or {}
+    return sum(each["result"] == "failed" for each in results.values())
 
 
 def _links(page: Path) -> list[str]:
