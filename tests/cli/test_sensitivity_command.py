@@ -67,7 +67,9 @@ def test_other_ranks_are_hardly_ever_named(ranks: int, spread: float) -> None:
 
 
 @pytest.mark.parametrize("simulate", [simulate_pairs, simulate_nodes])
-@pytest.mark.parametrize(("nodes", "spread"), [(4, 0.01), (4, 0.03), (8, 0.03)])
+@pytest.mark.parametrize(
+    ("nodes", "spread"), [(4, 0.01), (4, 0.03), pytest.param(8, 0.03, marks=pytest.mark.slow)]
+)
 def test_other_pairs_are_hardly_ever_named(
     simulate: Callable[[int, float, int, int], Cells], nodes: int, spread: float
 ) -> None:

@@ -121,7 +121,7 @@ def test_missing_home_directory_is_refused(init: Init, tmp_path: Path) -> None:
     assert "--shared-dir: no home directory `~no_such_user_here`" in refused.stderr
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_output_in_any_encoding(slurm: Slurm, tmp_path: Path, encoding: str) -> None:
     """Characters that it lacks are escaped, and the files are written."""
     place = tmp_path / "cluster\u2026"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_clustersmoke.config.marker import Needs, PhaseMarker, read_marker
@@ -33,6 +33,7 @@ def test_invalid_phase_name_is_refused(name: object) -> None:
     assert marked is None and "has no valid name" in problems[0]
 
 
+@settings(max_examples=25)  # the last ones are like the first, and each takes its time to draw
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True))
 def test_every_valid_name_works_with_cluster_set(name: str) -> None:
     """--cluster-set accepts every name that the marker accepts."""

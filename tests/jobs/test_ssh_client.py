@@ -194,7 +194,10 @@ def test_login_shell_that_runs_no_command_is_named(
     check_limit(host, NO_SHELL, said)
 
 
-@pytest.mark.parametrize(("prints", "silent"), [("printf 'Accept? '; ", False), ("", True)])
+@pytest.mark.parametrize(
+    ("prints", "silent"),
+    [("printf 'Accept? '; ", False), pytest.param("", True, marks=pytest.mark.slow)],
+)
 def test_login_shell_that_only_takes_long_is_told_from_one_that_asks(
     servers: Servers, connect: Connect, prints: str, silent: bool
 ) -> None:

@@ -60,7 +60,9 @@ def count_sheets(opened: Opened, paper: str) -> int:
 @pytest.mark.parametrize(
     "make",
     [
-        *(records.run, staged.run, many_phases, killed_run),
+        *(records.run, staged.run),
+        pytest.param(many_phases, marks=pytest.mark.slow),
+        killed_run,
         pytest.param(staged.ladder, marks=pytest.mark.slow),
         *(RUNS[name] for name in ("proof", "hostile")),
     ],

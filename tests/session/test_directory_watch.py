@@ -58,7 +58,11 @@ def await_word(running: RunningPytest, word: str) -> None:
     running.wait_for(word, lambda: word in running.output())
 
 
-@pytest.mark.parametrize("blocked", ["{}", "{signal.SIGINT}"], ids=["taken", "not_taken"])
+@pytest.mark.parametrize(
+    "blocked",
+    ["{}", pytest.param("{signal.SIGINT}", marks=pytest.mark.slow)],
+    ids=["taken", "not_taken"],
+)
 def test_interrupted_run_leaves_a_shared_directory_that_hangs(suite: Suite, blocked: str) -> None:
     """The directory is named, then the jobs that may run, with the line that ends them; whether the
     main thread handles the signal, or no thread of pytest takes it, as where all hang in calls."""

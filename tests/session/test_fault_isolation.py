@@ -209,6 +209,25 @@ def test_attached_run_goes_on_from_the_tests_that_are_done(
 
 @pytest.mark.lab
 @pytest.mark.slow
+@pytest.mark.parametrize("event", ["allocation:1", "allocation:2"])
+def test_run_that_was_killed_with_its_allocation_goes_on(
+    lab_suite: Suite, own_lab: lab.Lab, event: str
+) -> None:
+    """Before it asked for the nodes, and once it had them. The node is named, and nothing of either
+    controller is left in the queue."""
+    bad = own_lab.nodes[2]
+    add_phase(lab_suite, bad=[bad])
+    (lab_suite.path / "conftest.py").write_text(KILLER)
+    with lab_suite.started("--cluster-isolate", KILL_AT=event) as running:
+        assert running.process.wait(120) == -signal.SIGKILL, running.output()
+    outcome = attach(lab_suite, "--cluster-isolate")
+    assert outcome.ret == 1, outcome.output
+    assert find_answer(outcome)["hosts"] == [bad]
+    wait_for_empty_queue(lab_suite)
+
+
+@pytest.mark.lab
+@pytest.mark.slow
 def test_reaped_run_leaves_no_allocation(lab_suite: Suite, own_lab: lab.Lab) -> None:
     """Its job has the run's words, as any other."""
     add_phase(lab_suite, bad=[own_lab.nodes[2]])

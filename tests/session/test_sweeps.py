@@ -50,8 +50,10 @@ def test_point_can_be_selected_alone(words: tuple[str, ...], suite: Suite) -> No
     "words",
     [
         ("-k", "small"),
-        pytest.param(("test_small.py::TestSmall",), marks=pytest.mark.slow),
-        ("-n", "2"),
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (("test_small.py::TestSmall",), ("-n", "2"))
+        ),
     ],
 )
 def test_name_of_the_phase_selects_all_points(words: tuple[str, ...], suite: Suite) -> None:

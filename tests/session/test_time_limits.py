@@ -34,7 +34,13 @@ def mark_phase(suite: Suite, marker: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--timeout-method=thread"], pytest.param(["-n", "2"], marks=pytest.mark.slow)],
+    [
+        [],
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (["--timeout-method=thread"], ["-n", "2"])
+        ),
+    ],
 )
 def test_limit_for_tests_does_not_stop_the_wait_for_a_job(suite: Suite, words: list[str]) -> None:
     """A limit for all tests, as a project sets it, is shorter than the job."""

@@ -14,6 +14,7 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import IDLE, Suite
 from tests.support.killed import KILLER, attach, check_whole, kill_at
 from tests.support.labs import stopped_controller
+from tests.support.screens import on_node
 from tests.support.strikes import StruckLab
 from tests.support.waiting import PATIENCE_S, wait_for
 
@@ -194,6 +195,23 @@ def test_job_that_slurm_has_forgotten_is_judged_by_its_own_result(
         outcome = attach(lab_suite)
     check_whole(lab_suite, outcome, "small")
     assert [event["phase"] for event in outcome.events("submitted")] == ["small"]
+
+
+@pytest.mark.slow
+def test_job_of_a_killed_screen_is_named_and_ended(lab_suite: Suite, own_lab: lab.Lab) -> None:
+    """The other node had answered; nothing but to end the screen is offered."""
+    lab_suite.phase("small", script=str(IDLE), args={"seconds": 0.1})
+    lab_suite.profile["setup"] = [on_node(own_lab.nodes[1], "sleep 600")]
+    kill_at(lab_suite, "screened:1", "--cluster-screen")
+    (dead,) = lab_suite.runs()
+    wait_for("one job", lambda: len(jobs_in_queue(lab_suite)) == 1)
+    del lab_suite.profile["setup"]
+    outcome = lab_suite.run_apart()
+    assert outcome.ret == 0, outcome.output
+    assert f"and no process: --cluster-reap {dead.name} ends it" in outcome.output
+    reaped = lab_suite.run_apart("--cluster-reap", dead.name)
+    assert reaped.ret == 0, reaped.output
+    assert jobs_in_queue(lab_suite) == []
 
 
 def test_jobs_of_a_dead_run_are_named_and_ended(lab_suite: Suite) -> None:

@@ -95,6 +95,24 @@ def test_run_that_is_killed_as_it_cancels_its_jobs_is_reported_as_cancelled(
 
 
 @pytest.mark.slow
+def test_run_that_is_killed_before_slurm_confirms_an_end_awaits_its_job_again(
+    lab_suite: Suite, own_lab: lab.Lab
+) -> None:
+    """Its phase had no result yet; slurmctld serves `scancel` once it goes on."""
+    lab_suite.phase("small", script=str(IDLE), args=LONG)
+    (lab_suite.path / "conftest.py").write_text(KILLER)
+    with lab_suite.started(KILL_AT="unconfirmed:1") as running:
+        running.wait_for_ranks("small")
+        with stopped_controller(own_lab):
+            running.interrupt(signal.SIGINT)
+            assert running.process.wait(PATIENCE_S) == -signal.SIGKILL, running.output()
+    outcome = attach(lab_suite)
+    assert outcome.phase("small")["outcome"] == "cancelled", outcome.output
+    assert len(outcome.events("submitted")) == 1 and outcome.events("closed")
+    assert jobs_in_queue(lab_suite) == []
+
+
+@pytest.mark.slow
 def test_reaping_that_is_killed_is_done_again(lab_suite: Suite) -> None:
     lab_suite.phase("small", script=str(IDLE), args=LONG)
     kill_at(lab_suite, "submitted:1")

@@ -61,7 +61,7 @@ def remains(terminal: Terminal) -> list[str]:
             marks=pytest.mark.slow,
         ),
         pytest.param(("-q",), ["...... [100%]"], marks=pytest.mark.slow),
-        (
+        pytest.param(
             ("-v", "--color=no"),
             [
                 "collected 6 items",
@@ -72,6 +72,7 @@ def remains(terminal: Terminal) -> list[str]:
                 "test_wide.py::TestWide::test_all_done PASSED [ 83%]",
                 "test_wide.py::TestWide::test_says PASSED [100%]",
             ],
+            marks=pytest.mark.slow,
         ),
         (("-n", "2"), ["2 workers [6 items]", "...... [100%]"]),
     ],
