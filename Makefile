@@ -7,7 +7,7 @@
 #                   the rank API, on the oldest supported versions (constraints-oldest.txt; Python
 #                   3.10 to 3.12; downloads about 3 GB)
 # make pages        sample reports of real runs in pages/, each tested in a browser, and the pictures
-#                   of the documents made from them; took 8 minutes (467 s) on two busy cores
+#                   of the documents made from them; took 9 minutes (562 s) on two cores
 # make lint         ruff and mypy --strict
 # make bench        overhead of a phase, calls of the scheduler (also ReFrame's, installed with pip
 #                   into a temporary environment), speed of reading NCCL's logs, cost of a proof,
