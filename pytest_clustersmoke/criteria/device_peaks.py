@@ -6,7 +6,8 @@ so is one whose answer differs from that of all others of its kind, of which the
 Slow is what lies outside the peers' distribution (`peer_judge.py`). Which are peers, and how far
 apart healthy ones lie, depends on the figure:
 
-- what a GPU does by itself: all GPUs of the model;
+- what a GPU does by itself: all GPUs of the model; and the median of each node's, so that a node
+  all of whose GPUs are slow is not taken for the spread of healthy ones;
 - copies between host and GPU: those with the same place in their node, beside the same CPU. A fixed
   factor decides, since the way there is longer for some of them, and others may use it as well.
   Their spread decides where the nodes are whole (`--cluster-screen`), and the host's memory was
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,6 +72,7 @@ NOT_JUDGED = ("overlap_share", "sm_clock_under_load_mhz", "power_under_load_watt
 # Half of a link's lanes make copies take twice as long; a GPU of the other socket less than this.
 COPY_FACTOR = 1.8
 MOST_NAMES = 4
+OTHER_NODES = "peers on other nodes"
 
 
 @dataclass(frozen=True)
@@ -129,20 +131,47 @@ def judge_figures(
     so the spread of what the hosts do tells, and that of copies."""
     groups = _group(figures, places)
     by_spread = {key for key in groups if _has_spread(key, places, groups, whole_nodes)}
+    by_node = {key: _find_middles(groups[key], figures) for key in by_spread}
+    several = {key: middles for key, middles in by_node.items() if len(middles) > 2}
+    judgements = len(by_spread) + len(several)
     slow: list[tuple[float, SlowFigure]] = []
     visible: dict[str, float] = {}
     for key, numbers in groups.items():
         times = {number: _time(figures[number]) for number in numbers}
-        verdict = _judge(times, key, places[numbers[0]], len(by_spread), key in by_spread)
+        verdict = _judge(times, key, places[numbers[0]], judgements, key in by_spread)
         name = figures[numbers[0]].name
         visible[name] = max(visible.get(name, 0.0), verdict.visible)
-        for number in verdict.slow:
-            figure = figures[number]
-            usual = 1 / verdict.usual_s if figure.higher_is_better else verdict.usual_s
-            slow.append((times[number] / verdict.usual_s, SlowFigure(figure, usual, number)))
+        slow += _list_slow(verdict, times, figures, "peers")
+        named = {figures[number].node for number in verdict.slow}
+        if middles := several.get(key):
+            of_nodes = judge_peers({number: times[number] for number in middles}, judgements)
+            whole = _list_slow(of_nodes, times, figures, OTHER_NODES)
+            slow += [found for found in whole if found[1].figure.node not in named]
     slow.sort(key=lambda pair: -pair[0])
     compared = frozenset(number for numbers in groups.values() for number in numbers)
     return PeakVerdict(tuple(found for _, found in slow), visible, compared)
+
+
+def _find_middles(numbers: Sequence[int], figures: Sequence[DeviceFigure]) -> list[int]:
+    """Of each node with several of these figures, the one in the middle."""
+    by_node: dict[str, list[int]] = defaultdict(list)
+    for number in numbers:
+        by_node[figures[number].node].append(number)
+    return [
+        sorted(own, key=lambda number: _time(figures[number]))[len(own) // 2]
+        for own in by_node.values()
+        if len(own) > 1
+    ]
+
+
+def _list_slow(
+    verdict: PeerVerdict, times: Mapping[int, float], figures: Sequence[DeviceFigure], others: str
+) -> Iterator[tuple[float, SlowFigure]]:
+    """The slow figures, each with how many times as long as usual it takes."""
+    for number in verdict.slow:
+        figure = figures[number]
+        usual = 1 / verdict.usual_s if figure.higher_is_better else verdict.usual_s
+        yield times[number] / verdict.usual_s, SlowFigure(figure, usual, number, others)
 
 
 def _group(

@@ -16,7 +16,7 @@ from .screen_judge import ODD, CheckJudgement
 from .screen_peaks import FAILED, PEAKS, SLOW, WRONG
 
 FEWEST_NODES = 3  # on which a check ran, of what it compares
-COMPARED = ODD | {"versions-differ"}
+COMPARED = ODD | {"versions-differ", SLOW}
 # The job started on the node, ran our program there, and its answer came by the shared directory.
 ANSWERED = (
     *("answer", "part-hung", "node-down", "host-lost", "prolog-failed", "slurmstepd-died"),

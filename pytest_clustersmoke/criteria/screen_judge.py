@@ -19,7 +19,9 @@ from ..evidence.node_observation import DAMAGE, DEFINITE
 from ..evidence.screen_files import NodeAnswer
 from ..node.checks import BETWEEN_NODES, ON_A_NODE
 from ..node.checks.gpu_checks import list_unseen, uses_gpus
+from ..node.checks.interface_checks import compares_links
 from ..node.checks.node_values import Node
+from ..node.checks.rdma_checks import expects_infiniband
 from ..text import FAILURE
 from .peer_judge import CPU_FACTOR, judge_by_factor
 
@@ -85,8 +87,8 @@ def judge_screen(
     for answer, node in zip(answers, nodes, strict=True):
         by_check = {
             name: _judge_check(name, answer, findings.get((answer.node, name), ()), odd)
-            or _explain_skip(name, node, spec)
-            or _pass_check(name, node, findings.get((answer.node, name), ()))
+            or _explain_skip(name, node, nodes, spec)
+            or _pass_check(name, node, nodes, findings.get((answer.node, name), ()))
             for name in (*ON_A_NODE, *BETWEEN_NODES)
         }
         judged[answer.node] = {**by_check, CPU: speeds[answer.node]}
@@ -101,6 +103,10 @@ def _settle_device(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Mapping[st
 
 
 Found = Mapping[tuple[str, str], Sequence[Finding]]
+NO_INFINIBAND = (
+    "InfiniBand is not expected between nodes: `hardware.interconnect` does not name it, or NCCL's "
+    "variables turn it off"
+)
 
 
 def _find_all(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Found:
@@ -155,20 +161,30 @@ def _reads(name: str, part: str) -> bool:
     return PARTS[name] == part or (name == "system" and part not in PARTS.values())
 
 
-def _pass_check(name: str, node: Node, findings: Sequence[Finding]) -> CheckJudgement:
+def _pass_check(
+    name: str, node: Node, nodes: Sequence[Node], findings: Sequence[Finding]
+) -> CheckJudgement:
     warnings = "; ".join(f"warning: {found.cause}" for found in findings)
     unseen = list_unseen(node) if name == "gpus" else frozenset()
+    if name == "interfaces" and not compares_links(nodes):
+        unseen |= {"interface-down"}
     return CheckJudgement("passed", warnings, open=unseen | {found.id for found in findings})
 
 
-def _explain_skip(name: str, node: Node, spec: Mapping[str, Any]) -> CheckJudgement | None:
-    """Why a check does not apply to this node; None if it does."""
+def _explain_skip(
+    name: str, node: Node, nodes: Sequence[Node], spec: Mapping[str, Any]
+) -> CheckJudgement | None:
+    """Why a check does not apply to this node, or did not look at it; None if it did."""
     if name in ("gpus", "gpu_model", "driver") and not uses_gpus(node, spec):
         return CheckJudgement("skipped", "no rank trains on a GPU here (hardware.device)")
     if name in ("gpus", "gpu_model", "driver") and not node.rows("gpus"):
         return CheckJudgement("skipped", "nvidia-smi lists no GPU there")
     if name == "rdma" and not node.rows("rdma_ports"):
         return CheckJudgement("skipped", "the node shows no RDMA port")
+    if name == "rdma" and not expects_infiniband(nodes, spec):
+        return CheckJudgement("skipped", NO_INFINIBAND)
+    if name == "rdma" and not any(other.rows("rdma_ports") for other in nodes if other != node):
+        return CheckJudgement("skipped", "no other node shows an RDMA port")
     return None
 
 

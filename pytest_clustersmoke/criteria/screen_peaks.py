@@ -83,7 +83,9 @@ def judge_peaks(
                 "failed", "; ".join(bad.values()), next(iter(bad)), fixes, FAILURE
             )
         elif why := _explain_skip(answer, measured[node], limit_s, spared, node in compared):
-            judged[node] = CheckJudgement("skipped", why)
+            is_known = measured[node].figures or node in spared
+            kinds = frozenset[str]() if is_known else frozenset({FAILED})
+            judged[node] = CheckJudgement("skipped", why, open=kinds)
         else:
             judged[node] = CheckJudgement("passed")
     return judged

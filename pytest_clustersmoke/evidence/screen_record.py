@@ -17,6 +17,9 @@ OTHER_FEATURES, EXCLUDED = "other features", "excluded by the profile"  # no pha
 ANSWER = "answer"  # the check that a node starts and answers in time
 
 
+FEWEST_SCREENED = 3  # nodes, of which most can be told from one
+
+
 class ScreenCheckRecord(RecordModel):
     """What one check says of a node."""
 
@@ -43,6 +46,10 @@ class ScreenedNode(RecordModel):
     cpu_s: float | None = Field(default=None, description="CPU time that the screen took of it")
     boot_id: str = Field(default="", description="of the kernel that ran; empty if unknown")
     checks: dict[str, ScreenCheckRecord] = Field(description="by name; none of other nodes")
+    unmeasured: str = Field(
+        default="",
+        description="why it is not known what its devices reach, though the profile asks for that",
+    )
     cleared: list[str] = Field(
         default_factory=list,
         description="the ids of findings that its checks looked for and did not find",
@@ -67,10 +74,26 @@ class ScreenRecord(RecordModel):
         return [node for node in self.nodes if node.state == state]
 
     @property
+    def _unfit(self) -> list[str]:
+        return [node.node for node in self.nodes if node.state in (FAILING, NO_ANSWER)]
+
+    @property
     def exclude(self) -> str:
-        """The word for sbatch that leaves out what is not fit; empty if there is nothing."""
-        names = [node.node for node in self.nodes if node.state in (FAILING, NO_ANSWER)]
-        return f"--exclude={','.join(names)}" if names else ""
+        """The word for sbatch that leaves out what is not fit; empty if there is nothing, or if
+        that is most of what was screened."""
+        return f"--exclude={','.join(self._unfit)}" if self._unfit and not self.doubt else ""
+
+    @property
+    def doubt(self) -> str:
+        """Why most nodes are hardly all bad: what they share is looked at first. Empty where fewer
+        are, or too few were screened."""
+        bad, screened = len(self._unfit), len(self.nodes) - len(self.of(NOT_SCREENED))
+        if screened < FEWEST_SCREENED or 2 * bad <= screened:
+            return ""
+        return (
+            f"{bad} of {screened} nodes are not fit: look first at what they share (`setup`, the "
+            "profile, the shared directory)"
+        )
 
     @property
     def left_out(self) -> str:

@@ -298,7 +298,8 @@ class ScreenJobs:
         is_open = job.answered is None and not self._is_too_late(job)
         if is_open and self._files.answer(job.node).is_file():
             job.answered = now
-            job.started = job.started or now  # Slurm may say only later that it has started
+            if job.started is None:  # Slurm may say only later that it has started
+                job.started, job.cancelled = now, None  # and it cancels only what waits
         if job.answered is not None:
             is_through = self._is_through(job, now)
             return self._make_answered(job, job.answered) if is_through else None

@@ -16,9 +16,9 @@ from .node_constraint import NodeConstraint
 MANY = 8
 OPTION = "--cluster-nodes"
 # An idle node, also one that the scheduler has planned for a later job; of a job in a reservation,
-# the nodes of that.
+# the nodes of that, also where it is one for maintenance.
 _IDLE = re.compile(r"(idle|planned)\+?-?")
-_RESERVED = re.compile(r"(idle|planned|reserved)\+?-?")
+_RESERVED = re.compile(r"(idle|planned|reserved|maint)\+?[-$]?")
 # Nodes that no job can get now, by the mark behind their state (man sinfo, NODE STATE CODES) or the
 # state itself, in words that count them. The first that matches counts; all others are busy.
 _GROUPS = tuple(

@@ -82,6 +82,8 @@ def node_lines(screen: ScreenRecord) -> Iterator[tuple[str, str]]:
     yield from zip(lines, (colour for _, colour in rows), strict=True)
     if screen.exclude:
         yield f"leave out what is not fit: {screen.exclude}", ""
+    if screen.doubt:
+        yield screen.doubt, "yellow"
 
 
 def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:

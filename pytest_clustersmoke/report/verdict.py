@@ -124,7 +124,7 @@ def _judge_gates(record: RunRecord, proof: ProofRecord) -> RunVerdict:
 
 def _judge_nodes(record: RunRecord, screen: ScreenRecord) -> RunVerdict:
     """UNFIT where a screened node failed; INCONCLUSIVE where an idle one gave no answer, none was
-    screened, or too few passed."""
+    screened, too few passed, or the devices of one that passed were not measured."""
     passing, failing, silent = map(screen.of, (PASSING, FAILING, NO_ANSWER))
     failed = [f"{node.node}: {node.reason}" for node in failing]
     reasons = [f"{node.node}: {node.reason}" for node in silent]
@@ -132,6 +132,9 @@ def _judge_nodes(record: RunRecord, screen: ScreenRecord) -> RunVerdict:
         reasons.append("no node was screened")
     elif len(passing) < screen.fewest:
         reasons.append(f"at least {screen.minimum:.0%} of the nodes must pass")
+    if unmeasured := [node for node in passing if node.unmeasured]:
+        of = plural(len(unmeasured), "node")
+        reasons.append(f"the devices of {of} were {unmeasured[0].unmeasured}")
     is_open = bool(reasons) or record.interrupted or _ended_early(record)
     name = UNFIT if failed else INCONCLUSIVE if is_open else FIT
     counts = [

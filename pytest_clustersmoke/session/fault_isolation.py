@@ -108,7 +108,9 @@ class IsolationOfPhases:
             phase, result, symptom, suite.profile, jobs, client, suite.wait, suite.terminal.say
         )
         try:
-            isolation.run(list_good(jobs.results, suite.tally.phases))
+            tallies = suite.tally.phases.items()
+            fit = [name for name, tally in tallies if not find_symptom(tally.criteria)]
+            isolation.run(list_good(jobs.results, fit))
         finally:  # an interrupted one says what is known
             jobs.results[phase.name] = isolation.result
             if view := suite.views.by_name.get(phase.name):
@@ -116,7 +118,7 @@ class IsolationOfPhases:
 
 
 def list_good(results: Mapping[str, PhaseResult], phases: Container[str]) -> list[str]:
-    """The nodes that passed phases of several nodes in this session."""
+    """The nodes that passed these phases, if they are of several nodes, in this session."""
     passed = [
         result
         for name, result in results.items()

@@ -93,10 +93,9 @@ class IsolationPlan:
 
     def give_up(self, why: str) -> IsolationAnswer:
         """The answer if no more tests are made."""
-        if not self.history.has_passed_pair:  # nothing shows that two nodes can pass
-            self._named.clear()
-        if self._named or self._rounds.down:
-            return self._name_nodes(f"whether the other nodes are good is not known: {why}")
+        named = self._named if self.history.has_passed_pair else {}  # else two may never pass
+        if named or self._rounds.down:
+            return self._name_nodes(f"whether the others are good is not known: {why}", known=named)
         kind = UNSTABLE if self._has_changed else UNKNOWN
         suspects = (*self._rounds.silent,) or self.history.find_least(self.nodes)
         return IsolationAnswer(kind, support=(why, *self._list_silent()), suspects=suspects)
@@ -441,10 +440,11 @@ class IsolationPlan:
 
     # Answers
 
-    def _name_nodes(self, *more: str) -> IsolationAnswer:
-        lines = [self.history.describe(node) for node in self._named]
+    def _name_nodes(self, *more: str, known: Mapping[str, None] | None = None) -> IsolationAnswer:
+        named = self._named if known is None else known
+        lines = [self.history.describe(node) for node in named]
         lines += [f"{node}: {why}" for node, why in self._rounds.down.items()]
         if most := self.history.count_passed():
             lines.append(f"{plural(most, 'other node')} passed together")
-        nodes = (*{**self._named, **self._rounds.down},)
+        nodes = (*{**named, **self._rounds.down},)
         return IsolationAnswer(NODES, nodes, support=(*lines, *self._list_silent(), *more))

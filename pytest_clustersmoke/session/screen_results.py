@@ -9,7 +9,7 @@ from typing import Any
 from ..config.profile import Profile
 from ..criteria.screen_clearance import list_cleared
 from ..criteria.screen_judge import CheckJudgement, judge_screen
-from ..criteria.screen_peaks import PEAKS, UNASKED, judge_peaks
+from ..criteria.screen_peaks import FAILED, PEAKS, UNASKED, judge_peaks
 from ..evidence.locks import ControllerFence
 from ..evidence.node_measurement import read_measurement
 from ..evidence.run_directory import RunDir
@@ -162,6 +162,7 @@ def _describe_node(
     made |= {name: _describe_check(check) for name, check in judged[plan.name].items()}
     failed = [check for check in judged[plan.name].values() if check.result == "failed"]
     failed.sort(key=lambda check: not check.is_definite)  # the ledger goes by the first
+    peaks = judged[plan.name].get(PEAKS)
     return ScreenedNode.model_validate(
         {
             **about,
@@ -170,6 +171,7 @@ def _describe_node(
             "cpu_s": answer.cpu_s,
             "boot_id": (parse_text(answer.facts.get("boot_id")) or "")[:64],
             "checks": made,
+            "unmeasured": peaks.text if peaks and FAILED in peaks.open else "",
         }
     )
 

@@ -407,6 +407,24 @@ def test_whole_nodes_are_judged_by_their_spread() -> None:
     assert slow.figure.node == "n7"
 
 
+@pytest.mark.parametrize(("nodes", "capped", "share"), [(3, 1, 0.5), (64, 10, 0.9)])
+@pytest.mark.parametrize("whole", [False, True])
+def test_nodes_all_of_whose_gpus_are_slow_are_named(
+    nodes: int, capped: int, share: float, whole: bool
+) -> None:
+    """They are too many to be left out of the spread of all GPUs; by each node's median they are
+    not."""
+    draw = random.Random(nodes)
+    figures = [
+        DeviceFigure(f"n{gpu // 8}", f"GPU-{gpu}", GEMM, value * draw.gauss(1, 0.01), "1", True)
+        for gpu in range(nodes * 8)
+        for value in (700 * share if gpu // 8 < capped else 700,)
+    ]
+    places = [Place(H100, gpu % 8, True) for gpu in range(nodes * 8)]
+    found = judge_figures(figures, places, whole_nodes=whole).slow
+    assert {slow.figure.node for slow in found} == {f"n{node}" for node in range(capped)}
+
+
 def test_other_models_are_no_peers(tmp_path: Path) -> None:
     """Nor are figures of another name, and a figure alone is not judged."""
     figures = [

@@ -71,6 +71,18 @@ def test_one_or_two_nodes_clear_nothing_that_needs_a_majority(count: int) -> Non
     assert cleared(healthy(3))["n0"] & COMPARED >= {TMP, "driver-differs", "interface-down"}
 
 
+def test_devices_of_one_node_are_no_peers_that_clear() -> None:
+    """Eight GPUs that are all as slow as each other show nothing; a known answer does."""
+    found = cleared(healthy(2), CheckJudgement("passed"))["n0"]
+    assert SLOW not in found and WRONG in found
+
+
+def test_interfaces_that_were_not_compared_clear_nothing() -> None:
+    """One node did not show its own."""
+    found = cleared([answer("n0", interfaces=None), *healthy(4)[1:]])["n1"]
+    assert "interface-down" not in found and "interface-missing" in found
+
+
 def test_check_that_does_not_apply_clears_nothing() -> None:
     """No rank trains on a GPU, or the node shows no RDMA port; nor does a field that is missing."""
     found = cleared(healthy(4), device="cpu", gpu="none")["n0"]

@@ -157,6 +157,17 @@ def test_nodes_without_gpus_pass_where_the_device_is_chosen_by_torch(gpu_on_bus:
     assert failures([*nodes, few, answer("tool", **failing)], device="auto") == {}
 
 
+@pytest.mark.parametrize("infiniband", [False, True])
+def test_ports_pass_only_where_the_check_looked_at_them(infiniband: bool) -> None:
+    """The profile does not name InfiniBand, or no other node has a port to compare with."""
+    ports = [{"hca": "mlx5_0", "port": "1", "state": "1: DOWN", "rate": "400 Gb/sec"}]
+    shows = [answer(f"n{number}", rdma_ports=ports) for number in range(2)]
+    nodes = shows if not infiniband else [shows[0], *healthy(3)[1:]]
+    check = judge_screen(nodes, {**SPEC, "infiniband": infiniband})["n0"]["rdma"]
+    words = "no other node shows an RDMA port" if infiniband else "InfiniBand is not expected"
+    assert check.result == "skipped" and words in check.text
+
+
 def test_checks_of_gpus_are_skipped_where_ranks_train_on_cpus() -> None:
     judged = judge_screen(healthy(4), {**SPEC, "device": "cpu", "gpu": "none"})
     skipped = {name for name, check in judged["n0"].items() if check.result == "skipped"}

@@ -148,7 +148,7 @@ def test_later_attempt_shares_only_what_belongs_to_the_job() -> None:
     shared = {path.name for path in {*paths_of(first)} & {*paths_of(later)}}
     job = {"seen", "spec.json", "preflight.txt", "batch.sh", "submitit", "array", "setup_failed"}
     job |= {"result.json", "attempt.json", "withdrawn.0", "declined.0", "0.pkl"}
-    job |= {"past.json", "output", "started_again", "scheduler.jsonl", "stop.0.0"}
+    job |= {"past.json", "output", "started_again", "incomplete", "scheduler.jsonl", "stop.0.0"}
     job |= {"isolation.json"}
     assert shared == job
 

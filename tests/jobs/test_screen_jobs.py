@@ -325,6 +325,22 @@ def test_node_that_measures_while_slurm_says_that_its_job_waits_has_its_time(
     assert clock.now - began > LIMIT_S + 5.0
 
 
+def test_job_that_starts_as_it_is_taken_out_of_the_queue_has_its_time(
+    files: ScreenFiles, profile: Profile, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`scancel` ends only what waits: it was cancelled for nothing, and answers."""
+    queue, began = FakeQueue(files, n0="waits"), clock.now
+
+    def start(*words: str, timeout_s: float | None = None) -> bool:
+        queue.behaviour["n0"] = "hangs"
+        write_json(files.answer("n0"), {"node": "n0", "facts": {"a": 1}})
+        return True
+
+    monkeypatch.setattr(queue, "cancel", start)
+    (end,) = screen(queue, profile, ["n0"], SecondPart("measure", 5.0)).values()
+    assert end.kind == "answered" and clock.now - began > LIMIT_S + 5.0
+
+
 def test_second_part_runs_after_the_first_in_the_same_job(
     files: ScreenFiles, profile: Profile
 ) -> None:

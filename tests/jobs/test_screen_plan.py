@@ -57,6 +57,15 @@ def test_nodes_of_a_reservation_are_free_for_who_uses_it() -> None:
     assert [node.name for node in plan if not node.skip] == ["n1", "n6", "n7"]
 
 
+@pytest.mark.parametrize("state", ["maint", "idle$", "maint$"])
+def test_nodes_of_a_reservation_for_maintenance_are_free_for_who_uses_it(state: str) -> None:
+    """As for the acceptance of repaired nodes."""
+    nodes = parse_partition_nodes(f"gpu*|(null)|n1|{state}|Unknown|Unknown|none\n")[1]
+    (used,), _ = plan_screen(nodes, options={"reservation": "accept"})
+    (other,), _ = plan_screen(nodes)
+    assert not used.skip and other.skip == "in maintenance"
+
+
 MIXED = """\
 gpu*|h100,ib|n1|idle|Unknown|Unknown|none
 gpu*|a100,ib|n2|idle|Unknown|Unknown|none

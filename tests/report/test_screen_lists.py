@@ -91,6 +91,14 @@ def test_many_bad_nodes_are_named_with_what_is_wrong_in_brief() -> None:
     assert sentence.endswith("(x1: tmp-not-writable; x2: tmp-not-writable; s1: no answer)")
 
 
+def test_node_whose_devices_were_not_measured_is_not_fit() -> None:
+    """The profile asks for it, and most nodes could not either: nothing speaks for them."""
+    blind = good(1)[0].model_copy(update={"unmeasured": "not measured: its ranks ended"})
+    made = verdict_of(*good(2), blind, blind)
+    assert made.name == INCONCLUSIVE
+    assert "4 of 4 nodes passed (the devices of 2 nodes were not measured: its" in made.sentence
+
+
 def test_node_without_an_answer_is_inconclusive_and_never_fit() -> None:
     made = verdict_of(*good(4), SILENT)
     assert (made.name, made.exit_status) == (INCONCLUSIVE, 6)
@@ -160,6 +168,19 @@ def test_terminal_shows_what_to_look_at_and_counts_what_passes() -> None:
     assert [line.split()[0] for line in lines[1:4]] == ["x1", "s1", "b1"]
     assert lines[4].startswith("40 passing") and "and 32 more" in lines[4]
     assert lines[5] == "leave out what is not fit: --exclude=x1,s1"
+
+
+def test_most_nodes_are_not_left_out_by_one_word() -> None:
+    """A broken `setup` would empty the partition: what the nodes share comes first. Of two nodes
+    nobody can tell."""
+    bad = [node(f"x{number}", "failing", reason="tmp-full: full") for number in range(3)]
+    screen = record_of(*good(2), *bad).screen
+    few = record_of(*bad[:2]).screen
+    assert screen is not None and few is not None
+    last, _ = [*node_lines(screen)][-1]
+    assert last.startswith("3 of 5 nodes are not fit: look first at what they share (`setup`")
+    assert screen.exclude == "" and few.exclude == "--exclude=x0,x1"
+    assert "3 of 5 nodes are not fit" in page(record_of(*good(2), *bad))
 
 
 def test_summary_of_a_step_has_the_table() -> None:

@@ -115,6 +115,8 @@ def answer(name: str, **facts: Any) -> NodeAnswer:
     gpus = [{key: str(value) for key, value in gpu(index).items()} for index in range(2)]
     own = {
         "node": name,
+        "boot_id": f"boot of {name}",
+        "network_namespace": "net:[1]",
         "gpus": gpus,
         "gpu_processes": [],
         "gpu_driver": True,

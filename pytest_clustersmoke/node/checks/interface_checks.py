@@ -45,11 +45,17 @@ def check_interfaces(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator
         for finding in _missing(node, spec, apart):
             if finding.detail["variable"] != BY_DEVICE or node.name not in without_port:
                 yield finding
-    if apart:
+    if compares_links(nodes):
         tables = {node.rank: table for node in nodes if (table := _table(node)) is not None}
         for node in nodes:
-            if node.rank in tables and len(tables) == len(nodes):
-                yield from _down(node, spec, tables)
+            yield from _down(node, spec, tables)
+
+
+def compares_links(nodes: Sequence[Node]) -> bool:
+    """Whether interfaces that are down can be told by those of the other nodes: every node has
+    shown its own, and each has a network of its own."""
+    apart = have_separate_networks(node.facts for node in nodes)
+    return apart and all(_table(node) is not None for node in nodes)
 
 
 def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Finding]:
