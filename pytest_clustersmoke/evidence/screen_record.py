@@ -74,25 +74,28 @@ class ScreenRecord(RecordModel):
         return [node for node in self.nodes if node.state == state]
 
     @property
-    def _unfit(self) -> list[str]:
-        return [node.node for node in self.nodes if node.state in (FAILING, NO_ANSWER)]
+    def _unfit(self) -> list[ScreenedNode]:
+        return [node for node in self.nodes if node.state in (FAILING, NO_ANSWER)]
 
     @property
     def exclude(self) -> str:
         """The word for sbatch that leaves out what is not fit; empty if there is nothing, or if
-        that is most of what was screened."""
-        return f"--exclude={','.join(self._unfit)}" if self._unfit and not self.doubt else ""
+        most nodes are not for the same reason."""
+        names = ",".join(node.node for node in self._unfit)
+        return f"--exclude={names}" if names and not self.doubt else ""
 
     @property
     def doubt(self) -> str:
-        """Why most nodes are hardly all bad: what they share is looked at first. Empty where fewer
-        are, or too few were screened."""
-        bad, screened = len(self._unfit), len(self.nodes) - len(self.of(NOT_SCREENED))
-        if screened < FEWEST_SCREENED or 2 * bad <= screened:
+        """Why most nodes are hardly all bad: they are not fit for one reason, so what they share is
+        looked at first. Empty where fewer are, or too few were screened."""
+        screened = len(self.nodes) - len(self.of(NOT_SCREENED))
+        reasons = Counter(node.reason.partition(":")[0] for node in self._unfit)
+        (reason, alike), *_ = [*reasons.most_common(1), ("", 0)]
+        if screened < FEWEST_SCREENED or 2 * alike <= screened:
             return ""
         return (
-            f"{bad} of {screened} nodes are not fit: look first at what they share (`setup`, the "
-            "profile, the shared directory)"
+            f"{alike} of {screened} nodes are not fit for one reason ({reason}): look first at "
+            "what they share (`setup`, the profile, the shared directory)"
         )
 
     @property

@@ -171,16 +171,19 @@ def test_terminal_shows_what_to_look_at_and_counts_what_passes() -> None:
 
 
 def test_most_nodes_are_not_left_out_by_one_word() -> None:
-    """A broken `setup` would empty the partition: what the nodes share comes first. Of two nodes
-    nobody can tell."""
+    """A broken `setup` would empty the partition: what the nodes share comes first. Not so where
+    each has a reason of its own; of two nodes nobody can tell."""
     bad = [node(f"x{number}", "failing", reason="tmp-full: full") for number in range(3)]
     screen = record_of(*good(2), *bad).screen
+    others = record_of(*good(1), *bad[:1], BAD, SILENT).screen
     few = record_of(*bad[:2]).screen
-    assert screen is not None and few is not None
+    assert screen is not None and others is not None and few is not None
     last, _ = [*node_lines(screen)][-1]
-    assert last.startswith("3 of 5 nodes are not fit: look first at what they share (`setup`")
+    words = "3 of 5 nodes are not fit for one reason (tmp-full)"
+    assert last.startswith(f"{words}: look first at what they share (`setup`")
     assert screen.exclude == "" and few.exclude == "--exclude=x0,x1"
-    assert "3 of 5 nodes are not fit" in page(record_of(*good(2), *bad))
+    assert others.exclude == "--exclude=x0,x1,s1"
+    assert words in page(record_of(*good(2), *bad))
 
 
 def test_summary_of_a_step_has_the_table() -> None:
