@@ -83,12 +83,13 @@ def judge_screen(
     findings = _find_all(nodes, spec)
     odd = _find_odd(findings, len(nodes))
     speeds = _judge_cores(answers)
+    unseen = frozenset[str]() if compares_links(nodes) else frozenset({"interface-down"})
     judged: dict[str, dict[str, CheckJudgement]] = {}
     for answer, node in zip(answers, nodes, strict=True):
         by_check = {
             name: _judge_check(name, answer, findings.get((answer.node, name), ()), odd)
             or _explain_skip(name, node, nodes, spec)
-            or _pass_check(name, node, nodes, findings.get((answer.node, name), ()))
+            or _pass_check(name, node, unseen, findings.get((answer.node, name), ()))
             for name in (*ON_A_NODE, *BETWEEN_NODES)
         }
         judged[answer.node] = {**by_check, CPU: speeds[answer.node]}
@@ -162,12 +163,15 @@ def _reads(name: str, part: str) -> bool:
 
 
 def _pass_check(
-    name: str, node: Node, nodes: Sequence[Node], findings: Sequence[Finding]
+    name: str, node: Node, unseen_links: frozenset[str], findings: Sequence[Finding]
 ) -> CheckJudgement:
+    """`unseen_links`: what the check of interfaces could not rule out on any node."""
     warnings = "; ".join(f"warning: {found.cause}" for found in findings)
-    unseen = list_unseen(node) if name == "gpus" else frozenset()
-    if name == "interfaces" and not compares_links(nodes):
-        unseen |= {"interface-down"}
+    unseen = frozenset[str]()
+    if name == "gpus":
+        unseen = list_unseen(node)
+    elif name == "interfaces":
+        unseen = unseen_links
     return CheckJudgement("passed", warnings, open=unseen | {found.id for found in findings})
 
 
@@ -183,7 +187,7 @@ def _explain_skip(
         return CheckJudgement("skipped", "the node shows no RDMA port")
     if name == "rdma" and not expects_infiniband(nodes, spec):
         return CheckJudgement("skipped", NO_INFINIBAND)
-    if name == "rdma" and not any(other.rows("rdma_ports") for other in nodes if other != node):
+    if name == "rdma" and not any(other.rows("rdma_ports") for other in nodes if other is not node):
         return CheckJudgement("skipped", "no other node shows an RDMA port")
     return None
 

@@ -15,8 +15,6 @@ from .run_counts import RecordModel
 PASSING, FAILING, NO_ANSWER, NOT_SCREENED = "passing", "failing", "no answer", "not screened"
 OTHER_FEATURES, EXCLUDED = "other features", "excluded by the profile"  # no phase gets such a node
 ANSWER = "answer"  # the check that a node starts and answers in time
-
-
 FEWEST_SCREENED = 3  # nodes, of which most can be told from one
 
 
@@ -90,7 +88,7 @@ class ScreenRecord(RecordModel):
         looked at first. Empty where fewer are, or too few were screened."""
         screened = len(self.nodes) - len(self.of(NOT_SCREENED))
         reasons = Counter(node.reason.partition(":")[0] for node in self._unfit)
-        (reason, alike), *_ = [*reasons.most_common(1), ("", 0)]
+        reason, alike = next(iter(reasons.most_common(1)), ("", 0))
         if screened < FEWEST_SCREENED or 2 * alike <= screened:
             return ""
         return (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..evidence.finding import ISOLATION_FINDING
 from ..evidence.metric import BETWEEN, Unmeasured
 from ..evidence.phase_attempts import NODE_FAILED
 from ..evidence.phase_result import PhaseResult
-from ..evidence.run_counts import CriterionRecord
+from ..evidence.run_counts import CriterionRecord, PhaseTally
 from ..evidence.run_directory import PhaseDir, read_json, write_json
 from ..evidence.telemetry import parse_finite, parse_rows, parse_text, parse_texts, to_json_value
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable
@@ -108,21 +108,21 @@ class IsolationOfPhases:
             phase, result, symptom, suite.profile, jobs, client, suite.wait, suite.terminal.say
         )
         try:
-            tallies = suite.tally.phases.items()
-            fit = [name for name, tally in tallies if not find_symptom(tally.criteria)]
-            isolation.run(list_good(jobs.results, fit))
+            isolation.run(list_good(jobs.results, suite.tally.phases))
         finally:  # an interrupted one says what is known
             jobs.results[phase.name] = isolation.result
             if view := suite.views.by_name.get(phase.name):
                 suite.views.by_name[phase.name] = replace(view, job=isolation.result.job)
 
 
-def list_good(results: Mapping[str, PhaseResult], phases: Container[str]) -> list[str]:
-    """The nodes that passed these phases, if they are of several nodes, in this session."""
+def list_good(results: Mapping[str, PhaseResult], phases: Mapping[str, PhaseTally]) -> list[str]:
+    """The nodes that passed phases of several nodes in this session, and no criterion of which
+    failed that nodes can cause."""
     passed = [
-        result
-        for name, result in results.items()
-        if name in phases and result.outcome == "passed" and len(result.nodes) > 1
+        results[name]
+        for name, tally in phases.items()
+        if name in results and not find_symptom(tally.criteria)
+        if results[name].outcome == "passed" and len(results[name].nodes) > 1
     ]
     shown = [parse_text(result.job.get("scheduler_nodes")) or "" for result in passed]
     return [*dict.fromkeys(node for hosts in shown for node in expand_hostlist(hosts))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ import pytest
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.config.marker import JOB
 from pytest_clustersmoke.evidence.metric import BETWEEN
-from pytest_clustersmoke.evidence.run_counts import CriterionRecord
-from pytest_clustersmoke.session.fault_isolation import find_symptom, judge_transports
+from pytest_clustersmoke.evidence.phase_result import collect_phase
+from pytest_clustersmoke.evidence.run_counts import CriterionRecord, PhaseTally
+from pytest_clustersmoke.session.fault_isolation import (
+    find_symptom,
+    judge_transports,
+    list_good,
+)
 from pytest_clustersmoke.session.group_tests import FAILED, NO_ANSWER, PASSED
-from tests.support.evidence import make_profile
+from tests.support.evidence import Evidence, make_profile
 from tests.support.harness import TRAIN, Outcome, Suite, properties
 from tests.support.killed import KILLER, attach
 from tests.support.labs import kill_daemon, running_lab
@@ -352,6 +358,18 @@ def test_only_what_nodes_or_links_can_cause_is_isolated(
     assert find_symptom({**passed, **criteria}) == symptom
     known = {name: CriterionRecord.of("known", "staged", judged=BETWEEN) for name in failed}
     assert find_symptom(known) == ""
+
+
+def test_nodes_of_a_phase_with_a_failed_criterion_are_not_known_as_good(tmp_path: Path) -> None:
+    """Its job passed, but its nodes may be why the criterion failed: they prove nothing."""
+    results, tallies = {}, {}
+    for name, kind in (("fit", ""), ("slow", BETWEEN)):
+        result = collect_phase(Evidence(tmp_path / name, nodes=2).done().dir)
+        job = {"outcome": "passed", "scheduler_nodes": f"{name}[0-1]"}
+        results[name] = replace(result, job=job)
+        failed = {"test_link": CriterionRecord.of("failed", "staged", judged=kind)} if kind else {}
+        tallies[name] = PhaseTally(criteria=failed)
+    assert list_good(results, tallies) == ["fit0", "fit1"]
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,7 @@ def follow(plan: IsolationPlan, judge: Judge) -> IsolationAnswer:
         nodes = [node for group in plan.round for node in group]
         assert len(nodes) == len({*nodes}), plan.round
         assert min(map(len, plan.round)) > 1, plan.round
-        results = {group: judge(group) for group in plan.round}
-        plan.give_up("what is known is written after each test")
-        plan.take(results)
+        plan.take({group: judge(group) for group in plan.round})
     return plan.answer
 
 
@@ -102,6 +100,15 @@ def test_job_that_passes_again_did_not_fail_again_after_one_test() -> None:
     finding = explain_answer(answer, 1, "isolation.json")
     assert "did not fail again" in finding.cause
     assert "does not make its nodes healthy" in finding.fix
+
+
+def test_saying_what_is_known_changes_nothing_of_the_search() -> None:
+    """It is written after each test. Before two nodes have passed, it names none, and the search
+    goes on with those that it has found."""
+    plan = IsolationPlan(name_nodes(8))
+    plan._named["n3"] = None
+    assert plan.give_up("interrupted").nodes == ()
+    assert [*plan._named] == ["n3"]
 
 
 def test_two_nodes_without_a_third_are_the_answer_as_a_pair() -> None:

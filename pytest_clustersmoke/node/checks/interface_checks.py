@@ -52,8 +52,8 @@ def check_interfaces(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator
 
 
 def compares_links(nodes: Sequence[Node]) -> bool:
-    """Whether interfaces that are down can be told by those of the other nodes: every node has
-    shown its own, and each has a network of its own."""
+    """Whether these nodes' interfaces can be compared: each node has shown its own, and has a
+    network of its own."""
     apart = have_separate_networks(node.facts for node in nodes)
     return apart and all(_table(node) is not None for node in nodes)
 

@@ -268,6 +268,17 @@ def test_rdma_port_down_on_one_node_fails() -> None:
     ]
 
 
+def test_nodes_without_a_port_that_most_have_fail() -> None:
+    """Several may have lost theirs; where half of the others have none, nobody knows."""
+    with_port, without = [node(rank) for rank in range(4)], [node(4, rdma_ports=[])]
+    (one,) = failed(*with_port, *without)
+    assert one.hosts == ("n4",) and "every other node has one (mlx5_0" in one.cause
+    found = failed(*with_port, *without, node(5, rdma_ports=[]))
+    assert [check.hosts for check in found] == [("n4",), ("n5",)]
+    assert "has no RDMA port; most nodes (4) have one (mlx5_0" in found[0].cause
+    assert failed(node(0), *without, node(5, rdma_ports=[])) == []
+
+
 def test_rdma_ports_are_checked_if_infiniband_is_expected() -> None:
     """Not on CPU, nor if the ranks' variables exclude the device or switch InfiniBand off."""
     down = [port(0), port(1, "1: DOWN")]
