@@ -19,6 +19,7 @@ from ..evidence.node_naming import NamedNodeRecord
 from ..evidence.node_observation import SLOW
 from ..evidence.run_counts import CriterionRecord, ProofRecord
 from ..evidence.run_record import (
+    DifferenceRecord,
     MetricRecord,
     PhaseRecord,
     RankRecord,
@@ -26,6 +27,7 @@ from ..evidence.run_record import (
 )
 from ..evidence.screen_record import FAILING, NO_ANSWER, ScreenedNode
 from ..text import outcome_words, shorten
+from .node_records import fact_words
 from .named_nodes import describe_first, list_shared, remark_on_node, title_node
 from .phase_table import RATES, describe_isolation
 
@@ -102,6 +104,7 @@ def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[Highligh
         return [
             *_group("nodes", "Bad node", "bad", _nodes(failing, anchors)),
             *_group("silent", "No answer", "warn", _nodes(silent, anchors)),
+            *_group("differences", "Nodes differ", "warn", _differences(record, "screen")),
         ]
     phases = [(phase, anchors[phase.phase]) for phase in record.phases]
     shared = list_shared(record)
@@ -115,7 +118,7 @@ def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[Highligh
         *_group("criteria", "Failed criteria", "bad", _each(_criteria, phases)),
         *_group("unmeasured", "Not measured", "warn", _each(_unmeasured_jobs, phases)),
         *_group("warnings", "Off past runs, a warning", "warn", _each(_metric_warnings, phases)),
-        *_group("differences", "Nodes differ", "warn", _differences(record)),
+        *_group("differences", "Nodes differ", "warn", _differences(record, "nodes")),
     ]
     return sorted(groups, key=lambda group: group.tone == "warn")
 
@@ -398,12 +401,18 @@ def _is_shown(criterion: CriterionRecord, phase: PhaseRecord) -> bool:
     return of_metrics or bool(kinds & shown and kinds <= shown | {"transports"})
 
 
-def _differences(record: RunRecord) -> Iterator[Highlight]:
+def _differences(record: RunRecord, anchor: str) -> Iterator[Highlight]:
     for difference in record.differences:
-        usual, *others = difference.values.items()
-        rest = "; ".join(f"{value} on {name_list(nodes)}" for value, nodes in others[:MAX_NAMES])
-        text = f"{rest}; {usual[0]} on the other {len(usual[1])}"
-        yield Highlight(difference.fact, text, "nodes", "nodes")
+        yield Highlight(difference.fact, describe_difference(difference), "nodes", anchor)
+
+
+def describe_difference(difference: DifferenceRecord) -> str:
+    """The nodes whose fact is not that of most nodes, and what most have."""
+    (usual, most), *others = (
+        (fact_words(value, difference.fact), nodes) for value, nodes in difference.values.items()
+    )
+    rest = "; ".join(f"{value} on {name_list(nodes)}" for value, nodes in others[:MAX_NAMES])
+    return f"{rest}; {usual} on the other {len(most)}"
 
 
 def _nodes(nodes: Iterable[ScreenedNode], anchors: dict[str, str]) -> Iterator[Highlight]:

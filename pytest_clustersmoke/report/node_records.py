@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..config.metrics import show
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_record import DifferenceRecord, FactsRecord, PhaseRecord
+from ..evidence.screen_files import NodeAnswer
 from ..evidence.telemetry import parse_rows
 from ..text import sanitize_line
 
@@ -41,7 +43,11 @@ OF_GPUS = {
 }
 MAX_WORDS = 200
 MAX_DIFFERENCES = 1000
-UNKNOWN = "not reported"
+UNKNOWN, UNSET = "not reported", "not set"
+VARIABLE = "variable "
+SIZE = "_bytes"  # what a fact's name ends in that is a size
+# Nodes of one kind differ by some pages of memory, which their firmware keeps.
+ALIKE = 0.02
 
 
 @dataclass
@@ -118,6 +124,12 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return bool(inner) and (levels == 0 or any(_is_deeper(item, levels - 1) for item in inner))
 
 
+def record_facts(answer: NodeAnswer) -> FactsRecord:
+    """The facts of a node that answered a screen."""
+    facts = bound_facts(answer.facts)
+    return FactsRecord(node=answer.node, host=answer.node, phases=[], facts=facts, earlier={})
+
+
 def list_named(phases: Iterable[PhaseRecord]) -> list[str]:
     """The nodes on which phases ran, each once."""
     return list(dict.fromkeys(n.node for phase in phases for n in phase.nodes if n.is_named))
@@ -132,11 +144,37 @@ def find_differences(nodes: Iterable[FactsRecord]) -> list[DifferenceRecord]:
     for name in names:
         by_value: dict[str, list[str]] = defaultdict(list)
         for node, facts in sorted(by_node.items()):
-            by_value[facts.get(name, UNKNOWN)].append(node)
+            absent = UNSET if name.startswith(VARIABLE) else UNKNOWN
+            by_value[facts.get(name, absent)].append(node)
         if len(by_value) > 1:
-            ordered = sorted(by_value.items(), key=lambda pair: (-len(pair[1]), pair[0]))
-            differences.append(DifferenceRecord(fact=name, values=dict(ordered)))
+            values = dict(sorted(by_value.items(), key=lambda pair: (-len(pair[1]), pair[0])))
+            values = _merge_sizes(values) if name.endswith(SIZE) else values
+            if len(values) > 1:
+                differences.append(DifferenceRecord(fact=name, values=values))
     return differences[:MAX_DIFFERENCES]
+
+
+def _merge_sizes(values: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Sizes with the nodes that have them, those that are all but equal as one: by value, of which
+    the first is that of most nodes."""
+    merged: dict[str, list[str]] = {}
+    for value, nodes in values.items():
+        alike = next((kept for kept in merged if _are_alike(kept, value)), value)
+        merged[alike] = [*merged.get(alike, ()), *nodes]
+    return dict(sorted(merged.items(), key=lambda pair: -len(pair[1])))
+
+
+def _are_alike(size: str, other: str) -> bool:
+    if not (size.isdecimal() and other.isdecimal()):
+        return size == other
+    return abs(int(size) - int(other)) <= ALIKE * int(size)
+
+
+def fact_words(value: str, fact: str) -> str:
+    """A fact's value as people read it: bytes as GiB."""
+    if fact.endswith(SIZE) and value.isdecimal():
+        return f"{show(int(value) / 2**30)} GiB"
+    return value
 
 
 def common_facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -147,6 +185,9 @@ def common_facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     packages = facts.get("packages")
     for name, version in packages.items() if isinstance(packages, dict) else ():
         yield f"package {_word(name)}", _word(version)
+    variables = facts.get("variables")
+    for name, value in variables.items() if isinstance(variables, dict) else ():
+        yield f"{VARIABLE}{_word(name)}", _word(value)
     gpus = parse_rows(facts.get("gpus"))
     if gpus:
         yield "GPUs", str(len(gpus))

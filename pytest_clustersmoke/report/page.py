@@ -26,6 +26,7 @@ from .. import __version__
 from ..evidence.run_record import RunRecord
 from ..text import format_bytes, format_seconds, outcome_words, ranges, sanitize_lines
 from .highlights import show_number, unit_words
+from .node_records import fact_words
 from .page_sheet import find_clock, make_sheet
 from .page_view import (
     LANE_STATES,
@@ -35,7 +36,6 @@ from .page_view import (
     bounds_words,
     build_view,
     evidence_link,
-    fact_words,
     hardware_words,
     soft,
     spread_cells,

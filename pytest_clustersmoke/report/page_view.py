@@ -11,7 +11,6 @@ from urllib.parse import quote, unquote
 
 from markupsafe import Markup
 
-from ..config.metrics import show
 from ..evidence.gpu_model import ANY_GPU
 from ..evidence.progress_record import LaneState
 from ..evidence.run_counts import MissingRecord, Result
@@ -26,7 +25,7 @@ from ..text import plural, shorten, shorten_lines
 from .highlights import HighlightGroup, find_highlights
 from .named_nodes import describe_first, describe_usual, find_bad_nodes, title_bad_nodes
 from .next_steps import list_next_steps
-from .node_records import UNKNOWN, common_facts
+from .node_records import UNKNOWN, common_facts, fact_words
 from .page_curves import CurvesView, curves_view
 from .page_ranks import LinksView, RanksView, links_view, ranks_view
 from .phase_table import RATES, PhaseVerdict, compare_with_usual, judge_phase
@@ -170,23 +169,20 @@ def _node_table(record: RunRecord) -> tuple[list[str], list[tuple[FactsRecord, l
     """The columns of the table of nodes, and each node with its cells."""
     by_node = {node.node: dict(common_facts(node.facts)) for node in record.nodes}
     columns = [name for name in NODE_FACTS if any(name in facts for facts in by_node.values())]
-    usual = {difference.fact: next(iter(difference.values)) for difference in record.differences}
+    odd = {
+        (difference.fact, node)
+        for difference in record.differences
+        for nodes in [*difference.values.values()][1:]
+        for node in nodes
+    }
     rows = []
     for node in sorted(record.nodes, key=lambda node: natural(node.node)):
         cells = []
         for name in columns:
             value = by_node[node.node].get(name, UNKNOWN)
-            differs = bool(node.facts) and value != usual.get(name, value)
-            cells.append(FactCell(fact_words(value, name), differs))
+            cells.append(FactCell(fact_words(value, name), (name, node.node) in odd))
         rows.append((node, cells))
     return columns, rows
-
-
-def fact_words(value: str, fact: str) -> str:
-    """A fact's value as people read it: bytes as GiB."""
-    if fact.endswith("_bytes") and value.isdecimal():
-        return f"{show(int(value) / 2**30)} GiB"
-    return value
 
 
 def _scope(record: RunRecord) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from ..evidence.run_counts import ProofRecord, RunTally
 from ..evidence.run_directory import RunDir
 from ..evidence.run_record import (
     SCHEMA,
+    FactsRecord,
     MetricRecord,
     NodeRecord,
     ReferenceRecord,
@@ -123,6 +124,7 @@ class FinishedRun:
     acknowledgements: Acknowledgements | None = None
     proof: ProofRecord | None = None
     screen: ScreenRecord | None = None
+    screened: Sequence[FactsRecord] = ()  # the nodes that answered it
     results: Mapping[str, PhaseResult] = field(default_factory=dict)  # already read
     unread: list[str] = field(default_factory=list)  # why the past is not in the record, if so
     # For the history, beside what the record's phases say of nodes.
@@ -187,7 +189,7 @@ def make_record(run: FinishedRun) -> RunRecord:
     for result in results.values():
         collector.add(result)
     record.nodes = collector.records()
-    record.differences = find_differences(record.nodes)
+    record.differences = find_differences([*record.nodes, *run.screened])
     record.named_nodes = name_nodes(record)
     if run.acknowledgements is not None:
         record.known_remarks = run.acknowledgements.remarks(record)

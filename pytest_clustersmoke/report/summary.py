@@ -18,7 +18,7 @@ from ..evidence.run_record import FindingRecord, PhaseRecord, RunRecord
 from ..text import FAILURE, format_time, plural, sanitize_line, sanitize_lines, shorten
 from .named_nodes import describe_node, list_shared
 from .phase_table import COLUMNS, NUMBERS, judge_phase, phase_row
-from .terminal import gate_lines, known_words, node_lines
+from .terminal import gate_lines, known_words, screen_lines
 from .verdict import list_absent
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -98,7 +98,7 @@ def _blocks(record: RunRecord) -> Iterator[str]:
         yield block("\n".join(line for line, _ in gate_lines(record)))
         return
     if record.screen is not None:
-        yield block("\n".join(line for line, _ in node_lines(record.screen)))
+        yield block("\n".join(line for line, _ in screen_lines(record, record.screen)))
         return
     rows = [phase_row(phase, record.missing) for phase in record.phases]
     yield table(COLUMNS, rows, right=NUMBERS)

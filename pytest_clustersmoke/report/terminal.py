@@ -22,6 +22,7 @@ from ..text import (
     shorten,
     shorten_lines,
 )
+from .highlights import describe_difference
 from .named_nodes import describe_node, list_shared
 from .next_steps import list_next_steps
 from .phase_table import (
@@ -44,7 +45,7 @@ GATE_COLUMNS = ("fault", "staged in", "red", "finding", "on", "seconds", "gate")
 TONES = {"good": "", "bad": "red", "warn": "yellow"}
 COLOURS = {FIT: "green", PROVEN: "green", UNFIT: "red", NOT_PROVEN: "red"}
 MAX_WARNINGS = MAX_TRACES = MAX_PROOFS = 10
-MAX_ATTEMPTS, MAX_NODES, MAX_STEPS = 20, 4, 8
+MAX_ATTEMPTS, MAX_NODES, MAX_STEPS, MAX_DIFFERENCES = 20, 4, 8, 6
 IN_REPORT = " in report.json"
 
 
@@ -71,7 +72,14 @@ def _lines_of(record: RunRecord) -> Iterator[tuple[str, str]]:
     """The lines above the verdict, with their colours."""
     if record.proof is not None:
         return gate_lines(record)
-    return _phase_lines(record) if record.screen is None else node_lines(record.screen)
+    return _phase_lines(record) if record.screen is None else screen_lines(record, record.screen)
+
+
+def screen_lines(record: RunRecord, screen: ScreenRecord) -> Iterator[tuple[str, str]]:
+    """The lines of a screen: its nodes, and the facts in which they differ."""
+    yield from node_lines(screen)
+    differ = [f"nodes differ: {it.fact}: {describe_difference(it)}" for it in record.differences]
+    yield from ((line, "yellow") for line in shorten_lines(differ, MAX_DIFFERENCES, IN_REPORT))
 
 
 def node_lines(screen: ScreenRecord) -> Iterator[tuple[str, str]]:

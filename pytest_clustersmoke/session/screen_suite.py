@@ -37,6 +37,7 @@ from ..jobs.screen_jobs import NodeEnd, ScreenJobs, SecondPart, make_script
 from ..jobs.screen_plan import PlannedNode, plan_screen, remark_constraint
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable
 from ..report.node_evidence import observe_screen
+from ..report.node_records import record_facts
 from ..report.record_builder import FinishedRun
 from ..report.redaction import choose_redactor
 from ..text import Problem, UsageProblems, plural
@@ -301,14 +302,15 @@ class ScreenSuite(Suite):
         if self.screen is None:
             return finished
         files = ScreenFiles(finished.directory.root)
-        names = (node.node for node in self.screen.nodes)
+        names = [node.node for node in self.screen.nodes]
         measured = {name: read_measurement(files, name) for name in names}
         figures = [
             figure
             for name, found in measured.items()
             for figure in (*found.figures, *list_card_figures(name, found.cards))
         ]
-        return replace(finished, figures=tuple(figures))
+        answers = [answer for name in names if (answer := files.read_answer(name)) is not None]
+        return replace(finished, figures=tuple(figures), screened=[*map(record_facts, answers)])
 
     def results(self) -> dict[str, Any]:
         return {}

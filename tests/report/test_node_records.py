@@ -166,6 +166,26 @@ def test_power_caps_clocks_and_firmware_are_compared() -> None:
     }
 
 
+def test_variables_are_compared() -> None:
+    """A node that does not set one that the others set differs, too."""
+    usual = [records.facts(number, variables={"NCCL_IB_HCA": "mlx5"}) for number in range(2)]
+    odd = [records.facts(2, variables={}), records.facts(3, variables={"NCCL_IB_HCA": "mlx4"})]
+    most = ["node0", "node1"]
+    expected = {"mlx5": most, "mlx4": ["node3"], "not set": ["node2"]}
+    assert differences(*usual, *odd) == {"variable NCCL_IB_HCA": expected}
+
+
+def test_sizes_that_are_all_but_equal_do_not_differ() -> None:
+    """Nodes of one kind differ by some pages; a module of memory that is missing is a difference."""
+    sizes = [540 * 10**9 + number * 10**6 for number in range(4)]
+    usual = [records.facts(number, memory_bytes=size) for number, size in enumerate(sizes)]
+    assert differences(*usual) == {}
+    by_fact = differences(*usual, records.facts(4, memory_bytes=480 * 10**9))
+    assert [*by_fact] == ["memory_bytes"]
+    most, odd = by_fact["memory_bytes"].values()
+    assert most == [f"node{number}" for number in range(4)] and odd == ["node4"]
+
+
 def test_hostile_facts_are_sanitized() -> None:
     """Facts of a wrong type raise no error, and the record has no escape sequences."""
     odd = records.facts(1, kernel="\x1b[2J", packages=["x"], gpus="many", rdma_ports=[1])

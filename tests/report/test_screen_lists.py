@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pytest_clustersmoke import plugin
 from pytest_clustersmoke.evidence.node_observation import NodeObservation
 from pytest_clustersmoke.evidence.run_counts import RunTally
-from pytest_clustersmoke.evidence.run_record import RunRecord
+from pytest_clustersmoke.evidence.run_record import DifferenceRecord, RunRecord
 from pytest_clustersmoke.evidence.screen_record import (
     ScreenCheckRecord,
     ScreenedNode,
@@ -20,7 +21,7 @@ from pytest_clustersmoke.report.page import page
 from pytest_clustersmoke.report.publication import list_views, metrics_path
 from pytest_clustersmoke.report.screen_lists import render_lists
 from pytest_clustersmoke.report.summary import summary
-from pytest_clustersmoke.report.terminal import node_lines
+from pytest_clustersmoke.report.terminal import node_lines, screen_lines
 from pytest_clustersmoke.report.verdict import FIT, INCONCLUSIVE, UNFIT, RunVerdict, judge_record
 from tests.report.page_samples import links
 from tests.support.records import counted
@@ -168,6 +169,22 @@ def test_terminal_shows_what_to_look_at_and_counts_what_passes() -> None:
     assert [line.split()[0] for line in lines[1:4]] == ["x1", "s1", "b1"]
     assert lines[4].startswith("40 passing") and "and 32 more" in lines[4]
     assert lines[5] == "leave out what is not fit: --exclude=x1,s1"
+
+
+def test_facts_in_which_the_nodes_differ_follow_the_nodes() -> None:
+    """They fail no node: on the page, in the summary and in the terminal, as warnings."""
+    record = record_of(*good(3))
+    record.differences = [
+        DifferenceRecord(fact=f"fact {number}", values={"6.1": ["n0", "n1"], "5.4": ["n2"]})
+        for number in range(8)
+    ]
+    lines = [line for line, _ in screen_lines(record, record.screen or pytest.fail("no screen"))]
+    assert lines[-7] == "nodes differ: fact 0: 5.4 on n2; 6.1 on the other 2"
+    assert lines[-1] == "... and 2 more in report.json"
+    assert lines[-7] in summary(record)
+    html = page(record)
+    assert "Differences between nodes" in html and "passed every check" not in html
+    assert {*re.findall('href="#([^"]+)"', html)} <= {*re.findall('id="([^"]+)"', html)}
 
 
 def test_most_nodes_are_not_left_out_by_one_word() -> None:

@@ -61,7 +61,7 @@ def test_each_bad_node_is_named_and_no_other(
 ) -> None:
     """One node's process is stopped, one cannot use its directory for temporary files, one has
     another driver, one is slow, one is drained: each is named with its reason, in bounded time, and
-    the next sbatch takes the word."""
+    the next sbatch takes the word. A variable that only one node sets is shown, and fails none."""
     clean = list(screened_lab.nodes)
     stopped, unwritable, odd, slow, drained = (clean.pop(1) for _ in range(5))
     screened.profile["setup"] += [
@@ -69,6 +69,7 @@ def test_each_bad_node_is_named_and_no_other(
         on_node(unwritable, "export TMPDIR=/nowhere-at-all"),
         change_driver(odd, tmp_path),
         make_slow(slow, tmp_path),
+        on_node(clean[0], "export NCCL_IB_TIMEOUT=7"),
     ]
     screened.slurm("scontrol", "update", f"NodeName={drained}", "State=DRAIN", "Reason=fans")
     try:
@@ -92,6 +93,8 @@ def test_each_bad_node_is_named_and_no_other(
     assert "fans" in nodes[drained]["reason"] and nodes[drained]["group"] == "drained"
     bad = [name for name in screened_lab.nodes if name in (stopped, unwritable, odd, slow)]
     assert read_lists(outcome) == {"passing": clean, "failing": bad, "not_screened": [drained]}
+    variable = "nodes differ: variable NCCL_IB_TIMEOUT: 7 on {}; not set on the other 5"
+    assert variable.format(clean[0]) in outcome.output
     word = exclude_word(outcome)
     assert word == f"--exclude={','.join(bad)}"
     screened.slurm("sbatch", "--test-only", word, "--wrap", "true")

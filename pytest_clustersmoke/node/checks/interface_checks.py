@@ -1,4 +1,4 @@
-"""Checks interfaces that a variable selects, and interfaces that are down on one node only.
+"""Checks interfaces that a variable selects, and interfaces that are down on few nodes only.
 
 NCCL and gloo fail if they find none of the interfaces that they have to use. A problem that does
 not certainly end the job is at most a warning: a criterion judges it later, from what the ranks
@@ -27,7 +27,7 @@ from ...evidence.variable_values import parse_selection
 from ...text import FAILURE, WARNING
 from . import rdma_checks
 from .gpu_checks import count_ranks_per_node
-from .node_values import Node, shorten_names
+from .node_values import Node, find_usual, is_usual, shorten_names
 
 FIX_DOWN = (
     "check the interface on the node (`ip -br addr`, ethtool), its cable and its switch port; "
@@ -117,30 +117,32 @@ def _nodes(spec: Mapping[str, Any]) -> int:
 
 
 def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> Iterator[Finding]:
-    """Interfaces that are down here and up on every other node: a failure if a variable leaves the
+    """Interfaces that are down here and up on the other nodes: a failure if a variable leaves the
     ranks no other interface."""
     own = tables[node.rank]
     others = [table for rank, table in tables.items() if rank != node.rank]
     pinned = _pinned_down(node, spec, own, others)
     if pinned:
-        name, value, chosen = pinned
+        name, value, chosen, having = pinned
         names = shorten_names(map(show_value, chosen))
         problem = f"{name}={show_value(value)} selects {names}, which is down; "
-        yield _is_down_here(node, chosen, problem, others, FAILURE)
+        yield _is_down_here(node, chosen, problem, having, len(others), FAILURE)
         return
-    if _carriers(own) >= min(map(_carriers, others)):
+    down = [name for name in own if _physical(own[name]) and own[name].get("up") is False]
+    if not down or _carriers(own) >= find_usual(map(_carriers, others)):
         return  # built or cabled differently, with as many links
-    for name in own:
-        here_down = _physical(own[name]) and own[name].get("up") is False
-        if here_down and all(_carries(other.get(name, {})) for other in others):
-            yield _is_down_here(node, [name], f"{show_value(name)} is down; ", others, WARNING)
+    for name in down:
+        having = sum(_carries(other.get(name, {})) for other in others)
+        if is_usual(having, len(others)):
+            problem = f"{show_value(name)} is down; "
+            yield _is_down_here(node, [name], problem, having, len(others), WARNING)
 
 
 def _is_down_here(
-    node: Node, names: Sequence[str], problem: str, others: Sequence[Table], severity: str
+    node: Node, names: Sequence[str], problem: str, having: int, count: int, severity: str
 ) -> Finding:
-    count = len(others)
-    up = f"it is up on {'the other node' if count == 1 else f'each of the {count} other nodes'}"
+    every = "the other node" if count == 1 else f"each of the {count} other nodes"
+    up = f"it is up on {every if having == count else f'{having} of the {count} other nodes'}"
     return node.build_finding(
         "interface-down",
         problem + up,
@@ -153,24 +155,26 @@ def _is_down_here(
 
 def _pinned_down(
     node: Node, spec: Mapping[str, Any], own: Table, others: Sequence[Table]
-) -> tuple[str, str, list[str]] | None:
-    """The variable whose selected interfaces are all down here, and up on every other node."""
+) -> tuple[str, str, list[str], int] | None:
+    """The variable whose selected interfaces are all down here, and on how many of the other nodes
+    one of them is up."""
     variables = read_node_variables(node.facts, spec)
     for name, counts in ((BY_NAME, _talks_gloo(node, spec)), (BY_PREFIX, _talks_nccl(spec))):
         value = variables.get(name, "")
         if not counts or len(value) < 2 or (name == BY_PREFIX and parse_selection(value).negated):
             continue
         chosen = select_interfaces(name, value, list_usable_interfaces(own))
-        here = [own[interface].get("up") for interface in chosen]
-        there = [
+        if not chosen or not all(own[interface].get("up") is False for interface in chosen):
+            continue
+        having = sum(
             any(
                 table[interface].get("up") is True
                 for interface in select_interfaces(name, value, list_usable_interfaces(table))
             )
             for table in others
-        ]
-        if chosen and all(there) and all(up is False for up in here):
-            return name, value, chosen
+        )
+        if is_usual(having, len(others)):
+            return name, value, chosen, having
     return None
 
 

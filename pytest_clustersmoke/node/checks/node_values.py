@@ -16,6 +16,9 @@ from ...text import FAILURE, shorten
 from ..gpu_facts import rows
 
 MANY = 8
+# Of so many other nodes, one may have lost the same link. Where more lack it, the nodes may have
+# been cabled differently on purpose.
+ONE_IN = 10
 
 T = TypeVar("T")
 
@@ -91,6 +94,17 @@ def most_common(values: Iterable[T]) -> T | None:
     """The most common value; None if two are equally common."""
     first, *others = Counter(values).most_common(2)
     return None if others and others[0][1] == first[1] else first[0]
+
+
+def is_usual(having: int, others: int) -> bool:
+    """Whether so many of the other nodes have what one lacks that it should have it too."""
+    return having >= others - others // ONE_IN
+
+
+def find_usual(counts: Iterable[int]) -> int:
+    """What all other nodes have of something, or more, but for those that may have lost some."""
+    ordered = sorted(counts)
+    return ordered[len(ordered) // ONE_IN]
 
 
 def shorten_names(words: Iterable[str]) -> str:

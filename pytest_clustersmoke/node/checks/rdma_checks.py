@@ -17,8 +17,8 @@ from ...evidence.interfaces import (
     uses_infiniband,
 )
 from ...evidence.variable_names import show_value
-from ...text import FAILURE, WARNING
-from .node_values import Node
+from ...text import FAILURE, WARNING, plural
+from .node_values import Node, find_usual, shorten_names
 
 ACTIVE = "ACTIVE"
 FIX = (
@@ -43,12 +43,15 @@ def check_rdma_ports(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator
     ports = [(node, usable) for node in nodes if (usable := _ports(node, spec)) is not None]
     if len(ports) < 2:
         return
-    for node, own in ports:
+    active = [sum(map(is_active, table.values())) for _, table in ports]
+    for index, (node, own) in enumerate(ports):
         others = [table for other, table in ports if other is not node]
         yield from _down(node, own, others)
         yield from _slow(node, own, others)
         if not own and 2 * sum(map(bool, others)) > len(others):
             yield _without(node, others)
+        elif own:
+            yield from _fewer(node, own, [*active[:index], *active[index + 1 :]])
 
 
 def _without(node: Node, others: Sequence[Mapping[Key, Any]]) -> Finding:
@@ -56,6 +59,20 @@ def _without(node: Node, others: Sequence[Mapping[Key, Any]]) -> Finding:
     which = "every other node has" if having == len(others) else f"most nodes ({having}) have"
     problem = f"has no RDMA port; {which} one ({', '.join(names)})"
     return node.build_finding("rdma-port-down", problem, FIX, "rdma_ports")
+
+
+def _fewer(node: Node, own: Mapping[Key, Any], active: Sequence[int]) -> Iterator[Finding]:
+    """An adapter that the node does not show at all, by how many ports are active on each other
+    node: with one adapter less, the names of the rest may have moved up."""
+    usual = find_usual(active)
+    if len(own) < usual:
+        having = sum(count >= usual for count in active)
+        problem = (
+            f"shows {plural(len(own), 'RDMA port')} ({shorten_names(hca for hca, _ in own)}); "
+            f"{having} of the {len(active)} other nodes have {usual} or more that are {ACTIVE}"
+        )
+        fix = "check whether the adapter is still on the node's bus (lspci, dmesg); " + FIX
+        yield node.build_finding("rdma-port-down", problem, fix, "rdma_ports", WARNING)
 
 
 def _down(

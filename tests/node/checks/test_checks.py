@@ -318,6 +318,25 @@ def test_node_without_rdma_ports_fails_if_the_others_have_some() -> None:
     assert "mlx5_0, mlx5_1" in check.cause
 
 
+def test_node_with_fewer_rdma_ports_than_the_others_warns() -> None:
+    """One of its adapters is gone from the bus, and the others' names may have moved up. Where more
+    than one node in ten has fewer, the nodes may be built differently."""
+    eight = [port(number) for number in range(8)]
+    nodes = [node(rank, rdma_ports=eight) for rank in range(11)]
+    check = only(*nodes, node(11, rdma_ports=eight[:7]))
+    assert (check.id, check.hosts, check.severity) == ("rdma-port-down", ("n11",), WARNING)
+    assert check.cause == (
+        "shows 7 RDMA ports (mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6); "
+        "11 of the 11 other nodes have 8 or more that are ACTIVE"
+    )
+    assert "lspci" in check.fix
+    fewer = [node(rank, rdma_ports=eight[:7]) for rank in range(11, 13)]
+    assert [check.hosts for check in failed(*nodes, *fewer)] == [("n11",), ("n12",)]
+    assert failed(*nodes, *fewer, node(13, rdma_ports=eight[:7])) == []
+    spare = [*eight[:7], port(7, "1: DOWN")]  # not cabled anywhere
+    assert failed(*(node(rank, rdma_ports=spare) for rank in range(3)), fewer[0]) == []
+
+
 def test_slow_rdma_port_warns() -> None:
     """The warning has both rates; nodes may differ on purpose."""
     slow = [port(0), port(1, rate="100 Gb/sec (1X NDR)")]

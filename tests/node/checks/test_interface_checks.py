@@ -160,7 +160,7 @@ def rails(rank: int, up: bool = True, variables: Any = None, **more: Any) -> dic
 
 
 def test_interface_down_on_one_node_warns() -> None:
-    """If it is down on a second node, or on all, the cause is how they are cabled."""
+    """If it is down on a second node of three, or on all, the cause is how they are cabled."""
     (check,) = raw(rails(0), rails(1, up=False), rails(2))
     assert (check.id, check.hosts, check.severity) == ("interface-down", ("n1",), WARNING)
     assert check.cause == "ens1 is down; it is up on each of the 2 other nodes"
@@ -168,6 +168,17 @@ def test_interface_down_on_one_node_warns() -> None:
     assert found(rails(0), rails(1, up=False), rails(2, up=False)) == []
     assert found(*(rails(rank, up=False) for rank in range(3))) == []
     assert found(rails(0)) == []
+
+
+def test_interface_down_on_one_in_ten_nodes_warns_on_each() -> None:
+    """Two of 64 lost a link; eight of 64 may be cabled differently."""
+    nodes = [rails(rank, up=rank > 1) for rank in range(64)]
+    assert found(*nodes) == [("interface-down", (f"n{rank}",), WARNING) for rank in range(2)]
+    assert raw(*nodes)[0].cause == "ens1 is down; it is up on 62 of the 63 other nodes"
+    assert found(*(rails(rank, up=rank > 6) for rank in range(64))) != []
+    assert found(*(rails(rank, up=rank > 7) for rank in range(64))) == []
+    pinned = [rails(rank, up=rank > 1, variables={SOCKET: "=ens1"}) for rank in range(64)]
+    assert found(*pinned) == [("interface-down", (f"n{rank}",), FAILURE) for rank in range(2)]
 
 
 @pytest.mark.parametrize(
