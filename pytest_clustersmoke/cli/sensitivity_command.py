@@ -16,8 +16,8 @@ DESCRIPTION = """\
 Simulates jobs with a slow rank, pair of nodes, node or GPU, and judges them as the criteria do: how
 often it is named, and how often anything else is.
 
-Ranks: test_no_rank_falls_behind on GPUs. Healthy ranks differ by the spread (standard deviation),
-and the passes of a rank by 1 %.
+Ranks: test_no_rank_falls_behind on GPUs, of which a node has 8. Healthy ranks differ by the spread
+(standard deviation), and the passes of a rank by 1 %.
 Pairs: test_no_pair_of_nodes_is_slow. A healthy pair is as slow as the slower of its nodes, which
 differ by the spread, and a measurement by half as much.
 GPUs: test_each_gpu_is_as_fast_as_it_was. A GPU differs from run to run by the spread.
@@ -31,6 +31,8 @@ exit status: 0 done, 2 unusable arguments
 """
 RANKS = (4, 8, 16, 64)
 NODES = (4, 8, 16)
+GPUS_PER_NODE = 8  # of ranks on several nodes
+GPU_NODES = (3, 5, 8, 16)
 SPREADS = (0.0, 0.01, 0.03, 0.08)
 GPUS_AND_RUNS = ((1, 8), (8, 8), (8, 20), (8, 60), (512, 8))
 RUN_SPREADS = (0.003, 0.005, 0.01)
@@ -102,6 +104,15 @@ def _run_studies(trials: int, seed: int) -> Iterator[Study]:
             for spread in SPREADS
         ],
     )
+    yield Study(
+        f"node of {GPUS_PER_NODE} GPUs",
+        ("nodes", "spread"),
+        [
+            ((f"{nodes}", f"{spread:.0%}"), simulate_gpu_nodes(nodes, spread, trials, seed))
+            for nodes in GPU_NODES
+            for spread in SPREADS
+        ],
+    )
     for slow, simulate in (("pair of nodes", simulate_pairs), ("node", simulate_nodes)):
         yield Study(
             slow,
@@ -129,11 +140,23 @@ def _run_studies(trials: int, seed: int) -> Iterator[Study]:
 def simulate_ranks(size: int, spread: float, trials: int, seed: int) -> Cells:
     """What was named among `size` ranks whose healthy times differ by `spread`. The same healthy
     ranks are judged with each slow-down."""
-    from ..criteria.peer_judge import judge_peers  # late: it loads pytest
+    return _simulate_ranks(size, 1, spread, trials, random.Random(f"{seed}/{size}/{spread}"))
+
+
+def simulate_gpu_nodes(nodes: int, spread: float, trials: int, seed: int) -> Cells:
+    """What was named if all GPUs of the first node are slow; it is named if one of them is."""
+    drawn = random.Random(f"{seed}/{nodes}/{spread}/gpus")
+    return _simulate_ranks(nodes * GPUS_PER_NODE, GPUS_PER_NODE, spread, trials, drawn)
+
+
+def _simulate_ranks(
+    size: int, slow_ranks: int, spread: float, trials: int, drawn: random.Random
+) -> Cells:
+    from ..criteria.peer_judge import judge_ranks  # late: it loads pytest
     from ..evidence.telemetry import typical_s
 
     cells = {slow_down: Cell() for slow_down in SLOW_DOWNS}
-    normal = random.Random(f"{seed}/{size}/{spread}").gauss
+    normal, expected = drawn.gauss, {*range(slow_ranks)}
     for _ in range(trials):
         speeds = [max(0.01, normal(1, spread)) for _ in range(size)]
         times = {
@@ -141,9 +164,11 @@ def simulate_ranks(size: int, spread: float, trials: int, seed: int) -> Cells:
             for rank, speed in enumerate(speeds)
         }
         for slow_down, cell in cells.items():
-            slow = judge_peers({**times, 0: times[0] * (1 + slow_down)}).slow
-            named = slow_down > 0 and 0 in slow
-            cell.count(named, len(slow) > named)
+            slower = {rank: times[rank] * (1 + slow_down) for rank in expected}
+            verdicts = judge_ranks(times | slower, lambda rank: rank // GPUS_PER_NODE)
+            slow = {rank for verdict in verdicts if verdict for rank in verdict.slow}
+            right = slow_down > 0 and bool(expected & slow)
+            cell.count(right, bool(slow - expected if slow_down else slow))
     return cells
 
 

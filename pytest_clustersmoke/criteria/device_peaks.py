@@ -63,7 +63,15 @@ from .link_speed import (
     judge_cards,
     judge_pairs,
 )
-from .peer_judge import CPU_FACTOR, FEWEST_PEERS, FLOOR, PeerVerdict, judge_by_factor, judge_peers
+from .peer_judge import (
+    CPU_FACTOR,
+    FEWEST_PEERS,
+    FLOOR,
+    PeerVerdict,
+    find_middles,
+    judge_by_factor,
+    judge_peers,
+)
 
 KIND = "peaks"
 OF_HOST = ("cpu_copy_gb_per_s", "cpu_latency_ns")
@@ -131,37 +139,30 @@ def judge_figures(
     so the spread of what the hosts do tells, and that of copies."""
     groups = _group(figures, places)
     by_spread = {key for key in groups if _has_spread(key, places, groups, whole_nodes)}
-    by_node = {key: _find_middles(groups[key], figures) for key in by_spread}
-    several = {key: middles for key, middles in by_node.items() if len(middles) > 2}
+    times_of = {key: {number: _time(figures[number]) for number in groups[key]} for key in groups}
+    several = {
+        key: middles
+        for key in by_spread
+        if (middles := find_middles(times_of[key], lambda number: figures[number].node))
+    }
     judgements = len(by_spread) + len(several)
     slow: list[tuple[float, SlowFigure]] = []
     visible: dict[str, float] = {}
     for key, numbers in groups.items():
-        times = {number: _time(figures[number]) for number in numbers}
+        times = times_of[key]
         verdict = _judge(times, key, places[numbers[0]], judgements, key in by_spread)
         name = figures[numbers[0]].name
         visible[name] = max(visible.get(name, 0.0), verdict.visible)
         slow += _list_slow(verdict, times, figures, "peers")
         named = {figures[number].node for number in verdict.slow}
-        if middles := several.get(key):
+        if key in several:
+            middles = several[key]
             of_nodes = judge_peers({number: times[number] for number in middles}, judgements)
             whole = _list_slow(of_nodes, times, figures, OTHER_NODES)
             slow += [found for found in whole if found[1].figure.node not in named]
     slow.sort(key=lambda pair: -pair[0])
     compared = frozenset(number for numbers in groups.values() for number in numbers)
     return PeakVerdict(tuple(found for _, found in slow), visible, compared)
-
-
-def _find_middles(numbers: Sequence[int], figures: Sequence[DeviceFigure]) -> list[int]:
-    """Of each node with several of these figures, the one in the middle."""
-    by_node: dict[str, list[int]] = defaultdict(list)
-    for number in numbers:
-        by_node[figures[number].node].append(number)
-    return [
-        sorted(own, key=lambda number: _time(figures[number]))[len(own) // 2]
-        for own in by_node.values()
-        if len(own) > 1
-    ]
 
 
 def _list_slow(

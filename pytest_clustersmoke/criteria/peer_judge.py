@@ -5,6 +5,9 @@ out of their own comparison, so that several slow ranks do not hide each other (
 generalised extreme Studentised deviate). The fewer the peers and the wider their spread, the wider
 the threshold; it is never below `FLOOR`. Where too few peers show a spread, a fixed factor decides.
 
+The ranks of a node that is slow as a whole hide each other all the same, where they are more than a
+quarter. So the middle ranks of nodes are judged as well, by the same test.
+
 Pairs of nodes are judged alike, with two differences. A slow node makes all of its pairs slow, so
 the pairs of up to half of the nodes may be slow. And pairs that share a node are not independent:
 they count as no more peers than there are nodes.
@@ -15,8 +18,8 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 # The smallest loss worth a night's work.
@@ -63,6 +66,33 @@ def judge_peers(times: Mapping[int, float], judgements: int = 1) -> PeerVerdict:
         return judge_by_factor(times, FEW_PEERS_FACTOR)
     most = min(MOST_SLOW, int(len(times) * MOST_SLOW_SHARE))
     return _judge_by_spread(times, most, len(times), FEW_PEERS_FACTOR, judgements)
+
+
+def find_middles(times: Mapping[int, float], node_of: Callable[[int], Hashable]) -> list[int]:
+    """Of each node with several of these ranks, the one in the middle, if there are three such
+    nodes or more. The ranks of a node that is slow as a whole widen the spread in which each of
+    them is judged; against the middles of the other nodes it shows."""
+    by_node: dict[Hashable, list[int]] = {}
+    for number in sorted(times, key=lambda number: times[number]):
+        by_node.setdefault(node_of(number), []).append(number)
+    middles = [own[len(own) // 2] for own in by_node.values() if len(own) > 1]
+    return middles if len(middles) > 2 else []
+
+
+def judge_ranks(
+    times: Mapping[int, float], node_of: Callable[[int], Hashable]
+) -> tuple[PeerVerdict, PeerVerdict | None]:
+    """Judge the ranks of one role, and the middle ranks of their nodes, if there are enough: those
+    of nodes of which no rank is slow by itself."""
+    middles = find_middles(times, node_of)
+    judgements = 2 if len(middles) > FEWEST_PEERS else 1  # by the spread
+    verdict = judge_peers(times, judgements)
+    if not middles:
+        return verdict, None
+    of_nodes = judge_peers({number: times[number] for number in middles}, judgements)
+    named = {*map(node_of, verdict.slow)}
+    whole = tuple(number for number in of_nodes.slow if node_of(number) not in named)
+    return verdict, replace(of_nodes, slow=whole)
 
 
 def judge_pairs(times: Mapping[int, float], nodes: int) -> PeerVerdict:

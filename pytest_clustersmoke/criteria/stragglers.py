@@ -18,9 +18,10 @@ behind if all of this holds after warm-up:
 
 And in passes of its own step, forward, backward and optimizer, if the program gave a `Proof`; of a
 model that is sharded over ranks, one block stands for all. On GPUs the ranks of one role are judged
-by the spread of their peers (`peer_judge.py`). On CPUs wall times are too noisy, so a fixed factor
-over the others' CPU time decides. Anywhere a single part that takes `PART_FACTOR` times as long as
-the others' counts as well, if it makes the rank's own step longer by more than a tenth.
+by the spread of their peers (`peer_judge.py`), and so are nodes as a whole. On CPUs wall times are
+too noisy, so a fixed factor over the others' CPU time decides. Anywhere a single part that takes
+`PART_FACTOR` times as long as the others' counts as well, if it makes the rank's own step longer by
+more than a tenth.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
 from ..evidence.job_results import RankResult, RankRole
@@ -36,7 +38,7 @@ from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import typical_s
 from ..text import plural
-from .peer_judge import CPU_FACTOR, PeerVerdict, judge_by_factor, judge_peers
+from .peer_judge import CPU_FACTOR, PeerVerdict, judge_by_factor, judge_ranks
 
 LEAST_SCORE = 0.75
 MOST_SHARE = 0.1
@@ -54,19 +56,26 @@ OWN_STEP = "own step"
 @dataclass(frozen=True)
 class Straggler:
     """A rank that falls behind: what is slow, the median seconds of it, of the others', and of the
-    whole step."""
+    whole step. `stands_for_node`: it is the middle one of a node that is slow as a whole."""
 
     rank: RankResult
     own_s: float
     others_s: float
     step_s: float
     part: str = "own part of a step"
+    stands_for_node: bool = False
 
     def __str__(self) -> str:
+        who, whose, others = f"{self.rank} on {self.rank.host} falls behind", "its", "the others"
+        if self.stands_for_node:
+            who = f"{self.rank.host} falls behind as a whole"
+            whose, others = (
+                f"in the middle is {self.rank}, whose",
+                "the middle ranks of other nodes",
+            )
         return (
-            f"{self.rank} on {self.rank.host} falls behind: its {self.part} takes "
-            f"{self.own_s * 1e3:.3g} ms, that of the others {self.others_s * 1e3:.3g} ms; "
-            f"a whole step takes {self.step_s * 1e3:.3g} ms"
+            f"{who}: {whose} {self.part} takes {self.own_s * 1e3:.3g} ms, that of {others} "
+            f"{self.others_s * 1e3:.3g} ms; a whole step takes {self.step_s * 1e3:.3g} ms"
         )
 
 
@@ -77,12 +86,15 @@ class OwnSteps:
 
     cpu: bool
     times: dict[str, dict[int, float]]
+    nodes: dict[int, str]  # by rank
 
-    @property
-    def verdict(self) -> PeerVerdict:
-        """The judgement of the whole own steps."""
+    @cached_property
+    def verdicts(self) -> tuple[PeerVerdict, PeerVerdict | None]:
+        """The judgement of the whole own steps, and that of nodes as a whole."""
         times = self.times[OWN_STEP]
-        return judge_by_factor(times, CPU_FACTOR) if self.cpu else judge_peers(times)
+        if self.cpu:
+            return judge_by_factor(times, CPU_FACTOR), None
+        return judge_ranks(times, self.nodes.__getitem__)
 
 
 def check_stragglers(phase: PhaseResult) -> None:
@@ -145,7 +157,7 @@ def find_slow_groups(groups: Sequence[PhaseResult]) -> list[bool]:
 def describe_visible(phase: PhaseResult) -> str:
     """The rank whose own step is just slow enough to be named; empty if no rank measured its own
     step."""
-    verdicts = [role.verdict for role in _roles(phase)]
+    verdicts = [role.verdicts[0] for role in _roles(phase)]
     if not verdicts:
         return ""
     least = max(verdicts, key=lambda verdict: verdict.visible)
@@ -196,16 +208,21 @@ def _late_of_role(ranks: Sequence[RankResult], late_s: float) -> Iterator[Stragg
 def _slow_alone(phase: PhaseResult) -> Iterator[Straggler]:
     """The ranks whose passes of their own step are slow."""
     for role in _roles(phase):
-        for part, times in role.times.items():
-            verdict = role.verdict if part == OWN_STEP else judge_by_factor(times, PART_FACTOR)
+        own, of_nodes = role.verdicts
+        judged = [
+            (part, own if part == OWN_STEP else judge_by_factor(times, PART_FACTOR), False)
+            for part, times in role.times.items()
+        ]
+        for part, verdict, whole in (*judged, *([(OWN_STEP, of_nodes, True)] if of_nodes else [])):
+            times = role.times[part]
             alone_s = LATE_ALONE_S["cpu" if role.cpu else "cuda"]
-            least_s = 0.0 if verdict.by_spread else max(alone_s, MOST_SHARE * role.verdict.usual_s)
+            least_s = 0.0 if verdict.by_spread else max(alone_s, MOST_SHARE * own.usual_s)
             for number in verdict.slow:
                 if times[number] - verdict.usual_s > least_s:
                     rank = phase.ranks[number]
                     step_s = statistics.median(rank.step_times_s)
                     name = f"{part} (CPU time)" if role.cpu else part
-                    yield Straggler(rank, times[number], verdict.usual_s, step_s, name)
+                    yield Straggler(rank, times[number], verdict.usual_s, step_s, name, whole)
 
 
 def _roles(phase: PhaseResult) -> list[OwnSteps]:
@@ -228,6 +245,7 @@ def _roles(phase: PhaseResult) -> list[OwnSteps]:
                 part: {rank.rank: typical_s(passes[rank.rank][part]) for rank in ranks}
                 for part in passes[ranks[0].rank]
             },
+            {rank.rank: rank.node for rank in ranks},
         )
         for ranks in _group_by_role(phase.ranks).values()
         if measured and len(ranks) > 1

@@ -8,12 +8,14 @@ import pytest
 
 from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.cli.sensitivity_command import (
+    GPU_NODES,
     GPUS_AND_RUNS,
     NODES,
     RANKS,
     RUN_SPREADS,
     SPREADS,
     Cells,
+    simulate_gpu_nodes,
     simulate_gpus,
     simulate_nodes,
     simulate_pairs,
@@ -31,8 +33,9 @@ def test_table_has_a_row_for_each_size_and_spread(capsys: pytest.CaptureFixture[
     arguments = ["sensitivity", "--trials", "3", "--seed", "7"]
     assert main(arguments) == 0
     text = capsys.readouterr().out
-    rows = (len(RANKS) + 2 * len(NODES)) * len(SPREADS) + len(GPUS_AND_RUNS) * len(RUN_SPREADS)
-    assert len(text.splitlines()) == 2 * (rows + 4 * 3)
+    sizes = len(RANKS) + len(GPU_NODES) + 2 * len(NODES)
+    rows = sizes * len(SPREADS) + len(GPUS_AND_RUNS) * len(RUN_SPREADS)
+    assert len(text.splitlines()) == 2 * (rows + 5 * 3)
     assert "100.0 (43.8-100.0)" in text  # three of three
     assert main(arguments) == 0 and capsys.readouterr().out == text
 
@@ -64,6 +67,15 @@ def test_other_ranks_are_hardly_ever_named(ranks: int, spread: float) -> None:
     """With each slow-down and with none, the upper limit of the probability is at most 0.5 %."""
     cells = simulate_ranks(ranks, spread, TRIALS, seed=0)
     assert max(wilson_interval(cell.wrong, TRIALS)[1] for cell in cells.values()) <= MOST_WRONG
+
+
+@pytest.mark.parametrize("nodes", [5, pytest.param(8, marks=pytest.mark.slow)])
+def test_node_of_slow_gpus_is_named(nodes: int) -> None:
+    """15 % slower, where healthy GPUs differ by 1 %; and no other node."""
+    cells = simulate_gpu_nodes(nodes, 0.01, FEWER_TRIALS, seed=0)
+    assert wilson_interval(cells[0.15].right, FEWER_TRIALS)[0] >= FEWEST_RIGHT
+    worst = max(cell.wrong for cell in cells.values())
+    assert wilson_interval(worst, FEWER_TRIALS)[1] <= MOST_WRONG
 
 
 @pytest.mark.parametrize("simulate", [simulate_pairs, simulate_nodes])

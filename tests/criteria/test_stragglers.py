@@ -169,16 +169,19 @@ def measured_alone(
     device: str = "cuda:0",
     parameters: Sequence[int] = (),
     stages: Sequence[int] = (),
+    nodes: int = 1,
 ) -> PhaseResult:
     """A phase whose ranks took these seconds for the parts of their own step, in equal steps."""
-    evidence = Evidence(folder, ranks_per_node=len(own)).started()
+    per_node = len(own) // nodes
+    evidence = Evidence(folder, nodes, per_node).started()
     equal = {"seconds": [0.1] * STEPS, "warmup": 0, "local_seconds": [0.02] * STEPS}
     for rank, parts in enumerate(own):
         both = {
             part: {"seconds": seconds, "cpu_seconds": [s / 2 for s in seconds]}
             for part, seconds in (parts or {}).items()
         }
-        start = {"rank": rank, "node": "n0", "host": "h0", "device": device}
+        node = rank // per_node
+        start = {"rank": rank, "node": f"n{node}", "host": f"h{node}", "device": device}
         held = {"parameters": parameters[rank]} if parameters else {}
         steps = [("own_steps", {"parts": both, **held})] if parts is not None else []
         if stages:
@@ -235,6 +238,22 @@ def test_gpu_is_named_by_the_spread_of_the_others(tmp_path: Path) -> None:
         "70.6 ms; a whole step takes 100 ms"
     )
     assert second == "a rank whose own step takes 5% more time is named"
+
+
+def test_node_all_of_whose_gpus_are_slow_is_named(tmp_path: Path) -> None:
+    """Of five nodes its GPUs are few enough to be named one by one; of three nodes they hide each
+    other, and its middle one stands for it."""
+    own = [own_step(1 + rank / 1000) for rank in range(8)]
+    slow = [own_step(1.6 * (1 + rank / 1000)) for rank in range(8)]
+    check_stragglers(measured_alone(tmp_path / "healthy", *own * 3, nodes=3))
+    of_five = measured_alone(tmp_path / "five", *own, *slow, *own * 3, nodes=5)
+    assert {each.rank.rank for each in find_stragglers(of_five)} == {*range(8, 16)}
+    with pytest.raises(AssertionError) as failure:
+        check_stragglers(measured_alone(tmp_path / "three", *own, *slow, *own, nodes=3))
+    assert str(failure.value).splitlines()[0] == (
+        "h1 falls behind as a whole: in the middle is rank 12 (n1, GPU 0), whose own step takes "
+        "113 ms, that of the middle ranks of other nodes 70.6 ms; a whole step takes 100 ms"
+    )
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_variables_are_compared() -> None:
 
 
 def test_sizes_that_are_all_but_equal_do_not_differ() -> None:
-    """Nodes of one kind differ by some pages; a module of memory that is missing is a difference."""
+    """Nodes of one kind differ by some pages; a missing module of memory is a difference."""
     sizes = [540 * 10**9 + number * 10**6 for number in range(4)]
     usual = [records.facts(number, memory_bytes=size) for number, size in enumerate(sizes)]
     assert differences(*usual) == {}
