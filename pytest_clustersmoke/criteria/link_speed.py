@@ -8,9 +8,11 @@ of its lanes, or two generations down, falls below it.
 
 A pair of GPUs that copy to each other is compared with the same pair on other nodes: the same two
 numbers in their node, the same model and CPU, and the same link between them, by what NVML says of
-it. There must be three nodes that have it. Only nodes count all of whose GPUs the job has: the same
-numbers may be other GPUs elsewhere. A fixed factor decides: other jobs may use the host's paths as
-well, and copies through the host take longer where its memory is far.
+it. There must be three nodes that have it. Where the others all but agree on the link, as nine of
+ten do, a pair with another one is compared with them: its link is lost. Only nodes count all of
+whose GPUs the job has: the same numbers may be other GPUs elsewhere. A fixed factor decides: other
+jobs may use the host's paths as well, and copies through the host take longer where its memory is
+far.
 
 A port of a network card is compared in the same way with that of the same name and rate on other
 nodes with the same CPU, between the same two numbers of GPUs of the same model: where the kernel
@@ -19,13 +21,14 @@ names cards in another order, it is another card.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..config.metrics import show
 from ..evidence.device_links import CardSpeed, DevicePair, PcieLink, show_ends
 from ..evidence.node_observation import DeviceFigure
+from ..node.checks.node_values import is_usual
 from .peer_judge import judge_by_factor
 
 SHARE = 0.25
@@ -87,30 +90,42 @@ class PlacedPair:
 
 @dataclass(frozen=True)
 class SlowPair:
-    """A pair that is slower than the same one elsewhere; `at`: its number."""
+    """A pair that is slower than the same one elsewhere; `at`: its number; `usual_link`: what
+    connects it there."""
 
     made: PlacedPair
     usual: float
     at: int
+    usual_link: str
 
     def __str__(self) -> str:
         pair = self.made.pair
+        there = "" if self.usual_link == pair.link else f" ({self.usual_link})"
         return (
             f"its copies to GPU {pair.to} ({pair.link}) reach {show(pair.gb_per_s)} GB/s, those of "
-            f"the same two GPUs of other nodes {show(self.usual)} GB/s"
+            f"the same two GPUs of other nodes{there} {show(self.usual)} GB/s"
         )
 
 
 def judge_pairs(pairs: Sequence[PlacedPair]) -> tuple[list[SlowPair], int]:
     """The slow ones, the worst first, and how many were compared."""
-    alike: dict[Hashable, list[int]] = defaultdict(list)
+    places: dict[Hashable, list[int]] = defaultdict(list)
     for number, made in enumerate(pairs):
         if made.pair.link:
-            key = (made.model, made.cpu, made.local_rank, made.pair.to, made.pair.link)
-            alike[key].append(number)
+            places[made.model, made.cpu, made.local_rank, made.pair.to].append(number)
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    usual_links = dict[int, str]()
+    for place, numbers in places.items():
+        links = [pairs[number].pair.link for number in numbers]
+        usual, having = Counter(links).most_common(1)[0]
+        for number, link in zip(numbers, links, strict=True):
+            is_lost = link != usual and is_usual(having, len(links) - 1)
+            usual_links[number] = usual if is_lost else link
+            alike[place, usual_links[number]].append(number)
     speeds = [(made.node, made.pair.gb_per_s) for made in pairs]
     slow, compared = _judge_speeds(speeds, alike)
-    return [SlowPair(pairs[number], usual, number) for number, usual in slow], compared
+    found = [SlowPair(pairs[at], speed, at, usual_links[at]) for at, speed in slow]
+    return found, compared
 
 
 @dataclass(frozen=True)

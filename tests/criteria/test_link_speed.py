@@ -107,9 +107,22 @@ def test_slow_pair_is_named_with_what_it_reaches_elsewhere() -> None:
 
 
 def test_pairs_of_another_link_are_not_alike() -> None:
-    """Of a node whose GPUs go through the host; a lone one of its kind has no peers."""
-    far = PlacedPair("n9", H100, 0, "EPYC", DevicePair(1, SYS, 12.0))
-    assert judge_pairs([*on_nodes(370, 371, 369), far]) == ([], 3)
+    """Some nodes of a kind have no bridge between their GPUs; two are no peers of each other."""
+    far = [PlacedPair(node, H100, 0, "EPYC", DevicePair(1, SYS, 12.0)) for node in ("n8", "n9")]
+    assert judge_pairs([*on_nodes(370, 371, 369), *far]) == ([], 3)
+
+
+def test_pair_that_lost_its_link_is_compared_with_those_that_have_it() -> None:
+    """One in ten may have lost it; a faster link than elsewhere names nobody."""
+    far = [PlacedPair(node, H100, 0, "EPYC", DevicePair(1, SYS, 12.0)) for node in ("n80", "n90")]
+    slow, compared = judge_pairs([*on_nodes(*(370 + node for node in range(10))), *far])
+    assert ([each.made.node for each in slow], compared) == (["n80", "n90"], 12)
+    assert str(slow[0]) == (
+        "its copies to GPU 1 (SYS) reach 12.00 GB/s, those of the same two GPUs of other nodes "
+        "(NVLink) 374.5 GB/s"
+    )
+    near = [*on_nodes(12, 12.1, 11.9, link=SYS), *on_nodes(370)]
+    assert judge_pairs(near) == ([], 4)
 
 
 @pytest.mark.parametrize(
