@@ -3,6 +3,7 @@
 
 import pytest
 
+import sft_criteria
 from pytest_clustersmoke.criteria import (
     PhaseView,
     Resumed,
@@ -84,6 +85,10 @@ class TrainedWithFsdp(Trained, TalkedInsideNodes):
         }
         for kind, types in expected.items():
             assert phase.fact(kind) == types, f"{kind}: {phase.fact(kind)}; expected {types}"
+
+    def test_base_weights_are_trained(self, phase: PhaseView) -> None:
+        """The first loss is far from ln V, that of a model that knows nothing of V tokens."""
+        sft_criteria.check_base_weights(phase)
 
     def test_only_adapters_are_trained(self, phase: PhaseView) -> None:
         assert not phase.fact("trainable_besides")

@@ -168,11 +168,18 @@ def describe_visible(phase: PhaseResult) -> str:
 
 def _late_to_reduce(phase: PhaseResult) -> Iterator[Straggler]:
     """The ranks that reach `Step.local_done` later than the others of their role; none in a
-    pipeline, where a stage waits until there for the one before it."""
+    pipeline, where a stage waits until there for the one before it. Where that was not measured,
+    the ranks' own steps show which is slow."""
     staged = [rank for rank in phase.ranks if rank.role.pipeline_stage is not None]
     if not staged:
+        try:
+            timed = [_require_times(rank) for rank in phase.ranks]
+        except Unmeasured:
+            if not _roles(phase):
+                raise
+            return
         late_s = LATE_S["cuda" if phase.on_gpus else "cpu"]
-        for ranks in _group_by_role([_require_times(rank) for rank in phase.ranks]).values():
+        for ranks in _group_by_role(timed).values():
             yield from _late_of_role(ranks, late_s)
     elif not _roles(phase):
         raise Unmeasured(

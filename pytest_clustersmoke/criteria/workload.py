@@ -69,7 +69,8 @@ def check_data(phase: PhaseResult) -> None:
             "step.record(loss=...) needs the rank's own",
         )
     if same is None:
-        raise Unmeasured(KIND, _equal_by_chance(f"all {phase.world_size} ranks", steps))
+        everyone = f"all {phase.world_size} ranks"
+        raise Unmeasured(KIND, _equal_by_chance(everyone, f"each of {steps} steps"))
     fail(
         f"the data is not sharded: the local losses of all {phase.world_size} ranks are "
         f"identical in each of {steps} steps; expected a different share of the data on "
@@ -138,39 +139,68 @@ def _check_own_batches(phase: PhaseResult, models: Sequence[Sequence[int]]) -> N
 
 
 def _check_no_two_share(phase: PhaseResult, losses: Losses) -> None:
-    """Fail if some replicas had the same loss at every recorded step, as they have if the data is
-    divided by the local rank. Only of ranks that are known to hold whole models: those of a split
-    model share their batches, and a program that gives no `Groups` does not say which these are."""
+    """Fail if some replicas had the same loss at every recorded step, or got the same batch at
+    every proven step, as they have if the data is divided by the local rank.
+
+    Not measured of ranks that are not known to hold whole models: those of a split model share
+    their batches, and a program that gives no `Groups` does not say which these are.
+    """
     __tracebackhide__ = True
-    replicas = phase.events("replicas").values()
-    if not replicas or any(event.get("equal") is not True for event in replicas):
-        return
     proofs = list_proofs(phase)
-    pairs: dict[bool | None, list[tuple[int, int]]] = defaultdict(list)
+    batches = {rank: _list_own_batches(rank, proofs) for rank in losses}
+    steps = f"each of {min(map(len, losses.values()))} steps"
+    pairs: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    unknown: list[tuple[int, int]] = []
     for pair in combinations(sorted(losses), 2):
-        pairs[_trained_on_same(pair, losses, proofs)].append(pair)
-    steps = min(map(len, losses.values()))
-    if same := pairs[True]:
+        first, other = (batches[rank] for rank in pair)
+        if same := _trained_on_same(pair, losses, proofs):
+            pairs[f"the local losses of {{}} are identical in {steps}"].append(pair)
+        elif same is None:
+            unknown.append(pair)
+        elif first and first == other:
+            where = f"each proven step ({ranges(proofs)}), although their losses differ"
+            pairs[f"{{}} got identical batches at {where}"].append(pair)
+    for words, shared in pairs.items():
+        problem = words.format(_name_ranks(phase, shared[0]))
+        problem += f"; that holds for {plural(len(shared), 'pair')} of ranks in all"
+        if not _hold_whole_models(phase):
+            raise Unmeasured(
+                KIND,
+                f"{problem}. Either the data is not sharded, or these ranks hold parts of one "
+                "model, or of one sequence: then Proof(groups=...) must name them",
+            )
         fail(
-            f"the data is not sharded: the local losses of {_name_ranks(phase, same[0])} are "
-            f"identical in each of {steps} steps, as are those of {plural(len(same), 'pair')} of "
-            "ranks in all; expected a different share on each rank, by rank.rank and "
-            "rank.world_size, not by the rank within its node; ranks that hold parts of one model, "
-            "or of one sequence, are those that Proof(groups=...) names"
+            f"the data is not sharded: {problem}; expected a different share on each rank, by "
+            "rank.rank and rank.world_size, not by the rank within its node; ranks that hold parts "
+            "of one model, or of one sequence, are those that Proof(groups=...) names"
         )
-    if unknown := pairs[None]:
+    if unknown:
         raise Unmeasured(KIND, _equal_by_chance(_name_ranks(phase, unknown[0]), steps))
+
+
+def _hold_whole_models(phase: PhaseResult) -> bool:
+    replicas = phase.events("replicas").values()
+    return bool(replicas) and all(event.get("equal") is True for event in replicas)
+
+
+def _list_own_batches(rank: int, proofs: Proofs) -> list[int]:
+    """The fingerprints of what the model of a rank got at each proven step; empty if they are not
+    of all that it got."""
+    own = [records.get(rank, {}) for records in proofs.values()]
+    batches = [parse_int(r.get("batch")) for r in own if r.get("batch_is_whole") is True]
+    found = [batch for batch in batches if batch is not None]
+    return found if len(found) == len(own) else []
 
 
 def _name_ranks(phase: PhaseResult, ranks: Sequence[int]) -> str:
     return " and ".join(str(phase.ranks[rank]) for rank in ranks)
 
 
-def _equal_by_chance(ranks: str, steps: int) -> str:
+def _equal_by_chance(ranks: str, steps: str) -> str:
     return (
-        f"the local losses of {ranks} are identical in each of {steps} steps, but have 16 bits and "
-        "may be equal by chance, and what the models got is not known as a whole; give rank.steps "
-        "a `proof`, or step.record a loss in fp32"
+        f"the local losses of {ranks} are identical in {steps}, but have 16 bits and may be equal "
+        "by chance, and what the models got is not known as a whole; give rank.steps a `proof`, or "
+        "step.record a loss in fp32"
     )
 
 

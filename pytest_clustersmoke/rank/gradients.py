@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .leaves import Groups, Leaves, gather_whole, is_partial, whole_shape
+from .leaves import Groups, Leaves, gather_whole, is_flattened, is_partial, whole_shape
 from .rank_environment import RankMisuse
 from .replay import Randomness, dense
 
@@ -60,6 +60,11 @@ class Probe:
     def __post_init__(self) -> None:
         if not self.parameters:
             raise RankMisuse("no parameter requires a gradient, so there is nothing to probe")
+        if any(is_flattened(parameter) for _, parameter in self.parameters):
+            raise RankMisuse(
+                "the parameters are those of FSDP1 (FullyShardedDataParallel), whose passes cannot "
+                "be repeated; expected fully_shard (FSDP2), DDP or DeepSpeed, or no proof"
+            )
         if self.precision not in TOLERANCES:
             raise RankMisuse(
                 f"precision={self.precision!r}; expected one of {', '.join(TOLERANCES)}"

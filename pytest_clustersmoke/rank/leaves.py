@@ -9,6 +9,9 @@ DeepSpeed's ZeRO-3 gathers, too, but into the parameters themselves: they are th
 passes all but the smallest are empty. What a rank holds is `ds_tensor`; if it is offloaded to a
 disk (NVMe), DeepSpeed puts one number without a meaning in its place.
 
+FSDP1 (`FullyShardedDataParallel`) joins the parameters of a unit to a flat one, of which a rank
+holds a part. Its parts are not repeated.
+
 Megatron's tensor parallelism gathers nothing: each rank computes with its part of a parameter, and
 they add up the results. Parts and their gradients are ordinary tensors, with marks of Megatron's.
 """
@@ -100,6 +103,11 @@ def _is_zero3(tensor: Any) -> bool:
     return hasattr(tensor, "ds_tensor")
 
 
+def is_flattened(tensor: Any) -> bool:
+    """Whether FSDP1 has joined it to others: this rank holds a part of them."""
+    return bool(getattr(tensor, "_fsdp_flattened", False))
+
+
 def find_on_disk(parameters: Iterable[Any]) -> str:
     """Why what a rank holds of a parameter cannot be read, the same on all ranks; empty if it can.
 
@@ -111,8 +119,8 @@ def find_on_disk(parameters: Iterable[Any]) -> str:
 
 
 def is_partitioned(parameters: Iterable[Any]) -> bool:
-    """Whether no two ranks hold the same part of them, as under ZeRO-3."""
-    return any(map(_is_zero3, parameters))
+    """Whether no two ranks hold the same part of them, as under ZeRO-3 and FSDP1."""
+    return any(_is_zero3(parameter) or is_flattened(parameter) for parameter in parameters)
 
 
 def whole_shape(parameter: Any) -> Any:
@@ -203,7 +211,7 @@ def find_part(tensor: Any, groups: Groups | None = None) -> tuple[int, ...]:
     equal places hold replicas; () if it is not split."""
     if groups is not None and getattr(tensor, "tensor_model_parallel", False):
         return (groups.model.rank(),)
-    if _is_zero3(tensor):
+    if _is_zero3(tensor) or is_flattened(tensor):
         import torch.distributed as dist
 
         return (dist.get_rank(),)

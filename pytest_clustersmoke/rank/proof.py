@@ -196,10 +196,20 @@ class StepProver:
             "step": index + 1,
             "seconds": self.seconds[index],
             **self._describe(engine.inputs),
+            "outside": self._count_outside(),
             "dtypes": engine.dtypes,
             "adapter_dtypes": sorted(engine.adapter_dtypes),
             **fields,
         }
+
+    def _count_outside(self) -> int:
+        """How many trained parameters the optimizer has beside those of `Proof.model`. 0 where it
+        has others in their place, such as masters or parts."""
+        optimizer = find_kept_optimizer(self._proof)
+        groups = optimizer.param_groups if optimizer is not None else []
+        stepped = {id(p) for group in groups for p in group["params"] if p.requires_grad}
+        own = set(map(id, self._parameters))
+        return len(stepped - own) if own <= stepped else 0
 
     def _wait(self) -> None:
         """Until the device has done what is queued."""

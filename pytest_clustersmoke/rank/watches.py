@@ -208,9 +208,9 @@ class ReplicaWatch:
 
     def close(self) -> dict[str, Any] | None:
         """The fields of the `replicas` event, the same on all ranks: the steps compared, the first
-        at which ranks differ, the last before it, the parameter that differs, and the ranks in
-        groups that hold the same values. Of each parameter only ranks that hold the same part are
-        compared. None where there is no other rank."""
+        at which ranks differ, the last before it, the parameter that differs, and in groups of the
+        same values the ranks that hold the first part of it that differs. Of each parameter only
+        ranks that hold the same part are compared. None where there is no other rank."""
         import torch
         import torch.distributed as dist
 
@@ -240,9 +240,10 @@ class ReplicaWatch:
         row, column = differing.nonzero()[0].tolist()
         everyone = [torch.zeros_like(rows[row, column]) for _ in range(self._world_size)]
         dist.all_gather(everyone, rows[row, column].contiguous())
-        groups: dict[tuple[Any, int], list[int]] = {}
+        of_parts: dict[Any, dict[int, list[int]]] = {}
         for rank, (held, value) in enumerate(zip(parts, everyone, strict=True)):
-            groups.setdefault((held[column], int(value)), []).append(rank)
+            of_parts.setdefault(held[column], {}).setdefault(int(value), []).append(rank)
+        groups = next(of_part for of_part in of_parts.values() if len(of_part) > 1)
         return fields | {
             "equal": False,
             "differ_at": self._steps[row],

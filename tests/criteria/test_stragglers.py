@@ -170,11 +170,14 @@ def measured_alone(
     parameters: Sequence[int] = (),
     stages: Sequence[int] = (),
     nodes: int = 1,
+    local: bool = True,
 ) -> PhaseResult:
-    """A phase whose ranks took these seconds for the parts of their own step, in equal steps."""
+    """A phase whose ranks took these seconds for the parts of their own step, in equal steps;
+    `local`: the program called step.local_done()."""
     per_node = len(own) // nodes
     evidence = Evidence(folder, nodes, per_node).started()
-    equal = {"seconds": [0.1] * STEPS, "warmup": 0, "local_seconds": [0.02] * STEPS}
+    equal = {"seconds": [0.1] * STEPS, "warmup": 0}
+    equal |= {"local_seconds": [0.02] * STEPS} if local else {}
     for rank, parts in enumerate(own):
         both = {
             part: {"seconds": seconds, "cpu_seconds": [s / 2 for s in seconds]}
@@ -215,6 +218,15 @@ def test_gpu_of_few_is_not_named_for_less_than_a_millisecond(tmp_path: Path, ran
     whole = [own_step()] * (ranks - 1)
     with pytest.raises(AssertionError, match=r"rank 0 .* falls behind"):
         check_stragglers(measured_alone(tmp_path / "whole", own_step(1.6), *whole))
+
+
+def test_own_steps_are_judged_without_local_done(tmp_path: Path) -> None:
+    """A program of somebody else's need not call it to have a slow backward pass found."""
+    own = [own_step(1 + rank / 1000) for rank in range(4)]
+    check_stragglers(measured_alone(tmp_path / "healthy", *own, local=False))
+    with pytest.raises(AssertionError, match=r"rank 3 .* falls behind: its backward"):
+        slow = [*own[:3], own_step(backward=4.0)]
+        check_stragglers(measured_alone(tmp_path / "slow", *slow, local=False))
 
 
 def test_gpu_of_five_is_named_by_the_spread_of_the_other_four(tmp_path: Path) -> None:

@@ -94,17 +94,39 @@ def test_data_divided_by_the_local_rank_is_not_sharded(quad: Evidence) -> None:
     """Each node then trains on the same data, though ranks of one node have data of their own."""
     quad.each("replicas", equal=True, compared=3)
     words = r"the local losses of rank 0 \(n0\) and rank 2 \(n1\) are identical in each of 5 steps"
-    with pytest.raises(AssertionError, match=f"{words}, as are those of 2 pairs of ranks in all"):
+    with pytest.raises(AssertionError, match=f"{words}; that holds for 2 pairs of ranks in all"):
         check_data(quad.result())
 
 
 @pytest.mark.parametrize("replicas", [{}, {"equal": False}, {"sharded": True}])
-def test_ranks_that_may_hold_parts_of_one_model_may_share_data(
+def test_ranks_that_may_hold_parts_of_one_model_must_be_named_if_they_share_data(
     quad: Evidence, replicas: dict[str, Any]
 ) -> None:
-    """Ranks that are not shown to hold the same parameters are not known to be replicas."""
+    """Under FSDP or ZeRO-3 nothing shows whether they are replicas, which must not share data."""
     if replicas:
         quad.each("replicas", **replicas)
+    result = quad.result()
+    with pytest.raises(
+        Unmeasured, match=r"2 pairs of ranks in all. Either the data is not sharded"
+    ):
+        check_data(result)
+    assert "data" not in result.judged
+
+
+def test_data_divided_by_the_local_rank_shows_under_dropout(quad: Evidence) -> None:
+    """Each rank drops other numbers, so the losses differ, and what the models got does not."""
+    quad.each("replicas", equal=True, compared=3)
+    for rank in range(4):
+        own = [2.5 + rank / 7, 2.25, 2.0, 1.75, 1.5]
+        quad.rank(rank, ("losses", {"mean": SHARED, "local_first": own}))
+        quad.rank(rank, ("proof", {**PROOF, "batch": rank % 2, "batch_is_whole": True}))
+    words = (
+        r"rank 0 \(n0\) and rank 2 \(n1\) got identical batches at each proven step \(1\), although"
+    )
+    with pytest.raises(AssertionError, match=words):
+        check_data(quad.result())
+    for rank in range(4):
+        quad.rank(rank, ("proof", {**PROOF, "batch": rank % 2, "batch_is_whole": False}))
     check_data(quad.result())
 
 
@@ -123,7 +145,7 @@ def test_two_replicas_with_equal_losses_of_16_bits_need_equal_batches(quad: Evid
     check_data(quad.result())
     for rank in range(4):
         quad.rank(rank, ("proof", {**PROOF, "batch": rank % 2, "batch_is_whole": True}))
-    with pytest.raises(AssertionError, match="as are those of 2 pairs of ranks"):
+    with pytest.raises(AssertionError, match="that holds for 2 pairs of ranks"):
         check_data(quad.result())
 
 
@@ -181,7 +203,7 @@ def test_two_replicas_whose_losses_of_16_bits_vary_share_their_data(quad: Eviden
         own = round_losses(train(Random(rank % 2), 0.1, 30), 8)
         quad.rank(rank, ("losses", {"mean": own, "local_first": own}))
         quad.rank(rank, ("proof", {**PROOF, "batch": rank % 2, "batch_is_whole": False}))
-    with pytest.raises(AssertionError, match="as are those of 2 pairs of ranks"):
+    with pytest.raises(AssertionError, match="that holds for 2 pairs of ranks"):
         check_data(quad.result())
 
 

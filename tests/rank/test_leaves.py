@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_clustersmoke.rank.gradients import Probe
 from pytest_clustersmoke.rank.leaves import (
     Groups,
     Leaves,
     find_part,
     gather_whole,
+    is_partitioned,
     local_part,
     shares_sums,
 )
@@ -89,6 +91,16 @@ def test_tensor_parallel_ranks_share_sums_unless_the_switch_may_add_them(
     assert shares_sums(model) is shared
 
 
+def test_parameters_that_fsdp1_flattened_are_parts_that_cannot_be_proven() -> None:
+    """No two ranks hold the same part, so none of them differ; a proof of them is refused."""
+    flat = torch.nn.Parameter(torch.zeros(4))
+    assert not is_partitioned([flat])
+    flat._fsdp_flattened = True  # type: ignore[attr-defined]  # as torch marks it
+    assert is_partitioned([flat])
+    with pytest.raises(RankMisuse, match="FullyShardedDataParallel"):
+        Probe([("flat", flat)], lambda p: p.grad, "fp32", 1.0, 1)
+
+
 def test_sharded_parameters_need_their_model() -> None:
     """Only the model gathers them."""
     with pytest.raises(RankMisuse, match="the parameters are sharded; expected the model"):
@@ -126,7 +138,7 @@ def test_sharded_model_is_proven_like_a_plain_one(torchrun: Callable[..., Run]) 
             assert cases[f"{name}: result"][0]["synced"] is synced
         drifted = only(cases["drifted replica"], "replicas")
         assert (drifted["equal"], drifted["differ_at"]) == (False, LAST)
-        assert drifted["groups"] == [[0, 2], [1], [3]]
+        assert drifted["groups"] == [[1], [3]]  # those that hold the part
         wrong = [proof["differing_count"] for proof in proofs_of(cases["wrong pass"])]
         assert wrong[0] == 0 and (wrong[1] > 0) is (rank == 1)
 

@@ -76,6 +76,26 @@ def test_batch_of_the_repetition_is_noted(single_rank: None) -> None:
     assert records[1]["repeated_batch"] not in (None, records[1]["batch"])
 
 
+@pytest.mark.parametrize(
+    ("extra", "masters", "outside"), [(0, False, 0), (2, False, 2), (0, True, 0), (2, True, 0)]
+)
+def test_trained_parameters_beside_the_model_are_counted(
+    single_rank: None, extra: int, masters: bool, outside: int
+) -> None:
+    """An engine may give the optimizer masters or parts of them in place of the parameters."""
+    model, batch = torch.nn.Linear(WIDTH, 1), torch.randn(4, WIDTH)
+    trained = [*model.parameters()]
+    held = [torch.nn.Parameter(p.detach().clone()) for p in trained] if masters else trained
+    beside = [torch.nn.Parameter(torch.zeros(1)) for _ in range(extra)]
+    frozen = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+    optimizer = torch.optim.SGD([*held, *beside, frozen])
+    proof = Proof(model, lambda _: model(batch).square().mean(), optimizer=optimizer)
+    prover = StepProver(proof, {0}, 1, lambda: None)
+    prover.begin(0)
+    model(batch).square().mean().backward()
+    assert prover.prove(0)["outside"] == outside
+
+
 class Counting(torch.nn.Module):
     """Its forward pass changes a buffer, and computes with it."""
 
