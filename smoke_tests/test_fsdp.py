@@ -101,7 +101,8 @@ class TrainedWithFsdp(Trained, TalkedInsideNodes):
     def test_loss_over_all_ranks_falls(self, phase: PhaseView) -> None:
         """On the examples evaluated. The losses of the steps are not compared: the steps are few,
         and each sees other examples."""
-        assert phase.fact("eval_loss") < phase.fact("eval_loss_before")
+        first = (*phase.earlier, phase)[0]  # a later attempt may have a few steps only
+        assert phase.fact("eval_loss") < first.fact("eval_loss_before")
 
     def test_evaluation_covers_all_ranks(self, phase: PhaseView) -> None:
         """The mean that each rank reports is that of the losses that all ranks report."""

@@ -162,7 +162,7 @@ def require_converted(phase: PhaseView) -> None:
     args=SIZES,
     small=SMALL,
     # 16 bytes for each of 5,627,060,224 parameters.
-    needs={"bf16": True, "writes_gib": 84, "extra": "megatron"},
+    needs={"bf16": True, "torch": "2.6", "writes_gib": 84, "extra": "megatron"},
 )
 class TestMegatronOnTwoNodes(TrainedWithMegatron, TalkedBetweenNodes):
     """5,627,060,224 parameters, of whose optimizer each of two nodes holds half."""

@@ -146,6 +146,7 @@ def train(args: argparse.Namespace, rank: Rank, examples: Batch, vocabulary: int
 
     # Loop. The passes that prove a step gather the parameters as the engine's do.
     before, untrained = sum_shards(model, rank), evaluate(model, examples, rank)
+    rank.fact(eval_loss_before=untrained["eval_loss"])
     proof = Proof(
         model,
         local_loss=lambda index: loss_on(index, rank.rank),
@@ -182,7 +183,6 @@ def train(args: argparse.Namespace, rank: Rank, examples: Batch, vocabulary: int
     changed = {name for name in after if after[name] != before[name]}
     rank.fact(
         **evaluate(model, examples, rank),
-        eval_loss_before=untrained["eval_loss"],
         base_unchanged=not changed - trained,
         adapters_changed=trained <= changed,
     )

@@ -276,10 +276,13 @@ def has_default_timeout(phase: Phase) -> bool:
 
 
 def _end_before_job(phase: Phase) -> Phase:
-    """End the phase before Slurm ends the job, so that its evidence can still be written."""
+    """End the phase before Slurm ends the job, so that its evidence can still be written. A phase
+    with `resume` is asked to stop before, and needs the rest to save its progress."""
     from .sbatch_options import parse_time_limit
 
     time = phase.slurm.get("time")
+    if phase.resume.value:
+        return phase
     if time is None or time.value is None or time.value is False:  # the option is dropped
         return phase
     limit_s = parse_time_limit(time.value) - WIND_UP_S

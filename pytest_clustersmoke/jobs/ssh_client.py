@@ -9,6 +9,7 @@ mode, and each script has a time limit. What a login shell prints besides is lef
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import secrets
@@ -72,6 +73,10 @@ class HostUnavailable(Exception):
     def __init__(self, kind: str, message: str, silent: bool = False) -> None:
         super().__init__(message)
         self.kind, self.silent = kind, silent
+
+
+class CommandHung(HostUnavailable):
+    """A host that answers began a script, and did not end it in time."""
 
 
 class SshHost:
@@ -148,7 +153,9 @@ class SshHost:
         if not self._connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise HostUnavailable(UNREACHABLE, f"no connection within {timeout_s:g} s")
         try:
-            socket = self._sockets.path / self.name.replace("/", "_")[-20:]
+            # A path to a socket has room for some hundred bytes, and names may begin and end alike.
+            name = hashlib.blake2b(self.name.encode(), digest_size=8).hexdigest()
+            socket = self._sockets.path / name
             if self._master is not None and self._master.poll() is None:
                 return socket
             socket.unlink(missing_ok=True)
@@ -192,9 +199,11 @@ class SshHost:
             return [sanitize_line(line) for line in lines[begins[0] + 1 : ends[-1]]]
         said = sanitize_line(next((line for line in reversed(lines) if line.strip()), ""))
         printed = f"; its login shell printed `{said[:MAX_MESSAGE]}`" if said else ""
+        if begins and timed_out:
+            why = f"a command there did not end within {timeout_s:g} s"
+            raise CommandHung(UNREACHABLE, why, silent=True)
         if begins:
-            end = f"did not end within {timeout_s:g} s" if timed_out else "was cut off"
-            raise HostUnavailable(UNREACHABLE, f"a command there {end}", silent=timed_out)
+            raise HostUnavailable(UNREACHABLE, "a command there was cut off")
         if timed_out or (said and call.status != FAILED):
             when = f"within {timeout_s:g} s" if timed_out else f"(status {call.status})"
             why = f"it accepts the login but runs no command {when}"

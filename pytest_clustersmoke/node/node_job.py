@@ -184,7 +184,8 @@ def _requeue(job: NodeJob, result: _Result) -> None:
             return
         if time.monotonic() > deadline:
             result.fail(f"Slurm did not requeue the job: {words}")
-    time.sleep(REQUEUED_S)
+    # Slurm's SIGTERM, before SIGKILL some KillWait later, for which the node would wait idle.
+    signal.sigtimedwait(ENDING, REQUEUED_S)
 
 
 def _request_requeue() -> str:

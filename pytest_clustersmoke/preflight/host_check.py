@@ -30,7 +30,7 @@ from ..jobs.host_probe import (
     probe_script,
 )
 from ..jobs.ssh_backend import SshBackend
-from ..jobs.ssh_client import HostUnavailable, SshHost, ask_hosts
+from ..jobs.ssh_client import CommandHung, HostUnavailable, SshHost, ask_hosts
 from ..node.abort_flag import visible
 from ..node.checks import merge_findings, nodes_of
 from ..node.checks.consistency import check_versions
@@ -43,8 +43,14 @@ SEEN_WITHIN_S = 10.0  # NFS may show a file that another host wrote some seconds
 POLL_S = 0.2
 MOST_NAMES = 4
 
+SLOW = "slow"  # it answers, and what the check asks for does not end
 # Why ssh cannot use a host: the finding's id, and what to do.
 REFUSALS = {
+    SLOW: (
+        "host-check-slow",
+        "look there whether `shared_dir` hangs, and how long the lines of `setup` and the start of "
+        "Python take; if they are only slow, raise `ssh.check_s`; try `{command}`",
+    ),
     ssh_client.UNREACHABLE: (
         "host-unreachable",
         "check that the host is up, that its SSH server runs, and `hosts` in cluster.yaml; try "
@@ -137,7 +143,10 @@ class HostCheck:
         there = parse_clock(host.run(CLOCK_SCRIPT, ssh.check_s))
         error_s = (time.time() - before) / 2
         script = probe_script(self._profile, phase, folder, token)
-        facts = parse_facts(host.run(script, ssh.check_s))
+        try:
+            facts = parse_facts(host.run(script, ssh.check_s))
+        except CommandHung as error:
+            raise HostUnavailable(SLOW, f"it answers, but the check of it hung: {error}") from error
         return _HostAnswer(facts, None if there is None else there - before - error_s, error_s)
 
     def _judge(

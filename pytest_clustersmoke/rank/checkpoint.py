@@ -98,25 +98,30 @@ def mismatched_paths(expected: Digest, actual: Digest) -> list[str]:
 
 
 def compare_states(
-    before: Any, expected: Digest, reloaded: Any, model: Any, optimizer: Any = None
+    before: Any,
+    expected: Digest,
+    reloaded: Any,
+    statistics: set[str],
+    model: Any,
+    optimizer: Any = None,
 ) -> dict[str, Any]:
     """The fields of the `reload` event: whether a reloaded state has the digest of the one `before`
-    saving, and what its tensors share with that. `model` and `optimizer` are those of the proof, or
-    None."""
+    saving, and what its tensors share with that. `model`, which has these `statistics`, and
+    `optimizer` are those of the proof, or None; a digest as `before` needs neither."""
     actual = digest(reloaded)
     return {
         **compare_digests(expected, actual),
-        **_compare_buffers(expected, actual, _name_statistics(model)),
+        **_compare_buffers(expected, actual, statistics),
         "shared": _find_shared(before, reloaded, model, optimizer)[:10],
     }
 
 
-def _name_statistics(model: Any) -> set[str]:
+def name_statistics(model: Any) -> set[str]:
     """The buffers of the model's batch norms: in data parallel training each rank has statistics of
     its own, and one rank's are saved."""
     return {
         f"{prefix}.{name}" if prefix else name
-        for prefix, module in (model.named_modules() if model is not None else ())
+        for prefix, module in model.named_modules()
         if hasattr(module, "running_mean")
         for name, _ in module.named_buffers(recurse=False)
     }

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.metrics import METRICS
 from . import checkpoint, process_group
+from .attention import fixed_attention
 from .device import choose_device, start_facts
 from .gradients import Probe
 from .hook import RankHook, load_hook
@@ -57,6 +59,7 @@ class Rank:
         self._peaks: Peaks | None = None
         self._identity = ""
         self._proof: Proof | None = None
+        self._statistics: set[str] = set()  # of the batch norms of its model
         self._hook: RankHook = load_hook(self, environment.fault, self._events.event)
 
     @classmethod
@@ -185,6 +188,7 @@ class Rank:
         self._hook.has_peer_loss = proof.peer_loss is not None
         self._hook.proof = proof
         self._proof = proof
+        self._statistics = checkpoint.name_statistics(proof.model)
         seed = process_group.broadcast_object(secrets.token_hex(8))
         steps = draw_steps(count, self._environment.proof_steps, seed)
         self._events.event("proof_plan", seed=seed, steps=[step + 1 for step in steps])
@@ -325,7 +329,9 @@ class Rank:
         def save_and_wait() -> None:
             save()
             self.barrier()
-            self._resume.save(self.output_dir, state, next_loss)
+            # The first step of the next attempt is proven, with attention in a fixed order.
+            with nullcontext() if self._proof is None else fixed_attention(self._proof.model):
+                self._resume.save(self.output_dir, state, next_loss)
 
         self.stage("checkpoint", save_and_wait)
 
@@ -360,16 +366,31 @@ class Rank:
         builds the model, loads the checkpoint and returns the same nested state.
         """
         expected = before if isinstance(before, checkpoint.Digest) else self.digest(before)
+        if expected is before:
+            self._free_proof()
         model = self._proof.model if self._proof is not None else None
         optimizer = find_kept_optimizer(self._proof) if self._proof is not None else None
 
         def load_and_compare() -> dict[str, Any]:
             loaded = checkpoint.load_shards(self.output_dir, reload)
-            return checkpoint.compare_states(before, expected, loaded, model, optimizer)
+            return checkpoint.compare_states(
+                before, expected, loaded, self._statistics, model, optimizer
+            )
 
         compared = self.stage("reload", load_and_compare)
         self._events.event("reload", **compared, source="model built anew")
         return bool(compared["equal"])
+
+    def _free_proof(self) -> None:
+        """Let go of the model and the optimizer that were proven: a second one may not fit beside
+        them into the memory of the device."""
+        self._proof = self._hook.proof = None
+        self._hook.parameters = []
+        gc.collect()
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
 
     # -- Start and end -----------------------------------------------------------------------------
 

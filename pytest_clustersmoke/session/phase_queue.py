@@ -96,7 +96,7 @@ class PhaseQueue:
         if refusal.for_now:
             return self._put_off(phases, str(refusal))
         self.note_answer()
-        if len(phases) == 1 or phases[0].base:
+        if len(phases) == 1:
             return ""
         # Arrays may be disabled, or this one exceeds a limit on submitted jobs.
         self._makes_arrays = False
@@ -154,7 +154,7 @@ class PhaseQueue:
         """The phases to be submitted with this one, as one array: the other points of its sweep, or
         those that are alike, if as many can run at a time as if each were a job of its own."""
         is_array = isinstance(self._backend, ArrayBackend) and not self._limits.retries
-        if phase.base and is_array:
+        if phase.base and is_array and self._makes_arrays:
             return [other for other in self.waiting if other.base == phase.base]
         if not self._may_share(phase):
             return [phase]

@@ -252,6 +252,12 @@ def test_phase_ends_before_its_job(tmp_path: Path) -> None:
     assert phase.timeout_s.value == 1740 and "slurm.time" in phase.timeout_s.source
 
 
+def test_phase_that_is_asked_to_stop_has_the_rest_to_save_its_progress(tmp_path: Path) -> None:
+    """Slurm's signal comes before the job's time limit, and the program needs what follows."""
+    profile = make_profile(tmp_path, backend="slurm", phases={"small": {"slurm": {"time": 30}}})
+    assert make_phase(profile, timeout_s=3600.0, resume=True).timeout_s.value == 3600
+
+
 def test_order_of_phases_has_a_first_one(tmp_path: Path) -> None:
     """A phase that would run after itself could never start, and is refused with its place."""
     profile = make_profile(tmp_path)

@@ -46,13 +46,13 @@ def connect(tmp_path: Path, servers: Servers) -> Iterator[Connect]:
     hosts: list[SshHost] = []
     sockets = SocketFolder(os.environ)
 
-    def make(server: Server | dict[str, Any], **ssh: object) -> SshHost:
+    def make(server: Server | dict[str, Any], called: str = "", **ssh: object) -> SshHost:
         keys = servers.profile()
         keys["hosts"] = [server.entry if isinstance(server, Server) else server]
         keys["ssh"] = {**keys["ssh"], "connect_s": CONNECT_S, **ssh}
         profile = make_profile(tmp_path, **keys)
         ((name, host),) = name_hosts(profile.hosts).items()
-        hosts.append(SshHost(name, host, profile, sockets))
+        hosts.append(SshHost(called or name, host, profile, sockets))
         return hosts[-1]
 
     yield make
@@ -81,6 +81,16 @@ def check_limit(host: SshHost, kind: str, said: str, script: str = "echo never")
         assert said in refused(host, kind, SHORT_S, script)
     except AssertionError:
         assert said in refused(host, kind, LONG_S, script)
+
+
+def test_hosts_whose_names_end_alike_have_a_connection_each(
+    servers: Servers, connect: Connect
+) -> None:
+    """Otherwise one of them would answer for both."""
+    for number in range(2):
+        server = servers.start()
+        host = connect(server, f"gpu00{number}.cluster.hpc.university.example")
+        assert host.run("echo here", PATIENCE_S) == ["here"] and server.logins == 1
 
 
 def test_scripts_share_one_connection(servers: Servers, connect: Connect) -> None:

@@ -15,7 +15,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from pytest_clustersmoke.rank.checkpoint import BadShard, compare_states, digest, load_shards
+from pytest_clustersmoke.rank.checkpoint import (
+    BadShard,
+    compare_states,
+    digest,
+    load_shards,
+    name_statistics,
+)
 
 SHARD = "__0_0.distcp"
 pytestmark = pytest.mark.usefixtures("single_rank")  # torch 2.2 loads nothing without one
@@ -104,7 +110,8 @@ class Normed(torch.nn.Sequential):
 
 
 def compare(before: Any, after: Any, model: Any = None, optimizer: Any = None) -> dict[str, Any]:
-    return compare_states(before, digest(before), after, model, optimizer)
+    statistics = name_statistics(model) if model is not None else set()
+    return compare_states(before, digest(before), after, statistics, model, optimizer)
 
 
 def test_tensors_that_were_saved_are_not_loaded_ones() -> None:
@@ -121,7 +128,7 @@ def test_tensors_that_were_saved_are_not_loaded_ones() -> None:
     assert unknown == ["0.weight", "0.bias"]  # without a proof nobody knows that they are frozen
     loaded = {"model": new.state_dict(), "moment": state["moment"]}
     assert compare(state, loaded, model)["shared"] == ["moment"]
-    assert compare_states(digest(state), digest(state), state, model)["shared"] == []
+    assert compare_states(digest(state), digest(state), state, set(), model)["shared"] == []
 
 
 def test_constants_of_the_program_need_not_be_loaded() -> None:

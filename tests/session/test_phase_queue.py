@@ -3,13 +3,14 @@ scheduler."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pytest_clustersmoke.config.phase import Phase
-from pytest_clustersmoke.jobs.backend import Refused
+from pytest_clustersmoke.jobs.backend import Refused, Submission
 from pytest_clustersmoke.session import phase_queue
 from pytest_clustersmoke.session.phase_queue import PhaseQueue
 from tests.fakes.backend import FakeBackend
@@ -70,3 +71,28 @@ def test_patience_with_the_scheduler_begins_anew_once_it_has_answered(
         assert not queue.put_back([phase], Refused("Invalid account"))
     now[0] += 60
     assert bool(queue.put_back([phase], busy)) == bool(between)
+
+
+class WithArrays(FakeBackend):
+    """One that could start several phases as one array."""
+
+    def submit_array(
+        self, jobs: Sequence[Submission], at_once: int, after: str = ""
+    ) -> list[str]:  # pragma: no cover
+        raise NotImplementedError
+
+
+def test_points_of_a_sweep_get_a_job_each_where_arrays_are_refused(tmp_path: Path) -> None:
+    """A site may have disabled arrays, or allow fewer submitted jobs than there are points."""
+    profile = make_profile(tmp_path, phases={"a": None}, limits={"max_jobs": 8})
+    names = [f"a-{number}" for number in range(3)]
+    made = {name: make_phase(profile, name, base="a", gpus_per_node=1) for name in names}
+    queue = PhaseQueue(made, WithArrays(), profile.limits)
+    points = queue.take({}, {}, unknown=0)
+    assert [phase.name for phase in points] == names
+    words = queue.put_back(points, Refused("Job array specification is invalid"))
+    assert "each phase is submitted by itself" in words
+    for name in names:
+        (phase,) = queue.take({}, {}, unknown=0)
+        assert phase.name == name
+    assert queue.put_back([made["a-0"]], Refused("Invalid account")) == ""
