@@ -85,6 +85,8 @@ CURVE_PLACES: dict[str, CurvePlace] = {
 
 # How the proof begins in `Phase.resized`; its name follows.
 PROOF = "proof: "
+# What it has of a phase that went on shortly before its end; the number of steps follows.
+STEPS_LEFT = "steps left: "
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,11 @@ def describe_distance(value: float, base: float, name: str, unit: str = "1") -> 
 
 def _describe_resized(resized: Sequence[str]) -> str:
     """Why the reference does not hold for a phase of which this was changed."""
+    if left := [words for words in resized if words.startswith(STEPS_LEFT)]:
+        return (
+            f"the last attempt had only {left[0].removeprefix(STEPS_LEFT)} of the steps to do, and "
+            "the time of their proofs is in its figures"
+        )
     if len(resized) == 1 and resized[0].startswith(PROOF):
         return (
             f"the phase trains under `{resized[0]}`, which --cluster-set asks for, and a step does "

@@ -7,7 +7,7 @@ counts as missing, and a missing value is never a pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.hostlist import expand_hostlist
 from ..config.marker import numbers_by_node
-from ..config.metrics import METRICS
+from ..config.metrics import METRICS, STEPS_LEFT
 from .event_origin import Launch, keep_own_events
 from .finding import Finding
 from .job_results import NodeResult, RankResult, read_node_result
@@ -320,11 +320,25 @@ def with_bounds(
     return replace(
         result,
         references=dict(profile.references.get(result.entry, {})),
-        resized=tuple(parse_texts(result.spec.get("resized"))),
+        resized=(*parse_texts(result.spec.get("resized")), *_count_steps_left(result)),
         expect=expect,
         earlier=tuple(replace(attempt, expect=expect) for attempt in result.earlier),
         past=_make_past_runs(result.directory, profile, report_dir) if report_dir else None,
     )
+
+
+def _count_steps_left(result: PhaseResult) -> Iterator[str]:
+    """Of a phase that stopped and went on: how many steps its last attempt had, if it timed none
+    but those that it proved."""
+    if not (result.earlier and result.ranks):
+        return
+    plan, times = map(result.ranks[0].events.last, ("proof_plan", "step_times"))
+    if plan and times:
+        count, warmup = len(parse_numbers(times.get("seconds"))), parse_int(times.get("warmup"))
+        steps = plan.get("steps")
+        proven = {*map(parse_int, steps)} if isinstance(steps, list) else set()
+        if not {*range((warmup or 0) + 1, count + 1)} - proven:
+            yield f"{STEPS_LEFT}{count}"
 
 
 def _make_past_runs(directory: PhaseDir, profile: Profile, report_dir: Path) -> PastRuns:

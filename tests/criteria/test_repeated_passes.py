@@ -63,6 +63,27 @@ def test_step_repeated_with_its_own_batch_accuses_the_device(pair: Evidence) -> 
             check_replay(pair.result())
 
 
+@pytest.mark.parametrize(
+    ("steps", "others", "ranks", "is_named"),
+    [(5, 0, 4, True), (4, 0, 4, False), (5, 1, 4, False), (5, 0, 3, False)],
+)
+def test_rank_that_alone_differs_in_every_step_is_named_whatever_its_kernels(
+    tmp_path: Path, steps: int, others: int, ranks: int, is_named: bool
+) -> None:
+    """The others run the same kernels, and give the same bits each time: in five steps, on three
+    other ranks or more."""
+    evidence = Evidence(tmp_path, 1, ranks).done()
+    named = {**WRONG, "nondeterministic": ["cumsum_cuda_kernel"]}
+    for step in range(1, steps + 1):
+        evidence.each("proof", **{**PROOF, "step": step})
+        evidence.rank(2, ("proof", {**PROOF, **named, "step": step}))
+    for _ in range(others):
+        evidence.rank(0, ("proof", {**PROOF, **named, "step": 1}))
+    error, words = (AssertionError, "^rank 2 .* disagrees") if is_named else (Unmeasured, "not det")
+    with pytest.raises(error, match=words):
+        check_replay(evidence.result())
+
+
 def test_kernels_in_any_order_are_unmeasured(pair: Evidence) -> None:
     """If all ranks disagree with themselves and torch says that a kernel adds in any order, nothing
     is shown; without such a kernel, or if only some ranks disagree, they are named."""

@@ -14,9 +14,10 @@ import pytest
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
 from pytest_clustersmoke.criteria.resumption import check_earlier_attempts, check_resumption
 from pytest_clustersmoke.evidence.metric import Unmeasured
-from pytest_clustersmoke.evidence.phase_result import collect_phase
+from pytest_clustersmoke.evidence.phase_result import collect_phase, with_bounds
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
+from tests.support.evidence import make_profile
 
 STOP = {"step": 5, "asked": False, "next_loss": 2.0, "first_loss": 3.0}
 RESUME = {"step": 5, "equal": True, "tensors": 4, "mismatched": []}
@@ -153,3 +154,23 @@ def test_phase_without_resume_is_skipped(tmp_path: Path) -> None:
     write_json(phase.directory.spec, {"phase": "small", "nodes": 1, "ranks_per_node": 1})
     with pytest.raises(pytest.skip.Exception, match="the phase has no `resume`"):
         check_resumption(view_phase(collect_phase(phase.directory)))
+
+
+@pytest.mark.parametrize(("proven", "is_judged"), [([1, 2], False), ([1], True), ("x", True)])
+def test_reference_is_not_judged_by_a_few_proven_steps(
+    tmp_path: Path, proven: Any, is_judged: bool
+) -> None:
+    """A phase that was requeued shortly before its end has no other steps to time."""
+    two_attempts(tmp_path)
+    events = EventWriter(replace(PhaseDir(tmp_path / "small"), attempt=1).rank_events(0))
+    events.write("proof_plan", seed="0", steps=proven)
+    events.write("step_times", seconds=[0.1, 0.1], warmup=0)
+    events.write("metrics", values={"steps_per_s": 2.0})
+    events.close()
+    references = {"small": {"steps_per_s": {"value": 10.0, "tolerance": 0.1}}}
+    profile = make_profile(tmp_path, references=references)
+    metric = with_bounds(collect_phase(PhaseDir(tmp_path / "small")), profile).metric("steps_per_s")
+    words = "the last attempt had only 2 of the steps to do, and the time of their proofs is in"
+    with pytest.raises(AssertionError if is_judged else Unmeasured) as caught:
+        metric.check()
+    assert (words in str(caught.value)) is not is_judged
