@@ -167,7 +167,8 @@ def test_reference_is_not_judged_by_a_few_proven_steps(
     events.write("step_times", seconds=[0.1, 0.1], warmup=0)
     events.write("metrics", values={"steps_per_s": 2.0})
     events.close()
-    references = {"small": {"steps_per_s": {"value": 10.0, "tolerance": 0.1}}}
+    bound = {"value": 10.0, "lower": "-10 %", "unit": "steps/s", "source": "one night"}
+    references = {"small": {"steps_per_s": bound}}
     profile = make_profile(tmp_path, references=references)
     metric = with_bounds(collect_phase(PhaseDir(tmp_path / "small")), profile).metric("steps_per_s")
     words = "the last attempt had only 2 of the steps to do, and the time of their proofs is in"
