@@ -27,8 +27,8 @@ from ..evidence.run_record import (
 )
 from ..evidence.screen_record import FAILING, NO_ANSWER, ScreenedNode
 from ..text import outcome_words, shorten
-from .node_records import fact_words
 from .named_nodes import describe_first, list_shared, remark_on_node, title_node
+from .node_records import fact_words
 from .phase_table import RATES, describe_isolation
 
 MAX_EACH = 3  # of each kind on the first screen; the rest is counted
