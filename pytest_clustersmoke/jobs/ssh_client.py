@@ -56,6 +56,7 @@ OPTIONS = {
 }
 # Why a host cannot be used.
 UNREACHABLE, WRONG_KEY, NO_LOGIN, NO_SHELL = "unreachable", "wrong key", "no login", "no shell"
+HUNG = "hung"  # it answers, and what it is asked to do does not end
 ERROR_PATTERNS = (
     (WRONG_KEY, r"host key verification failed|host identification has changed"),
     (WRONG_KEY, r"host key is known for|host key .*revoked"),

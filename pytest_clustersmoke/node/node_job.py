@@ -184,8 +184,7 @@ def _requeue(job: NodeJob, result: _Result) -> None:
             return
         if time.monotonic() > deadline:
             result.fail(f"Slurm did not requeue the job: {words}")
-    # Slurm's SIGTERM, before SIGKILL some KillWait later, for which the node would wait idle.
-    signal.sigtimedwait(ENDING, REQUEUED_S)
+    signal.sigtimedwait(ENDING, REQUEUED_S)  # not for SIGKILL, which comes KillWait later
 
 
 def _request_requeue() -> str:

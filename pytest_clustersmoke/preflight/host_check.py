@@ -43,10 +43,9 @@ SEEN_WITHIN_S = 10.0  # NFS may show a file that another host wrote some seconds
 POLL_S = 0.2
 MOST_NAMES = 4
 
-SLOW = "slow"  # it answers, and what the check asks for does not end
 # Why ssh cannot use a host: the finding's id, and what to do.
 REFUSALS = {
-    SLOW: (
+    ssh_client.HUNG: (
         "host-check-slow",
         "look there whether `shared_dir` hangs, and how long the lines of `setup` and the start of "
         "Python take; if they are only slow, raise `ssh.check_s`; try `{command}`",
@@ -146,7 +145,8 @@ class HostCheck:
         try:
             facts = parse_facts(host.run(script, ssh.check_s))
         except CommandHung as error:
-            raise HostUnavailable(SLOW, f"it answers, but the check of it hung: {error}") from error
+            why = f"it answers, but the check of it hung: {error}"
+            raise HostUnavailable(ssh_client.HUNG, why) from error
         return _HostAnswer(facts, None if there is None else there - before - error_s, error_s)
 
     def _judge(

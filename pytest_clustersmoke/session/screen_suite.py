@@ -29,6 +29,7 @@ from ..evidence.screen_record import (
     FAILING,
     NO_ANSWER,
     NOT_SCREENED,
+    PASSING,
     ScreenedNode,
     ScreenRecord,
 )
@@ -309,7 +310,9 @@ class ScreenSuite(Suite):
             for name, found in measured.items()
             for figure in (*found.figures, *list_card_figures(name, found.cards))
         ]
-        answers = [answer for name in names if (answer := files.read_answer(name)) is not None]
+        # A node that was ended may have written its answer as it was.
+        in_time = [node.node for node in self.screen.nodes if node.state in (PASSING, FAILING)]
+        answers = [answer for name in in_time if (answer := files.read_answer(name)) is not None]
         return replace(finished, figures=tuple(figures), screened=[*map(record_facts, answers)])
 
     def results(self) -> dict[str, Any]:
