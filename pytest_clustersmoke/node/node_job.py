@@ -184,7 +184,7 @@ def _requeue(job: NodeJob, result: _Result) -> None:
             return
         if time.monotonic() > deadline:
             result.fail(f"Slurm did not requeue the job: {words}")
-    signal.sigtimedwait(ENDING, REQUEUED_S)  # not for SIGKILL, which comes KillWait later
+    time.sleep(REQUEUED_S)
 
 
 def _request_requeue() -> str:
