@@ -262,9 +262,15 @@ def check_reload(phase: PhaseResult) -> None:
     state of the others, and it is not the checkpoint that is at fault.
     """
     __tracebackhide__ = True
+    unmeasured: list[Unmeasured] = []
     for records in _list_calls(phase, "reload") or [{}]:
         require_all_ranks(phase, records, "the comparison after reload")
-        _check_reloaded(phase, records)
+        try:
+            _check_reloaded(phase, records)
+        except Unmeasured as error:  # a later call may fail
+            unmeasured.append(error)
+    if unmeasured:
+        raise unmeasured[0]
     phase.judged.add("checkpoint")
 
 
