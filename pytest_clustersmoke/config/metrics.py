@@ -85,7 +85,8 @@ CURVE_PLACES: dict[str, CurvePlace] = {
 
 # How the proof begins in `Phase.resized`; its name follows.
 PROOF = "proof: "
-# What it has of a phase that went on shortly before its end; the number of steps follows.
+# How it begins for a phase that stopped and went on shortly before its end; the number of steps of
+# the last attempt follows.
 STEPS_LEFT = "steps left: "
 
 

@@ -75,7 +75,7 @@ class PhaseResult:
     ranks: tuple[RankResult, ...]
     scheduler: SchedulerRecord = field(default_factory=SchedulerRecord)
     references: Mapping[str, Reference] = field(default_factory=dict)
-    resized: tuple[str, ...] = ()  # what --cluster-set changed: the references do not hold for it
+    resized: tuple[str, ...] = ()  # why the references do not hold, as in `Phase.resized`
     expect: Expectation | None = None
     # The kinds that criteria judged, for the profile's `require`: a kind that is missing here was
     # not measured.

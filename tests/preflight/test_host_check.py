@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.run_directory import RunDir
-from pytest_clustersmoke.jobs.host_probe import HostFacts, parse_clock, parse_facts
+from pytest_clustersmoke.jobs.host_probe import CLOCK_SCRIPT, HostFacts, parse_clock, parse_facts
+from pytest_clustersmoke.jobs.outcome import judge_refusal
 from pytest_clustersmoke.jobs.ssh_backend import SshBackend
-from pytest_clustersmoke.jobs.ssh_client import SshHost
+from pytest_clustersmoke.jobs.ssh_client import UNREACHABLE, CommandHung, SshHost
 from pytest_clustersmoke.preflight.host_check import HostCheck, _HostAnswer
 from pytest_clustersmoke.preflight.slurm_check import CheckResult
 from tests.support.evidence import make_phase, make_profile
@@ -91,6 +92,27 @@ def test_other_version_of_this_package_is_refused(
     other = python("3.11", **{"pytest-clustersmoke": "0.0.1"})
     checked = check(tmp_path, monkeypatch, a=other, b=other, c=other)
     assert {finding.id for finding in checked.findings["on_1"]} == {"versions-differ"}
+
+
+def test_host_whose_check_hangs_is_not_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lets us in and tells its time, so the phase never ran: the cluster's nodes are not out."""
+
+    def run(_: SshHost, script: str, timeout_s: float) -> list[str]:
+        if script in (":", CLOCK_SCRIPT):
+            return []
+        why = f"a command there did not end within {timeout_s:g} s"
+        raise CommandHung(UNREACHABLE, why, silent=True)
+
+    monkeypatch.setattr(SshHost, "run", run)
+    profile = make_profile(tmp_path, backend="ssh", hosts=["a"], hardware=CPU, phases={"p": None})
+    backend = SshBackend(profile, os.environ)
+    checked = HostCheck(profile, backend)([make_phase(profile, "p")], RunDir(tmp_path / "run"))
+    (finding,) = checked.findings["p"]
+    assert finding.id == "host-check-slow"
+    assert "it answers, but the check of it hung" in finding.cause
+    assert judge_refusal([finding]).outcome == "never_ran"
 
 
 def test_lack_of_gpus_and_programs_is_named(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +24,7 @@ from pytest_clustersmoke.rank.checkpoint import (
     load_shards,
     name_statistics,
 )
+from tests.support.waiting import PATIENCE_S
 
 SHARD = "__0_0.distcp"
 pytestmark = pytest.mark.usefixtures("single_rank")  # torch 2.2 loads nothing without one
@@ -176,3 +179,42 @@ def test_other_buffers_of_another_rank_differ() -> None:
     cast(Any, new).codebook += 1
     fields = compare({"model": model.state_dict()}, {"model": new.state_dict()}, model)
     assert fields["mismatched"] == ["model.codebook"] and not fields["only_buffers_differ"]
+
+
+FREED = """
+import weakref, torch
+from pytest_clustersmoke.rank import Proof, Rank
+
+def train(rank):
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_of = lambda index: model(torch.full((4, 8), float(index))).square().mean()
+    for step in rank.steps(6, samples_per_rank=4, proof=Proof(model, loss_of, optimizer=optimizer)):
+        loss = loss_of(step.index)
+        loss.backward()
+        step.backward_done()
+        optimizer.step()
+        optimizer.zero_grad()
+        step.record(loss=loss)
+    state = model.state_dict()
+    rank.save_checkpoint(lambda: torch.save(state, rank.output_dir / "state.pt"))
+    return rank.digest(state), weakref.ref(model), weakref.ref(optimizer)
+
+with Rank.start(init="torch") as rank:
+    digest, *proven = train(rank)
+
+    def reload():
+        assert [each() for each in proven] == [None, None]
+        return torch.load(rank.output_dir / "state.pt")
+
+    assert rank.verify_reload(digest, reload)
+"""
+
+
+def test_reload_of_a_digest_lets_go_of_what_was_proven() -> None:
+    """A second model may not fit into the memory of the device beside it."""
+    launch = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of this test's own group
+    env = {name: value for name, value in os.environ.items() if name not in launch}
+    command = [sys.executable, "-c", FREED]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert run.returncode == 0, run.stderr

@@ -14,6 +14,7 @@ import pytest
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView
 from tests.rank.conftest import SMOKE_TESTS
 from tests.smoke.agents import Outcome, break_program, check_fails, run_program
+from tests.support.evidence import Evidence
 from tests.support.needs import need_packages
 
 need_packages("peft", "torch>=2.6")  # its first `fully_shard`
@@ -22,7 +23,10 @@ suite: Any = importlib.import_module("test_fsdp")
 
 PROGRAM = SMOKE_TESTS / "train_fsdp.py"
 ARGS = {**suite.SMALL, "micro_batch": 1, "max_steps": 5}
-OWN_CRITERIA = [name for name in vars(suite.TrainedWithFsdp) if name.startswith("test_")]
+BASE = "test_base_weights_are_trained"  # skipped here: the base of `tiny` is random by design
+OWN_CRITERIA = [
+    name for name in vars(suite.TrainedWithFsdp) if name.startswith("test_") and name != BASE
+]
 
 
 def run(directory: Path, sharding: str, program: Path = PROGRAM, **options: Any) -> Outcome:
@@ -31,6 +35,19 @@ def run(directory: Path, sharding: str, program: Path = PROGRAM, **options: Any)
 
 def judge(name: str, phase: PhaseView) -> None:
     getattr(suite.TrainedWithFsdp(), name)(phase)
+
+
+@pytest.mark.parametrize("first", [10.37, 1.4])
+def test_base_of_random_weights_is_named(tmp_path: Path, first: float) -> None:
+    """A model that knows nothing of its 32,000 tokens has a first loss of 10.37."""
+    evidence = Evidence(tmp_path, args={"model": "mistralai/Mistral-7B-v0.1"})
+    evidence.rank(0, ("fact", {"values": {"vocabulary": 32_000}}))
+    evidence.rank(0, ("losses", {"mean": [first, 1.3], "local_first": [first, 1.3]}))
+    if first > 10:
+        words = "the base weights are not trained: the first loss is 10.37"
+        check_fails(getattr(suite.TrainedWithFsdp(), BASE), evidence.result(), words)
+    else:
+        judge(BASE, evidence.result())
 
 
 def test_older_torch_is_named(tmp_path: Path) -> None:
