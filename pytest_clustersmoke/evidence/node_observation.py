@@ -20,6 +20,7 @@ NodeState = Literal["good", "bad", "unknown"]
 
 # Which findings say something about a node, by their ids.
 NODE_DOWN, SLOW, COMPUTES_WRONGLY = "node-down", "slow-rank", "device-computes-wrongly"
+DRAINED = "node-drained"  # slurmctld lost its last seconds, and launched a job where it ran
 # Definite where they are failures; as a warning, `rdma-port-down` and `interface-down` may mean
 # that the node is cabled differently on purpose.
 DEFINITE = frozenset(
@@ -52,7 +53,7 @@ CHECKS = frozenset(
 HARMLESS = frozenset(
     {
         *("argument-refused", "cancelled-by-other", "fault-staged-unasked", "foreign-events"),
-        *("hosts-silent", "job-suspended", "master-unreachable", "node-drained"),
+        *("hosts-silent", "job-suspended", "master-unreachable", DRAINED),
         *("nodes-unavailable", "preempted", "rank-api-unused", "requeued", "time-limit"),
         "world-size-mismatch",
     }

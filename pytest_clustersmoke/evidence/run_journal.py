@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 from ..text import plural
 from .locks import HEARTBEAT_S, ControllerFence, ControllerLock, Unclear, send_heartbeat
 from .run_counts import CriterionRecord
-from .run_directory import RunDir
+from .run_directory import RunDir, read_json
 from .telemetry import (
     Events,
     EventWriter,
@@ -28,6 +29,9 @@ from .whole_files import is_full
 
 # Without an `intent` no job is submitted; without `detached`, the next run would judge this one.
 KEPT = ("intent", "detached")
+# By these another controller acts. NFS shows its host, and a disk keeps, only what was synced;
+# those who write `intent` and `submitted`, for many jobs at once, do that themselves.
+SYNCED = ("attached", "closed", "detached", "held", "refused", "retry")
 
 
 class FencedJournal(EventWriter):
@@ -51,6 +55,8 @@ class FencedJournal(EventWriter):
                 if not self._is_closed:
                     super().write(event, **fields)
                     self._is_closed = event == "closed"
+                    if event in SYNCED:
+                        self.sync()
         except OSError as error:
             if event in KEPT or not is_full(error):
                 raise
@@ -102,7 +108,7 @@ class JournalledJob:
     `has_ended`: the job has; `may_run`: it is not known to have, although its phase has a result,
     since the run ended before the scheduler confirmed the job's end. `queued`: when this start of
     it was submitted, by the scheduler's clock, as a controller first saw it; `index`: of a task of
-    an array."""
+    an array, of which `at_once` may run at a time."""
 
     phase: str
     token: str
@@ -114,6 +120,7 @@ class JournalledJob:
     may_run: bool = False
     queued: float | None = None
     index: int | None = None
+    at_once: int | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,15 @@ def read_journal(run: RunDir) -> RunJournal:
     return parse_journal(run, read_events(run.journal))
 
 
+def require_journal(run: RunDir) -> RunJournal:
+    """The journal of a run that is to be taken up or ended. Raises OSError if it cannot be read:
+    an empty one would say that nothing was submitted. What is no file is none of ours."""
+    events = read_events(run.journal)
+    if events.error is not None and events.error.errno not in (errno.ENOENT, errno.EINVAL):
+        raise events.error
+    return parse_journal(run, events)
+
+
 def parse_journal(run: RunDir, events: Events) -> RunJournal:
     """The jobs that the events of a journal name."""
     jobs: dict[str, JournalledJob] = {}
@@ -151,9 +167,10 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
         if event["event"] == "intent":
             jobs.pop(phase, None)
             token = parse_text(event.get("token")) or ""
-            number, index = parse_int(event.get("attempt")) or 0, parse_int(event.get("index"))
+            number = parse_int(event.get("attempt")) or 0
+            index, at_once = parse_int(event.get("index")), parse_int(event.get("at_once"))
             jobs[phase] = JournalledJob(
-                phase, token, float(event["time"]), number=number, index=index
+                phase, token, float(event["time"]), number=number, index=index, at_once=at_once
             )
         elif event["event"] == "submitted" and before is not None:
             jobs[phase] = replace(before, job_id=parse_text(event.get("job_id")) or "")
@@ -175,8 +192,16 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
             jobs[phase] = replace(before, has_ended=not is_left, may_run=is_left)
     for phase, job in jobs.items():
         if not job.may_run:  # without a result, for which there was no room, it is judged again
-            jobs[phase] = replace(job, has_ended=run.phase(phase).result.exists())
+            jobs[phase] = replace(job, has_ended=_has_result(run, job))
     return RunJournal(events, jobs, *_find_end(events.records))
+
+
+def _has_result(run: RunDir, job: JournalledJob) -> bool:
+    """Whether the phase has the result of this job: its ranks can write such a file, too."""
+    result = read_json(run.phase(job.phase).result)
+    if result is None or not job.job_id:
+        return result is not None
+    return result.get("job_id") in (job.job_id, "")  # of one that was given up, it may have no id
 
 
 def is_closed(run: RunDir) -> bool:

@@ -67,19 +67,25 @@ class EventWriter:
         if self._is_torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def sync(self) -> None:
+        """Have what was written on the disk, which another host may ask. Raises OSError."""
+        os.fsync(self._fd)
+
     def close(self) -> None:
         os.close(self._fd)
 
 
 @dataclass
 class Events:
-    """The events of one file in order, and the number of lines that are not events."""
+    """The events of one file in order, and the number of lines that are not events. `error`: why
+    the file could not be read to its end."""
 
     path: Path
     records: list[dict[str, Any]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)  # the line of each record, from 1
     unreadable_lines: int = 0
     foreign: str = ""  # why they are not the rank's own, which then has no events
+    error: OSError | None = None
 
     def named(self, event: str) -> Iterator[dict[str, Any]]:
         return (record for record in self.records if record["event"] == event)
@@ -147,8 +153,8 @@ def read_events(path: Path, all_marks: bool = True) -> Events:
                     last.append((line_number, record))
                 else:
                     kept.append((line_number, record))
-    except OSError:
-        pass
+    except OSError as error:
+        events.error = error
     kept = sorted([*kept, *last, *_find_last_mark(unread)], key=lambda pair: pair[0])
     events.records = [record for _, record in kept]
     events.lines = [line_number for line_number, _ in kept]

@@ -49,11 +49,18 @@ __all__ = [
 class Refused(Exception):
     """The scheduler did not accept the job; the text is its error message. `no_controller`: it
     could not be reached at all, so the job's settings are not to blame; `for_now`: it may accept
-    the same job later."""
+    the same job later; `at_limit`: once other jobs of this user have ended."""
 
-    def __init__(self, message: str, *, no_controller: bool = False, for_now: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        no_controller: bool = False,
+        for_now: bool = False,
+        at_limit: bool = False,
+    ) -> None:
         super().__init__(message)
-        self.no_controller, self.for_now = no_controller, for_now
+        self.no_controller, self.for_now, self.at_limit = no_controller, for_now, at_limit
 
 
 class Unanswered(Exception):
@@ -74,9 +81,10 @@ class Submission:
     """A phase to be submitted: where its job writes, and a token that its spec, its comment in the
     scheduler's queue and its claim carry, and that no other submission has (empty in a dry run).
     Phases that are submitted together, as the tasks of an array, have one token, and each has an
-    `index`. `behind`: the id of a job that must end first, however it does, or several, separated
-    by colons. `avoid`: nodes that it must not get. `check`: to be called just before the scheduler
-    is asked to take it; raises OSError if this process must not submit it any more."""
+    `index`; `at_once`: how many tasks of it may run at a time. `behind`: the id of a job that must
+    end first, however it does, or several, separated by colons. `avoid`: nodes that it must not
+    get. `check`: to be called just before the scheduler is asked to take it; raises OSError if this
+    process must not submit it any more."""
 
     phase: Phase
     directory: PhaseDir
@@ -85,6 +93,7 @@ class Submission:
     behind: str = ""
     avoid: tuple[str, ...] = ()
     check: Callable[[], object] = field(default=allow, compare=False)
+    at_once: int | None = None
 
     @property
     def in_array(self) -> bool:

@@ -43,12 +43,13 @@ print("csm-python", json.dumps({"executable": sys.executable, "python": platform
 class HostFacts:
     """What a host answered; None or empty where it did not.
 
-    `sees`: the token that it read from the run directory; `nodes`: those of jobs that its machine
-    still runs; `models`: the GPUs by the driver's names; `memory`, in MiB; `last_line`: the last
-    line that Python's start printed.
+    `sees`: the token that it read from the run directory; `machine`: its boot and its network
+    namespace; `nodes`: those of jobs that its machine still runs; `models`: the GPUs by the
+    driver's names; `memory`, in MiB; `last_line`: the last line that Python's start printed.
     """
 
     sees: str = ""
+    machine: str = ""
     models: tuple[str, ...] = ()
     cores: int = 0
     memory: int = 0
@@ -91,6 +92,7 @@ def probe_script(profile: Profile, phase: Phase | None, folder: PhaseDir, token:
         f"token=$(cat {seen})",
         'echo "csm-sees $token"',
         f'( umask 077; echo "$token" > {own} )',
+        'echo "csm-machine $(cat /proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/net)"',
         f"for name in {' '.join(PROGRAMS)}; do",
         '  command -v "$name" >/dev/null 2>&1 || echo "csm-lacks $name"',
         "done",
@@ -119,6 +121,7 @@ def parse_facts(lines: list[str]) -> HostFacts:
     others = [line for line in lines if line.strip() and not line.startswith("csm-")]
     return HostFacts(
         sees=(fields.get("csm-sees") or [""])[0],
+        machine=(fields.get("csm-machine") or [""])[0],
         lacks=tuple(fields.get("csm-lacks", ())),
         nodes=tuple(dict.fromkeys(filter(None, map(NodeTag.parse, fields.get("csm-node", ()))))),
         models=tuple(fields.get("csm-model", ())),

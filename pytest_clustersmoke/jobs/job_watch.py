@@ -108,6 +108,7 @@ class WatchedJob:
     stage_limits_s: Mapping[str, float] = field(default_factory=dict)
     resumes: bool = False  # its ranks may stop, and go on in another attempt
     restarts: int = 0
+    at_once: int | None = None  # how many tasks of its array may run at a time
     was_requeued: bool = False  # since somebody last asked
     state: JobState | None = None
     state_at: float = 0.0  # when the scheduler reported it
@@ -115,6 +116,7 @@ class WatchedJob:
     submitted: float | None = None  # when this start was, by the scheduler's clock (Unix seconds)
     was_set_back: bool = False  # the scheduler showed it as it was before it started
     is_queued: bool = False  # which it still shows, or its second start
+    running_since: float | None = None  # the scheduler shows it running, and not suspended
     ended_at: float | None = None
     unknown_since: float | None = None
     looked_at: float = 0.0  # and seen to write, since the scheduler has forgotten it
@@ -201,6 +203,7 @@ class WatchedJob:
             if now - self.requeued_since < RESULT_GRACE_S:
                 return
         self.state, self.state_at, self.unknown_since = state, now, None
+        self.running_since = (self.running_since or now) if state.raw == "RUNNING" else None
         if state.submitted != self.submitted and (requeued or self._is_own_submission(state)):
             self.submitted = state.submitted
         # Of a job that is completing the scheduler lists the nodes that are not done yet.

@@ -32,6 +32,7 @@ def watch_job(job: Submission, job_id: str, after: str) -> WatchedJob:
         {name: float(limit.value) for name, limit in phase.stage_limits_s.items()},
         resumes=bool(phase.resume.value),
         restarts=newest.attempt // RESTART,
+        at_once=job.at_once,
     )
 
 

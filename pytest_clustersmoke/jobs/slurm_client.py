@@ -6,6 +6,7 @@ Answers are returned as records (slurm_records.py, slurm_jobs.py).
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import os
 import re
@@ -31,6 +32,8 @@ DETAILS_TIMEOUT_S = 10.0
 ACCOUNTING_LAG_S, ACCOUNTING_POLL_S = 2.0, 0.25
 MAX_DETAILS, MAX_MESSAGE = 2**20, 300
 # What sbatch prints once, as it begins to ask again by itself (22.05).
+# Why this host starts no process now.
+NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 TRIES_AGAIN = re.compile(r"(sleeping and|temporarily disabled,) retrying")
 # Variables of an enclosing job that would change what our jobs request.
 OUTER_JOB = re.compile(
@@ -209,7 +212,8 @@ class SlurmClient:
                 refused_so_far=bool(TRIES_AGAIN.search(wrote)),
             ) from error
         except OSError as error:
-            raise Refused(f"sbatch cannot be run: {error}") from error
+            is_busy = error.errno in NO_ROOM
+            raise Refused(f"sbatch cannot be run: {error}", for_now=is_busy) from error
         message = answer.stderr.strip() or answer.stdout.strip()
         if answer.returncode == 0:
             if job_id := slurm_jobs.parse_submitted(answer.stdout):
@@ -223,6 +227,7 @@ class SlurmClient:
             message,
             no_controller=bool(slurm_jobs.NO_CONTROLLER.search(message)),
             for_now=bool(slurm_jobs.FOR_NOW.search(message)),
+            at_limit=bool(slurm_jobs.SUBMIT_LIMIT.search(message)),
         )
 
     def _is_starting(self) -> bool:

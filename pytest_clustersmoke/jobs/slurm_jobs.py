@@ -122,6 +122,9 @@ NO_CONTROLLER = re.compile(
 FOR_NOW = re.compile(
     r"unable to contact slurm controller \(connect failure\)|temporarily un|standby mode", re.I
 )
+# The reasons of a refusal that ends once other jobs of this user have (slurm_errno.c and
+# job_state_reason_string of 22.05 to 24.11); the message after them names limits on sizes as well.
+SUBMIT_LIMIT = re.compile(r"\b(QOS|Assoc)\w*Submit\w*Limit\b|\bMaxSubmitJobs", re.I)
 # How sbatch reports an error of Slurm's, or its own before it asks; and errors of the connection,
 # after which slurmctld may have served the request.
 _SBATCH_ERROR = re.compile(r"^(sbatch: (error|fatal): |Batch job submission failed: )", re.M)
@@ -393,7 +396,7 @@ def parse_test_only(status: int, output: str) -> TrialSubmission:
         partition = (estimate[3] or "").rstrip(";")
         start = _unix_seconds(estimate[1])
         return TrialSubmission(True, message, start, estimate[2], partition)
-    if _NO_ANSWER.search(message) or not message:
+    if _NO_ANSWER.search(message) or SUBMIT_LIMIT.search(message) or not message:
         return TrialSubmission(None, message or f"`sbatch --test-only` ended with status {status}")
     return TrialSubmission(False, message)
 

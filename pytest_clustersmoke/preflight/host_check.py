@@ -102,9 +102,8 @@ class HostCheck:
             if findings:
                 refused[phase.name] = self._quote(phase, run, findings)
         lines = [f"{each.cause}; it is left out" for all_ in bad.values() for each in all_]
-        return CheckResult(
-            refused, lines=(*lines, *_remark_on_clocks(looks), *_remark_on_paths(looks))
-        )
+        remarks = (*_remark_on_clocks(looks), *_remark_on_paths(looks), *_remark_on_machines(looks))
+        return CheckResult(refused, lines=(*lines, *remarks))
 
     def survey(self, run: RunDir) -> tuple[dict[str, HostFacts], list[Finding]]:
         """The facts by which `init` chooses phases, and what would keep each host from running
@@ -288,3 +287,18 @@ def _remark_on_paths(looks: Mapping[str, _HostAnswer]) -> Iterator[str]:
     if len(by_path) > 1:
         paths = "; ".join(f"{path} on {shorten(on, MOST_NAMES)}" for path, on in by_path.items())
         yield f"the interpreter is not the same on all hosts: {paths}"
+
+
+def _remark_on_machines(looks: Mapping[str, _HostAnswer]) -> Iterator[str]:
+    """Hosts of a profile may be one machine on purpose, as the virtual nodes of a test are."""
+    by_machine: dict[str, list[str]] = {}
+    for name, look in looks.items():
+        if len(look.facts.machine.split()) == 2:  # its boot and its network, or neither is known
+            by_machine.setdefault(look.facts.machine, []).append(name)
+    for names in by_machine.values():
+        if len(names) > 1:
+            yield (
+                f"{shorten(names, MOST_NAMES)} are one machine (the same boot and network): a "
+                "phase with nodes on it tests no network between them; if that is a mistake, "
+                "correct `hosts` in cluster.yaml"
+            )

@@ -21,6 +21,7 @@ from ..evidence.node_observation import (
     CHECKS,
     DAMAGE,
     DEFINITE,
+    DRAINED,
     DRIVER,
     FLAP,
     GPU,
@@ -118,12 +119,14 @@ def _observe_phase(phase: PhaseRecord) -> Iterator[NodeObservation]:
         if node in nodes:
             reason = f"{SLOW}: {name_ranks(ranks)} fell behind the others"
             yield NodeObservation(nodes[node], phase.phase, "bad", reason)
+    drained = {host for found in phase.findings if found.id == DRAINED for host in found.hosts}
     for attempt in phase.attempts[:-1]:
         # Where the scheduler named none, all of the job's nodes are listed.
         if len(attempt.failed_nodes) == 1 or len(attempt.failed_nodes) < len(attempt.nodes):
             reason = f"{NODE_DOWN}: it failed in job {attempt.job_id}: {attempt.reason}"
             for node in attempt.failed_nodes:
-                yield NodeObservation(node, phase.phase, "bad", reason)
+                if node not in drained:  # it was launched there twice
+                    yield NodeObservation(node, phase.phase, "bad", reason)
 
 
 def _is_good(phase: PhaseRecord) -> bool:

@@ -21,6 +21,7 @@ from ..evidence.run_journal import (
     RunJournal,
     is_closed,
     read_journal,
+    require_journal,
 )
 from ..evidence.run_ownership import find_stranger, list_runs
 from ..evidence.telemetry import parse_finite, parse_int, parse_text, parse_texts
@@ -134,7 +135,7 @@ class Schedulers:
     def settle(self, run: RunDir, about: Mapping[str, Any]) -> bool:
         """Whether a dead run can be reported, since nothing of it runs any more; then each of its
         jobs has a result. Raises OSError."""
-        journal, profile = read_journal(run), _load_profile(about, self._environ)
+        journal, profile = require_journal(run), _load_profile(about, self._environ)
         if find_stranger(run.root) or journal.detached:
             return False
         are_over = not (journal.left or journal.unanswered)
@@ -228,7 +229,7 @@ def _close_judged(run: RunDir, backend: RunBackend) -> None:
     if not report or not (Path(report) / "report.json").is_file():
         return  # `recover` says that its controller was killed
     with seize_run(run) as dead, contextlib.suppress(OSError):
-        journal = read_journal(run)
+        journal = require_journal(run)
         are_judged = all(job.may_run for job in journal.left) and not journal.unanswered
         if not (dead and are_judged and journal.jobs):
             return
@@ -307,7 +308,7 @@ def _settle_jobs(
     fence = ControllerFence(run)
     journal = FencedJournal(run, fence)
     try:
-        known = read_journal(run)
+        known = require_journal(run)
         withdraw_unanswered(run, known)
         jobs = UnwatchedJobs(run, known, backend)
         unstarted = jobs.give_up(NOT_STARTED) if gives_up else {}

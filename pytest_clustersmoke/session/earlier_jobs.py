@@ -53,7 +53,11 @@ def sort_jobs(
     for jobs in map(_complete_ids, together.values()):
         made = [
             Submission(
-                phases[job.phase], run.phase(job.phase).job(job.number), job.token, job.index
+                phases[job.phase],
+                run.phase(job.phase).job(job.number),
+                job.token,
+                job.index,
+                at_once=job.at_once,
             )
             for job in jobs
         ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config.hostlist import expand_hostlist
+from ..config.phase import SETUP_S, WIND_UP_S
 from ..config.profile import Profile
 from ..evidence.finding import Finding
 from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
@@ -18,6 +20,7 @@ from ..evidence.whole_files import is_full
 from ..jobs.backend import Backend
 from ..jobs.job_watch import WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge_attempts, judge_job
+from ..node.abort_flag import visible
 from .phase_ledger import find_failed_nodes
 
 
@@ -49,6 +52,20 @@ def judge_end(
     if judgement.outcome == "failed":  # the reason that a node gave may be a consequence
         judgement = Judgement("failed", findings[0].cause)
     return result, judgement, findings + check_warnings(result) + warn_of_devices(result)
+
+
+def judge_overdue(job: WatchedJob, notice_s: float) -> Judgement | None:
+    """The judgement of a job that runs for longer than its phase, the time to save before a stop
+    (`notice_s`) and `setup` may take: a node ends its ranks before, unless it stands still itself.
+    None of any other job."""
+    limit_s = job.timeout_s + notice_s + SETUP_S + WIND_UP_S
+    if job.running_since is None or time.monotonic() - job.running_since <= limit_s:
+        return None
+    where = f" on {job.allocated}" if job.allocated else ""
+    ran = f"job {job.job_id} has run{where} for {limit_s:.0f} s, longer than its phase may take"
+    if visible(job.directory.claim):
+        return Judgement("lost", f"{ran}: the process of its node stands still")
+    return Judgement("never_ran", f"{ran}: `setup`, or the start of Python, hangs there")
 
 
 def judge_order(name: str, before: Judgement) -> tuple[Judgement, list[Finding]]:

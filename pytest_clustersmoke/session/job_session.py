@@ -21,7 +21,7 @@ from ..evidence.locks import ControllerFence, Superseded
 from ..evidence.phase_attempts import PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
 from ..evidence.run_directory import ISOLATION, RERUN, RunDir, delete_output
-from ..evidence.run_journal import FencedJournal, read_journal
+from ..evidence.run_journal import FencedJournal, require_journal
 from ..jobs.backend import Backend, Submission, prepare_jobs
 from ..jobs.job_watch import WaitEnd, WatchedJob
 from ..jobs.outcome import REQUEUED, Judgement, judge_refusal
@@ -29,7 +29,7 @@ from ..jobs.poller import Poller, watch_job
 from ..preflight.slurm_check import CheckResult
 from .cancellation import Cancellation, Leftover
 from .earlier_jobs import list_left, restore_test, sort_jobs
-from .job_end import describe_end, judge_end, judge_order, write_result
+from .job_end import describe_end, judge_end, judge_order, judge_overdue, write_result
 from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 from .lost_answers import withdraw
 from .phase_ledger import PhaseLedger
@@ -76,7 +76,7 @@ class JobSession:
         self._is_restored = not attaches  # whether the jobs of controllers before are taken up
         self.fence = ControllerFence(run)
         # After the fence: an earlier controller that still lives writes no further line.
-        self._earlier = read_journal(run) if attaches else None
+        self._earlier = require_journal(run) if attaches else None
         self.journal = FencedJournal(run, self.fence)
         self._ending = Cancellation(backend, self._watched, self.fence, self.journal)
         self._stop = self._ending.asked
@@ -290,6 +290,7 @@ class JobSession:
             self._finish(phase.name, judge_refusal(findings), findings)
 
     def _check_jobs(self, poller: Poller) -> None:
+        notice_s = self.profile.limits.stop_before_s
         for job in list(self._watched.values()):
             if self._stop.is_set():
                 return  # what was just seen of it may be our own cancellation
@@ -309,9 +310,9 @@ class JobSession:
             if end := job.check_wait(self.profile.limits.queue_wait_s, estimate):
                 self._end_wait(job, end)
                 poller.poll_soon()
-            elif job.is_straggling():
+            elif (late := judge_overdue(job, notice_s)) or job.is_straggling():
                 self._ending.end(job)
-                self._settle(job)
+                self._settle(job, late)
             else:
                 self.board.update(job)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ..config.phase import Phase
@@ -20,9 +20,22 @@ LEAST_ARRAY = 4
 
 
 def count_started(watched: Mapping[str, WatchedJob]) -> int:
-    """How many jobs wait neither for another nor for their turn in an array."""
-    jobs = [job for job in watched.values() if not job.waits_for_turn]
-    return sum(job.after not in watched for job in jobs)
+    """How many jobs run, or may start without a word of ours: not those that wait for another, but
+    of an array as many tasks as may run at a time, since Slurm starts one whenever one ends."""
+    arrays: dict[str, list[WatchedJob]] = defaultdict(list)
+    alone = 0
+    for job in [job for job in watched.values() if job.after not in watched]:
+        if job.at_once is None:
+            alone += not job.waits_for_turn
+        else:
+            arrays[job.token].append(job)
+    return alone + sum(map(_count_tasks, arrays.values()))
+
+
+def _count_tasks(tasks: Sequence[WatchedJob]) -> int:
+    """Of one array. Somebody may have had Slurm run more of them at a time."""
+    may_run = min(tasks[0].at_once or 1, len(tasks))
+    return max(may_run, sum(task.running for task in tasks))
 
 
 class Lanes:
@@ -63,6 +76,7 @@ class PhaseQueue:
         self._alike = Counter(filter(None, map(self._shape, phases.values())))
         self.waiting = sorted(phases.values(), key=lambda phase: not self._may_share(phase))
         self._refused_since: float | None = None
+        self._patient_since: float | None = None  # later, if it refused them for jobs of this run
         self._retry_at = 0.0
 
     def drop(self, names: Container[str]) -> None:
@@ -90,11 +104,13 @@ class PhaseQueue:
             self.drop({phase.name for phase in phases})
         return phases
 
-    def put_back(self, phases: Sequence[Phase], refusal: Refused) -> str:
+    def put_back(self, phases: Sequence[Phase], refusal: Refused, has_jobs: bool) -> str:
         """Put back phases that the scheduler may accept later, or one by one; return a message for
-        the user, empty if they are given up."""
-        if refusal.for_now:
-            return self._put_off(phases, str(refusal))
+        the user, empty if they are given up. `has_jobs`: the run has jobs that will end."""
+        # Nobody watches the jobs of a run that detaches.
+        waits_for_others = refusal.at_limit and len(phases) == 1 and self._has_cap
+        if refusal.for_now or waits_for_others:
+            return self._put_off(phases, str(refusal), waits_for_others and has_jobs)
         self.note_answer()
         if len(phases) == 1:
             return ""
@@ -103,19 +119,23 @@ class PhaseQueue:
         self.waiting[:0] = phases
         return f"it refuses a job array ({refusal}); each phase is submitted by itself"
 
-    def _put_off(self, phases: Sequence[Phase], why: str) -> str:
+    def _put_off(self, phases: Sequence[Phase], why: str, waits_for_own: bool) -> str:
         now, patience_s = time.monotonic(), self._limits.scheduler_patience_s
         self._refused_since = self._refused_since or now
         waited_s = now - self._refused_since
-        if waited_s >= patience_s:
+        if waits_for_own or self._patient_since is None:
+            self._patient_since = now
+        if now - self._patient_since >= patience_s:
             return ""
         self.waiting[:0] = phases
         self._retry_at = now + min(MOST_RETRY_S, max(FIRST_RETRY_S, waited_s / 4))
-        return f"it cannot accept jobs now ({why}); trying again for up to {patience_s:g} s"
+        until = f"for up to {patience_s:g} s"
+        until = f"until jobs of this run have ended, and then {until}" if waits_for_own else until
+        return f"it cannot accept jobs now ({why}); trying again {until}"
 
     def note_answer(self) -> None:
         """Note that the scheduler accepts jobs, or refuses one for good: it answers."""
-        self._refused_since = None
+        self._refused_since = self._patient_since = None
 
     def _next_phase(
         self, watched: Mapping[str, WatchedJob], outcomes: Mapping[str, Judgement], unknown: int
@@ -139,8 +159,11 @@ class PhaseQueue:
         return None
 
     def _has_room(self, phase: Phase, watched: Mapping[str, WatchedJob], unknown: int) -> bool:
-        """Whether another job may start: local jobs share the cores or GPUs of this machine."""
-        if self._has_cap and count_started(watched) + unknown >= self._limits.max_jobs:
+        """Whether another job may start: local jobs share the cores or GPUs of this machine. The
+        points of a sweep wait for the room of as many as can run at a time, which nothing widens
+        later."""
+        needed = min(len(self._list_points(phase)), self._limits.max_jobs)
+        if self._has_cap and count_started(watched) + unknown + needed > self._limits.max_jobs:
             return False
         capacity = self._backend.ranks_at_once
         if capacity is None or not watched:
@@ -153,9 +176,8 @@ class PhaseQueue:
     ) -> list[Phase]:
         """The phases to be submitted with this one, as one array: the other points of its sweep, or
         those that are alike, if as many can run at a time as if each were a job of its own."""
-        is_array = isinstance(self._backend, ArrayBackend) and not self._limits.retries
-        if phase.base and is_array and self._makes_arrays:
-            return [other for other in self.waiting if other.base == phase.base]
+        if len(points := self._list_points(phase)) > 1:
+            return points
         if not self._may_share(phase):
             return [phase]
         room = self._limits.max_jobs - count_started(watched) - unknown
@@ -165,6 +187,12 @@ class PhaseQueue:
         if len(alike) < LEAST_ARRAY or room < min(len(alike), self._limits.max_jobs):
             return [phase]
         return alike
+
+    def _list_points(self, phase: Phase) -> list[Phase]:
+        """The waiting points of the phase's sweep that are submitted with it; else it alone."""
+        if not (phase.base and self._makes_arrays):
+            return [phase]
+        return [other for other in self.waiting if other.base == phase.base]
 
     def _may_share(self, phase: Phase) -> bool:
         """Whether enough phases of the run for an array are like this one."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ..config.profile import Profile
 from ..evidence.locks import MAX_SILENCE_S, ControllerFence
 from ..evidence.run_directory import RunDir, read_json
-from ..evidence.run_journal import FencedJournal, read_journal
+from ..evidence.run_journal import FencedJournal, read_journal, require_journal
 from ..evidence.run_ownership import find_run
 from ..evidence.telemetry import parse_texts
 from ..jobs.backend import RunBackend, SchedulerSilent, make_backend
@@ -85,7 +85,7 @@ def _end_run(run: RunDir, profile: Profile, backend: RunBackend) -> tuple[set[st
     fence = ControllerFence(run)
     journal = FencedJournal(run, fence)
     try:
-        known = read_journal(run)
+        known = require_journal(run)
         withdraw_unanswered(run, known)
         jobs = UnwatchedJobs(run, known, backend)
         ended, left = _end_jobs(run, jobs, backend, fence, journal)
@@ -109,19 +109,20 @@ def _end_jobs(
     journal: FencedJournal,
 ) -> tuple[set[str], list[str]]:
     """Cancel what is left of a run until nothing is, or a while has passed; return the jobs that
-    the scheduler agreed to end, and those that are left."""
-    deadline, ended = time.monotonic() + CONFIRM_S, set[str]()
+    the scheduler was asked to end, of which it may know one no more, and those that are left."""
+    deadline, ended, asked = time.monotonic() + CONFIRM_S, set[str](), set[str]()
     while left := _find_left(run, jobs, backend):
         jobs.expect_end()
         if new := [job for job in left if job not in ended]:
             fence.check()
+            asked |= {*new}
             if backend.cancel(new):
                 ended |= {*new}
                 journal.write("cancelled", jobs=new, reaped=True)
         if time.monotonic() > deadline:
             break
         time.sleep(POLL_S)
-    return ended, left
+    return asked, left
 
 
 def _find_left(run: RunDir, jobs: UnwatchedJobs, backend: RunBackend) -> list[str]:

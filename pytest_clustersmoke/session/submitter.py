@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..config.phase import Phase
@@ -146,7 +147,14 @@ class Submitter:
         avoid = self._ledger.avoided(phases[0].name)
         behind = self._lanes.find_behind(len(phases)) if self._detaches else ""
         self._fence.check()
-        return prepare_jobs(phases, self._profile, places, behind, avoid, self._fence.check)
+        check = self._fence.check
+        jobs = prepare_jobs(phases, self._profile, places, behind, avoid, check)
+        if len(phases) == 1:
+            return jobs
+        room = self._profile.limits.max_jobs
+        if not self._detaches:  # otherwise all that was submitted before ends first
+            room -= count_started(self._watched) + self._lost.count()
+        return [replace(job, at_once=max(1, room)) for job in jobs]
 
     def _intend(self, jobs: Sequence[Submission]) -> None:
         """Journal what is about to be submitted. Raises OSError, and then nothing must be."""
@@ -155,10 +163,11 @@ class Submitter:
             job.directory.result.unlink(missing_ok=True)
             create_phase(job.directory, job.phase.nodes.value)
             number = {"attempt": job.directory.number} if job.directory.number else {}
-            index = {"index": job.index} if job.in_array else {}
-            mark = {"token": job.token, **number, **index, **fault_mark(job.phase)}
+            task = {"index": job.index, "at_once": job.at_once} if job.in_array else {}
+            mark = {"token": job.token, **number, **task, **fault_mark(job.phase)}
             self._journal.write("intent", phase=job.phase.name, **mark)
             self.submitted[job.phase.name] = time.time()
+        self._journal.sync()
         self._ending.submitting = jobs
 
     def _call(
@@ -198,16 +207,13 @@ class Submitter:
         self._ending.check_place()
         if len(jobs) == 1 or not isinstance(self._backend, ArrayBackend):
             return [self._backend.submit(job, after) for job in jobs]
-        room = self._profile.limits.max_jobs
-        if not self._detaches:  # otherwise all that was submitted before ends first
-            room -= count_started(self._watched) + self._lost.count()
-        return self._backend.submit_array(jobs, max(1, room), after)
+        return self._backend.submit_array(jobs, jobs[0].at_once or 1, after)
 
     def _take_refusal(
         self, phases: Sequence[Phase], jobs: Sequence[Submission], refusal: Refused
     ) -> None:
         """Try again later, or finish the phases with the scheduler's message."""
-        if words := self.queue.put_back(phases, refusal):
+        if words := self.queue.put_back(phases, refusal, bool(self._watched)):
             self._board.post("scheduler", words)
             return
         from ..diagnose import explain_refusal
@@ -236,6 +242,8 @@ class Submitter:
             self._journal.write("submitted", phase=name, job_id=job_id)
             start = self.starts.get(name)
             self._board.set_submitted(name, job_id, self.submitted[name], start)
+        with contextlib.suppress(OSError):  # the intents are there, and the jobs have their names
+            self._journal.sync()
 
     def _expect_answer(self, lost: LostAnswer) -> None:
         names = [job.phase.name for job in lost.jobs]

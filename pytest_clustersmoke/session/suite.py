@@ -184,7 +184,7 @@ class Suite:
                 start.check,
                 self.attachment is not None,
                 self._detaches,
-                self.collection.avoided.names,
+                self.tally.counts.avoided,
                 bool(self.config.getoption("--cluster-isolate")),
             )
             self._announce(start.run, phases, session.journal)

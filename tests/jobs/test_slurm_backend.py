@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import signal
 import subprocess
@@ -26,6 +27,8 @@ from pytest_clustersmoke.jobs.backend import (
     prepare_jobs,
 )
 from pytest_clustersmoke.jobs.slurm_backend import ALLOCATION, KEEP_SIGNAL, SlurmBackend
+from pytest_clustersmoke.jobs.slurm_client import SlurmClient
+from pytest_clustersmoke.jobs.slurm_jobs import parse_test_only
 from tests.fakes.slurm import FakeSlurm
 from tests.support.evidence import make_phase, make_profile
 
@@ -437,6 +440,42 @@ def test_refusal_without_a_controller_is_distinguished(
     with pytest.raises(Refused) as refusal:
         submit(backend(tmp_path, slurm.environ), tmp_path)
     assert (refusal.value.no_controller, refusal.value.for_now) == (no_controller, for_now)
+
+
+@pytest.mark.parametrize(
+    ("reason", "at_limit"),
+    [
+        *((f"{of}Limit", True) for of in ("QOSMaxSubmitJobPerUser", "AssocMaxSubmitJob")),
+        *((f"{of}Limit", True) for of in ("QOSGrpSubmitJobs", "AssocGrpSubmitJobs")),
+        *((of, False) for of in ("QOSMaxWallDurationPerJobLimit", "QOSMaxNodePerJobLimit")),
+    ],
+)
+def test_limit_on_submitted_jobs_is_told_from_one_on_the_size_of_a_job(
+    slurm: FakeSlurm, tmp_path: Path, reason: str, at_limit: bool
+) -> None:
+    """It passes; the same words follow both. A trial submission says nothing then."""
+    policy = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    words = f"sbatch: error: {reason}\n{FAILED}{policy}"
+    slurm.answers("sbatch", "", words, 1)
+    with pytest.raises(Refused, match=reason) as refusal:
+        submit(backend(tmp_path, slurm.environ), tmp_path)
+    assert (refusal.value.at_limit, refusal.value.for_now) == (at_limit, False)
+    assert parse_test_only(1, words).accepted is (None if at_limit else False)
+
+
+def test_host_that_starts_no_process_now_is_asked_again(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a login node limits the processes of a user."""
+    chosen = backend(tmp_path, slurm.environ)
+
+    def run(*_: Any, **__: Any) -> Any:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(SlurmClient, "run", run)
+    with pytest.raises(Refused, match="temporarily unavailable") as refusal:
+        submit(chosen, tmp_path)
+    assert refusal.value.for_now
 
 
 @pytest.mark.parametrize(

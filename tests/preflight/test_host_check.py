@@ -148,6 +148,25 @@ def test_other_interpreter_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not [line for line in checked.lines if "the interpreter" in line]
 
 
+def test_two_names_of_one_machine_are_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between them no network is tested. They may be meant, as the virtual nodes of a lab are; and
+    containers of one machine have networks of their own."""
+    one, own, other = (
+        {"machine": machine} for machine in ("boot net:[1]", "boot net:[2]", "boot2 net:[1]")
+    )
+    checked = check(tmp_path, monkeypatch, a=one, b=one, c=own)
+    assert checked.findings == {}
+    (line,) = checked.lines
+    assert line.startswith("a, b are one machine (the same boot and network): a phase with nodes")
+    unknown = {"machine": "boot"}
+    for number, pair in enumerate(((one, own), (one, other), (unknown, unknown))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert check(folder, monkeypatch, a=pair[0], b=pair[1]).lines == ()
+
+
 def test_only_jobs_of_the_host_itself_keep_phases_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,8 @@ def test_a_node_that_failed_in_an_earlier_job_is_bad() -> None:
     assert seen["node0"].state == "good"
     unnamed = {**attempt, "nodes": ["node8", "node9"], "failed_nodes": ["node8", "node9"]}
     assert "bad" not in states(phase(attempts=[unnamed, last])).values()
+    twice = finding(id="node-drained", hosts=["node9"])
+    assert "bad" not in states(phase(attempts=[attempt, last], findings=[twice])).values()
 
 
 def test_boot_and_parts_come_from_the_facts() -> None:

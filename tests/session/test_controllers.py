@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.config.phase import Phase
+from pytest_clustersmoke.evidence import telemetry
 from pytest_clustersmoke.evidence.locks import ControllerFence
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_json, write_json
 from pytest_clustersmoke.evidence.run_journal import FencedJournal, JournalledJob
@@ -135,6 +136,34 @@ def test_journal_is_read_behind_the_fence(run: JobRun, monkeypatch: pytest.Monke
     session.close()
 
 
+def test_run_whose_journal_cannot_be_read_is_not_taken_up(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would look as if nothing had been submitted, and every phase would run twice."""
+    run.start("a")
+    until(lambda: ("submitted", "a") in run.events())
+
+    def fail(path: Path, most_bytes: float = 0) -> Any:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    monkeypatch.setattr(telemetry, "open_regular", fail)
+    with pytest.raises(OSError, match="Stale file handle"):
+        run.attach()
+    assert run.backend.named("submit") == []
+
+
+def test_result_that_a_job_wrote_itself_does_not_end_its_phase(run: JobRun) -> None:
+    """The phase's directory is in the environment of its ranks, and `result.json` a usual name."""
+    run.start("a")
+    until(lambda: ("submitted", "a") in run.events())
+    write_json(run.run.phase("a").result, {"outcome": "passed", "accuracy": 0.9})
+    run.backend.jobs["a"] = JobState("running", "RUNNING")
+    session = run.attach()
+    until(lambda: run.backend.named("adopt") == [("a",)])
+    assert session.outcomes == {}
+    session.close()
+
+
 def test_job_of_this_machine_keeps_its_name(run: JobRun) -> None:
     """It has the phase's name, in which `_` and a number begin no task of an array."""
     names = ("ddp_2gpu", "ddp_2node", "ddp_1")
@@ -169,7 +198,7 @@ def test_task_of_an_array_keeps_its_index_when_another_has_ended(
     journal.write("submitted", phase="a", job_id="8")
     journal.write("ended", phase="a", job_id="8")
     journal.close()
-    write_json(run.run.phase("a").result, {"outcome": "passed"})
+    write_json(run.run.phase("a").result, {"outcome": "passed", "job_id": "8"})
     token = (read_json(run.run.phase("c").spec) or {})["token"]
     write_json(run.run.phase("c").claim, {"token": token, "job_id": "7_2", "node": "n0"})
     session = run.attach()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.evidence import telemetry
 from pytest_clustersmoke.evidence.locks import ControllerFence, describe_run
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir, read_json, write_json
 from pytest_clustersmoke.evidence.run_journal import read_journal
@@ -123,6 +125,24 @@ def test_silent_slurm_keeps_a_dead_run_alive(
     (line,) = report(tmp_path, slurm)  # of `clustersmoke history`
     assert line.startswith(f"run {RUN_ID} is not reported yet, since its jobs may run: `squeue ")
     assert not read_journal(dead.run).closed and dead.outcomes() == {}
+    assert not (dead.report / "report.json").exists()
+
+
+def test_dead_run_whose_journal_cannot_be_read_is_left_as_it_is(
+    dead: DeadRun, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty journal would say that it has no jobs."""
+    dead.submitted("a", "7")
+    has_jobs(slurm, "7")
+
+    def fail(path: Path, most_bytes: float = 0) -> Any:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(telemetry, "open_regular", fail)
+    (line,) = report(tmp_path, slurm)
+    assert line.startswith(f"run {RUN_ID}: its report cannot be written now: ")
+    monkeypatch.undo()
+    assert dead.outcomes() == {} and not read_journal(dead.run).closed
     assert not (dead.report / "report.json").exists()
 
 

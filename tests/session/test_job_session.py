@@ -23,7 +23,13 @@ from pytest_clustersmoke.jobs.backend import Submission, Unanswered
 from pytest_clustersmoke.jobs.slurm_backend import SlurmBackend
 from pytest_clustersmoke.node.abort_flag import raise_flag
 from pytest_clustersmoke.preflight.slurm_check import SlurmCheck
-from pytest_clustersmoke.session import cancellation, job_session, lost_answers, phase_queue
+from pytest_clustersmoke.session import (
+    cancellation,
+    job_end,
+    job_session,
+    lost_answers,
+    phase_queue,
+)
 from pytest_clustersmoke.session.cancellation import Leftover
 from pytest_clustersmoke.session.job_session import JobSession, WatchFailed
 from pytest_clustersmoke.session.phase_queue import PhaseQueue
@@ -99,13 +105,18 @@ def test_phase_starts_once_the_one_before_it_has_passed(run: JobRun) -> None:
 
 
 def test_points_of_a_sweep_are_submitted_as_one_array(run: JobRun) -> None:
-    """As many at a time as there is room for; other phases wait for room, as ever."""
+    """Once as many of them as can run at a time have room; other phases wait for room, as ever."""
     session = run.start("a", "x-1", "x-2", "x-3", "b", sweep="x", limits={"max_jobs": 3})
+    run.show_states()
+    assert run.submitted() == ["a"]
+    run.passes("a")
+    session.wait("a", ignore)
     until(lambda: len(run.submitted()) == 4)
-    assert run.backend.named("array") == [("2", "x-1", "x-2", "x-3")]
-    for name in ("a", "x-1"):
-        run.passes(name)
-        session.wait(name, ignore)
+    assert run.backend.named("array") == [("3", "x-1", "x-2", "x-3")]
+    run.show_states()
+    assert run.submitted()[4:] == []
+    run.passes("x-1")
+    session.wait("x-1", ignore)
     until(lambda: run.submitted()[4:] == ["b"])
     run.passes("x-2")
     session.wait("x-2", ignore)
@@ -126,7 +137,8 @@ def test_points_of_a_refused_array_are_submitted_one_by_one(run: JobRun) -> None
 
 
 def test_four_phases_that_ask_for_the_same_are_submitted_as_one_array(run: JobRun) -> None:
-    """First, so that it has all the room; a task that waits for its turn takes none."""
+    """First, so that it has all the room. Slurm starts a task whenever another ends, so that other
+    phases wait until fewer are left than may run at a time, also in a run that is attached."""
     phases = ("x-1", *"abcd")
     session = run.start(*phases, sweep="x", limits={"max_jobs": 3, "poll_s": 0.05})
     until(lambda: len(run.submitted()) == 4)
@@ -135,8 +147,16 @@ def test_four_phases_that_ask_for_the_same_are_submitted_as_one_array(run: JobRu
     assert len({spec["token"] for spec in specs}) == 1
     for name in "cd":
         run.backend.jobs[name] = JobState("pending", "PENDING", job_watch.TURNS[0])
-    until(lambda: run.submitted()[4:] == ["x-1"])
-    for name in "abcd":
+    run.show_states()
+    session = run.attach()
+    run.passes("a")
+    session.wait("a", ignore)
+    run.show_states()
+    assert run.submitted() == []
+    run.passes("b")
+    session.wait("b", ignore)
+    until(lambda: run.submitted() == ["x-1"])
+    for name in "cd":
         run.passes(name)
         session.wait(name, ignore)
         assert session.outcomes[name].outcome == "passed"
@@ -287,6 +307,29 @@ def test_queue_limit_does_not_end_a_running_job(run: JobRun) -> None:
     run.passes("a")
     session.wait("a", ignore)
     assert session.outcomes["a"].outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("began", "outcome", "why"),
+    [(False, "never_ran", "`setup`, or the start of Python,"), (True, "lost", "stands still")],
+)
+def test_job_that_runs_for_longer_than_its_phase_may_take_is_ended(
+    run: JobRun, monkeypatch: pytest.MonkeyPatch, began: bool, outcome: str, why: str
+) -> None:
+    """Its node would have ended it. The time of a suspension does not count."""
+    monkeypatch.setattr(job_end, "SETUP_S", -(10.0**6))
+    session = run.start("a", "b", "c")
+    until(lambda: len(run.submitted()) == 3)
+    if began:
+        run.run.phase("a").claim.touch()
+    run.backend.jobs["b"] = JobState("running", "SUSPENDED")
+    run.backend.jobs["a"] = JobState("running", "RUNNING", nodes="n7")
+    session.wait("a", ignore)
+    assert run.backend.named("cancel") == [("a",)]
+    result = run.result("a")
+    assert result["outcome"] == outcome and why in result["reason"]
+    assert "job a has run on n7 for " in result["reason"]
+    assert [*session.outcomes] == ["a"]
 
 
 def test_failed_node_is_named_before_the_others_have_written_what_they_saw(run: JobRun) -> None:

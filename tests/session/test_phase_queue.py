@@ -63,14 +63,37 @@ def test_patience_with_the_scheduler_begins_anew_once_it_has_answered(
     profile = make_profile(tmp_path, phases={"a": None}, limits={"scheduler_patience_s": 60})
     phase = make_phase(profile, "a")
     queue = PhaseQueue({"a": phase}, FakeBackend(), profile.limits)
-    assert queue.put_back([phase], busy)
+    assert queue.put_back([phase], busy, has_jobs=True)
     now[0] += 30
     if between == "accepted":
         queue.note_answer()
     elif between:
-        assert not queue.put_back([phase], Refused("Invalid account"))
+        assert not queue.put_back([phase], Refused("Invalid account"), has_jobs=True)
     now[0] += 60
-    assert bool(queue.put_back([phase], busy)) == bool(between)
+    assert bool(queue.put_back([phase], busy, has_jobs=True)) == bool(between)
+
+
+def test_phase_over_a_limit_on_submitted_jobs_waits_for_those_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For as long as one of them is left; others of the user have the scheduler's patience. Nobody
+    watches the jobs of a run that detaches, and an array needs more room than its phases."""
+    now, limit = [1000.0], Refused("QOSMaxSubmitJobPerUserLimit", at_limit=True)
+    monkeypatch.setattr(phase_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    profile = make_profile(tmp_path, phases={"a": None}, limits={"scheduler_patience_s": 60})
+    phase = make_phase(profile, "a")
+    queue = PhaseQueue({"a": phase}, FakeBackend(), profile.limits)
+    for _ in range(3):
+        assert "until jobs of this run have ended" in queue.put_back([phase], limit, has_jobs=True)
+        now[0] += 50
+    assert "trying again for up to 60 s" in queue.put_back([phase], limit, has_jobs=False)
+    now[0] += 20
+    assert queue.put_back([phase], limit, has_jobs=False) == ""
+    queue.note_answer()
+    words = queue.put_back([phase, phase], limit, has_jobs=True)
+    assert "each phase is submitted by itself" in words
+    detaching = PhaseQueue({"a": phase}, FakeBackend(), profile.limits, has_cap=False)
+    assert detaching.put_back([phase], limit, has_jobs=True) == ""
 
 
 class WithArrays(FakeBackend):
@@ -90,9 +113,9 @@ def test_points_of_a_sweep_get_a_job_each_where_arrays_are_refused(tmp_path: Pat
     queue = PhaseQueue(made, WithArrays(), profile.limits)
     points = queue.take({}, {}, unknown=0)
     assert [phase.name for phase in points] == names
-    words = queue.put_back(points, Refused("Job array specification is invalid"))
+    words = queue.put_back(points, Refused("Job array specification is invalid"), has_jobs=False)
     assert "each phase is submitted by itself" in words
     for name in names:
         (phase,) = queue.take({}, {}, unknown=0)
         assert phase.name == name
-    assert queue.put_back([made["a-0"]], Refused("Invalid account")) == ""
+    assert queue.put_back([made["a-0"]], Refused("Invalid account"), has_jobs=False) == ""

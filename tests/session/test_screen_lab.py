@@ -160,7 +160,7 @@ def test_healthy_nodes_are_fit_also_under_xdist(screened: Suite, screened_lab: l
 
 
 @pytest.mark.slow_lab
-def test_user_who_may_have_two_jobs_gets_every_node_screened(
+def test_user_who_may_have_two_jobs_gets_every_node_screened_and_every_phase_run(
     tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]
 ) -> None:
     """The others follow as the first ones end. An array would not help: Slurm counts its tasks."""
@@ -185,3 +185,9 @@ def test_user_who_may_have_two_jobs_gets_every_node_screened(
         outcome = suite.run_apart("--cluster-screen")
         assert outcome.ret == 0, outcome.output
         assert read_screen(outcome)["sentence"] == "FIT for 5 of 5 nodes"
+        for name in ("small", "p1", "p2", "p3", "p4"):
+            suite.phase(name, file=f"test_{name}.py")
+        outcome = suite.run_apart()
+        assert outcome.ret == 0, outcome.output
+        assert "each phase is submitted by itself" in outcome.output
+        assert "; trying again until jobs of this run have ended" in outcome.output

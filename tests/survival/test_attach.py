@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_clustersmoke.evidence.run_directory import read_json
+from pytest_clustersmoke.evidence.run_directory import read_json, write_json
 from pytest_clustersmoke.evidence.telemetry import read_events
 from tests.support.harness import IDLE, Suite
 from tests.support.killed import ATTACH, attach, check_whole, kill_at
@@ -54,6 +54,23 @@ def test_running_job_is_awaited_by_the_run_that_attaches(suite: Suite) -> None:
     check_whole(suite, outcome, "small")
     assert " (attached)" in outcome.output and script.stat().st_mtime_ns == written
     assert [event["phase"] for event in outcome.events("submitted")] == ["small"]
+
+
+@pytest.mark.slow
+def test_nodes_that_the_run_avoids_stay_out_of_the_jobs_that_come_later(lab_suite: Suite) -> None:
+    """Although the command that attaches does not repeat --cluster-avoid."""
+    lab_suite.profile["limits"] |= {"max_jobs": 1}
+    for name in ("small", "second"):
+        lab_suite.phase(name)
+    kill_at(lab_suite, "submitted:1")
+    node = lab_suite.slurm("sinfo", "-h", "-N", "-o", "%N").split()[-1]
+    run = lab_suite.run_dir()
+    write_json(run.run, (read_json(run.run) or {}) | {"avoided": [node]})
+    outcome = attach(lab_suite)
+    check_whole(lab_suite, outcome, "small", "second")
+    scripts = {n: run.phase(n).batch_script.read_text() for n in ("second", "small")}  # in order
+    assert [name for name, text in scripts.items() if f"--exclude={node}" in text] == ["small"]
+    assert outcome.record()["counts"]["avoided"] == [node]
 
 
 def test_suite_that_has_changed_is_refused_and_named(suite: Suite) -> None:

@@ -248,16 +248,43 @@ PROGRAMS = (
         args={**SMALL_LORA, "max_steps": 60, "precision": "bf16"},
         slow=True,
     ),
-    # The losses and the local gradients differ.
+    # All ranks are at fault. With dropout their losses and local gradients differ.
     Fault(
         "same_data_with_dropout",
-        "same_data_with_dropout.py",
+        "data_by_local_rank.py",
         "data",
         frozenset({DATA}),
         words=("the data is not sharded: all 2 models got identical batches at each proven step",),
-        of_nobody=True,  # all ranks are
-        args={**SMALL, "steps": 30},
+        of_nobody=True,
+        nodes=2,
+        ranks_per_node=1,
+        args={**SMALL, "steps": 30, "dropout": True},
         slow=True,
+    ),
+    *(
+        Fault(
+            name,
+            "data_by_local_rank.py",
+            "data",
+            frozenset({DATA}),
+            words=(f"the data is not sharded: {words}", "that holds for 2 pairs of ranks in all"),
+            of_nobody=True,
+            nodes=2,
+            args={**SMALL, "steps": 30, **args},
+            slow=True,
+        )
+        for name, words, args in (
+            (
+                "data_by_local_rank",
+                "the local losses of rank 0 (local0) and rank 2 (local1) are identical in each",
+                {},
+            ),
+            (
+                "data_by_local_rank_with_dropout",
+                "rank 0 (local0) and rank 2 (local1) got identical batches at each proven step",
+                {"dropout": True},
+            ),
+        )
     ),
     # Equal weights and equal gradients on all ranks, with a reduction and without one.
     *(
