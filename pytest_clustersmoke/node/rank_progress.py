@@ -251,10 +251,11 @@ class RankWatch:
         return float(self._limits.get(key, DEFAULT_LIMIT_S))
 
     def wait(self, seconds: float) -> None:
-        """Wait this long, or until a rank's process ends."""
-        self._exit_poll.wait(
-            seconds, [rank.pid for rank in self._ranks if rank.pid and not rank.exited_at]
-        )
+        """Wait this long, or until a rank's process or the launcher ends."""
+        pids = [rank.pid for rank in self._ranks if rank.pid and not rank.exited_at]
+        if self._agent is not None and self._agent.pid is not None:
+            pids.append(self._agent.pid)
+        self._exit_poll.wait(seconds, pids)
 
     def close(self) -> None:
         self._exit_poll.close()

@@ -29,12 +29,13 @@ from .lost_time import CpuQueue, SuspensionClock
 from .node_job import NodeJob
 from .rank_progress import RankWatch, Trouble
 
-TICK_S = 0.1
+TICK_S = 0.25  # between two looks, each a millisecond of a core; the end of a process needs none
 # How messages name a launcher, if not by the key's value.
 PROGRAMS = {"none": "the program", "torchrun-c10d": "torchrun", "srun": "srun's step"}
 # The ranks' limits are longer by the time for which they wait for a CPU. Who watches from outside
 # must know: a node that writes nothing for longer than a limit is lost.
 QUEUED_S = 20.0
+DUMP_POLL_S = 0.1
 FLAG_POLL_S = 0.5  # so every node sees the flag within a second, with little load on a shared disk
 # From TERM to KILL. If the launcher still runs, the phase is cut short: its dumps are already
 # taken, and a controller that cancels does not wait much longer. Processes that outlived the
@@ -186,7 +187,7 @@ def _await_other_dumps(job: NodeJob, limit_s: float) -> None:
             and not visible(job.dir.dumped(node))
             and not visible(job.dir.node_result(node))
         ]
-        time.sleep(TICK_S)
+        time.sleep(DUMP_POLL_S)
 
 
 def _end(agent: Agent, watch: RankWatch, others: Collection[psutil.Process]) -> None:
