@@ -151,7 +151,7 @@ def _describe_resized(resized: Sequence[str]) -> str:
     if left := [words for words in resized if words.startswith(STEPS_LEFT)]:
         return (
             f"the last attempt had only {left[0].removeprefix(STEPS_LEFT)} of the steps to do, and "
-            "the time of their proofs is in its figures"
+            "its start and the time of proofs weigh more in its figures"
         )
     if len(resized) == 1 and resized[0].startswith(PROOF):
         return (

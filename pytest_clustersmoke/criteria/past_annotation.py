@@ -142,6 +142,7 @@ def _compare_phase(
         name: StoredMetric(float(metric.value), metric.unit, metric.higher_is_better)
         for name, metric in phase.metrics.items()
         if metric.past is None  # otherwise the criterion has judged it
+        and not phase.requeues  # of the last part of a run
     }
     return past.judge_metrics(measured), past.trend(phase), past.since
 

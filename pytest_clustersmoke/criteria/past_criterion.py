@@ -36,6 +36,9 @@ def judge_past(result: PhaseResult) -> None:
     past = result.past
     if past is None:
         raise Unmeasured(KIND, "there is no history to compare with")
+    if result.directory.restarts:
+        why = "the job was requeued, and what its last attempt measured is no whole run"
+        raise Unmeasured(KIND, why)
     who = fingerprint_of(result)
     try:
         judged, missing = past_of(

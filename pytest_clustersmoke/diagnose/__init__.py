@@ -27,7 +27,7 @@ from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.phase_result import PhaseResult
 from ..evidence.scheduler_record import CONTROLLER_SILENT, TASK_KILLED
 from ..jobs.backend import Refused
-from ..jobs.outcome import NOT_STARTED, OUT_OF_TIME, Judgement, find_killed_launchers
+from ..jobs.outcome import NOT_STARTED, OUT_OF_TIME, OVERDUE, Judgement, find_killed_launchers
 from ..text import FAILURE, WARNING
 from .failure_evidence import FailureEvidence
 from .hangs import find_hang, find_library_timeout, find_mismatch
@@ -166,6 +166,8 @@ def _outcome_finding(evidence: FailureEvidence, judgement: Judgement) -> Finding
         "cancelled": "run again",
         NOT_STARTED: "ask for a larger or longer allocation, and run again",
         OUT_OF_TIME: "ask for a longer allocation, and run again",
+        OVERDUE: "see on its nodes whether file systems answer, and read the job's log for the "
+        "line of `setup` that hangs",
         CONTROLLER_SILENT: "see whether slurmctld answers (`sinfo`), and run again once it does",
         "never_ran": "look at the queue (squeue), or raise limits.queue_wait_s",
         "lost": "look at the scheduler's log; the job's own files are in the run directory",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from dataclasses import dataclass, replace
 
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
@@ -24,9 +25,9 @@ from .rank_positions import left_before
 from .timeline import read_log_moments
 
 NUMBERS = re.compile(r"\d+")
-# The watch looks ten times a second, and once more 0.3 s after a process has ended: a rank died up
+# The watch looks four times a second, and once more 0.3 s after a process has ended: a rank died up
 # to this long before its node reported it (node/rank_progress.py).
-SEEN_WITHIN_S = 0.4
+SEEN_WITHIN_S = 0.6
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ def find_memory_kill(evidence: FailureEvidence, judgement: Judgement) -> list[Fi
     logged = tuple(message.evidence for message in messages[:2])
     shown = record.evidence(record.job)
     dead = [death for death in _deaths(evidence) if not named or death.rank.node in named]
+    # Slurm's message may lack the node, and ranks that lost the one that was killed die as well.
+    dead = [death for death in dead if _was_killed(death)] or dead
     memory = record.job.memory_per_node or record.job.memory_per_cpu
     unit = "node" if record.job.memory_per_node else "CPU"
     limit = f" ({memory} per {unit})" if memory not in ("", "0") else ""
@@ -110,6 +113,11 @@ def find_memory_kill(evidence: FailureEvidence, judgement: Judgement) -> list[Fi
         )
         for index, death in enumerate(dead)
     ]
+
+
+def _was_killed(death: _Failure) -> bool:
+    """Whether the kernel may have: by SIGKILL, which no launcher sent."""
+    return death.finding.detail.get("exitcode") == -signal.SIGKILL and not death.victim
 
 
 def find_dead_ranks(evidence: FailureEvidence) -> set[int]:

@@ -89,6 +89,8 @@ def _describe_shape(result: PhaseResult) -> str:
     launcher = spec.get("launcher", TORCHRUN)
     shape |= {"launcher": launcher} if launcher != TORCHRUN else {}  # as in earlier versions
     shape |= {"proof": "twin"} if spec.get("proof") == "twin" else {}
+    # The rates are those of what comes after the stop.
+    shape |= {"resume": spec["resume"]} if spec.get("resume") else {}
     # A token may be new each day.
     env = [hide_values(spec.get("env_set") or {}), sorted(spec.get("env_unset") or [])]
     sbatch = {

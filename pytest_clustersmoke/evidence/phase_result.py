@@ -329,7 +329,7 @@ def with_bounds(
 
 def _count_steps_left(result: PhaseResult) -> Iterator[str]:
     """Of a phase that stopped and went on: how many steps its last attempt had, if it timed none
-    but those that it proved."""
+    but those that it proved, or if the scheduler chose where it stopped."""
     if not (result.earlier and result.ranks):
         return
     plan, times = map(result.ranks[0].events.last, ("proof_plan", "step_times"))
@@ -337,7 +337,7 @@ def _count_steps_left(result: PhaseResult) -> Iterator[str]:
         count, warmup = len(parse_numbers(times.get("seconds"))), parse_int(times.get("warmup"))
         steps = plan.get("steps")
         proven = {*map(parse_int, steps)} if isinstance(steps, list) else set()
-        if not {*range((warmup or 0) + 1, count + 1)} - proven:
+        if result.directory.restarts or not {*range((warmup or 0) + 1, count + 1)} - proven:
             yield f"{STEPS_LEFT}{count}"
 
 

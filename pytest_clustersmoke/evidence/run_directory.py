@@ -142,7 +142,12 @@ class PhaseDir:
 
     def stop_asked(self, node_rank: int) -> Path:
         """Created by the node when the scheduler says that it will end the job soon."""
-        return self.root / f"stop.{self.attempt // RESTART}.{node_rank}"
+        return self.root / f"stop.{self.restarts}.{node_rank}"
+
+    @property
+    def restarts(self) -> int:
+        """How often the job was requeued before this attempt, after its ranks had saved."""
+        return self.attempt // RESTART
 
     def restarted(self, count: int) -> PhaseDir:
         """The first attempt of the job after it was requeued so many times."""

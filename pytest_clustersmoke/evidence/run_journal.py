@@ -55,12 +55,21 @@ class FencedJournal(EventWriter):
                 if not self._is_closed:
                     super().write(event, **fields)
                     self._is_closed = event == "closed"
-                    if event in SYNCED:
-                        self.sync()
+            if event in SYNCED:
+                self.sync()
         except OSError as error:
             if event in KEPT or not is_full(error):
                 raise
             self.lost += 1
+
+    def sync(self) -> None:
+        """Have the lines on the disk, where other hosts see them. Raises OSError if that is full;
+        after any other error they are in this host's cache, as without this call."""
+        try:
+            super().sync()
+        except OSError as error:
+            if is_full(error):
+                raise
 
     def describe_lost(self) -> list[str]:
         """A line on what could not be written, if something was."""

@@ -25,10 +25,10 @@ MAX_KEPT, MAX_SHOWN = 1000, 60
 # GLOO_ is also the prefix of a gateway, whose users keep licence keys and client secrets there.
 SECRET = re.compile(
     r"(?:^|_)(?:API)?(?:KEYS?|SECRETS?|TOKENS?|CREDENTIALS?|AUTH(?:ORIZATION)?)(?:_|$)"
-    r"|(?:SECRET|(?:ACCESS|API|PRIVATE)KEY|(?:ACCESS|API|AUTH|REFRESH)TOKEN|_PAT)(?:_|$)"
+    r"|(?:SECRET|(?:ACCESS|API|PRIVATE|SSH)KEY|(?:ACCESS|API|AUTH|ID|REFRESH)TOKEN|_PAT)(?:_|$)"
 )
 PASSWORD = re.compile(
-    r"(?:^|_)PASS(?:_|$)|PASS(?:WORD|WD|PHRASE)(?:_|$)|_PWD(?:_|$)"
+    r"(?:^|_)(?:DB|PG)?PASS(?:_|$)|PASS(?:WORD|WD|PHRASE)(?:_|$)|(?:DB|_)PWD(?:_|$)"
 )  # PWD is a folder
 # `tokens_per_step: 512` is none.
 NUMBER = re.compile(r"[-+]?\d{1,9}(?:\.\d*)?(?:e[-+]?\d+)?|true|false|none", re.IGNORECASE)

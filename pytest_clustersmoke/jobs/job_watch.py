@@ -17,7 +17,7 @@ from ..config.hostlist import expand_hostlist
 from ..evidence.finding import MAX_TEXT, list_job_logs, read_head
 from ..evidence.job_results import NodeResult, read_node_result
 from ..evidence.phase_result import PhaseResult, add_scheduler_record
-from ..evidence.run_directory import RESTART, PhaseDir
+from ..evidence.run_directory import PhaseDir
 from ..evidence.scheduler_record import (
     NODE_FAILED,
     JobState,
@@ -153,7 +153,7 @@ class WatchedJob:
         if (newest := self.directory.newest) != self.directory:
             self.directory, self.results = newest, {}
             # A controller before this one may have seen it requeued, or nobody has.
-            self.restarts = newest.attempt // RESTART
+            self.restarts = newest.restarts
         return False
 
     def _has_stopped(self) -> bool:
@@ -253,7 +253,8 @@ class WatchedJob:
         why = f" ({state.reason})" if state and state.reason else ""
         expects = f"; the scheduler expects it to start at {format_here(start)}" if start else ""
         if waited_s > (limit_s or CYCLE_S):
-            return f"the job did not start within {limit_s or CYCLE_S:g} s{why}{expects}"
+            start_again = "start again" if self.restarts else "start"
+            return f"the job did not {start_again} within {limit_s or CYCLE_S:g} s{why}{expects}"
         left_s = CYCLE_S - waited_s
         if not limit_s and is_pending and start is not None and start - time.time() > left_s:
             return f"the job cannot start within {CYCLE_S:g} s{why}{expects}"

@@ -30,6 +30,7 @@ PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
 # A step that was not started in its allocation, and one that ended with it, at a time limit that is
 # not the phase's own. The state's reason says it in words.
 NOT_STARTED, OUT_OF_TIME = "NOT_STARTED", "OUT_OF_TIME"
+OVERDUE = "OVERDUE"  # the job ran on and on, and this run ended it
 # Hosts without a scheduler that stopped answering: some of them, or all.
 HOST_LOST, HOSTS_SILENT = "HOST_LOST", "HOSTS_SILENT"
 # A node of the job lost its slurmstepd, by its own word.

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from ..evidence.run_directory import RESTART
 from .backend import Backend, Submission
 from .job_watch import WatchedJob
 
@@ -31,7 +30,7 @@ def watch_job(job: Submission, job_id: str, after: str) -> WatchedJob:
         float(phase.timeout_s.value),
         {name: float(limit.value) for name, limit in phase.stage_limits_s.items()},
         resumes=bool(phase.resume.value),
-        restarts=newest.attempt // RESTART,
+        restarts=newest.restarts,
         at_once=job.at_once,
     )
 

@@ -31,9 +31,9 @@ DETAILS_TIMEOUT_S = 10.0
 # The database learns of a job's end about a second late (seen with slurmdbd 22.05).
 ACCOUNTING_LAG_S, ACCOUNTING_POLL_S = 2.0, 0.25
 MAX_DETAILS, MAX_MESSAGE = 2**20, 300
-# What sbatch prints once, as it begins to ask again by itself (22.05).
 # Why this host starts no process now.
 NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+# What sbatch prints once, as it begins to ask again by itself (22.05).
 TRIES_AGAIN = re.compile(r"(sleeping and|temporarily disabled,) retrying")
 # Variables of an enclosing job that would change what our jobs request.
 OUTER_JOB = re.compile(

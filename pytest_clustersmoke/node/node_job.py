@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from ..evidence.job_results import NodeResult, StartClaim, read_claim, read_node_result
 from ..evidence.process_start import parent_of_task
 from ..evidence.run_directory import (
-    RESTART,
     PhaseDir,
     create_once,
     create_phase,
@@ -144,7 +143,7 @@ def _find_attempt(job: NodeJob) -> int:
         visible(last.node_result(node)) and read_node_result(last, node).requeues
         for node in range(job.nodes)
     )
-    return last.restarted(last.attempt // RESTART + 1).attempt if asked else 0
+    return last.restarted(last.restarts + 1).attempt if asked else 0
 
 
 def _all_stopped(job: NodeJob) -> bool:

@@ -28,6 +28,8 @@ READ_AGAIN_S = 0.3
 # From a rank's end to its exit status, where another process writes it down.
 REPORT_S = 5.0
 POLL_S = 0.02
+# Between two looks at processes of which nothing shows the end: torchrun looks twice a second.
+BLIND_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,8 @@ class RankWatch:
         pids = [rank.pid for rank in self._ranks if rank.pid and not rank.exited_at]
         if self._agent is not None and self._agent.pid is not None:
             pids.append(self._agent.pid)
-        self._exit_poll.wait(seconds, pids)
+        are_known = all(rank.pid for rank in self._ranks)
+        self._exit_poll.wait(seconds if are_known else min(seconds, BLIND_S), pids)
 
     def close(self) -> None:
         self._exit_poll.close()
@@ -354,6 +357,8 @@ class _ExitPoll:
             with contextlib.suppress(OSError, AttributeError):
                 self._known[pid] = os.pidfd_open(pid)
                 self._poll.register(self._known[pid], select.POLLIN)
+        if any(self._known[pid] < 0 for pid in pids):
+            seconds = min(seconds, BLIND_S)
         ended = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000)}
         for pid, descriptor in list(self._known.items()):
             if descriptor in ended:

@@ -12,7 +12,7 @@ witnesses who differ accuse neither. Findings are of three kinds:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
 from ..config.hostlist import expand_hostlist
@@ -119,7 +119,7 @@ def _observe_phase(phase: PhaseRecord) -> Iterator[NodeObservation]:
         if node in nodes:
             reason = f"{SLOW}: {name_ranks(ranks)} fell behind the others"
             yield NodeObservation(nodes[node], phase.phase, "bad", reason)
-    drained = {host for found in phase.findings if found.id == DRAINED for host in found.hosts}
+    drained = _list_hosts(phase, {DRAINED}) - _list_hosts(phase, BY_SCHEDULER)
     for attempt in phase.attempts[:-1]:
         # Where the scheduler named none, all of the job's nodes are listed.
         if len(attempt.failed_nodes) == 1 or len(attempt.failed_nodes) < len(attempt.nodes):
@@ -127,6 +127,11 @@ def _observe_phase(phase: PhaseRecord) -> Iterator[NodeObservation]:
             for node in attempt.failed_nodes:
                 if node not in drained:  # it was launched there twice
                     yield NodeObservation(node, phase.phase, "bad", reason)
+
+
+def _list_hosts(phase: PhaseRecord, ids: Container[str]) -> set[str]:
+    """The hosts that findings of these ids name."""
+    return {host for found in phase.findings if found.id in ids for host in found.hosts}
 
 
 def _is_good(phase: PhaseRecord) -> bool:

@@ -190,6 +190,8 @@ def compare_with_usual(phase: PhaseRecord) -> str:
     for name in (*reversed(RATES), "steps_per_s"):
         metric = phase.metrics.get(name)
         if metric and metric.past and metric.past["median"] and not isinstance(metric.value, str):
+            if metric.past.get("other_versions"):
+                return "-"  # the page names the versions beside the comparison
             return f"{round((metric.value / metric.past['median'] - 1) * 100):+d} %"
     return "-"
 

@@ -142,9 +142,7 @@ def publish(
     write_json(target / "report.json", to_json_value(shown.as_json()), mode=shared_mode(target))
     copier = EvidenceCopier(run, target, redactor)
     copier.share(target / "junit.xml")  # pytest wrote it
-    for phase in record.phases:
-        copier.copy_phase(phase)
-    copier.copy_traces()
+    copier.copy_phases(record.phases)
     views = list_views(shown, target, copier.will_copy_journal(), in_history=not unread)
     views["GitHub's step summary"] = lambda: add_step_summary(shown, environ)
     remarks = [*unread, *write_views(views)]

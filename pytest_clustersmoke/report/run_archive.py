@@ -80,27 +80,27 @@ class EvidenceCopier:
     def __init__(self, run: RunDir, target: Path, redactor: Redactor | None = None) -> None:
         self._run, self._target, self._redactor = run, target, redactor
         self._is_shared, self._made = shared_mode(target) == SHARED, set[Path]()
-        self._traces: list[Path] = []
         self._bytes = self._left = 0
         self._error = ""
 
-    def copy_phase(self, phase: PhaseRecord) -> None:
+    def copy_phases(self, phases: Iterable[PhaseRecord]) -> None:
+        """As long as there is room: first what findings quote, of all phases; last the traces,
+        which are large, and which no finding quotes."""
         if self._redactor is not None:
             return
-        root = self._run.phase(phase.phase).root
-        quoted = {shown.file for finding in phase.findings for shown in finding.evidence}
-        for name in quoted:
-            self._copy_excerpt(root, name)
-        found = [*_evidence(root)]
-        self._traces += [path for path in found if path.parent.name == TRACES]
-        files = [path for path in found if path.parent.name != TRACES]
-        if quoted:  # what findings quote comes first, as long as there is room
-            files.sort(key=lambda path: str(path.relative_to(root)) not in quoted)
-        self._copy(files)
-
-    def copy_traces(self) -> None:
-        """After the evidence of all phases: traces are large, and no finding quotes them."""
-        self._copy(self._traces)
+        first: list[Path] = []
+        others: list[Path] = []
+        traces: list[Path] = []
+        for phase in phases:
+            root = self._run.phase(phase.phase).root
+            quoted = {shown.file for finding in phase.findings for shown in finding.evidence}
+            for name in quoted:
+                self._copy_excerpt(root, name)
+            for path in _evidence(root):
+                is_quoted = str(path.relative_to(root)) in quoted
+                files = traces if path.parent.name == TRACES else first if is_quoted else others
+                files.append(path)
+        self._copy([*first, *others, *traces])
 
     def _copy_excerpt(self, root: Path, name: str) -> None:
         match = EXCERPT.fullmatch(name)

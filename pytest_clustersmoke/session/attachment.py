@@ -16,12 +16,13 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.locks import TAKEOVER_SILENCE_S
 from ..evidence.run_directory import RunDir, is_of_phases, read_json
-from ..evidence.run_journal import is_closed, read_journal
+from ..evidence.run_journal import is_closed, require_journal
 from ..evidence.run_ownership import find_run, list_runs
 from ..evidence.run_request import describe_command
 from ..evidence.telemetry import parse_finite, parse_text, parse_texts, to_json_value
 from ..jobs.backend import make_spec
 from ..text import Problem, UsageProblems, plural, shorten
+from .avoided_nodes import AvoidedNodes
 from .dead_runs import find_blind_spot, find_controller
 from .items import PhaseClass, phase_class
 from .job_session import JobSession
@@ -49,9 +50,10 @@ class Attachment:
         return parse_texts(self.about.get("phases_chosen"))
 
     @property
-    def avoided(self) -> list[str]:
-        """The nodes that no job of the run got, by --cluster-avoid."""
-        return parse_texts(self.about.get("avoided"))
+    def avoided(self) -> AvoidedNodes:
+        """The nodes that no job of the run gets, whatever the ledger says of them today."""
+        names = parse_texts(self.about.get("avoided"))
+        return AvoidedNodes(dict.fromkeys(names, "since the run began"))
 
     def keep_chosen(
         self, config: pytest.Config, items: list[pytest.Item], names: Mapping[PhaseClass, str]
@@ -135,7 +137,10 @@ def find_attachment(profile: Profile, word: str, takes_over: bool) -> Attachment
     if "report" not in about:  # noted before anything is submitted
         what = f"run {run.run_id} has not come as far as to submit anything"
         raise _refuse(what, "a run with jobs", f"begin anew, without {OPTION}")
-    holder = find_controller(run, read_journal(run), TAKEOVER_SILENCE_S)
+    try:
+        holder = find_controller(run, require_journal(run), TAKEOVER_SILENCE_S)
+    except OSError as error:
+        raise _refuse(f"{error}", "a journal that can be read", "try again later") from None
     if holder and not takes_over:
         what = f"run {run.run_id} is controlled by {holder}"
         todo = (

@@ -135,8 +135,10 @@ class Schedulers:
     def settle(self, run: RunDir, about: Mapping[str, Any]) -> bool:
         """Whether a dead run can be reported, since nothing of it runs any more; then each of its
         jobs has a result. Raises OSError."""
+        if find_stranger(run.root):
+            return False
         journal, profile = require_journal(run), _load_profile(about, self._environ)
-        if find_stranger(run.root) or journal.detached:
+        if journal.detached:
             return False
         are_over = not (journal.left or journal.unanswered)
         if profile is None:

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config.hostlist import expand_hostlist
-from ..config.phase import SETUP_S, WIND_UP_S
+from ..config.phase import SETUP_S, Phase, has_default_timeout
 from ..config.profile import Profile
 from ..evidence.finding import Finding
 from ..evidence.phase_attempts import NODE_FAILED, PhaseAttempt
 from ..evidence.phase_result import PhaseResult, collect_phase
-from ..evidence.run_directory import RESTART, PhaseDir, write_json
+from ..evidence.run_directory import PhaseDir, write_json
 from ..evidence.telemetry import to_json_value
 from ..evidence.whole_files import is_full
 from ..jobs.backend import Backend
 from ..jobs.job_watch import WatchedJob
-from ..jobs.outcome import Judgement, job_times, judge_attempts, judge_job
+from ..jobs.outcome import OVERDUE, Judgement, job_times, judge_attempts, judge_job
 from ..node.abort_flag import visible
 from .phase_ledger import find_failed_nodes
 
@@ -54,18 +54,21 @@ def judge_end(
     return result, judgement, findings + check_warnings(result) + warn_of_devices(result)
 
 
-def judge_overdue(job: WatchedJob, notice_s: float) -> Judgement | None:
-    """The judgement of a job that runs for longer than its phase, the time to save before a stop
-    (`notice_s`) and `setup` may take: a node ends its ranks before, unless it stands still itself.
-    None of any other job."""
-    limit_s = job.timeout_s + notice_s + SETUP_S + WIND_UP_S
+def judge_overdue(job: WatchedJob, phase: Phase, profile: Profile) -> Judgement | None:
+    """The judgement of a job that nothing else would end: it runs for twice as long as its phase
+    and `setup` may take. Its node ends the ranks before, unless it stands still itself. None of any
+    other job."""
+    limit_s = 2 * (job.timeout_s + SETUP_S)
     if job.running_since is None or time.monotonic() - job.running_since <= limit_s:
         return None
+    has_limit = "time" in phase.slurm or not has_default_timeout(phase)
+    if profile.backend == "ssh" or (profile.backend == "slurm" and has_limit):
+        return None  # the host, or Slurm, ends it
     where = f" on {job.allocated}" if job.allocated else ""
-    ran = f"job {job.job_id} has run{where} for {limit_s:.0f} s, longer than its phase may take"
+    ran = f"job {job.job_id} has run{where} for {limit_s:.0f} s, and nothing ends it"
     if visible(job.directory.claim):
-        return Judgement("lost", f"{ran}: the process of its node stands still")
-    return Judgement("never_ran", f"{ran}: `setup`, or the start of Python, hangs there")
+        return Judgement("lost", f"{ran}: the process of its node stands still", OVERDUE)
+    return Judgement("never_ran", f"{ran}: `setup`, or the start of Python, hangs", OVERDUE)
 
 
 def judge_order(name: str, before: Judgement) -> tuple[Judgement, list[Finding]]:
@@ -140,7 +143,7 @@ def write_result(
     attempts = _list_attempts(before, job, last, result, submitted, profile)
     judgement, findings = judge_attempts(before, last, findings, profile.limits.retried == "pass")
     found = _name_archived(findings, directory, profile)
-    restarts = result.directory.attempt // RESTART
+    restarts = result.directory.restarts
     paused_s = max(
         (node.paused_s for attempt in (*result.earlier, result) for node in attempt.nodes),
         default=0.0,

@@ -290,7 +290,6 @@ class JobSession:
             self._finish(phase.name, judge_refusal(findings), findings)
 
     def _check_jobs(self, poller: Poller) -> None:
-        notice_s = self.profile.limits.stop_before_s
         for job in list(self._watched.values()):
             if self._stop.is_set():
                 return  # what was just seen of it may be our own cancellation
@@ -307,10 +306,11 @@ class JobSession:
                 self.fence.check()
                 self._backend.start_now(job.job_id)
             estimate = self.submitter.starts.get(job.phase)
+            late = judge_overdue(job, self.phases[job.phase], self.profile)
             if end := job.check_wait(self.profile.limits.queue_wait_s, estimate):
                 self._end_wait(job, end)
                 poller.poll_soon()
-            elif (late := judge_overdue(job, notice_s)) or job.is_straggling():
+            elif late or job.is_straggling():
                 self._ending.end(job)
                 self._settle(job, late)
             else:

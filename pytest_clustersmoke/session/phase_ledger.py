@@ -37,7 +37,7 @@ class PhaseLedger:
         self, run: RunDir, limits: Limits, avoids: bool, avoided: Iterable[str] = ()
     ) -> None:
         self._run, self._limits, self._avoids = run, limits, avoids
-        self._avoided = tuple(avoided)
+        self._avoided = tuple(filter(NODE.fullmatch, avoided))
         self._ended: dict[str, list[PhaseAttempt]] = {}
 
     def restore(self, journal: RunJournal, names: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ..config.phase import Phase
 from ..config.profile import Limits
@@ -15,6 +16,7 @@ from ..jobs.outcome import Judgement
 
 # Between two submissions to a scheduler that cannot accept jobs now.
 FIRST_RETRY_S, MOST_RETRY_S = 1.0, 15.0
+LIMITED = ("account", "partition", "qos")  # options of sbatch
 # Fewer phases that differ in names and arguments only are a job each.
 LEAST_ARRAY = 4
 
@@ -60,6 +62,25 @@ class Lanes:
             self._jobs += job_ids
 
 
+@dataclass
+class _MetLimit:
+    """A limit on this user's submitted jobs, as the scheduler named it first; since when no job of
+    the run counts towards it; when to try again. Monotonic seconds."""
+
+    since: float
+    patient_since: float
+    retry_at: float = 0.0
+
+
+def _limited(phase: Phase) -> tuple[str, ...]:
+    """What limits on submitted jobs depend on: phases for which it is the same share them."""
+    return tuple(str(phase.slurm[key].value) if key in phase.slurm else "" for key in LIMITED)
+
+
+def _pause_s(waited_s: float) -> float:
+    return min(MOST_RETRY_S, max(FIRST_RETRY_S, waited_s / 4))
+
+
 class PhaseQueue:
     """`phases` are those of the run, by name; reruns join them later. Without `has_cap` the
     scheduler keeps the limit on jobs."""
@@ -76,8 +97,8 @@ class PhaseQueue:
         self._alike = Counter(filter(None, map(self._shape, phases.values())))
         self.waiting = sorted(phases.values(), key=lambda phase: not self._may_share(phase))
         self._refused_since: float | None = None
-        self._patient_since: float | None = None  # later, if it refused them for jobs of this run
         self._retry_at = 0.0
+        self._met: dict[tuple[str, ...], _MetLimit] = {}
 
     def drop(self, names: Container[str]) -> None:
         """Take the phases of these names out; they need no submission."""
@@ -104,13 +125,16 @@ class PhaseQueue:
             self.drop({phase.name for phase in phases})
         return phases
 
-    def put_back(self, phases: Sequence[Phase], refusal: Refused, has_jobs: bool) -> str:
+    def put_back(
+        self, phases: Sequence[Phase], refusal: Refused, watched: Iterable[str] = ()
+    ) -> str:
         """Put back phases that the scheduler may accept later, or one by one; return a message for
-        the user, empty if they are given up. `has_jobs`: the run has jobs that will end."""
+        the user, empty if they are given up. `watched`: the phases whose jobs will end."""
+        if refusal.for_now:
+            return self._put_off(phases, str(refusal))
         # Nobody watches the jobs of a run that detaches.
-        waits_for_others = refusal.at_limit and len(phases) == 1 and self._has_cap
-        if refusal.for_now or waits_for_others:
-            return self._put_off(phases, str(refusal), waits_for_others and has_jobs)
+        if refusal.at_limit and len(phases) == 1 and self._has_cap:
+            return self._wait_at_limit(phases[0], str(refusal), watched)
         self.note_answer()
         if len(phases) == 1:
             return ""
@@ -119,23 +143,39 @@ class PhaseQueue:
         self.waiting[:0] = phases
         return f"it refuses a job array ({refusal}); each phase is submitted by itself"
 
-    def _put_off(self, phases: Sequence[Phase], why: str, waits_for_own: bool) -> str:
+    def _put_off(self, phases: Sequence[Phase], why: str) -> str:
         now, patience_s = time.monotonic(), self._limits.scheduler_patience_s
         self._refused_since = self._refused_since or now
         waited_s = now - self._refused_since
-        if waits_for_own or self._patient_since is None:
-            self._patient_since = now
-        if now - self._patient_since >= patience_s:
+        if waited_s >= patience_s:
             return ""
         self.waiting[:0] = phases
-        self._retry_at = now + min(MOST_RETRY_S, max(FIRST_RETRY_S, waited_s / 4))
+        self._retry_at = now + _pause_s(waited_s)
+        return f"it cannot accept jobs now ({why}); trying again for up to {patience_s:g} s"
+
+    def _wait_at_limit(self, phase: Phase, why: str, watched: Iterable[str]) -> str:
+        """Try the phase again, while others are submitted that no such limit holds back."""
+        now, patience_s, what = time.monotonic(), self._limits.scheduler_patience_s, _limited(phase)
+        met = self._met.setdefault(what, _MetLimit(now, now))
         until = f"for up to {patience_s:g} s"
-        until = f"until jobs of this run have ended, and then {until}" if waits_for_own else until
-        return f"it cannot accept jobs now ({why}); trying again {until}"
+        if any(_limited(self._phases[name]) == what for name in watched):
+            met.patient_since = now
+            until = f"until jobs of this run have ended, and then {until}"
+        if now - met.patient_since >= patience_s:
+            return ""
+        self.waiting.insert(0, phase)
+        met.retry_at = now + _pause_s(now - met.since)
+        return f"it accepts no more jobs of this user for now ({why}); trying again {until}"
 
     def note_answer(self) -> None:
         """Note that the scheduler accepts jobs, or refuses one for good: it answers."""
-        self._refused_since = self._patient_since = None
+        self._refused_since = None
+
+    def note_accepted(self, phases: Iterable[Phase]) -> None:
+        """Note that the scheduler accepted these phases."""
+        self.note_answer()
+        for phase in phases:
+            self._met.pop(_limited(phase), None)
 
     def _next_phase(
         self, watched: Mapping[str, WatchedJob], outcomes: Mapping[str, Judgement], unknown: int
@@ -145,7 +185,10 @@ class PhaseQueue:
         has_turn = True
         for phase in self.waiting:
             before = phase.after.value if phase.after.value in self._phases else ""
-            if before in watched and self._backend.chains:
+            met = self._met.get(_limited(phase))
+            if met is not None and time.monotonic() < met.retry_at:
+                continue
+            if before in watched and self._chains(phase):
                 if watched[before].has_left_queue:
                     continue
                 return phase
@@ -157,6 +200,11 @@ class PhaseQueue:
                 return phase
             has_turn = False
         return None
+
+    def _chains(self, phase: Phase) -> bool:
+        """Whether its job waits in the scheduler's queue for another's. The points of a sweep wait
+        here, for room, as long as somebody watches."""
+        return self._backend.chains and (not self._has_cap or len(self._list_points(phase)) == 1)
 
     def _has_room(self, phase: Phase, watched: Mapping[str, WatchedJob], unknown: int) -> bool:
         """Whether another job may start: local jobs share the cores or GPUs of this machine. The

@@ -213,7 +213,9 @@ class Submitter:
         self, phases: Sequence[Phase], jobs: Sequence[Submission], refusal: Refused
     ) -> None:
         """Try again later, or finish the phases with the scheduler's message."""
-        if words := self.queue.put_back(phases, refusal, bool(self._watched)):
+        for job in jobs:
+            self._journal.write("refused", phase=job.phase.name, words=str(refusal))
+        if words := self.queue.put_back(phases, refusal, self._watched):
             self._board.post("scheduler", words)
             return
         from ..diagnose import explain_refusal
@@ -222,7 +224,6 @@ class Submitter:
             # Should slurmctld have taken the job all the same, it ends before it claims the phase.
             with contextlib.suppress(OSError):
                 withdraw(job.directory, job.token, "the scheduler refused it")
-            self._journal.write("refused", phase=job.phase.name, words=str(refusal))
             finding = explain_refusal(refusal, job.directory.batch_script, job.avoid)
             without = f" (without {', '.join(job.avoid)})" if job.avoid else ""
             reason = f"the scheduler refused the job{without}: {refusal}"
@@ -234,7 +235,7 @@ class Submitter:
             # First, so that any later error cancels the job.
             self._watched[job.phase.name] = watch_job(job, job_id, after)
         self._ending.submitting = ()
-        self.queue.note_answer()
+        self.queue.note_accepted(job.phase for job in jobs)
         if self._detaches:
             self._lanes.add(job_ids)
         for job, job_id in zip(jobs, job_ids, strict=True):

@@ -106,7 +106,7 @@ class Suite:
         return [
             f"cluster: {self.profile.name} ({self.profile.backend}; "
             f"{hardware.gpus_per_node} x {hardware.gpu} per node), run {self.run_id}{attached}",
-            *self.collection.avoided.header(),
+            *(self.attachment or self.collection).avoided.header(),
         ]
 
     def pytest_report_collectionfinish(self) -> list[str]:
@@ -153,8 +153,7 @@ class Suite:
         """Count the chosen phases and criteria for the verdict."""
         names = self.collection.phases_of_cluster
         count_selection(self.tally, self.config, phases, names, defined, selected)
-        past = self.attachment
-        self.tally.counts.avoided = [*(past.avoided if past else self.collection.avoided.names)]
+        self.tally.counts.avoided = [*(self.attachment or self.collection).avoided.names]
 
     def start(self, phases: list[Phase]) -> None:
         """Run the preflight checks, then submit. Raises UsageError with all problems."""
@@ -184,7 +183,7 @@ class Suite:
                 start.check,
                 self.attachment is not None,
                 self._detaches,
-                self.tally.counts.avoided,
+                (self.attachment or self.collection).avoided.names,
                 bool(self.config.getoption("--cluster-isolate")),
             )
             self._announce(start.run, phases, session.journal)

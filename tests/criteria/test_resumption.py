@@ -11,11 +11,17 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.criteria.past_criterion import judge_past
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
 from pytest_clustersmoke.criteria.resumption import check_earlier_attempts, check_resumption
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.phase_result import collect_phase, with_bounds
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, create_phase, write_json
+from pytest_clustersmoke.evidence.run_directory import (
+    RESTART,
+    PhaseDir,
+    create_phase,
+    write_json,
+)
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from tests.support.evidence import make_profile
 
@@ -29,14 +35,15 @@ def two_attempts(
     resume: Mapping[str, Any] | None = RESUME,
     loss: float = 2.0,
     precision: str = "bf16",
+    second: int = 1,
     **start: Any,
 ) -> PhaseView:
     """A rank that stopped after five of ten steps and went on, with these records."""
     place = PhaseDir(folder / "small")
     write_json(place.spec, {"phase": "small", "nodes": 1, "ranks_per_node": 1, "resume": 5})
-    for attempt in (place, replace(place, attempt=1)):
+    for attempt in (place, replace(place, attempt=second)):
         create_phase(attempt, 1)
-        later = attempt.attempt == 1
+        later = attempt.attempt == second
         process = {"pid": 100 + attempt.attempt, "pid_started": 5.0 + attempt.attempt}
         events = EventWriter(attempt.rank_events(0))
         events.write("start", rank=0, **(process | (start if later else {})))
@@ -171,7 +178,26 @@ def test_reference_is_not_judged_by_a_few_proven_steps(
     references = {"small": {"steps_per_s": bound}}
     profile = make_profile(tmp_path, references=references)
     metric = with_bounds(collect_phase(PhaseDir(tmp_path / "small")), profile).metric("steps_per_s")
-    words = "the last attempt had only 2 of the steps to do, and the time of their proofs is in"
+    words = "the last attempt had only 2 of the steps to do, and its start and the time of proofs"
     with pytest.raises(AssertionError if is_judged else Unmeasured) as caught:
         metric.check()
     assert (words in str(caught.value)) is not is_judged
+
+
+def test_rate_of_the_part_after_a_requeue_is_compared_with_nothing(tmp_path: Path) -> None:
+    """The scheduler chose how many steps are left; their start weighs more than in a whole run."""
+    two_attempts(tmp_path, second=RESTART)
+    directory = PhaseDir(tmp_path / "small")
+    events = EventWriter(replace(directory, attempt=RESTART).rank_events(0))
+    events.write("proof_plan", seed="0", steps=[1])
+    events.write("step_times", seconds=[0.1, 0.1], warmup=0)
+    events.write("metrics", values={"steps_per_s": 2.0})
+    events.close()
+    bound = {"value": 10.0, "lower": "-10 %", "unit": "steps/s", "source": "one night"}
+    profile = make_profile(tmp_path, references={"small": {"steps_per_s": bound}})
+    result = with_bounds(collect_phase(directory), profile, tmp_path)
+    assert result.directory.restarts == 1
+    with pytest.raises(Unmeasured, match="the last attempt had only 2 of the steps"):
+        result.metric("steps_per_s").check()
+    with pytest.raises(Unmeasured, match="the job was requeued"):
+        judge_past(result)

@@ -320,6 +320,23 @@ def test_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
     assert finding.evidence[0].text == words.strip()
 
 
+def test_rank_that_lost_the_killed_one_was_not_killed_for_memory(tmp_path: Path) -> None:
+    """Slurm's message may name no node, and rank 0 aborts as soon as rank 1 is gone."""
+    evidence = Evidence(tmp_path, 2).started()
+    for node, code in enumerate((-6, -9)):
+        evidence.node(node, ok=False, reason="rank_died", why=f"rank {node} died", rank=node)
+        state = {"rank": node, "alive": False, "started": True, "exit_code": code}
+        EventWriter(evidence.dir.node_events(node)).write("ranks", states=[state])
+    evidence.dir.submitit.mkdir()
+    words = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks\n"
+    (evidence.dir.submitit / "7_1_log.err").write_text(words)
+    replace(record("FAILED"), messages=read_messages(evidence.dir)).write(evidence.dir.scheduler)
+    result = evidence.result()
+    found = diagnose(result, judge_job(result, JobState("ended", "FAILED", "NonZeroExitCode")))
+    killed = [(each.ranks, each.hosts) for each in found if each.id == "out-of-memory"]
+    assert killed == [((1,), ("n1",))]
+
+
 def test_job_that_slurm_reports_out_of_memory(job: ScheduledJob) -> None:
     """Even without a message in its log or a dead rank."""
     outcome, finding = job.recorded("OUT_OF_MEMORY").finding(JobState("ended", "OUT_OF_MEMORY"))

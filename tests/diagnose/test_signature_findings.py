@@ -265,6 +265,7 @@ def test_line_that_catches_an_error_is_not_that_error() -> None:
 def test_server_that_cannot_be_reached_is_no_node() -> None:
     """A firewall rejects what compute nodes ask of a hub."""
     text = (
+        "OSError: [Errno 113] No route to host\n"
         "(MaxRetryError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
         "exceeded with url: /x (Caused by NewConnectionError('<urllib3.connection.HTTPSConnection>"
         ": Failed to establish a new connection: [Errno 113] No route to host'))\"), '(Request)')\n"

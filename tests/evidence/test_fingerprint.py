@@ -95,6 +95,12 @@ def test_runs_with_a_twin_run_are_compared_with_their_like(tmp_path: Path) -> No
     assert shape_of(tmp_path / "sampled", proof="sampled") == shape_of(tmp_path / "bare")
 
 
+def test_phase_that_stops_and_goes_on_is_compared_with_its_like(tmp_path: Path) -> None:
+    """Its rates are those of the steps after the stop."""
+    assert shape_of(tmp_path / "five", resume=5)["resume"] == 5
+    assert shape_of(tmp_path / "never", resume=False) == shape_of(tmp_path / "bare")
+
+
 def test_arguments_do_not_hide_other_keys_of_a_shape(tmp_path: Path) -> None:
     """A program's `--env` and `--nodes` have other keys than the job's own."""
     shape = shape_of(tmp_path, args={"env": "x", "nodes": 7}, env_set={"A": "1"})

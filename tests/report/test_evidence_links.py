@@ -118,11 +118,35 @@ def test_large_file_keeps_the_lines_around_the_evidence(
     phase["findings"] = [finding.as_dict()]
     record = records.parsed(records.run(phase))
     copier = run_archive.EvidenceCopier(run, tmp_path / "report")
-    copier.copy_phase(record.phases[0])
+    copier.copy_phases(record.phases)
     assert not (tmp_path / "report" / log.relative_to(run.root)).exists()
     for item in finding.evidence[:-1]:
         lines = (tmp_path / "report" / "phases" / "wide" / item.file).read_text().splitlines()
         assert len(lines) <= EXCERPT_LINES and lines[item.line - 1] == item.text
+
+
+def test_what_a_finding_quotes_is_copied_before_the_evidence_of_all_phases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of the last phase, where the ones before fill the room."""
+    from pytest_clustersmoke.evidence.finding import Evidence, Finding
+    from pytest_clustersmoke.report import run_archive
+    from tests.support import records
+
+    run, target = RunDir(tmp_path / "runs" / "one"), tmp_path / "report"
+    logs = [run.phase(name).launcher_log(0) for name in ("green", "red")]
+    for log in logs:
+        log.parent.mkdir(parents=True)
+        log.write_text("x" * 600)
+    monkeypatch.setattr(run_archive, "MAX_BYTES", 1000)
+    shown = (Evidence(str(logs[1]), 1, "x"),)
+    finding = name_archived(Finding("id", "c", "f", evidence=shown), run.phase("red"))
+    made = [records.phase("green", nodes=1), records.phase("red", nodes=1)]
+    made[1]["findings"] = [finding.as_dict()]
+    copier = run_archive.EvidenceCopier(run, target)
+    copier.copy_phases(records.parsed(records.run(*made)).phases)
+    assert [(target / log.relative_to(run.root)).exists() for log in logs] == [False, True]
+    assert copier.remarks()
 
 
 CLUSTERS = """\

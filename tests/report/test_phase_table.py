@@ -82,6 +82,9 @@ def test_rate_is_compared_with_the_past() -> None:
     assert "-25 %" in printed(slow)[1] and "-25 %" in page(slow)
     unknown = records.parsed(records.run(records.phase(metrics={}))).phases[0]
     assert compare_with_usual(unknown) == "-"
+    rates["samples_per_s"]["past"] = {**PAST, "other_versions": True}
+    others = records.parsed(records.run(records.phase(metrics=rates))).phases[0]
+    assert compare_with_usual(others) == "-"
 
 
 def test_terminal_ends_with_the_cause_of_each_failed_phase() -> None:

@@ -10,7 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_clustersmoke.config.phase import Phase
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.jobs.backend import Refused, Submission
+from pytest_clustersmoke.jobs.outcome import Judgement
+from pytest_clustersmoke.jobs.poller import watch_job
 from pytest_clustersmoke.session import phase_queue
 from pytest_clustersmoke.session.phase_queue import PhaseQueue
 from tests.fakes.backend import FakeBackend
@@ -63,37 +66,58 @@ def test_patience_with_the_scheduler_begins_anew_once_it_has_answered(
     profile = make_profile(tmp_path, phases={"a": None}, limits={"scheduler_patience_s": 60})
     phase = make_phase(profile, "a")
     queue = PhaseQueue({"a": phase}, FakeBackend(), profile.limits)
-    assert queue.put_back([phase], busy, has_jobs=True)
+    assert queue.put_back([phase], busy)
     now[0] += 30
     if between == "accepted":
         queue.note_answer()
     elif between:
-        assert not queue.put_back([phase], Refused("Invalid account"), has_jobs=True)
+        assert not queue.put_back([phase], Refused("Invalid account"))
     now[0] += 60
-    assert bool(queue.put_back([phase], busy, has_jobs=True)) == bool(between)
+    assert bool(queue.put_back([phase], busy)) == bool(between)
 
 
 def test_phase_over_a_limit_on_submitted_jobs_waits_for_those_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For as long as one of them is left; others of the user have the scheduler's patience. Nobody
-    watches the jobs of a run that detaches, and an array needs more room than its phases."""
+    """For as long as one of them counts towards that limit; then it has the scheduler's patience.
+    Phases of another QOS are submitted meanwhile."""
     now, limit = [1000.0], Refused("QOSMaxSubmitJobPerUserLimit", at_limit=True)
     monkeypatch.setattr(phase_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    profile = make_profile(tmp_path, phases={"a": None}, limits={"scheduler_patience_s": 60})
-    phase = make_phase(profile, "a")
-    queue = PhaseQueue({"a": phase}, FakeBackend(), profile.limits)
+    settings = {"a": None, "b": None, "c": {"slurm": {"qos": "debug"}}, "d": None}
+    profile = make_profile(
+        tmp_path, backend="slurm", phases=settings, limits={"scheduler_patience_s": 60}
+    )
+    made = {name: make_phase(profile, name, nodes=2) for name in settings}
+    queue = PhaseQueue(made, FakeBackend(), profile.limits)
+    queue.drop("a")
     for _ in range(3):
-        assert "until jobs of this run have ended" in queue.put_back([phase], limit, has_jobs=True)
-        now[0] += 50
-    assert "trying again for up to 60 s" in queue.put_back([phase], limit, has_jobs=False)
-    now[0] += 20
-    assert queue.put_back([phase], limit, has_jobs=False) == ""
-    queue.note_answer()
-    words = queue.put_back([phase, phase], limit, has_jobs=True)
+        assert queue.take({}, {}, 0) == [made["b"]]
+        words = queue.put_back([made["b"]], limit, watched=["a"])
+        assert "until jobs of this run have ended" in words
+        now[0] += 45  # longer than any pause between two tries
+    assert queue.take({}, {}, 0) == [made["b"]]
+    assert "trying again for up to 60 s" in queue.put_back([made["b"]], limit, watched=["c"])
+    assert queue.take({}, {}, 0) == [made["c"]]
+    assert queue.take({}, {}, 0) == []
+    now[0] += 60
+    assert queue.take({}, {}, 0) == [made["b"]]
+    assert queue.put_back([made["b"]], limit, watched=["c"]) == ""
+    queue.note_accepted([made["d"]])
+    assert queue.put_back([made["b"]], limit) != ""
+
+
+def test_limit_on_submitted_jobs_splits_an_array_and_stops_a_run_that_detaches(
+    tmp_path: Path,
+) -> None:
+    """An array counts as all its tasks; nobody watches the jobs of a run that detaches."""
+    limit = Refused("QOSMaxSubmitJobPerUserLimit", at_limit=True)
+    profile = make_profile(tmp_path, phases=dict.fromkeys("ab"))
+    made = {name: make_phase(profile, name) for name in "ab"}
+    queue = PhaseQueue(made, FakeBackend(), profile.limits)
+    words = queue.put_back([*made.values()], limit, watched="a")
     assert "each phase is submitted by itself" in words
-    detaching = PhaseQueue({"a": phase}, FakeBackend(), profile.limits, has_cap=False)
-    assert detaching.put_back([phase], limit, has_jobs=True) == ""
+    detaching = PhaseQueue(made, FakeBackend(), profile.limits, has_cap=False)
+    assert detaching.put_back([made["a"]], limit, watched="b") == ""
 
 
 class WithArrays(FakeBackend):
@@ -105,6 +129,27 @@ class WithArrays(FakeBackend):
         raise NotImplementedError
 
 
+@pytest.mark.parametrize("has_cap", [True, False])
+def test_points_of_a_sweep_wait_for_room_and_not_in_the_schedulers_queue(
+    tmp_path: Path, has_cap: bool
+) -> None:
+    """As many as can run at a time need it, since nothing widens an array later. The jobs of a run
+    that detaches wait in Slurm's queue, since nobody watches them."""
+    names = ["first", "a-0", "a-1", "a-2"]
+    profile = make_profile(tmp_path, phases={"first": None, "a": None}, limits={"max_jobs": 2})
+    points = {n: make_phase(profile, n, base="a", after="first") for n in names[1:]}
+    made = {"first": make_phase(profile, "first"), **points}
+    queue = PhaseQueue(made, WithArrays(chains=True), profile.limits, has_cap)
+    (first,) = queue.take({}, {}, 0)
+    job = watch_job(Submission(first, PhaseDir(tmp_path / "first")), "1", "")
+    taken = queue.take({"first": job}, {}, 0)
+    assert [phase.name for phase in taken] == ([] if has_cap else names[1:])
+    if has_cap:
+        passed = {"first": Judgement("passed", "")}
+        assert queue.take({}, passed, unknown=1) == []
+        assert [phase.name for phase in queue.take({}, passed, 0)] == names[1:]
+
+
 def test_points_of_a_sweep_get_a_job_each_where_arrays_are_refused(tmp_path: Path) -> None:
     """A site may have disabled arrays, or allow fewer submitted jobs than there are points."""
     profile = make_profile(tmp_path, phases={"a": None}, limits={"max_jobs": 8})
@@ -113,9 +158,9 @@ def test_points_of_a_sweep_get_a_job_each_where_arrays_are_refused(tmp_path: Pat
     queue = PhaseQueue(made, WithArrays(), profile.limits)
     points = queue.take({}, {}, unknown=0)
     assert [phase.name for phase in points] == names
-    words = queue.put_back(points, Refused("Job array specification is invalid"), has_jobs=False)
+    words = queue.put_back(points, Refused("Job array specification is invalid"))
     assert "each phase is submitted by itself" in words
     for name in names:
         (phase,) = queue.take({}, {}, unknown=0)
         assert phase.name == name
-    assert queue.put_back([made["a-0"]], Refused("Invalid account"), has_jobs=False) == ""
+    assert queue.put_back([made["a-0"]], Refused("Invalid account")) == ""

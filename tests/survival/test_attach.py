@@ -71,6 +71,7 @@ def test_nodes_that_the_run_avoids_stay_out_of_the_jobs_that_come_later(lab_suit
     scripts = {n: run.phase(n).batch_script.read_text() for n in ("second", "small")}  # in order
     assert [name for name, text in scripts.items() if f"--exclude={node}" in text] == ["small"]
     assert outcome.record()["counts"]["avoided"] == [node]
+    assert f"avoiding {node}: since the run began" in outcome.output
 
 
 def test_suite_that_has_changed_is_refused_and_named(suite: Suite) -> None:
