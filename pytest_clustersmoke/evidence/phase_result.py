@@ -333,11 +333,13 @@ def _count_steps_left(result: PhaseResult) -> Iterator[str]:
     if not (result.earlier and result.ranks):
         return
     plan, times = map(result.ranks[0].events.last, ("proof_plan", "step_times"))
-    if plan and times:
-        count, warmup = len(parse_numbers(times.get("seconds"))), parse_int(times.get("warmup"))
-        steps = plan.get("steps")
+    count = len(parse_numbers(times.get("seconds"))) if times else 0
+    if result.directory.restarts:
+        yield f"{STEPS_LEFT}{count}"
+    elif plan and times:
+        steps, warmup = plan.get("steps"), parse_int(times.get("warmup")) or 0
         proven = {*map(parse_int, steps)} if isinstance(steps, list) else set()
-        if result.directory.restarts or not {*range((warmup or 0) + 1, count + 1)} - proven:
+        if not {*range(warmup + 1, count + 1)} - proven:
             yield f"{STEPS_LEFT}{count}"
 
 

@@ -64,8 +64,8 @@ class Lanes:
 
 @dataclass
 class _MetLimit:
-    """A limit on this user's submitted jobs, as the scheduler named it first; since when no job of
-    the run counts towards it; when to try again. Monotonic seconds."""
+    """A limit on this user's submitted jobs: since when it holds phases back, since when the run
+    has no job that may count towards it, and when to try again. Monotonic seconds."""
 
     since: float
     patient_since: float
@@ -73,7 +73,7 @@ class _MetLimit:
 
 
 def _limited(phase: Phase) -> tuple[str, ...]:
-    """What limits on submitted jobs depend on: phases for which it is the same share them."""
+    """What limits on submitted jobs depend on: one holds back those for which it is the same."""
     return tuple(str(phase.slurm[key].value) if key in phase.slurm else "" for key in LIMITED)
 
 
@@ -113,6 +113,7 @@ class PhaseQueue:
     ) -> list[Phase]:
         """Take the phases that may be submitted now, together; empty if none may. `unknown`: how
         many jobs may be in the scheduler's queue besides those that are watched."""
+        self._keep_limits(bool(watched))
         if time.monotonic() < self._retry_at:
             return []
         phase = self._next_phase(watched, outcomes, unknown)
@@ -125,16 +126,14 @@ class PhaseQueue:
             self.drop({phase.name for phase in phases})
         return phases
 
-    def put_back(
-        self, phases: Sequence[Phase], refusal: Refused, watched: Iterable[str] = ()
-    ) -> str:
+    def put_back(self, phases: Sequence[Phase], refusal: Refused, has_jobs: bool = False) -> str:
         """Put back phases that the scheduler may accept later, or one by one; return a message for
-        the user, empty if they are given up. `watched`: the phases whose jobs will end."""
+        the user, empty if they are given up. `has_jobs`: the run has jobs that will end."""
         if refusal.for_now:
             return self._put_off(phases, str(refusal))
         # Nobody watches the jobs of a run that detaches.
         if refusal.at_limit and len(phases) == 1 and self._has_cap:
-            return self._wait_at_limit(phases[0], str(refusal), watched)
+            return self._wait_at_limit(phases[0], str(refusal), has_jobs)
         self.note_answer()
         if len(phases) == 1:
             return ""
@@ -153,12 +152,13 @@ class PhaseQueue:
         self._retry_at = now + _pause_s(waited_s)
         return f"it cannot accept jobs now ({why}); trying again for up to {patience_s:g} s"
 
-    def _wait_at_limit(self, phase: Phase, why: str, watched: Iterable[str]) -> str:
+    def _wait_at_limit(self, phase: Phase, why: str, has_jobs: bool) -> str:
         """Try the phase again, while others are submitted that no such limit holds back."""
-        now, patience_s, what = time.monotonic(), self._limits.scheduler_patience_s, _limited(phase)
-        met = self._met.setdefault(what, _MetLimit(now, now))
+        self.note_answer()
+        now, patience_s = time.monotonic(), self._limits.scheduler_patience_s
+        met = self._met.setdefault(_limited(phase), _MetLimit(now, now))
         until = f"for up to {patience_s:g} s"
-        if any(_limited(self._phases[name]) == what for name in watched):
+        if has_jobs:
             met.patient_since = now
             until = f"until jobs of this run have ended, and then {until}"
         if now - met.patient_since >= patience_s:
@@ -166,6 +166,14 @@ class PhaseQueue:
         self.waiting.insert(0, phase)
         met.retry_at = now + _pause_s(now - met.since)
         return f"it accepts no more jobs of this user for now ({why}); trying again {until}"
+
+    def _keep_limits(self, has_jobs: bool) -> None:
+        """Forget the limits that hold back no phase any more; the jobs of the run, while it has
+        any, may count towards the others."""
+        held = {_limited(phase) for phase in self.waiting} if self._met else set()
+        self._met = {what: met for what, met in self._met.items() if what in held}
+        for met in self._met.values() if has_jobs else ():
+            met.patient_since = time.monotonic()
 
     def note_answer(self) -> None:
         """Note that the scheduler accepts jobs, or refuses one for good: it answers."""

@@ -63,6 +63,7 @@ class Submitter:
         self._detaches, self._lanes = detaches, Lanes(profile.limits.max_jobs)
         self._lost = LostAnswers(backend, profile.limits.scheduler_patience_s)
         self._unheld: dict[str, str] = {}  # jobs not yet held, and the phases that they wait for
+        self._said: set[str] = set()  # of refusals, since the last job that was accepted
         self.starts: Mapping[str, float] = {}  # when jobs might start, by phase
         self.submitted: dict[str, float] = {}  # when they were submitted, in Unix seconds
         self._queued: dict[str, float] = {}  # the same by the scheduler's clock, by job
@@ -213,10 +214,12 @@ class Submitter:
         self, phases: Sequence[Phase], jobs: Sequence[Submission], refusal: Refused
     ) -> None:
         """Try again later, or finish the phases with the scheduler's message."""
-        for job in jobs:
-            self._journal.write("refused", phase=job.phase.name, words=str(refusal))
-        if words := self.queue.put_back(phases, refusal, self._watched):
-            self._board.post("scheduler", words)
+        if words := self.queue.put_back(phases, refusal, bool(self._watched)):
+            for job in jobs if refusal.at_limit else ():  # else it may have taken them nevertheless
+                self._journal.write("refused", phase=job.phase.name, words=str(refusal))
+            if words not in self._said:  # two limits may be met in turn
+                self._said.add(words)
+                self._board.post("scheduler", words)
             return
         from ..diagnose import explain_refusal
 
@@ -224,6 +227,7 @@ class Submitter:
             # Should slurmctld have taken the job all the same, it ends before it claims the phase.
             with contextlib.suppress(OSError):
                 withdraw(job.directory, job.token, "the scheduler refused it")
+            self._journal.write("refused", phase=job.phase.name, words=str(refusal))
             finding = explain_refusal(refusal, job.directory.batch_script, job.avoid)
             without = f" (without {', '.join(job.avoid)})" if job.avoid else ""
             reason = f"the scheduler refused the job{without}: {refusal}"
@@ -236,6 +240,7 @@ class Submitter:
             self._watched[job.phase.name] = watch_job(job, job_id, after)
         self._ending.submitting = ()
         self.queue.note_accepted(job.phase for job in jobs)
+        self._said.clear()
         if self._detaches:
             self._lanes.add(job_ids)
         for job, job_id in zip(jobs, job_ids, strict=True):

@@ -79,8 +79,8 @@ def test_patience_with_the_scheduler_begins_anew_once_it_has_answered(
 def test_phase_over_a_limit_on_submitted_jobs_waits_for_those_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For as long as one of them counts towards that limit; then it has the scheduler's patience.
-    Phases of another QOS are submitted meanwhile."""
+    """For as long as one of them may count towards it; then it has the scheduler's patience. Phases
+    of another QOS are submitted meanwhile."""
     now, limit = [1000.0], Refused("QOSMaxSubmitJobPerUserLimit", at_limit=True)
     monkeypatch.setattr(phase_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
     settings = {"a": None, "b": None, "c": {"slurm": {"qos": "debug"}}, "d": None}
@@ -90,20 +90,47 @@ def test_phase_over_a_limit_on_submitted_jobs_waits_for_those_of_the_run(
     made = {name: make_phase(profile, name, nodes=2) for name in settings}
     queue = PhaseQueue(made, FakeBackend(), profile.limits)
     queue.drop("a")
+    job = watch_job(Submission(made["a"], PhaseDir(tmp_path / "a")), "1", "")
     for _ in range(3):
-        assert queue.take({}, {}, 0) == [made["b"]]
-        words = queue.put_back([made["b"]], limit, watched=["a"])
+        assert queue.take({"a": job}, {}, 0) == [made["b"]]
+        words = queue.put_back([made["b"]], limit, has_jobs=True)
         assert "until jobs of this run have ended" in words
         now[0] += 45  # longer than any pause between two tries
-    assert queue.take({}, {}, 0) == [made["b"]]
-    assert "trying again for up to 60 s" in queue.put_back([made["b"]], limit, watched=["c"])
+    assert queue.take({"a": job}, {}, 0) == [made["b"]]
+    assert "trying again for up to 60 s" in queue.put_back([made["b"]], limit)
     assert queue.take({}, {}, 0) == [made["c"]]
     assert queue.take({}, {}, 0) == []
     now[0] += 60
     assert queue.take({}, {}, 0) == [made["b"]]
-    assert queue.put_back([made["b"]], limit, watched=["c"]) == ""
+    assert queue.put_back([made["b"]], limit) == ""
     queue.note_accepted([made["d"]])
     assert queue.put_back([made["b"]], limit) != ""
+
+
+@pytest.mark.parametrize("busy_since", [0, 600])
+def test_patience_at_a_limit_begins_once_the_run_has_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy_since: int
+) -> None:
+    """Whenever it was refused last; and it is none with a scheduler that cannot answer."""
+    now, limit = [1000.0], Refused("AssocMaxSubmitJobLimit", at_limit=True)
+    monkeypatch.setattr(phase_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    profile = make_profile(
+        tmp_path, phases=dict.fromkeys("ab"), limits={"max_jobs": 1, "scheduler_patience_s": 60}
+    )
+    made = {name: make_phase(profile, name) for name in "ab"}
+    queue = PhaseQueue(made, FakeBackend(), profile.limits)
+    job = watch_job(Submission(made["a"], PhaseDir(tmp_path / "a")), "1", "")
+    queue.drop("a")
+    busy = Refused("temporarily unable to accept job", for_now=True)
+    if busy_since:
+        assert queue.put_back([*queue.take({}, {}, 0)], busy)
+        now[0] += busy_since
+    assert queue.put_back([*queue.take({}, {}, 0)], limit, has_jobs=True)
+    for _ in range(9):
+        now[0] += 50
+        assert queue.take({"a": job}, {}, 0) == []  # there is no room
+    now[0] += 1
+    assert queue.put_back([*queue.take({}, {}, 0)], limit if not busy_since else busy)
 
 
 def test_limit_on_submitted_jobs_splits_an_array_and_stops_a_run_that_detaches(
@@ -114,10 +141,10 @@ def test_limit_on_submitted_jobs_splits_an_array_and_stops_a_run_that_detaches(
     profile = make_profile(tmp_path, phases=dict.fromkeys("ab"))
     made = {name: make_phase(profile, name) for name in "ab"}
     queue = PhaseQueue(made, FakeBackend(), profile.limits)
-    words = queue.put_back([*made.values()], limit, watched="a")
+    words = queue.put_back([*made.values()], limit, has_jobs=True)
     assert "each phase is submitted by itself" in words
     detaching = PhaseQueue(made, FakeBackend(), profile.limits, has_cap=False)
-    assert detaching.put_back([made["a"]], limit, watched="b") == ""
+    assert detaching.put_back([made["a"]], limit, has_jobs=True) == ""
 
 
 class WithArrays(FakeBackend):
