@@ -206,11 +206,13 @@ def parse_journal(run: RunDir, events: Events) -> RunJournal:
 
 
 def _has_result(run: RunDir, job: JournalledJob) -> bool:
-    """Whether the phase has the result of this job: its ranks can write such a file, too."""
-    result = read_json(run.phase(job.phase).result)
-    if result is None or not job.job_id:
-        return result is not None
-    return result.get("job_id") in (job.job_id, "")  # of one that was given up, it may have no id
+    """Whether the phase has the result of this job: its ranks can write such a file, too. Raises
+    OSError if there can be no file of that name."""
+    path = run.phase(job.phase).result
+    if not (path.exists() and job.job_id):
+        return path.exists()
+    # A job that was given up may have none.
+    return (read_json(path) or {}).get("job_id") in (job.job_id, "")
 
 
 def is_closed(run: RunDir) -> bool:

@@ -38,7 +38,7 @@ NAMED = [
         "Gilbreth guide, 7.13",
         "node2: ssh: connect to host node2 port 22: Connection refused\n"
         "pdsh@node1: node2: ssh exited with exit code 255",
-        "ssh_host_key",
+        "ssh_unreachable",
         ("srun with torchrun",),
     ),
     (

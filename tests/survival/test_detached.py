@@ -202,6 +202,9 @@ def test_job_of_a_killed_screen_is_named_and_ended(lab_suite: Suite, own_lab: la
     """The other node had answered; nothing but to end the screen is offered."""
     lab_suite.phase("small", script=str(IDLE), args={"seconds": 0.1})
     lab_suite.profile["setup"] = [on_node(own_lab.nodes[1], "sleep 600")]
+    # The job of another test may complete yet, and a busy node is not screened.
+    states = ("sinfo", "-h", "-N", "-o", "%T")
+    wait_for("idle nodes", lambda: {*lab_suite.slurm(*states).split()} == {"idle"})
     kill_at(lab_suite, "screened:1", "--cluster-screen")
     (dead,) = lab_suite.runs()
     wait_for("one job", lambda: len(jobs_in_queue(lab_suite)) == 1)
