@@ -29,14 +29,12 @@
                                      dumped (its ranks' dumps are complete); accelerate.yaml,
                                      environment.json (until srun has started the ranks),
                                      start/process (what was started over ssh)
-        ranks/<rank>.jsonl           the rank's own events
-        ranks/<rank>.process.json    its process, and how it ended, if srun started it
+        ranks/<rank>.*               .jsonl: its own events; .process.json: its end under srun
         dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that hung
         traces/rank_<rank>.json.gz   some steps as torch.profiler saw them (--cluster-trace)
         nccl/<node>/HOST.PID.log     NCCL's own log
         build/<node>/                kernels that the node's ranks compile
-        output/                      what the rank program writes (checkpoints)
-        output/progress/             what each rank that stopped leaves to the next attempt
+        output/, output/progress/    checkpoints; what ranks that stopped leave to the next attempt
         stop.<restart>.<node>        the scheduler will end this start of the job soon
         attempts/<attempt>/          a later start of the launcher: claim.json, nodes/, ranks/ and
                                      all else that a start writes; output/ is that of the phase
